@@ -1,0 +1,36 @@
+# `make train` and `make test` do everything on a machine with Python >= 3.11, make and a package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup train test lint bench clean
+
+setup: $(VENV)/.ready
+
+# Compiled bytecode decides how fast Ray's processes start: without it, every one of them compiles PyTorch again.
+$(VENV)/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: raytrain needs Python >= 3.11, this is %d.%d; try: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	uv=$$(command -v uv || echo $(BIN)/uv) && \
+	$$uv pip sync --quiet --python $(BIN)/python --compile-bytecode requirements.lock && \
+	$$uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q raytrain
+	touch $@
+
+train: setup
+	$(BIN)/raytrain train experiments/digits.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --warnings
+
+bench: setup
+	$(BIN)/python benchmarks/loader.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache

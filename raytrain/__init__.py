@@ -1,0 +1,152 @@
+"""raytrain: Ray-orchestrated distributed training for PyTorch vision models.
+
+Declare an experiment once, as a value; run it on a laptop, a GPU box or a Ray cluster::
+
+    from raytrain import CNN, MNIST, SGD, Cosine, Experiment, train
+
+    run = train(Experiment(model=CNN(), data=MNIST(root="data/mnist"), optimizer=SGD(lr=0.05), epochs=3))
+    run.summary, run.metrics(), run.model()
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+from raytrain import config as _config
+from raytrain.data import MNIST, Augment, Data, Digits, ImageFolder, Index
+from raytrain.errors import BadSample, UserError
+from raytrain.experiment import Checkpoint, Experiment, Scaling
+from raytrain.experiment import load as load_experiment
+from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
+from raytrain.optim import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepLR
+from raytrain.parallel import DDP, Parallel
+from raytrain.run import Run
+from raytrain.task import Batch, Classification, Task
+
+__all__ = [
+    "CNN",
+    "DDP",
+    "MLP",
+    "MNIST",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Augment",
+    "BadSample",
+    "Batch",
+    "Checkpoint",
+    "Classification",
+    "Constant",
+    "Cosine",
+    "Data",
+    "Digits",
+    "Experiment",
+    "ImageFolder",
+    "Index",
+    "Model",
+    "Optimizer",
+    "Parallel",
+    "Run",
+    "Scaling",
+    "Schedule",
+    "SimpleModel",
+    "StepLR",
+    "Task",
+    "Torchvision",
+    "UserError",
+    "load_experiment",
+    "resume",
+    "train",
+]
+
+
+def train(
+    experiment: Experiment,
+    *,
+    out: str = "runs",
+    name: str | None = None,
+    address: str | None = None,
+    quiet: bool = False,
+    verbose: bool = False,
+) -> Run:
+    """Trains an experiment, as `raytrain train` does.
+
+    Args:
+        experiment: what to train.
+        out: folder in which the run's directory is made.
+        name: the directory's name; by default a number is given.
+        address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
+        quiet: print nothing.
+        verbose: show Ray's own messages.
+
+    Returns:
+        The run: `summary`, `metrics()`, `model()`.
+
+    Raises:
+        UserError: the experiment cannot be run; nothing has been started.
+        raytrain.fit.RunFailed: it started and failed.
+        raytrain.fit.Interrupted: it was asked to stop.
+    """
+    from raytrain import fit
+
+    started = time.time()
+    with fit.watched(_observer(quiet)) as observer:
+        run = fit.train(
+            experiment, fit.Options(out, name, address, verbose=verbose), observer, _source(experiment), started
+        )
+    assert run is not None
+    return run
+
+
+def resume(
+    run: Run | Path | str, *, address: str | None = None, quiet: bool = False, verbose: bool = False, **changes: object
+) -> Run:
+    """Goes on with a run from its newest checkpoint, as `raytrain resume` does.
+
+    Args:
+        run: the run or its directory.
+        changes: fields to change, such as `epochs=5`; a dotted path is given as `**{"scaling.workers": 4}`.
+
+    Raises:
+        UserError: it is complete or still running, or a change is not one that a resumed run can make.
+    """
+    from raytrain import fit
+
+    started = time.time()
+    run = run if isinstance(run, Run) else Run(run)
+    value = run.experiment
+    for path, change in changes.items():
+        value = _config.replace(value, path, change)
+    with fit.watched(_observer(quiet)) as observer:
+        return fit.resume(Run(run.path), value, fit.Options(address=address, verbose=verbose), observer, started)
+
+
+def _observer(quiet: bool):
+    from raytrain import fit
+
+    if quiet:
+        return fit.Observer()
+    from raytrain.report.console import Console
+
+    return Console()
+
+
+def _source(experiment: Experiment) -> Path | None:
+    """The file of the classes that the experiment brings itself."""
+    import sys
+
+    for part in (
+        experiment.model,
+        experiment.data,
+        experiment.task,
+        experiment.optimizer,
+        experiment.schedule,
+        experiment.parallel,
+    ):
+        module = sys.modules.get(type(part).__module__)
+        if not type(part).__module__.startswith("raytrain.") and getattr(module, "__file__", None):
+            return Path(str(module.__file__))  # type: ignore[union-attr]
+    return None

@@ -1,0 +1,162 @@
+"""Checkpoints: a training state on disk, that either is there and whole or is not there.
+
+A checkpoint is a folder `step_00000042` with `model.safetensors`, `optimizer.pt`, `state.json` and, written last and
+atomically, `manifest.json`, which holds every file's size and sha256. A folder without a manifest is none. Nothing
+that is read back can execute code: weights are safetensors, tensors are loaded with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from raytrain import errors
+
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
+_PARTS = (MODEL, OPTIMIZER, STATE)
+
+
+def save(
+    folder: Path, step: int, model: dict[str, torch.Tensor], optimizer: dict[str, Any], state: dict[str, Any]
+) -> Path:
+    """Writes and commits a checkpoint.
+
+    Args:
+        folder: the run's `checkpoints`.
+        step: optimizer steps done.
+        model: the plain module's state dict.
+        optimizer: nested containers of tensors and scalars.
+        state: JSON values.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OSError: storage refused it; no checkpoint of that step exists then.
+    """
+    target = folder / f"step_{step:08d}"
+    _remove(target)
+    target.mkdir(parents=True)
+    save_file(_storable(model), target / MODEL)
+    torch.save(optimizer, target / OPTIMIZER)
+    (target / STATE).write_text(json.dumps(state))
+    manifest = {name: {"size": (target / name).stat().st_size, "sha256": _sha256(target / name)} for name in _PARTS}
+    for name in _PARTS:
+        _sync(target / name)
+    write_atomically(target / MANIFEST, json.dumps({"step": step, "files": manifest}, indent=2))
+    _sync(folder)
+    return target
+
+
+def verify(path: Path) -> None:
+    """Checks a checkpoint against its manifest.
+
+    Raises:
+        UserError: it is not committed, or a file is missing, of another size or of another content.
+    """
+    try:
+        files = json.loads((path / MANIFEST).read_text())["files"]
+        expected = {name: (int(files[name]["size"]), str(files[name]["sha256"])) for name in _PARTS}
+    except FileNotFoundError:
+        raise errors.broken_checkpoint(path, "it has no manifest") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise errors.broken_checkpoint(path, f"its manifest is damaged ({error})") from None
+    for name, (size, sha256) in expected.items():
+        file = path / name
+        if not file.is_file() or file.is_symlink():
+            raise errors.broken_checkpoint(path, f"{name} is missing")
+        if file.stat().st_size != size:
+            raise errors.broken_checkpoint(path, f"{name} has {file.stat().st_size} bytes instead of {size}")
+        if _sha256(file) != sha256:
+            raise errors.broken_checkpoint(path, f"{name} has another sha256")
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint that verifies, found by looking and not by trusting a pointer."""
+    for path in sorted(folder.glob("step_*"), reverse=True):
+        try:
+            verify(path)
+            return path
+        except errors.UserError:
+            continue
+    return None
+
+
+def load_model(path: Path, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+    """The module's state dict."""
+    return load_file(path / MODEL, device=str(device))
+
+
+def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The second argument of `save`."""
+    return torch.load(path / OPTIMIZER, map_location=device, weights_only=True)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The third argument of `save`."""
+    return json.loads((path / STATE).read_text())
+
+
+def prune(folder: Path, keep: int, protect: Iterable[str]) -> None:
+    """Removes committed checkpoints but the `keep` newest and those named in `protect`."""
+    committed = sorted(path for path in folder.glob("step_*") if (path / MANIFEST).is_file())
+    for path in committed[:-keep]:
+        if path.name not in set(protect):
+            _remove(path)
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Removes what lies beyond `step`: checkpoints that did not verify, or that a resumed run will write again."""
+    for path in folder.glob("step_*"):
+        if path.name > f"step_{step:08d}":
+            _remove(path)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file so that readers see the old or the new text, and a crash leaves one of them."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(partial, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    _sync(path.parent)
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint, its manifest first: it is none from then on, whatever happens."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _storable(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors that share no memory, as safetensors wants them (tied weights are stored twice)."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in model.items():
+        tensor = tensor.detach().cpu().contiguous()
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return result
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

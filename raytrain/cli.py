@@ -1,0 +1,338 @@
+"""The command line: a foyer. Parse, call, print."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from raytrain import __version__, config, errors
+from raytrain.experiment import Experiment, load
+from raytrain.fit import Interrupted, Options, RunFailed, resume, train, watched
+from raytrain.run import Run
+
+_FLAT = tyro.conf.arg(name="")
+_RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """How a resumed run goes on."""
+
+    address: str | None = None
+    """Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+    verbose: bool = False
+    """Show Ray's own messages and the workers' output."""
+
+
+def main() -> None:
+    """The `raytrain` command; ends the process with 0, 1 (a run failed), 2 (a mistake), 130 or 143 (signals)."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command and returns its exit status."""
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(_help())
+        elif arguments[0] == "--version":
+            print(f"raytrain {__version__}")
+        elif arguments[0] not in _COMMANDS:
+            raise errors.unknown_command(arguments[0], list(_COMMANDS))
+        else:
+            _COMMANDS[arguments[0]](arguments[1:])
+        return 0
+    except errors.UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailed as error:
+        print(
+            f"error: the run failed: {error}; the logs are in {error.run / 'logs'}, "
+            f"go on with `raytrain resume {error.run}`",
+            file=sys.stderr,
+        )
+        return 1
+    except Interrupted as interrupted:
+        return 128 + (interrupted.signal or 2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")
+        return 141
+
+
+def _train(arguments: list[str]) -> None:
+    """Train an experiment: raytrain train EXPERIMENT [--field value ...]"""
+    usage, path = "raytrain train EXPERIMENT", _first(arguments)
+    if path is None:
+        return _show_usage(
+            arguments,
+            usage,
+            "Trains the experiment of a Python file, or of a run's experiment.json. "
+            "`raytrain train EXPERIMENT --help` lists that experiment's fields.",
+        )
+    value, source = load(path)
+
+    def command(
+        experiment: Annotated[Experiment, _FLAT] = value, options: Annotated[Options, _FLAT] = Options()
+    ) -> tuple[Experiment, Options]:  # noqa: B008
+        return experiment, options
+
+    value, options = _parse(command, arguments[1:], f"raytrain train {path}", _describe(source))
+    with watched(_console()) as observer:
+        train(value, options, observer, source, _command_started())
+
+
+def _resume(arguments: list[str]) -> None:
+    """Go on with a run: raytrain resume RUN [--epochs N] [--scaling.workers N]"""
+    usage, path = "raytrain resume RUN", _first(arguments)
+    if path is None:
+        return _show_usage(
+            arguments,
+            usage,
+            "Goes on with a run from its newest checkpoint, also on another number of "
+            "workers. `raytrain resume RUN --help` lists the fields.",
+        )
+    found = Run(path)
+
+    def command(
+        experiment: Annotated[Experiment, _FLAT] = found.experiment, options: Annotated[Resume, _FLAT] = Resume()
+    ) -> tuple[Experiment, Resume]:
+        return experiment, options
+
+    value, options = _parse(command, arguments[1:], f"raytrain resume {path}", "Goes on with a run.")
+    with watched(_console()) as observer:
+        resume(
+            found,
+            value,
+            Options(address=options.address, dry_run=options.dry_run, verbose=options.verbose),
+            observer,
+            _command_started(),
+        )
+
+
+def _evaluate(arguments: list[str]) -> None:
+    """Evaluate a run: raytrain evaluate RUN [--data.root DIR] [--json]"""
+
+    @dataclass(frozen=True)
+    class Where:
+        root: str | None = None
+        """Other data of the same classes, in the layout of the run's."""
+
+    def command(
+        run: tyro.conf.Positional[Annotated[str, _RUN]],
+        data: Where = Where(),
+        split: Literal["train", "val", "test"] = "val",
+        checkpoint: Literal["best", "last"] = "best",
+        json: bool = False,
+    ) -> tuple:
+        """Evaluates a checkpoint on every sample of a split.
+
+        Args:
+            split: Which split.
+            checkpoint: Which checkpoint.
+            json: Print one JSON object.
+        """
+        return run, data.root, split, checkpoint, json
+
+    path, root, split, which, as_json = _parse(command, arguments, "raytrain evaluate")
+    found = Run(path)
+    from raytrain import infer
+
+    result = infer.evaluate(found, root, split, which)
+    if as_json:
+        print(json.dumps(result))
+        return
+    from rich.console import Console
+
+    from raytrain.report.console import table
+
+    rows = [
+        (name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else f"{value:,}")
+        for name, value in result.items()
+        if isinstance(value, int | float)
+    ]
+    if result["skipped"]:
+        rows.append(("skipped", ", ".join(result["skipped"][:3])))
+    Console().print(table(f"{found.path}: {result['checkpoint']} on {split}", rows))
+
+
+def _predict(arguments: list[str]) -> None:
+    """Classify images: raytrain predict RUN PATH ... [--out predictions.csv]"""
+
+    def command(
+        run: tyro.conf.Positional[Annotated[str, _RUN]],
+        paths: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH ...")]],
+        out: str | None = None,
+        checkpoint: Literal["best", "last"] = "best",
+    ) -> tuple:
+        """Classifies image files, and all images below folders.
+
+        Args:
+            paths: Images, or folders of them.
+            out: A .csv, .jsonl or .parquet file; by default a table is printed.
+            checkpoint: Which checkpoint.
+        """
+        return run, paths, out, checkpoint
+
+    path, images, out, which = _parse(command, arguments, "raytrain predict")
+    found = Run(path)
+    from raytrain import infer
+
+    if out is not None:
+        infer.check_suffix(Path(out), (".csv", ".jsonl", ".parquet"))
+    if not images:
+        raise errors.bad_flag("no images are given", "raytrain predict")
+    rows = infer.predict(found, list(images), which)
+    if out is None:
+        for row in rows:
+            print(f"{row['path']}  {row['label']}  {row['probability']:.4f}")
+    else:
+        infer.write_predictions(rows, found.classes(which), Path(out))
+        print(f"wrote {len(rows)} predictions to {out}")
+
+
+def _export(arguments: list[str]) -> None:
+    """Write the weights: raytrain export RUN FILE (.pth .safetensors .pt2)"""
+
+    def command(
+        run: tyro.conf.Positional[Annotated[str, _RUN]],
+        file: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE")]],
+        checkpoint: Literal["best", "last"] = "best",
+    ) -> tuple:
+        """Writes a run's plain weights, without any prefix, for the CPU.
+
+        Args:
+            file: Its suffix chooses the format: .pth (a state dict), .safetensors, .pt2 (torch.export).
+            checkpoint: Which checkpoint.
+        """
+        return run, file, checkpoint
+
+    path, file, which = _parse(command, arguments, "raytrain export")
+    found = Run(path)
+    from raytrain import infer
+
+    infer.export(found, Path(file), which)
+    print(f"wrote {file}")
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "resume": _resume,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "export": _export,
+}
+
+
+def _help() -> str:
+    lines = ["usage: raytrain COMMAND ...", "", "Distributed training of PyTorch vision models on Ray.", ""]
+    for name, command in _COMMANDS.items():
+        what, _, usage = str(command.__doc__).partition(": ")
+        lines.append(f"  {name:<9} {what:<22} {usage}")
+    return "\n".join([*lines, "", "`raytrain COMMAND --help` says more; --version prints the version."])
+
+
+def _first(arguments: list[str]) -> str | None:
+    return arguments[0] if arguments and not arguments[0].startswith("-") else None
+
+
+def _show_usage(arguments: list[str], usage: str, text: str) -> None:
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: {usage} [--field value ...]\n\n{text}")
+        return
+    raise errors.bad_flag(f"{usage.rpartition(' ')[2]} must come first", usage.rpartition(" ")[0])
+
+
+def _parse(command: Callable, arguments: list[str], usage: str, description: str | None = None) -> Any:
+    """Parses by tyro; its messages become the catalogue's one line."""
+    said = io.StringIO()
+    wants_help = any(argument in ("-h", "--help") for argument in arguments)
+    try:
+        with contextlib.nullcontext() if wants_help else contextlib.redirect_stderr(said):
+            parsed, unknown = tyro.cli(
+                command,
+                args=arguments,
+                prog=usage,
+                description=description,
+                use_underscores=True,
+                return_unknown_args=True,
+            )
+    except SystemExit as leaving:
+        if leaving.code in (0, None):
+            raise
+        raise errors.bad_flag(_plain(said.getvalue()), usage) from None
+    if unknown:
+        known = [f"--{path}" for path in _flags(command)]
+        if unknown[0].startswith("-"):
+            raise errors.unknown_flag(unknown[0].partition("=")[0], known, usage)
+        raise errors.unexpected_argument(unknown[0], usage)
+    return parsed
+
+
+def _flags(command: Callable) -> list[str]:
+    import inspect
+
+    paths: list[str] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        default = parameter.default
+        flat = name in ("experiment", "options")
+        found = (
+            config.paths(default, "" if flat else f"{name}.") if hasattr(default, "__dataclass_fields__") else [name]
+        )
+        paths += found
+    return paths
+
+
+def _plain(text: str) -> str:
+    """The sentence inside tyro's box."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip().strip("│").strip() for line in text.splitlines()]
+    body = []
+    for line in lines[1:]:
+        if line.startswith(("─", "╰")):
+            break
+        body.append(line)
+    return " ".join(body) or "the arguments cannot be read"
+
+
+def _describe(source: Path | None) -> str:
+    """The experiment file's docstring."""
+    import ast
+
+    try:
+        return ast.get_docstring(ast.parse(source.read_text())) or "" if source else ""
+    except (OSError, SyntaxError):
+        return ""
+
+
+def _console():
+    from raytrain.report.console import Console
+
+    return Console()
+
+
+def _command_started() -> float:
+    """Unix time at which this process began, to the system's clock tick; its imports are part of the wait."""
+    try:
+        ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - (uptime - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, IndexError, ValueError):
+        return time.time()
+
+
+if __name__ == "__main__":
+    main()

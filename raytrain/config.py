@@ -1,0 +1,201 @@
+"""Experiments are values: frozen dataclasses of JSON scalars, tuples and further dataclasses.
+
+One vocabulary: the dotted path of a field is its flag, its sweep axis and its key in the saved JSON. Standard
+library only, so that a command line's `--help` costs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import sys
+import types
+import typing
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from raytrain import errors
+
+T = TypeVar("T")
+Rule = tuple[Callable[[Any], bool], str]
+
+EXPERIMENT_MODULE = "raytrain_experiment"
+"""The module name under which a user's experiment file is loaded; saved JSON calls it `experiment`."""
+
+
+def above(low: float) -> Rule:
+    """A rule for `check`: greater than `low`."""
+    return lambda value: value > low and math.isfinite(value), f"above {low}"
+
+
+def at_least(low: float) -> Rule:
+    """A rule for `check`: at least `low`."""
+    return lambda value: value >= low and math.isfinite(value), f"of at least {low}"
+
+
+def within(low: float, high: float) -> Rule:
+    """A rule for `check`: in the half-open interval [low, high)."""
+    return lambda value: low <= value < high, f"in [{low}, {high})"
+
+
+def check(config: Any, **rules: Rule) -> None:
+    """Checks a dataclass's field types and the given rules; meant for `__post_init__`.
+
+    A field that is None passes its rule (its type says whether None may be).
+
+    Raises:
+        UserError: a field has the wrong type or is out of range.
+    """
+    where = type(config).__name__
+    hints = _hints(type(config))
+    for field in dataclasses.fields(config):
+        value, hint = getattr(config, field.name), hints[field.name]
+        if not _fits(value, hint):
+            raise errors.wrong_type(field.name, value, _describe(hint), where)
+        if field.name in rules and value is not None:
+            holds, allowed = rules[field.name]
+            if not holds(value):
+                raise errors.out_of_range(field.name, value, allowed, where)
+
+
+def replace(config: T, path: str, value: Any) -> T:
+    """Returns a copy in which the field at the dotted `path` has `value`; validation runs again.
+
+    Raises:
+        UserError: there is no such field (the nearest is named), or the value is refused.
+    """
+    head, _, rest = path.partition(".")
+    if not dataclasses.is_dataclass(config) or head not in {f.name for f in dataclasses.fields(config)}:
+        raise errors.unknown_field(path, paths(config), type(config).__name__)
+    return dataclasses.replace(config, **{head: replace(getattr(config, head), rest, value) if rest else value})  # type: ignore[type-var]
+
+
+def paths(config: Any, prefix: str = "") -> list[str]:
+    """The dotted paths of all leaf fields, in order."""
+    if not dataclasses.is_dataclass(config):
+        return [prefix.rstrip(".")] if prefix else []
+    return [p for f in dataclasses.fields(config) for p in paths(getattr(config, f.name), f"{prefix}{f.name}.")]
+
+
+def leaves(config: Any) -> dict[str, Any]:
+    """The values of all leaf fields by dotted path, and under `path.class` the class of each open field."""
+    flat: dict[str, Any] = {}
+
+    def visit(value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                visit(item, f"{path}.{key}" if path else key)
+        else:
+            flat[path] = value
+
+    visit(to_dict(config), "")
+    return flat
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """JSON values of a dataclass. A field that holds a subclass of its declared type names it under `class`."""
+    result: dict[str, Any] = {}
+    hints = _hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            named = {} if type(value) is hints[field.name] else {"class": _class_name(type(value))}
+            value = named | to_dict(value)
+        elif isinstance(value, tuple):
+            value = list(value)
+        result[field.name] = value
+    return result
+
+
+def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
+    """The inverse of `to_dict`. Classes come from raytrain, or from modules that are loaded already: no text in a
+    JSON file makes this import anything else.
+
+    Raises:
+        UserError: an unknown or missing field, an unknown class, or a value that its field refuses.
+    """
+    if not isinstance(values, dict):
+        raise errors.wrong_type(path or "experiment", values, "a JSON object", where)
+    values = dict(values)
+    if "class" in values:
+        cls = _find_class(values.pop("class"), cls, where)
+    hints, fields = _hints(cls), {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    arguments = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise errors.unknown_field(path + key, [path + name for name in fields], where)
+        if isinstance(hints[key], type) and dataclasses.is_dataclass(hints[key]):
+            value = from_dict(hints[key], value, where, f"{path}{key}.")
+        arguments[key] = tuple(value) if isinstance(value, list) else value
+    for name, field in fields.items():
+        no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if no_default and name not in arguments:
+            raise errors.missing_field(path + name, where)
+    return cls(**arguments)
+
+
+def _class_name(cls: type) -> str:
+    module = "experiment" if cls.__module__ in (EXPERIMENT_MODULE, "__main__") else cls.__module__
+    return f"{module}:{cls.__qualname__}"
+
+
+def _find_class(name: Any, base: type[T], where: object) -> type[T]:
+    module_name, _, qualname = str(name).partition(":")
+    if module_name.split(".")[0] == "raytrain" and module_name not in sys.modules:
+        try:
+            importlib.import_module(module_name)
+        except ImportError:
+            raise errors.unknown_class(str(name), where) from None
+    found: Any = sys.modules.get(EXPERIMENT_MODULE if module_name == "experiment" else module_name)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
+        raise errors.unknown_class(str(name), where)
+    return found
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin is typing.Literal:
+        return value in args
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(args) == 2 and args[1] is Ellipsis:
+            return all(_fits(item, args[0]) for item in value)
+        return len(value) == len(args) and all(map(_fits, value, args))
+    if hint is Any:
+        return True
+    if hint is type(None) or hint is None:
+        return value is None
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(arg) for arg in args)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(arg) for arg in args)
+    if origin is tuple:
+        return (
+            f"a tuple of {_describe(args[0])}s" if args and args[-1] is Ellipsis else f"a tuple of {len(args)} values"
+        )
+    if hint in (int, float, str, bool):
+        return {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}[hint]
+    if hint is type(None):
+        return "None"
+    return f"a {getattr(hint, '__name__', hint)}"

@@ -1,0 +1,124 @@
+"""Batched augmentation and normalisation, on the device, with randomness that belongs to the sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from raytrain.config import at_least, check, within
+
+if TYPE_CHECKING:
+    import torch
+
+DRAWS = 5
+"""Random numbers that an image takes: two for the place of the crop, two for its size, one for the flip."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random changes to training images; the numbers come from (seed, epoch, sample), so that they are the same for
+    any number of workers and after a resume."""
+
+    crop: Literal["center", "random", "random_resized"] = "center"
+    """Where the square that the model sees is cut from: the centre, a random place, or a random place, area and
+    aspect ratio, resized (Szegedy et al., 2015)."""
+    padding: int = 0
+    """Black pixels added on each side before a random crop."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Range of the area of a random_resized crop, as a share of the image's."""
+    ratio: tuple[float, float] = (0.75, 4 / 3)
+    """Range of the aspect ratio of a random_resized crop."""
+    flip: float = 0.0
+    """Probability of a horizontal flip."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            padding=at_least(0),
+            flip=within(0, 1.0000001),
+            scale=(lambda r: 0 < r[0] <= r[1] <= 1, "with 0 < low <= high <= 1"),
+            ratio=(lambda r: 0 < r[0] <= r[1], "with 0 < low <= high"),
+        )
+
+    @property
+    def random(self) -> bool:
+        """Whether anything here is random."""
+        return self.crop != "center" or self.flip > 0
+
+    def __call__(self, images: torch.Tensor, side: int | None, draws: np.ndarray) -> torch.Tensor:
+        """Crops and flips a batch.
+
+        Args:
+            images: uint8 [n, c, h, w].
+            side: height and width of the result; None keeps the image's.
+            draws: float64 [n, DRAWS] in [0, 1).
+
+        Returns:
+            [n, c, side, side], uint8, or float32 on the same scale after a random_resized crop.
+        """
+        import torch
+
+        if self.crop == "center":
+            images = center_crop(images, side)
+        elif self.crop == "random":
+            images = self._random_crop(images, side, draws)
+        else:
+            images = self._random_resized_crop(images, side, draws)
+        if self.flip:
+            flips = torch.from_numpy(draws[:, 4] < self.flip).to(images.device)
+            images = torch.where(flips[:, None, None, None], images.flip(-1), images)
+        return images
+
+    def _random_crop(self, images: torch.Tensor, side: int | None, draws: np.ndarray) -> torch.Tensor:
+        import torch
+
+        padded = torch.nn.functional.pad(images, [self.padding] * 4)
+        n, channels, height, width = padded.shape
+        out_h, out_w = (side, side) if side else images.shape[2:]
+        top = torch.from_numpy((draws[:, 0] * (height - out_h + 1)).astype(np.int64)).to(images.device)
+        left = torch.from_numpy((draws[:, 1] * (width - out_w + 1)).astype(np.int64)).to(images.device)
+        rows = top[:, None] + torch.arange(out_h, device=images.device)
+        columns = left[:, None] + torch.arange(out_w, device=images.device)
+        each = torch.arange(n, device=images.device)[:, None, None, None]
+        channel = torch.arange(channels, device=images.device)[None, :, None, None]
+        return padded[each, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+    def _random_resized_crop(self, images: torch.Tensor, side: int | None, draws: np.ndarray) -> torch.Tensor:
+        import torch
+
+        n, channels, height, width = images.shape
+        out_h, out_w = (side, side) if side else (height, width)
+        area = height * width * (self.scale[0] + draws[:, 2] * (self.scale[1] - self.scale[0]))
+        low, high = np.log(self.ratio)
+        ratio = np.exp(low + draws[:, 3] * (high - low))
+        box_w, box_h = np.minimum(np.sqrt(area * ratio), width), np.minimum(np.sqrt(area / ratio), height)
+        left, top = draws[:, 1] * (width - box_w), draws[:, 0] * (height - box_h)
+        theta = np.zeros((n, 2, 3), np.float32)
+        theta[:, 0, 0], theta[:, 0, 2] = box_w / width, (2 * left + box_w) / width - 1
+        theta[:, 1, 1], theta[:, 1, 2] = box_h / height, (2 * top + box_h) / height - 1
+        grid = torch.nn.functional.affine_grid(
+            torch.from_numpy(theta).to(images.device), [n, channels, out_h, out_w], align_corners=False
+        )
+        return torch.nn.functional.grid_sample(
+            images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False
+        )
+
+
+def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:
+    """The middle `side` x `side` of [n, c, h, w]; None keeps all."""
+    if side is None or tuple(images.shape[2:]) == (side, side):
+        return images
+    top, left = (images.shape[2] - side) // 2, (images.shape[3] - side) // 2
+    return images[:, :, top : top + side, left : left + side]
+
+
+def normalise(images: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+    """float32 (images / 255 - mean) / std, for [n, c, h, w] of uint8 or of floats on that scale."""
+    import torch
+
+    shape = (1, -1, 1, 1)
+    shift = torch.tensor(mean, device=images.device).view(shape) * 255
+    scale = 1 / (torch.tensor(std, device=images.device).view(shape) * 255)
+    return (images.to(torch.float32) - shift).mul_(scale)

@@ -1,0 +1,141 @@
+"""MNIST in torchvision's layout, read straight from its IDX files, gzipped or not.
+
+Source: Y. LeCun, C. Cortes and C. Burges, "The MNIST database of handwritten digits", 1998.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import urllib.request
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from raytrain import errors
+from raytrain.config import at_least, check
+from raytrain.data.source import Data, Index
+
+_MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_FILES = {  # split -> images and labels, each with the sha256 of its decompressed bytes
+    "train": (
+        ("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+        ("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+    ),
+    "val": (
+        ("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+        ("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class MNIST(Data):
+    """MNIST's 60,000 training and 10,000 test images of 28x28 pixels; the test images validate."""
+
+    root: str = ""
+    """Folder with torchvision's layout: ROOT/MNIST/raw/*-ubyte, plain or .gz."""
+    download: bool = False
+    """Download what is missing (11 MB), checked by sha256."""
+    mean: tuple[float, ...] = (0.1307,)
+    """Mean of the pixels."""
+    std: tuple[float, ...] = (0.3081,)
+    """Standard deviation of the pixels."""
+
+    def __post_init__(self) -> None:
+        check(self, crop=at_least(1))
+        super().__post_init__()
+
+    def index(self) -> dict[str, Index]:
+        """Reads the labels and checks that the images parse and are as many."""
+        if not self.root:
+            raise errors.no_root("MNIST")
+        if self.download:
+            self._download()
+        return {split: self._split(split, *(self._file(name) for name, _ in files)) for split, files in _FILES.items()}
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        """Images as they are, [k, 1, 28, 28]."""
+        assert index.rows is not None
+        return _idx(str(self._file(_FILES[index.split][0][0])), 3)[index.rows[samples]][:, None]
+
+    def _split(self, split: str, images_file: Path, labels_file: Path) -> Index:
+        labels, images = _idx(str(labels_file), 1), _idx(str(images_file), 3)
+        if len(labels) != len(images):
+            raise errors.broken_file(images_file, f"{len(images)} images for {len(labels)} labels", _REMEDY)
+        if labels.max(initial=0) > 9:
+            raise errors.broken_file(labels_file, f"label {labels.max()} is above 9", _REMEDY)
+        return Index(
+            labels.astype(np.int64),
+            tuple(str(digit) for digit in range(10)),
+            (1, *images.shape[1:]),
+            split,
+            rows=np.arange(len(labels)),
+        )
+
+    def _file(self, name: str) -> Path:
+        raw = self._raw()
+        for candidate in (raw / name, raw / f"{name}.gz"):
+            if candidate.is_file():
+                return candidate
+        raise (
+            errors.no_such_file(raw / f"{name}.gz", "MNIST file")
+            if raw.is_dir()
+            else errors.no_data(
+                raw, "MNIST files", "give --data.root the folder that holds MNIST/raw, or add --data.download"
+            )
+        )
+
+    def _raw(self) -> Path:
+        return Path(self.root).expanduser() / "MNIST" / "raw"
+
+    def _download(self) -> None:
+        raw = self._raw()
+        for name, sha256 in (file for files in _FILES.values() for file in files):
+            if (raw / name).is_file() or (raw / f"{name}.gz").is_file():
+                continue
+            url = f"{_MIRROR}{name}.gz"
+            try:
+                raw.mkdir(parents=True, exist_ok=True)
+                with urllib.request.urlopen(url, timeout=60) as reply:
+                    content = reply.read()
+                found = hashlib.sha256(gzip.decompress(content)).hexdigest()
+            except (OSError, EOFError, zlib.error) as error:
+                raise errors.download_failed(url, str(error)) from None
+            if found != sha256:
+                raise errors.download_failed(url, "its sha256 is not the known one")
+            partial = raw / f"{name}.gz.{os.getpid()}"
+            partial.write_bytes(content)
+            partial.replace(raw / f"{name}.gz")
+
+
+_REMEDY = "remove it and run again with --data.download, or copy it anew"
+
+
+@lru_cache(maxsize=4)
+def _idx(path: str, dimensions: int) -> np.ndarray:
+    """Reads an IDX file of unsigned bytes, gzipped or not, as uint8 with that many dimensions."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read()
+        if raw[:2] == b"\x1f\x8b":
+            raw = gzip.decompress(raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise errors.broken_file(path, f"truncated or damaged gzip ({error})", _REMEDY) from None
+    except OSError as error:
+        raise errors.broken_file(path, error.strerror or str(error), "make it readable") from None
+    magic = bytes([0, 0, 8, dimensions])
+    if raw[:4] != magic:
+        raise errors.broken_file(path, f"IDX magic {raw[:4].hex() or 'missing'} instead of {magic.hex()}", _REMEDY)
+    shape = (
+        tuple(int(n) for n in np.frombuffer(raw, ">u4", count=dimensions, offset=4))
+        if (len(raw) >= 4 + 4 * dimensions)
+        else ()
+    )
+    if not shape or len(raw) != 4 + 4 * dimensions + int(np.prod(shape)):
+        raise errors.broken_file(path, f"its length {len(raw):,} does not fit its header", _REMEDY)
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)

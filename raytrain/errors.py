@@ -1,0 +1,298 @@
+"""The catalogue: every mistake of a user, said once, in one line, with its remedy.
+
+Each function returns a `UserError` for the caller to raise. The command line prints it as
+``error: what, where; how to mend it`` and exits with status 2; from Python it is an exception like any other.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+class UserError(Exception):
+    """A mistake that the user can mend.
+
+    Args:
+        what: what is wrong, naming the value.
+        where: the file, field or place it was found in.
+        how: how to mend it.
+    """
+
+    def __init__(self, what: str, where: object, how: str):
+        super().__init__(what, where, how)
+        self.what, self.where, self.how = (_one_line(str(part)) for part in (what, where, how))
+
+    def __str__(self) -> str:
+        return f"{self.what}, {self.where}; {self.how}" if self.where else f"{self.what}; {self.how}"
+
+
+class BadSample(Exception):
+    """A sample that cannot be read: raised by a data source's `read`, handled by `on_bad_sample`."""
+
+    def __init__(self, path: str, reason: str):
+        super().__init__(path, reason)
+        self.path, self.reason = path, _one_line(reason)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _listed(names: Iterable[object], limit: int = 8) -> str:
+    names = [str(name) for name in names]
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+# The command line and the experiment
+
+
+def unknown_command(name: str, known: Sequence[str]) -> UserError:
+    return UserError(f"unknown command {name!r}", "", f"{_nearest(name, known)}the commands are {_listed(known, 20)}")
+
+
+def unknown_flag(flag: str, known: Sequence[str], usage: str) -> UserError:
+    return UserError(f"unknown flag {flag}", "", f"{_nearest(flag, known)}`{usage} --help` lists the flags")
+
+
+def unexpected_argument(value: str, usage: str) -> UserError:
+    return UserError(f"unexpected argument {value!r}", "", f"see `{usage} --help`")
+
+
+def bad_flag(message: str, usage: str) -> UserError:
+    return UserError(message.rstrip("."), "", f"see `{usage} --help`")
+
+
+def unknown_field(path: str, known: Sequence[str], where: object) -> UserError:
+    return UserError(f"unknown field {path!r}", where, f"{_nearest(path, known)}the fields are {_listed(known, 12)}")
+
+
+def missing_field(path: str, where: object) -> UserError:
+    return UserError(f"field {path!r} is missing", where, "add it, or start from a fresh experiment file")
+
+
+def wrong_type(field: str, value: object, expected: str, where: object) -> UserError:
+    return UserError(f"{field} = {value!r} is of the wrong type", f"in {where}", f"give {expected}")
+
+
+def out_of_range(field: str, value: object, allowed: str, where: object) -> UserError:
+    return UserError(f"{field} = {value!r} is out of range", f"in {where}", f"give a value {allowed}")
+
+
+def not_an_experiment(path: Path, why: str) -> UserError:
+    return UserError(
+        f"not an experiment: {why}",
+        path,
+        "give a .py file that ends in `experiment = Experiment(...)`, or the experiment.json of a run",
+    )
+
+
+def experiment_fails(path: Path, line: int | None, why: str) -> UserError:
+    return UserError(
+        f"the experiment file does not load: {why}", f"{path}:{line}" if line else path, "mend that line and try again"
+    )
+
+
+def unknown_class(name: str, where: object) -> UserError:
+    return UserError(
+        f"class {name!r} cannot be found",
+        where,
+        "keep the experiment file's copy beside experiment.json, and its class names as they were",
+    )
+
+
+# Files and data
+
+
+def no_such_file(path: Path | str, what: str) -> UserError:
+    return UserError(f"no such {what}", path, "check the spelling, or give an absolute path")
+
+
+def no_data(root: Path | str, wants: str, how: str) -> UserError:
+    return UserError(f"no {wants} there", root, how)
+
+
+def no_root(source: str) -> UserError:
+    return UserError("data.root is not set", f"in {source}", "say where the data is: --data.root DIR")
+
+
+def empty_class(folder: Path | str) -> UserError:
+    return UserError("a class folder has no images", folder, "remove the folder or put its images there")
+
+
+def classes_differ(train: Sequence[str], other: Sequence[str], split: str, root: object) -> UserError:
+    lacks, more = sorted(set(train) - set(other)), sorted(set(other) - set(train))
+    parts = ([f"{split} lacks {_listed(lacks)}"] if lacks else []) + ([f"train lacks {_listed(more)}"] if more else [])
+    return UserError(
+        f"train and {split} have different classes: {' and '.join(parts)}", root, "give both the same class folders"
+    )
+
+
+def bad_sample(path: str, reason: str) -> UserError:
+    return UserError(
+        f"cannot read sample: {reason}",
+        path,
+        "repair or remove it, or drop such samples with --data.on_bad_sample skip",
+    )
+
+
+def all_samples_bad(root: object, reason: str) -> UserError:
+    return UserError(f"not one sample can be read; the first: {reason}", root, "check that the files are images")
+
+
+def broken_file(path: Path | str, reason: str, how: str) -> UserError:
+    return UserError(f"the file is broken: {reason}", path, how)
+
+
+def download_failed(url: str, reason: str) -> UserError:
+    return UserError(f"the download failed: {reason}", url, "check the network, or put the file in place by hand")
+
+
+# Model and task
+
+
+def head_mismatch(got: tuple[int, ...], classes: int, where: str) -> UserError:
+    return UserError(
+        f"the model's head does not fit the classes: it gives {list(got)} for one sample and the data has "
+        f"{classes} classes",
+        f"in {where}",
+        f"let its build() end in {classes} outputs",
+    )
+
+
+def model_fails(why: str, where: str) -> UserError:
+    return UserError(
+        f"the model cannot take a sample of this data: {why}",
+        f"in {where}",
+        "make its build(sample, classes) use the sample's shape (channels, height, width)",
+    )
+
+
+def unknown_model(name: str, known: Sequence[str]) -> UserError:
+    return UserError(
+        f"torchvision has no classification model {name!r}",
+        "in model.name",
+        f"{_nearest(name, known)}it has {_listed(known, 6)}",
+    )
+
+
+def bad_weights(path: Path | str, reason: str) -> UserError:
+    return UserError(
+        f"the weights do not fit: {reason}", path, "give a state dict of that torchvision model (.pth or .safetensors)"
+    )
+
+
+def nothing_to_train(where: str) -> UserError:
+    return UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
+
+
+# Plan
+
+
+def batch_indivisible(field: str, value: int, by: str, divisor: int, how: str) -> UserError:
+    return UserError(f"{field} {value} does not divide by {by} {divisor}", f"in {field}", how)
+
+
+def too_few(resource: str, asked: float, has: float, where: str) -> UserError:
+    return UserError(
+        f"the run asks for {asked:g} {resource} and the cluster has {has:g}",
+        f"in {where}",
+        "ask for less, or start more nodes",
+    )
+
+
+def no_room(what: str, needs: int, has: int, where: object, how: str) -> UserError:
+    return UserError(f"{what} needs {needs / 2**20:,.0f} MiB and there are {has / 2**20:,.0f} MiB", where, how)
+
+
+def no_cluster(address: str, reason: str) -> UserError:
+    return UserError(
+        f"no Ray cluster answers: {reason}",
+        address,
+        "start one with `ray start --head`, or leave --address away to use this machine alone",
+    )
+
+
+def not_writable(path: Path | str, reason: str) -> UserError:
+    return UserError(f"the output cannot be written: {reason}", path, "give a writable folder with --out DIR")
+
+
+def not_local(path: str) -> UserError:
+    return UserError(
+        "the output is no path on this machine's file systems", path, "give a local or a shared folder with --out DIR"
+    )
+
+
+def name_taken(run: Path) -> UserError:
+    return UserError("a run of that name exists", run, f"take another --name, or go on with `raytrain resume {run}`")
+
+
+# Runs and checkpoints
+
+
+def not_a_run(path: Path | str) -> UserError:
+    return UserError("no run there (it has no experiment.json)", path, "give a folder that `raytrain train` made")
+
+
+def no_checkpoint(run: Path | str) -> UserError:
+    return UserError(
+        "the run has no checkpoint that verifies", run, "train it again, or restore its checkpoints folder"
+    )
+
+
+def broken_checkpoint(path: Path | str, reason: str) -> UserError:
+    return UserError(
+        f"the checkpoint does not verify: {reason}",
+        path,
+        "remove that folder and try again: the newest that verifies is taken",
+    )
+
+
+def already_done(run: Path | str, epochs: int) -> UserError:
+    return UserError(f"the run is complete at {epochs} epochs", run, "train longer with --epochs N")
+
+
+def still_running(run: Path | str, pid: int) -> UserError:
+    return UserError(f"the run is still going (process {pid})", run, "wait for it, or stop it with Ctrl-C there")
+
+
+def changed_on_resume(fields: Sequence[str], run: Path | str) -> UserError:
+    return UserError(
+        f"a resumed run cannot change {_listed(fields)}",
+        run,
+        "resume takes --epochs, --scaling.* and --checkpoint.*; train a new run for the rest",
+    )
+
+
+def data_changed(run: Path | str) -> UserError:
+    return UserError(
+        "the training data is not what the run began with",
+        run,
+        "restore the data, or train a new run on what is there now",
+    )
+
+
+def unknown_suffix(path: Path | str, known: Sequence[str]) -> UserError:
+    return UserError("unknown file type", path, f"end its name in {_listed(known)}")
+
+
+def nothing_to_predict(path: Path | str) -> UserError:
+    return UserError("no images there", path, "give image files or a folder of them")
+
+
+def no_split(split: str, root: object) -> UserError:
+    return UserError(f"the data has no {split} split", root, "choose another --split")
+
+
+def not_a_classifier(run: Path | str, task: str) -> UserError:
+    return UserError(
+        f"predict classifies images, and this run's task is {task}",
+        run,
+        "use its model from Python: raytrain.Run(path).model()",
+    )

@@ -1,0 +1,207 @@
+"""Experiment: everything that decides a run's outcome, as one value."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from raytrain import config, errors
+from raytrain.config import above, at_least, check
+from raytrain.data import Data
+from raytrain.models import Model
+from raytrain.optim import SGD, Constant, Optimizer, Schedule
+from raytrain.parallel import DDP, Parallel
+from raytrain.task import Classification, Task
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How many workers, and what each of them gets. Changes speed, never the order of samples or the global batch."""
+
+    workers: int = 1
+    """Ray Train workers, each a rank with a replica; 0 trains in the calling process, for debugging."""
+    gpus_per_worker: float | None = None
+    """GPUs of each worker; None gives one where the cluster has enough, and none otherwise."""
+    cpus_per_worker: float | None = None
+    """CPUs that Ray reserves for each worker; None shares them out and keeps one for Ray Data."""
+    threads_per_worker: int = 1
+    """Threads of PyTorch in each worker; it changes the last bits of sums, so it is not guessed."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            workers=at_least(0),
+            gpus_per_worker=at_least(0),
+            cpus_per_worker=above(0),
+            threads_per_worker=at_least(1),
+        )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """When checkpoints are written and how many are kept."""
+
+    every_steps: int | None = None
+    """Write one every so many steps, besides the one after each epoch."""
+    keep: int = 2
+    """How many of the newest to keep; the best one is kept besides."""
+
+    def __post_init__(self) -> None:
+        check(self, every_steps=at_least(1), keep=at_least(1))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One training experiment: a model, the data, and how to train. Pass it to `raytrain.train`, or put it in a file
+    as `experiment` for the command line."""
+
+    model: Model
+    """What is trained."""
+    data: Data
+    """What it is trained on."""
+    task: Task = field(default_factory=Classification)
+    """What is learnt."""
+    optimizer: Optimizer = field(default_factory=SGD)
+    """How weights are updated."""
+    schedule: Schedule = field(default_factory=Constant)
+    """How the learning rate changes."""
+    parallel: Parallel = field(default_factory=DDP)
+    """How the model is spread over the workers."""
+    scaling: Scaling = field(default_factory=Scaling)
+    """How many workers there are."""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """When checkpoints are written."""
+    epochs: int = 1
+    """Passes over the training data."""
+    batch_size: int = 64
+    """Samples in a step, over all workers together."""
+    micro_batch_size: int | None = None
+    """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes a worker's whole part."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What forward and backward passes compute in; weights stay float32."""
+    clip_norm: float | None = None
+    """Largest norm of the whole gradient; longer ones are scaled down to it."""
+    seed: int = 0
+    """Decides the initial weights, the order of samples, augmentation and dropout."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            epochs=at_least(1),
+            batch_size=at_least(1),
+            micro_batch_size=at_least(1),
+            clip_norm=above(0),
+            seed=at_least(0),
+        )
+        workers = max(1, self.scaling.workers)
+        if self.batch_size % workers:
+            low, high = self.batch_size // workers * workers, -(-self.batch_size // workers) * workers
+            near = f"{low} or {high}" if low else str(high)
+            raise errors.batch_indivisible(
+                "batch_size",
+                self.batch_size,
+                "scaling.workers",
+                workers,
+                f"take --batch_size {near}, or another number of workers",
+            )
+        part = self.batch_size // workers
+        if self.micro_batch_size and part % self.micro_batch_size:
+            fitting = max(m for m in range(1, min(part, self.micro_batch_size) + 1) if part % m == 0)
+            raise errors.batch_indivisible(
+                "a worker's batch of",
+                part,
+                "micro_batch_size",
+                self.micro_batch_size,
+                f"take --micro_batch_size {fitting}",
+            )
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples in one forward pass of a worker."""
+        return self.micro_batch_size or self.batch_size // max(1, self.scaling.workers)
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes of a worker in a step."""
+        return self.batch_size // max(1, self.scaling.workers) // self.micro_batch
+
+
+def load(path: Path | str) -> tuple[Experiment, Path | None]:
+    """Reads an experiment from a Python file that defines `experiment`, or from a run's experiment.json.
+
+    Returns:
+        The experiment, and the Python file that it or its classes came from.
+
+    Raises:
+        UserError: the file is not there, does not run, or holds no experiment.
+    """
+    path = Path(path)
+    if path.is_dir() and (path / "experiment.json").is_file():
+        path = path / "experiment.json"
+    if not path.is_file():
+        raise errors.no_such_file(path, "experiment file")
+    if path.suffix == ".json":
+        return _load_json(path)
+    if path.suffix != ".py":
+        raise errors.not_an_experiment(path, f"its name ends in {path.suffix or 'nothing'}")
+    found = getattr(_execute(path), "experiment", None)
+    if not isinstance(found, Experiment):
+        raise errors.not_an_experiment(
+            path, "it defines no `experiment`" if found is None else f"its `experiment` is a {type(found).__name__}"
+        )
+    return found, path
+
+
+def save(experiment: Experiment, path: Path) -> None:
+    """Writes the experiment as JSON."""
+    path.write_text(json.dumps(config.to_dict(experiment), indent=2) + "\n")
+
+
+def _load_json(path: Path) -> tuple[Experiment, Path | None]:
+    try:
+        values = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise errors.not_an_experiment(path, str(error)) from None
+    copy = path.with_name("experiment.py")
+    if copy.is_file() and _foreign_classes(values):
+        _execute(copy)
+    return config.from_dict(Experiment, values, path), copy if copy.is_file() else None
+
+
+def _foreign_classes(values: Any) -> bool:
+    """Whether any class named in saved JSON is not raytrain's own."""
+    if not isinstance(values, dict):
+        return False
+    own = str(values.get("class", "raytrain.")).startswith("raytrain.")
+    return not own or any(map(_foreign_classes, values.values()))
+
+
+def _execute(path: Path) -> ModuleType:
+    """Runs a Python file as the module that holds experiments."""
+    spec = importlib.util.spec_from_file_location(config.EXPERIMENT_MODULE, path.resolve())
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[config.EXPERIMENT_MODULE] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except errors.UserError:
+        raise
+    except SyntaxError as error:
+        raise errors.experiment_fails(Path(error.filename or path), error.lineno, error.msg) from None
+    except Exception as error:
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename) == path.resolve()
+        ]
+        raise errors.experiment_fails(path, lines[-1] if lines else None, f"{type(error).__name__}: {error}") from None
+    return module

@@ -1,0 +1,262 @@
+"""What is done with a trained run: evaluate, predict, export. In this process, without Ray's workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raytrain import checkpoint, config, errors
+from raytrain.data import Data, ImageFolder, Index
+from raytrain.data.imagefolder import EXTENSIONS
+from raytrain.run import Run
+from raytrain.task import Classification
+
+if TYPE_CHECKING:
+    import torch
+
+_CHUNK = 256
+
+
+def evaluate(run: Run, root: str | None = None, split: str = "val", which: str = "best") -> dict[str, Any]:
+    """Evaluates a checkpoint on a whole split, every sample counted once.
+
+    Args:
+        root: another `data.root`, with the same classes.
+        split: train, val or test.
+        which: best or last.
+
+    Returns:
+        The task's metrics, `count`, `confusion` where the task has one, and what was evaluated.
+
+    Raises:
+        UserError: the data or the checkpoint is not there, does not verify, or has other classes.
+    """
+    import torch
+
+    from raytrain.data.loader import Loader
+    from raytrain.loop import evaluate as add_up
+    from raytrain.precision import Precision
+
+    e = run.experiment
+    data = e.data if root is None else config.replace(e.data, "root", root)
+    indices = data.index()
+    if split not in indices:
+        raise errors.no_split(split, root or getattr(e.data, "root", type(data).__name__))
+    index, path = indices[split], run.checkpoint(which)
+    classes = tuple(checkpoint.load_state(path)["classes"])
+    if index.classes != classes:
+        raise errors.classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
+    device = _device()
+    torch.set_num_threads(e.scaling.threads_per_worker)
+    reader = _FileReader(data, index)
+    loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False)
+    sums = add_up(e, run.model(which).to(device), loader, Precision(e.precision, device)).reduce(device)
+    result = {name: value for name, value in e.task.metrics(sums).items()}
+    result |= {
+        "count": int(sums["count"]) if "count" in sums else len(index),
+        "split": split,
+        "checkpoint": path.name,
+        "skipped": reader.skipped,
+    }
+    if "confusion" in sums:
+        result |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
+    return result
+
+
+def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, Any]]:
+    """Classifies image files, and all images below folders.
+
+    Returns:
+        For each image, in order: `path`, `label`, `probability` and `probabilities`, a list in the classes' order.
+
+    Raises:
+        UserError: a path is not there, holds no image, or one cannot be read.
+    """
+    import torch
+
+    from raytrain.data.loader import Loader
+    from raytrain.precision import Precision
+
+    e, device = run.experiment, _device()
+    if not isinstance(e.task, Classification):
+        raise errors.not_a_classifier(run.path, type(e.task).__name__)
+    files = [file for path in paths for file in _images(Path(path))]
+    path = run.checkpoint(which)
+    state = checkpoint.load_state(path)
+    source = _file_source(e.data, tuple(state["sample"]))
+    model = run.model(which).to(device)
+    index = _file_index(files, source, tuple(state["classes"]))
+    precision = Precision(e.precision, device)
+    torch.set_num_threads(e.scaling.threads_per_worker)
+    loader = Loader(source, index, _FileReader(source, index), _CHUNK, 0, 0, 1, device, train=False)
+    rows = []
+    with torch.inference_mode():
+        for loaded in loader.epoch(0):
+            for ids, images, _ in loaded.micro_batches(_CHUNK):
+                with precision.forward():
+                    outputs = model(images)
+                shares = outputs.float().softmax(dim=1).cpu()
+                for number, share in zip(ids, shares, strict=True):
+                    best = int(share.argmax())
+                    rows.append(
+                        {
+                            "path": files[number],
+                            "label": state["classes"][best],
+                            "probability": float(share[best]),
+                            "probabilities": share.tolist(),
+                        }
+                    )
+    return rows
+
+
+def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> None:
+    """Writes predictions as .csv or .parquet (a column a class) or .jsonl.
+
+    Raises:
+        UserError: the suffix is none of these, or the place cannot be written.
+    """
+    import json
+
+    check_suffix(file, (".csv", ".jsonl", ".parquet"))
+    flat = [
+        {
+            "path": row["path"],
+            "label": row["label"],
+            "probability": row["probability"],
+            **dict(zip((f"p_{name}" for name in classes), row["probabilities"], strict=True)),
+        }
+        for row in rows
+    ]
+    try:
+        if file.suffix == ".jsonl":
+            file.write_text("".join(json.dumps(row) + "\n" for row in flat))
+            return
+        import pyarrow as pa
+        import pyarrow.csv
+        import pyarrow.parquet
+
+        table = pa.Table.from_pylist(flat)
+        (pyarrow.csv.write_csv if file.suffix == ".csv" else pyarrow.parquet.write_table)(table, file)
+    except OSError as error:
+        raise errors.not_writable(file, error.strerror or str(error)) from None
+
+
+def export(run: Run, file: Path, which: str = "best") -> None:
+    """Writes the plain weights, by the file's suffix.
+
+    `.pth` is a state dict for `torch.load`, without any prefix, on the CPU; `.safetensors` the same tensors; `.pt2` a
+    `torch.export` program that takes float32 images [batch, channels, height, width].
+
+    Raises:
+        UserError: another suffix, or the place cannot be written.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    check_suffix(file, (".pth", ".safetensors", ".pt2"))
+    model = run.model(which)
+    partial = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
+    try:
+        if file.suffix == ".safetensors":
+            save_file({name: value.contiguous().clone() for name, value in model.state_dict().items()}, partial)
+        elif file.suffix == ".pth":
+            torch.save(model.state_dict(), partial)
+        else:
+            sample = torch.zeros(2, *checkpoint.load_state(run.checkpoint(which))["sample"])
+            batch = torch.export.Dim("batch")
+            torch.export.save(torch.export.export(model, (sample,), dynamic_shapes=({0: batch},)), partial)
+        os.replace(partial, file)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError) and file.parent.is_dir():
+            raise
+        raise errors.not_writable(file, getattr(error, "strerror", None) or str(error)) from None
+
+
+def check_suffix(file: Path, known: tuple[str, ...]) -> None:
+    """Checks a file's suffix.
+
+    Raises:
+        UserError: it is none of the known ones.
+    """
+    if file.suffix not in known:
+        raise errors.unknown_suffix(file, known)
+
+
+class _FileReader:
+    """Reads chunks of samples in threads, a few ahead; stands in for Resident and Streaming."""
+
+    def __init__(self, data: Data, index: Index):
+        self.data, self.index = data, index
+        self.skipped: list[str] = []
+
+    def read(self, epoch: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(samples int64 [k], images uint8 [k, ...]) of each step."""
+        threads = min(8, os.cpu_count() or 1)
+        steps = epoch.steps()
+        with ThreadPoolExecutor(threads) as pool:
+            ahead = [(ids, pool.submit(self._read, ids)) for ids, _ in zip(steps, range(2 * threads), strict=False)]
+            while ahead:
+                ids, images = ahead.pop(0)
+                following = next(steps, None)
+                if following is not None:
+                    ahead.append((following, pool.submit(self._read, following)))
+                good, images, bad = images.result()
+                self.skipped += bad
+                yield ids[good], images
+
+    def _read(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """Which of the samples could be read (bool [k]), their images, and the paths of the others."""
+        try:
+            return np.ones(len(samples), bool), self.data.read(self.index, samples), []
+        except errors.BadSample as error:
+            if self.data.on_bad_sample == "error":
+                raise errors.bad_sample(error.path, error.reason) from None
+            if len(samples) == 1:
+                return np.zeros(1, bool), np.empty((0, *self.index.shape), np.uint8), [error.path]
+        good, images, bad = zip(*(self._read(samples[row : row + 1]) for row in range(len(samples))), strict=True)
+        return np.concatenate(good), np.concatenate(images), [path for paths in bad for path in paths]
+
+
+def _device() -> torch.device:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _images(path: Path) -> list[str]:
+    if path.is_dir():
+        found = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+        if not found:
+            raise errors.nothing_to_predict(path)
+        return found
+    if not path.is_file():
+        raise errors.no_such_file(path, "image")
+    return [str(path)]
+
+
+def _file_source(data: Data, sample: tuple[int, int, int]) -> ImageFolder:
+    """A source that reads single files as the run's own source prepared its images."""
+    channels = 1 if sample[0] == 1 else 3
+    if isinstance(data, ImageFolder):
+        return replace(data, root="/", on_bad_sample="error")
+    return ImageFolder(root="/", size=sample[1], crop=None, channels=channels, mean=data.mean, std=data.std)
+
+
+def _file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:
+    import pyarrow as pa
+
+    return Index(
+        np.zeros(len(files), np.int64),
+        classes,
+        (source.channels, source.size, source.size),
+        "test",
+        paths=pa.array([os.path.abspath(file) for file in files]),
+        sizes=np.zeros(len(files), np.int64),
+    )

@@ -1,0 +1,36 @@
+"""What a model is to raytrain: a frozen dataclass that builds a plain `torch.nn.Module`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Model:
+    """The base of all models. Subclass it in an experiment file, as a frozen dataclass, to bring your own."""
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        """Returns the module, freshly initialised with PyTorch's global generator.
+
+        The module takes float32 images [batch, channels, height, width], normalised, and knows nothing of Ray,
+        ranks or precision.
+
+        Args:
+            sample: (channels, height, width) of one image as the module will see it.
+            classes: how many classes the data has.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a build(sample, classes)")
+
+    def load(self, module: nn.Module) -> None:
+        """Fills `module` with pretrained weights, in place; by default there are none.
+
+        Runs on the driver's machine, once, before the workers start.
+        """
+
+    def notes(self) -> list[str]:
+        """Lines that the plan shows about this model, such as weights that are not at hand."""
+        return []

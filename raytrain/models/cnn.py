@@ -1,0 +1,50 @@
+"""A small convolutional network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raytrain.config import check
+from raytrain.models.base import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class CNN(Model):
+    """Blocks of 3x3 convolution, ReLU and 2x2 max pooling, then one linear layer."""
+
+    channels: tuple[int, ...] = (16, 32)
+    """Output channels of each block; a block halves height and width while they are above one."""
+    batch_norm: bool = False
+    """Normalise each block's channels over the rank's micro-batch."""
+    dropout: float = 0.0
+    """Share of the last features that are dropped while training, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            channels=(lambda widths: len(widths) > 0 and min(widths) > 0, "of one or more positive widths"),
+            dropout=(lambda share: 0 <= share < 1, "in [0, 1)"),
+        )
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        """The blocks, flattened into the head."""
+        from torch import nn
+
+        inputs, height, width = sample
+        layers: list[nn.Module] = []
+        for outputs in self.channels:
+            layers.append(nn.Conv2d(inputs, outputs, 3, padding=1, bias=not self.batch_norm))
+            if self.batch_norm:
+                layers.append(nn.BatchNorm2d(outputs))
+            layers.append(nn.ReLU())
+            if min(height, width) > 1:
+                layers.append(nn.MaxPool2d(2))
+                height, width = height // 2, width // 2
+            inputs = outputs
+        if self.dropout:
+            layers.append(nn.Dropout(self.dropout))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * height * width, classes))

@@ -1,0 +1,52 @@
+"""Fully connected networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING
+
+from raytrain.config import check
+from raytrain.models.base import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class MLP(Model):
+    """A multilayer perceptron with ReLU between its layers."""
+
+    hidden: tuple[int, ...] = (512, 512)
+    """Widths of the hidden layers."""
+    dropout: float = 0.0
+    """Share of hidden units that are dropped while training, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            hidden=(lambda widths: min(widths, default=1) > 0, "of positive widths"),
+            dropout=(lambda share: 0 <= share < 1, "in [0, 1)"),
+        )
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        """Flatten, then linear layers of the hidden widths, then the head."""
+        from torch import nn
+
+        widths = [prod(sample), *self.hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+            if self.dropout:
+                layers.append(nn.Dropout(self.dropout))
+        return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+@dataclass(frozen=True)
+class SimpleModel(Model):
+    """The model of the DDP tutorials: 784-10-10-10 on MNIST (Linear, ReLU, Linear, ReLU, Linear)."""
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        """Two hidden layers of ten units."""
+        return MLP(hidden=(10, 10)).build(sample, classes)

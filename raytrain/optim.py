@@ -1,0 +1,150 @@
+"""Optimizers and learning-rate schedules, declared as values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raytrain.config import above, at_least, check, within
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The base of all optimizers."""
+
+    lr: float = 0.1
+    """Learning rate before the schedule's factor."""
+    weight_decay: float = 0.0
+    """Weight decay: L2 in SGD and Adam, decoupled in AdamW."""
+
+    def __post_init__(self) -> None:
+        check(self, lr=above(0), weight_decay=at_least(0))
+
+    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """Returns PyTorch's optimizer over the given parameters."""
+        raise NotImplementedError(f"{type(self).__name__} needs a build(parameters)")
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent (torch.optim.SGD)."""
+
+    momentum: float = 0.0
+    """Momentum factor, in [0, 1)."""
+    nesterov: bool = False
+    """Nesterov's momentum; needs momentum above zero."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            lr=above(0),
+            weight_decay=at_least(0),
+            momentum=within(0, 1),
+            nesterov=(lambda on: not on or self.momentum > 0, "of False while momentum is 0"),
+        )
+
+    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """torch.optim.SGD."""
+        import torch
+
+        return torch.optim.SGD(
+            parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
+        )
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, 2015; torch.optim.Adam)."""
+
+    lr: float = 1e-3
+    """Learning rate before the schedule's factor."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the two moments, each in [0, 1)."""
+    eps: float = 1e-8
+    """Added to the denominator."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            lr=above(0),
+            weight_decay=at_least(0),
+            eps=above(0),
+            betas=(lambda betas: all(0 <= beta < 1 for beta in betas), "with both in [0, 1)"),
+        )
+
+    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """torch.optim.Adam."""
+        import torch
+
+        return torch.optim.Adam(parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019; torch.optim.AdamW)."""
+
+    weight_decay: float = 1e-2
+    """Decoupled weight decay."""
+
+    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """torch.optim.AdamW."""
+        import torch
+
+        return torch.optim.AdamW(parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The base of all schedules: a factor on the learning rate, a pure function of the step. Constant by default."""
+
+    def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
+        """The factor for a step, counted from 0 over the whole run."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same learning rate throughout."""
+
+
+@dataclass(frozen=True)
+class StepLR(Schedule):
+    """Multiplies the learning rate by `gamma` every `step_size` epochs (torch.optim.lr_scheduler.StepLR)."""
+
+    step_size: int = 7
+    """Epochs between two drops."""
+    gamma: float = 0.1
+    """Factor of each drop."""
+
+    def __post_init__(self) -> None:
+        check(self, step_size=at_least(1), gamma=above(0))
+
+    def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
+        """gamma to the number of drops so far."""
+        return self.gamma ** (step // steps_per_epoch // self.step_size)
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Linear warm-up, then half a cosine to `final` at the run's end (Loshchilov and Hutter, 2017)."""
+
+    warmup_epochs: float = 0.0
+    """Epochs of linear warm-up from zero; may be a fraction."""
+    final: float = 0.0
+    """Factor at the end."""
+
+    def __post_init__(self) -> None:
+        check(self, warmup_epochs=at_least(0), final=at_least(0))
+
+    def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
+        """The factor in the middle of the ramp or of the cosine."""
+        warmup, total = round(self.warmup_epochs * steps_per_epoch), steps_per_epoch * epochs
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = (step - warmup) / max(1, total - warmup)
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

@@ -1,0 +1,174 @@
+"""Order: which sample stands at which position, and the random numbers that belong to a sample.
+
+Everything here is a pure function of (seed, epoch, N, position), for any number of workers and at any point of a
+run: there is no state to save, and positions can be asked for in any order. NumPy only.
+
+The permutation is a Feistel network over the smallest even-bit domain that holds N, with cycle walking for the
+positions that fall outside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). Random numbers
+are hashes by SplitMix64's finaliser (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_ROUNDS = 8
+_CHUNK = 1 << 16
+_MASK = (1 << 64) - 1
+
+
+def key(*parts: int) -> int:
+    """Hashes integers into 64 bits; different tuples give unrelated keys."""
+    state = len(parts)
+    for part in parts:
+        state = _mix_int((state + 0x9E3779B97F4A7C15) & _MASK ^ _mix_int(part & _MASK))
+    return state
+
+
+def samples(seed: int, epoch: int, n: int, positions: np.ndarray) -> np.ndarray:
+    """The sample at each position of an epoch: a keyed permutation of [0, n).
+
+    Args:
+        positions: int64 [k], each in [0, n).
+
+    Returns:
+        int64 [k], each in [0, n); distinct positions give distinct samples.
+    """
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    keys = [np.uint64(key(seed, epoch, n, round_)) for round_ in range(_ROUNDS)]
+    result = _feistel(positions.astype(np.uint64), half, keys)
+    outside = np.flatnonzero(result >= n)
+    while outside.size:
+        walked = _feistel(result[outside], half, keys)
+        result[outside] = walked
+        outside = outside[walked >= n]
+    return result.astype(np.int64)
+
+
+def uniform(seed: int, epoch: int, ids: np.ndarray, draws: int) -> np.ndarray:
+    """Random numbers that belong to samples, whoever asks for them.
+
+    Args:
+        ids: int64 [k], sample numbers.
+        draws: how many numbers for each sample.
+
+    Returns:
+        float64 [k, draws] in [0, 1).
+    """
+    counters = ids.astype(np.uint64)[:, None] * np.uint64(draws) + np.arange(draws, dtype=np.uint64)
+    bits = _mix(_mix(counters) ^ np.uint64(key(seed, epoch, draws)))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def stratified(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Splits samples into two parts with the same share of every class, at least one of each class in both.
+
+    Args:
+        labels: int64 [n].
+        fraction: the share of the second part, in (0, 1).
+
+    Returns:
+        Two sorted int64 arrays of sample numbers: the rest, and the part held out.
+    """
+    held_out = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(max(1, round(len(members) * fraction)), max(len(members) - 1, 0))
+        order = samples(seed, int(label), len(members), np.arange(len(members)))
+        held_out.append(members[order[:count]])
+    second = np.sort(np.concatenate(held_out)) if held_out else np.empty(0, np.int64)
+    return np.setdiff1d(np.arange(len(labels)), second), second
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The positions of an epoch that one rank takes: a contiguous slice of every global batch.
+
+    Step k's global batch is positions [k * batch, min((k + 1) * batch, n)); its size is split as evenly as can be,
+    the first ranks taking one more. A rank may have none of a last short batch, but it has every step.
+    """
+
+    n: int
+    batch: int
+    rank: int
+    world: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch, the same on all ranks."""
+        return -(-self.n // self.batch)
+
+    def size(self, step: int) -> int:
+        """The true size of a step's global batch."""
+        return min(self.batch, self.n - step * self.batch)
+
+    def slice(self, step: int) -> tuple[int, int]:
+        """First and one past the last of this rank's positions in a step."""
+        low, high = self._part(self.size(step))
+        return step * self.batch + low, step * self.batch + high
+
+    def count(self, first_step: int = 0) -> int:
+        """How many positions this rank has from `first_step` to the end of the epoch."""
+        if first_step >= self.steps:
+            return 0
+        last, (low, high) = self.steps - 1, self._part(self.batch)
+        start, stop = self.slice(last)
+        return (last - first_step) * (high - low) + stop - start
+
+    def positions(self, local: np.ndarray, first_step: int = 0) -> np.ndarray:
+        """The positions behind this rank's own count, from `first_step` on: int64 [k] to int64 [k]."""
+        low, high = self._part(self.batch)
+        last = self.steps - 1
+        full = (last - first_step) * (high - low)
+        if high == low:
+            return self.slice(last)[0] + local
+        step, offset = np.divmod(local, high - low)
+        regular = (first_step + step) * self.batch + low + offset
+        return np.where(local < full, regular, self.slice(last)[0] + local - full)
+
+    def _part(self, size: int) -> tuple[int, int]:
+        even, more = divmod(size, self.world)
+        low = self.rank * even + min(self.rank, more)
+        return low, low + even + (self.rank < more)
+
+
+class Order:
+    """The samples of one epoch by position; computes them a chunk at a time and keeps the last one."""
+
+    def __init__(self, seed: int, epoch: int, n: int):
+        self.seed, self.epoch, self.n = seed, epoch, n
+        self._start, self._chunk = 0, np.empty(0, np.int64)
+
+    def __getitem__(self, positions: slice) -> np.ndarray:
+        """int64 samples at [start, stop)."""
+        start, stop = positions.start, positions.stop
+        if start < self._start or stop > self._start + len(self._chunk):
+            self._start = start
+            end = min(max(stop, start + _CHUNK), self.n)
+            self._chunk = samples(self.seed, self.epoch, self.n, np.arange(start, end))
+        return self._chunk[start - self._start : stop - self._start]
+
+
+def _feistel(x: np.ndarray, half: int, keys: list[np.uint64]) -> np.ndarray:
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = x >> shift, x & mask
+    for round_key in keys:
+        left, right = right, left ^ (_mix(right ^ round_key) & mask)
+    return (left << shift) | right
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _mix_int(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)

@@ -1,0 +1,275 @@
+"""The preflight: whether a run can work, and how it will be laid out, before any process is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from raytrain import errors
+from raytrain.data import Index
+from raytrain.errors import BadSample
+from raytrain.experiment import Experiment
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_RESIDENT_SHARE = 0.25
+"""Share of the smallest node's memory up to which `data.mode=auto` keeps all images resident."""
+_LEAST_CPUS = 0.25
+"""CPUs that a worker gets at the least, where cpus_per_worker is not set."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What there is to train on: this machine, or a cluster.
+
+    Attributes:
+        cpus: CPUs of all nodes.
+        gpus: GPUs of all nodes.
+        nodes: how many nodes.
+        memory: bytes of the smallest node's memory.
+        where: the cluster's address, or this machine.
+    """
+
+    cpus: float
+    gpus: float
+    nodes: int
+    memory: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run will be laid out.
+
+    Attributes:
+        experiment: the experiment, with what was left open decided.
+        indices: the samples of each split.
+        resources: what there is.
+        mode: where images are kept.
+        parameters: the model's parameters: all, and those that are trained.
+        bad: samples that the preflight found unreadable, per split; they will be left out.
+        notes: what the user should know.
+        run: the run's directory, or `<out>/<stem>-N` while it has no number.
+    """
+
+    experiment: Experiment
+    indices: dict[str, Index]
+    resources: Resources
+    mode: Literal["resident", "streaming"]
+    parameters: tuple[int, int]
+    bad: dict[str, list[BadSample]]
+    notes: tuple[str, ...]
+    run: str
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch."""
+        return -(-len(self.indices["train"]) // self.experiment.batch_size)
+
+    @property
+    def state_bytes(self) -> int:
+        """A worker's weights, gradients and optimizer state, in bytes (float32)."""
+        slots = {"SGD": int(getattr(self.experiment.optimizer, "momentum", 0) > 0)}.get(
+            type(self.experiment.optimizer).__name__, 2
+        )
+        return 4 * (self.parameters[0] + (1 + slots) * self.parameters[1])
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The plan for people: (what, how) of each line."""
+        e, train, scaling = self.experiment, self.indices["train"], self.experiment.scaling
+        workers = max(1, scaling.workers)
+        each = (
+            f"{scaling.gpus_per_worker:g} GPU"
+            if scaling.gpus_per_worker
+            else (
+                f"{scaling.cpus_per_worker:g} CPU, {scaling.threads_per_worker} thread"
+                + ("s" if scaling.threads_per_worker > 1 else "")
+            )
+        )
+        place = (
+            "this process (no workers)"
+            if scaling.workers == 0
+            else (f"{workers} worker{'s' if workers > 1 else ''} of {each}")
+        )
+        shape = "x".join(map(str, e.data.image(train)))
+        splits = ", ".join(f"{len(index):,} {split}" for split, index in self.indices.items())
+        rows = len(train) / workers
+        lines = [
+            (
+                "model",
+                f"{type(e.model).__name__}, {self.parameters[0]:,} parameters"
+                + (f", {self.parameters[1]:,} of them trained" if self.parameters[1] != self.parameters[0] else ""),
+            ),
+            ("data", f"{type(e.data).__name__}: {splits}; {len(train.classes)} classes, images {shape}"),
+            (
+                "workers",
+                f"{place} on {self.resources.where} "
+                f"({self.resources.cpus:g} CPUs, {self.resources.gpus:g} GPUs, {self.resources.nodes} node"
+                f"{'s' if self.resources.nodes > 1 else ''})",
+            ),
+            (
+                "batch",
+                f"{workers} worker{'s' if workers > 1 else ''} x {e.micro_batch} micro-batch x "
+                f"{e.accumulation} accumulation = {e.batch_size} global",
+            ),
+            ("epochs", f"{e.epochs} of {self.steps_per_epoch:,} steps; about {rows:,.0f} rows a rank; {e.precision}"),
+            (
+                "memory",
+                f"{_size(self.state_bytes)} of weights, gradients and optimizer state a worker; images "
+                + (f"resident, {_size(self._resident_bytes)} once a node" if self.mode == "resident" else "streamed"),
+            ),
+            ("run", self.run),
+        ]
+        for split, index in self.indices.items():
+            if index.ignored:
+                names = ", ".join(index.ignored[:3]) + (" ..." if len(index.ignored) > 3 else "")
+                lines.append(
+                    (
+                        "ignored",
+                        f"{len(index.ignored)} file{'s' if len(index.ignored) > 1 else ''} of {split} "
+                        f"that are no images: {names}",
+                    )
+                )
+        for split, bad in self.bad.items():
+            if bad:
+                lines.append(
+                    (
+                        "skipped",
+                        f"{len(bad)} of {split} cannot be read: {bad[0].path} ({bad[0].reason})"
+                        + (" ..." if len(bad) > 1 else ""),
+                    )
+                )
+        return lines + [("note", note) for note in self.notes]
+
+    @property
+    def _resident_bytes(self) -> int:
+        return sum(self.indices[split].bytes for split in ("train", "val"))
+
+
+def make(experiment: Experiment, find_resources: Callable[[], Resources], run: str) -> Plan:
+    """Plans a run; it reads the data's index and builds the model without memory, and starts nothing.
+
+    Args:
+        find_resources: asked last, since to count GPUs takes seconds.
+        run: what to call the run's directory.
+
+    Raises:
+        UserError: the run cannot work.
+    """
+    indices = experiment.data.index()
+    bad = {split: experiment.data.probe(index) for split, index in indices.items() if split != "test"}
+    for samples in bad.values():
+        if samples and experiment.data.on_bad_sample == "error":
+            raise errors.bad_sample(samples[0].path, samples[0].reason)
+    train = indices["train"]
+    sample = experiment.data.image(train)
+    parameters = check_model(experiment, sample, len(train.classes))
+    resources = find_resources()
+    experiment = replace(experiment, scaling=_scaling(experiment, resources))
+    size = sum(indices[split].bytes for split in ("train", "val"))
+    mode, room = experiment.data.mode, int(resources.memory * _RESIDENT_SHARE)
+    if mode == "auto":
+        mode = "resident" if size <= room else "streaming"
+    elif mode == "resident" and size > room:
+        raise errors.no_room(
+            "keeping all images resident", size, room, "in data.mode", "take --data.mode streaming, or smaller images"
+        )
+    return Plan(experiment, indices, resources, mode, parameters, bad, tuple(experiment.model.notes()), run)
+
+
+def local_resources() -> Resources:
+    """This machine, as Ray would count it."""
+    import torch
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Resources(cpus, torch.cuda.device_count(), 1, _memory(), "this machine")
+
+
+def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: int) -> tuple[int, int]:
+    """Builds the model and passes one image through it, on the meta device where its code allows that.
+
+    Returns:
+        How many parameters it has, and how many of them are trained.
+
+    Raises:
+        UserError: it cannot take the sample, its head does not suit the task, or nothing in it is trained.
+    """
+    import torch
+
+    where = type(experiment.model).__name__
+    try:
+        try:
+            module, output = _try_model(experiment, sample, classes, torch.device("meta"))
+        except NotImplementedError:
+            module, output = _try_model(experiment, sample, classes, torch.device("cpu"))
+    except errors.UserError:
+        raise
+    except Exception as error:
+        raise errors.model_fails(
+            f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error) else ''}", where
+        ) from None
+    experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
+    counts = (
+        sum(p.numel() for p in module.parameters()),
+        sum(p.numel() for p in module.parameters() if p.requires_grad),
+    )
+    if not counts[1]:
+        raise errors.nothing_to_train(where)
+    return counts
+
+
+def _try_model(
+    experiment: Experiment, sample: tuple[int, int, int], classes: int, device: Any
+) -> tuple[nn.Module, Any]:
+    import torch
+
+    with torch.device(device), torch.no_grad():
+        module = experiment.model.build(sample, classes).eval()
+        return module, module(torch.zeros(1, *sample))
+
+
+def _scaling(experiment: Experiment, resources: Resources):
+    """Decides what was left open: GPUs where there are enough, CPUs such that one is left for Ray Data (workers that
+    claim every CPU would starve it, and the run would hang)."""
+    scaling = experiment.scaling
+    workers = max(1, scaling.workers)
+    gpus = scaling.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if resources.gpus >= workers else 0.0
+    if gpus * workers > resources.gpus:
+        raise errors.too_few("GPUs", gpus * workers, resources.gpus, "scaling.workers x scaling.gpus_per_worker")
+    spare = max(resources.cpus - 1, resources.cpus / 2)
+    cpus = scaling.cpus_per_worker
+    if cpus is None:
+        cpus = min(1.0, int(spare / workers * 100) / 100)
+        if cpus < _LEAST_CPUS:
+            raise errors.too_few(
+                "workers",
+                workers,
+                int(spare / _LEAST_CPUS),
+                f"scaling.workers ({resources.cpus:g} CPUs; a worker takes {_LEAST_CPUS} at the least "
+                "and one CPU stays with Ray Data)",
+            )
+    elif cpus * workers > spare:
+        raise errors.too_few(
+            "CPUs", cpus * workers, spare, "scaling.workers x scaling.cpus_per_worker (one CPU stays with Ray Data)"
+        )
+    return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus)
+
+
+def _memory() -> int:
+    """Bytes of this machine's memory, or of the container's where that is less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        return min(memory, int(limit)) if limit.isdigit() else memory
+    except OSError:
+        return memory
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

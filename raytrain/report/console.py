@@ -1,0 +1,181 @@
+"""The terminal: the plan, a progress bar, a line an epoch, and what came of it. Plain lines where no terminal is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from raytrain.fit import Observer
+from raytrain.plan import Plan
+from raytrain.run import Run
+
+_PLAIN_SECONDS = 10.0
+_KEYS = {
+    "train_loss": "train loss",
+    "val_loss": "val loss",
+    "val_accuracy": "val accuracy",
+    "samples_per_second": "samples/s",
+    "seconds": "seconds",
+}
+
+
+class Console(Observer):
+    """Shows a run on standard output."""
+
+    def __init__(self, console: RichConsole | None = None):
+        self.console = console or RichConsole(highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._times: list[tuple[float, int]] = []
+        self._last: dict[str, Any] = {}
+        self._said = 0.0
+        self._columns: list[str] = []
+
+    def planned(self, plan: Plan) -> None:
+        """Prints the plan."""
+        for name, text in plan.lines():
+            self.console.print(
+                Text(f"{name:>8}  ", style="bold").append(
+                    text, style="yellow" if name in ("note", "skipped", "ignored") else "not bold"
+                )
+            )
+
+    def status(self, text: str) -> None:
+        """A spinner, or a line."""
+        if self.console.is_terminal:
+            self._show(Spinner("dots", text=f" {text} ..."))
+        else:
+            self.console.print(f"{text} ...")
+
+    def started(self, run: Run, plan: Plan, rows: list[dict[str, Any]]) -> None:
+        """Begins the bar, at the place where a resumed run goes on."""
+        e = plan.experiment
+        self._epochs, self._steps, self._batch = e.epochs, plan.steps_per_epoch, e.batch_size
+        self._total, self._samples = e.epochs * plan.steps_per_epoch, len(plan.indices["train"])
+        for row in rows:
+            if row["kind"] == "epoch":
+                self._epoch(row)
+        if self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.fields[epoch]}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[figures]}"),
+                console=self.console,
+                expand=True,
+            )
+            self._task = self._bar.add_task("", total=self._total, epoch="starting the workers ...", figures="")
+            self._show(self._bar)
+
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        """Moves the bar; adds a line for each epoch."""
+        for row in rows:
+            if row["kind"] == "step":
+                self._last = row
+            else:
+                self._epoch(row)
+        if rows and self._last:
+            self._move()
+
+    def finished(self, run: Run) -> None:
+        """The summary, and what to type next."""
+        self._stop()
+        summary, rate = run.summary, run.summary.get("samples_per_second")
+        status = summary["status"]
+        best = [
+            f"best {name.removeprefix('val_').replace('_', ' ')} {summary[name]:.4f}"
+            for name in ("val_accuracy", "val_loss")
+            if name in summary
+        ][:1]
+        facts = [
+            *best,
+            *([f"epoch {summary['best_epoch']} of {summary['epochs']}"] if best else []),
+            *([f"{rate:,.0f} samples/s"] if rate else []),
+            *([f"{summary['seconds']:.1f} s of training"] if summary.get("seconds") else []),
+        ]
+        self.console.print(
+            Text(f"{status}: ", style="bold green" if status == "completed" else "bold yellow").append(
+                ", ".join(facts) or f"{summary['steps']} steps", style="not bold"
+            )
+        )
+        self.console.print(f"the run is in {run.path}")
+        if status == "completed":
+            self.console.print(
+                f"next:  raytrain evaluate {run.path}\n"
+                f"       raytrain predict {run.path} IMAGE ...\n"
+                f"       raytrain export {run.path} model.pth"
+            )
+        else:
+            self.console.print(f"next:  raytrain resume {run.path}")
+
+    def close(self) -> None:
+        """Takes the bar away, for what is printed after a failure."""
+        self._stop()
+
+    def _epoch(self, row: dict[str, Any]) -> None:
+        table = [("epoch", f"{row['epoch']}/{self._epochs}")]
+        table += [(title, _figure(key, row[key])) for key, title in _KEYS.items() if key in row]
+        titles = [title for title, _ in table]
+        if titles != self._columns:
+            self._columns = titles
+            self.console.print(Text("  ".join(f"{title:>12}" for title in titles), style="bold"))
+        self.console.print("  ".join(f"{text:>12}" for _, text in table))
+
+    def _move(self) -> None:
+        now, step = time.monotonic(), self._last["step"]
+        self._times = [*self._times[-20:], (now, step)]
+        (then, before), rate = self._times[0], 0.0
+        if now > then and step > before:
+            rate = (step - before) / (now - then)
+        samples = rate * self._samples / self._steps
+        left = (self._total - step) / rate if rate else None
+        figures = f"loss {self._last['loss']:.4f}"
+        if rate:
+            figures += f"  {samples:,.0f} samples/s  {_clock(left)} left"
+        epoch = f"epoch {min(self._last['epoch'], self._epochs)}/{self._epochs}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, epoch=epoch, figures=figures)
+        elif now - self._said > _PLAIN_SECONDS:
+            self._said = now
+            self.console.print(f"{epoch}  step {step:,} of {self._total:,}  {figures}")
+
+    def _show(self, what: Any) -> None:
+        if self._live is None:
+            self._live = Live(console=self.console, transient=True, refresh_per_second=8)
+            self._live.start()
+        self._live.update(Group(what))
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._live = self._bar = None
+
+
+def _figure(key: str, value: float) -> str:
+    if key == "samples_per_second":
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def table(title: str, rows: list[tuple[str, str]]) -> Table:
+    """A two-column table for results."""
+    result = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows:
+        result.add_row(name, value)
+    return result

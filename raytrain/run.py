@@ -1,0 +1,220 @@
+"""The run directory, and the `Run` that a user holds of it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from raytrain import errors, experiment
+from raytrain.experiment import Experiment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import nn
+
+
+class Run:
+    """A run on disk: `experiment.json`, `environment.json`, `metrics.jsonl`, `checkpoints/`, `best.json`, `last.json`,
+    `summary.json`, `logs/`, and `experiment.py`, the experiment file's copy.
+
+    Args:
+        path: the run's directory.
+
+    Raises:
+        UserError: there is no run.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        if not (self.path / "experiment.json").is_file():
+            raise errors.not_a_run(path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment, as it was trained."""
+        return experiment.load(self.path / "experiment.json")[0]
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The outcome: `status`, `val_accuracy` (the best), `epochs`, `steps`, `seconds` and more; `status` is
+        `unfinished` while there is none."""
+        try:
+            return json.loads((self.path / "summary.json").read_text())
+        except FileNotFoundError:
+            return {"status": "unfinished"}
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, devices, the data's fingerprint and how the run was started."""
+        return json.loads((self.path / "environment.json").read_text())
+
+    def metrics(self, kind: str = "epoch") -> pa.Table:
+        """The rows of `metrics.jsonl` of one kind, `epoch` or `step`, as an Arrow table."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(
+            [row for row in read_metrics(self.path / "metrics.jsonl")[0] if row["kind"] == kind]
+        )
+
+    def checkpoint(self, which: str = "best") -> Path:
+        """The best or the last checkpoint, verified.
+
+        Raises:
+            UserError: there is none, or it does not verify.
+        """
+        from raytrain import checkpoint
+
+        pointer = self.path / f"{which}.json"
+        if pointer.is_file():
+            path = self.checkpoints / Path(json.loads(pointer.read_text())["checkpoint"]).name
+            checkpoint.verify(path)
+            return path
+        found = checkpoint.newest(self.checkpoints)
+        if found is None:
+            raise errors.no_checkpoint(self.path)
+        return found
+
+    def model(self, which: str = "best") -> nn.Module:
+        """The plain module with the best (or last) weights, in evaluation mode, on the CPU."""
+        from raytrain import checkpoint
+
+        path = self.checkpoint(which)
+        state = checkpoint.load_state(path)
+        module = self.experiment.model.build(tuple(state["sample"]), len(state["classes"]))
+        module.load_state_dict(checkpoint.load_model(path))
+        return module.eval()
+
+    def classes(self, which: str = "best") -> tuple[str, ...]:
+        """The classes' names, in the order of the model's outputs."""
+        from raytrain import checkpoint
+
+        return tuple(checkpoint.load_state(self.checkpoint(which))["classes"])
+
+
+def create(out: Path | str, name: str | None, stem: str) -> Path:
+    """Makes an empty run directory `<out>/<name>`; without a name, the next free `<stem>-<number>`.
+
+    Raises:
+        UserError: the name is taken, or the place cannot be written.
+    """
+    if "://" in str(out):
+        raise errors.not_local(str(out))
+    out = Path(out).expanduser()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if name is not None:
+            (out / name).mkdir()
+            return out / name
+        taken = [
+            int(path.name[len(stem) + 1 :]) for path in out.glob(f"{stem}-*") if path.name[len(stem) + 1 :].isdigit()
+        ]
+        number = max(taken, default=0)
+        while True:
+            number += 1
+            try:
+                (out / f"{stem}-{number}").mkdir()
+                return out / f"{stem}-{number}"
+            except FileExistsError:
+                continue
+    except FileExistsError:
+        raise (
+            errors.name_taken(out / str(name)) if out.is_dir() else errors.not_writable(out, "it is a file")
+        ) from None
+    except OSError as error:
+        raise errors.not_writable(out, error.strerror or str(error)) from None
+
+
+def check_writable(out: Path | str, name: str | None) -> None:
+    """Checks that `create` will succeed, without creating anything.
+
+    Raises:
+        UserError: as `create`.
+    """
+    if "://" in str(out):
+        raise errors.not_local(str(out))
+    out = Path(out).expanduser()
+    if name is not None and (name in ("", ".", "..") or "/" in name):
+        raise errors.not_writable(name, "a run's name is one folder's name")
+    if name is not None and (out / name).exists():
+        raise errors.name_taken(out / name)
+    existing = out.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise errors.not_writable(out, f"{existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise errors.not_writable(out, "permission denied")
+
+
+def read_metrics(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines of a metrics file from a byte offset on, and the offset behind them."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            raw = file.read()
+    except FileNotFoundError:
+        return [], offset
+    whole = raw[: raw.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+
+
+class MetricsLog:
+    """The one writer of `metrics.jsonl`."""
+
+    def __init__(self, path: Path, offset: int):
+        """Cuts the file back to `offset` bytes: what a resumed run will write again."""
+        self._file: IO[bytes] = open(path, "r+b" if path.exists() else "w+b")
+        self._file.truncate(offset)
+        self._file.seek(offset)
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        """Appends rows and hands them to the system, so that others can read them."""
+        self._file.write(b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
+        self._file.flush()
+
+    def commit(self) -> int:
+        """Puts all rows on the disk; returns the file's size in bytes."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+
+class Lock:
+    """Keeps a run directory to one writer; the system lets go of it when the process ends, however it ends."""
+
+    def __init__(self, run: Path, wait: float):
+        """Takes the lock, waiting up to `wait` seconds.
+
+        Raises:
+            UserError: another process holds it.
+        """
+        self._file = open(run / "lock", "a+")
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    self._file.seek(0)
+                    raise errors.still_running(run, int(self._file.read().strip() or 0)) from None
+                time.sleep(0.1)
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Lets go of it."""
+        self._file.close()

@@ -1,0 +1,130 @@
+"""Task: the seam for what is learnt. A task says what loss a batch has and which sums its metrics need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from raytrain import errors
+from raytrain.config import check
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+
+@dataclass
+class Batch:
+    """One rank's part of a global batch, on its device.
+
+    Attributes:
+        images: float32 [n, channels, height, width], augmented and normalised.
+        labels: int64 [n].
+        ids: int64 [n], the samples' numbers in their split, on the host.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The base of all tasks. Subclass it in an experiment file, as a frozen dataclass, to bring your own.
+
+    Everything is said in sums over samples, so that losses and metrics are exact for any number of workers: raytrain
+    adds the sums up over micro-batches and ranks and divides once.
+    """
+
+    monitor: Literal["val_loss", "val_accuracy"] = "val_loss"
+    """The metric that chooses the best checkpoint: the lowest loss, or the highest of another metric."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """The loss summed over the batch's samples (a scalar with gradient), and how many samples that were.
+
+        Raises:
+            NotImplementedError: always, in the base class.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a loss(model, batch)")
+
+    def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """What evaluation adds up over all samples: tensors of any shape, `loss` and `count` among them."""
+        import torch
+
+        loss, count = self.loss(model, batch)
+        return {"loss": loss, "count": torch.tensor(count)}
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Turns the sums over all samples into numbers, `loss` among them."""
+        return {"loss": float(sums["loss"] / sums["count"])}
+
+    def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
+        """Checks, before anything starts, that the model's output for one sample (its shape) suits the task.
+
+        Raises:
+            UserError: it does not.
+        """
+
+    @property
+    def highest_is_best(self) -> bool:
+        """Whether a higher value of `monitor` is better."""
+        return not self.monitor.endswith("loss")
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """One label an image: cross entropy, top-1 and top-5 accuracy, and a confusion matrix."""
+
+    monitor: Literal["val_loss", "val_accuracy"] = "val_accuracy"
+    """The metric that chooses the best checkpoint."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes while training (Szegedy et al., 2016)."""
+
+    def __post_init__(self) -> None:
+        check(self, label_smoothing=(lambda share: 0 <= share < 1, "in [0, 1)"))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Cross entropy with label smoothing."""
+        from torch.nn.functional import cross_entropy
+
+        logits = model(batch.images)
+        return cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing, reduction="sum"), len(batch)
+
+    def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Cross entropy (without smoothing), right answers among the first 1 and 5, and int64 [classes, classes]
+        counts of (label, answer)."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        logits = model(batch.images)
+        classes = logits.shape[1]
+        best = logits.topk(min(5, classes), dim=1).indices
+        pairs = torch.bincount(batch.labels * classes + best[:, 0], minlength=classes * classes)
+        return {
+            "loss": cross_entropy(logits.float(), batch.labels, reduction="none").double().sum(),
+            "count": torch.tensor(len(batch)),
+            "top1": (best[:, 0] == batch.labels).sum(),
+            "top5": (best == batch.labels[:, None]).any(dim=1).sum(),
+            "confusion": pairs.view(classes, classes),
+        }
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Mean loss, accuracy, and top-5 accuracy where there are more than five classes."""
+        count = float(sums["count"])
+        result = {"loss": float(sums["loss"]) / count, "accuracy": float(sums["top1"]) / count}
+        if len(sums["confusion"]) > 5:
+            result["top5_accuracy"] = float(sums["top5"]) / count
+        return result
+
+    def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
+        """The output must be [1, classes]."""
+        if output != (1, classes):
+            raise errors.head_mismatch(output, classes, where)
