@@ -91,9 +91,10 @@ def train(
         raytrain.fit.Interrupted: it was asked to stop.
     """
     from raytrain import fit
+    from raytrain.observe import watched
 
     started = time.time()
-    with fit.watched(_observer(quiet)) as observer:
+    with watched(_observer(quiet)) as observer:
         run = fit.train(
             experiment, fit.Options(out, name, address, verbose=verbose), observer, _source(experiment), started
         )
@@ -114,21 +115,22 @@ def resume(
         UserError: it is complete or still running, or a change is not one that a resumed run can make.
     """
     from raytrain import fit
+    from raytrain.observe import watched
 
     started = time.time()
     run = run if isinstance(run, Run) else Run(run)
     value = run.experiment
     for path, change in changes.items():
         value = _config.replace(value, path, change)
-    with fit.watched(_observer(quiet)) as observer:
+    with watched(_observer(quiet)) as observer:
         return fit.resume(Run(run.path), value, fit.Options(address=address, verbose=verbose), observer, started)
 
 
 def _observer(quiet: bool):
-    from raytrain import fit
+    from raytrain.observe import Observer
 
     if quiet:
-        return fit.Observer()
+        return Observer()
     from raytrain.report.console import Console
 
     return Console()

@@ -18,7 +18,8 @@ import tyro
 
 from raytrain import __version__, config, errors
 from raytrain.experiment import Experiment, load
-from raytrain.fit import Interrupted, Options, RunFailed, resume, train, watched
+from raytrain.fit import Interrupted, Options, RunFailed, resume, train
+from raytrain.observe import watched
 from raytrain.run import Run
 
 _FLAT = tyro.conf.arg(name="")
@@ -35,6 +36,14 @@ class Resume:
     """Print the plan and stop."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""
+
+
+@dataclass(frozen=True)
+class OtherData:
+    """What to evaluate on."""
+
+    root: str | None = None
+    """Other data of the same classes, in the layout of the run's."""
 
 
 def main() -> None:
@@ -88,7 +97,7 @@ def _train(arguments: list[str]) -> None:
 
     def command(
         experiment: Annotated[Experiment, _FLAT] = value, options: Annotated[Options, _FLAT] = Options()
-    ) -> tuple[Experiment, Options]:  # noqa: B008
+    ) -> tuple[Experiment, Options]:
         return experiment, options
 
     value, options = _parse(command, arguments[1:], f"raytrain train {path}", _describe(source))
@@ -127,14 +136,9 @@ def _resume(arguments: list[str]) -> None:
 def _evaluate(arguments: list[str]) -> None:
     """Evaluate a run: raytrain evaluate RUN [--data.root DIR] [--json]"""
 
-    @dataclass(frozen=True)
-    class Where:
-        root: str | None = None
-        """Other data of the same classes, in the layout of the run's."""
-
     def command(
         run: tyro.conf.Positional[Annotated[str, _RUN]],
-        data: Where = Where(),
+        data: OtherData = OtherData(),
         split: Literal["train", "val", "test"] = "val",
         checkpoint: Literal["best", "last"] = "best",
         json: bool = False,

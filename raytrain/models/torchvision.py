@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raytrain import errors
 from raytrain.config import check
@@ -41,11 +41,9 @@ class Torchvision(Model):
             raise errors.model_fails(f"it wants 3 channels and the images have {sample[0]}", "model.name")
         path, head = _head(module)
         parent = module.get_submodule(path.rpartition(".")[0])
-        fresh = (
-            nn.Linear(head.in_features, classes)
-            if isinstance(head, nn.Linear)
-            else nn.Conv2d(head.in_channels, classes, head.kernel_size)
-        )  # type: ignore[arg-type]
+        fresh: Any = nn.Linear(head.in_features, classes) if isinstance(head, nn.Linear) else None
+        if isinstance(head, nn.Conv2d):
+            fresh = nn.Conv2d(head.in_channels, classes, 1)
         if self.freeze:
             module.requires_grad_(False)
         setattr(parent, path.rpartition(".")[2], fresh)

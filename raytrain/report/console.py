@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from raytrain.fit import Observer
+from raytrain.observe import Observer
 from raytrain.plan import Plan
 from raytrain.run import Run
 

@@ -1,0 +1,77 @@
+"""Watching a run from the driver: the metrics file is the only channel, so it works over any distance."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from raytrain.plan import Plan
+from raytrain.run import Run, read_metrics
+
+
+class Observer:
+    """Sees a run from the driver; the base class looks away."""
+
+    def planned(self, plan: Plan) -> None:
+        """The plan, before anything starts."""
+
+    def status(self, text: str) -> None:
+        """What goes on while no step is done."""
+
+    def started(self, run: Run, plan: Plan, rows: list[dict[str, Any]]) -> None:
+        """Workers are about to train; `rows` are the metrics of a resumed run so far."""
+
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        """New rows of metrics.jsonl; an empty list now and then, to keep the clock going."""
+
+    def finished(self, run: Run) -> None:
+        """The run has ended and its summary is there."""
+
+    def close(self) -> None:
+        """Whatever happened, nothing more will."""
+
+
+@contextlib.contextmanager
+def watched(observer: Observer) -> Iterator[Observer]:
+    """Closes the observer at the end, however that comes about."""
+    try:
+        yield observer
+    finally:
+        observer.close()
+
+
+class Tail:
+    """Follows the metrics file for the observer."""
+
+    def __init__(self, path: Path, offset: int, observer: Observer):
+        self.path, self.offset, self.observer = path, offset, observer
+        self.seen = False
+
+    def poll(self) -> None:
+        """Shows what has come since the last call."""
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        self.offset = min(self.offset, size)  # a resumed run first cuts the file back to its checkpoint
+        rows, self.offset = read_metrics(self.path, self.offset)
+        self.seen = self.seen or bool(rows)
+        self.observer.rows(rows)
+
+    @contextlib.contextmanager
+    def in_background(self) -> Iterator[None]:
+        """Polls in a side thread."""
+        done = threading.Event()
+
+        def follow() -> None:
+            while not done.wait(0.1):
+                self.poll()
+
+        thread = threading.Thread(target=follow, daemon=True, name="metrics")
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            self.poll()

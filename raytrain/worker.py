@@ -1,0 +1,93 @@
+"""A worker from its first line to its last: what it is handed, where its output goes, what it leaves of an error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raytrain import errors
+from raytrain.data import Index
+from raytrain.experiment import Experiment
+from raytrain.run import Lock
+
+
+@dataclass
+class Job:
+    """What every worker gets. Large things are references into the object store."""
+
+    experiment: Experiment
+    run: Path
+    indices: Any
+    images: dict[str, Any]
+    weights: Any
+    command_started: float
+    own_output: bool
+
+
+def work_on_cluster(settings: dict[str, Any]) -> None:
+    """The function that Ray Train calls on every worker."""
+    work(settings["job"])
+
+
+def work(job: Job) -> None:
+    """Trains as one rank: of the process group that is there, or alone."""
+    import ray
+    import torch
+    import torch.distributed as dist
+
+    from raytrain.data.reader import Resident, Streaming
+    from raytrain.loop import Place, Worker
+
+    if dist.is_initialized():
+        from ray.train.torch import get_device
+
+        device = get_device()
+        place = Place(dist.get_rank(), dist.get_world_size(), device if isinstance(device, torch.device) else device[0])
+    else:
+        place = Place(0, 1, torch.device("cuda:0" if job.experiment.scaling.gpus_per_worker else "cpu"))
+    with _recorded(job, place.rank):
+        lock = Lock(job.run, wait=60) if place.rank == 0 else None
+        indices: dict[str, Index] = ray.get(job.indices)
+        readers = {
+            split: Resident(ray.get(job.images[split]))
+            if job.images
+            else Streaming(job.experiment.data, index, ray.put(index))
+            for split, index in indices.items()
+        }
+        weights: Any = ray.get(job.weights) if job.weights is not None else None
+        Worker(job.experiment, job.run, indices, readers, weights, place, job.command_started).fit()
+        if lock:
+            lock.release()
+
+
+@contextlib.contextmanager
+def _recorded(job: Job, rank: int) -> Iterator[None]:
+    """Sends this process's output to the run's logs, and leaves a record there of an error, with its time."""
+    if job.own_output:
+        descriptor = os.open(job.run / "logs" / f"rank_{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+    try:
+        yield
+    except BaseException as error:
+        traceback.print_exc()
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+        record = {
+            "time": time.time(),
+            "rank": rank,
+            "error": str(error) if isinstance(error, errors.UserError) else f"{type(error).__name__}: {error}",
+            "at": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+            "traceback": traceback.format_exc(),
+        }
+        (job.run / "logs" / f"rank_{rank}.json").write_text(json.dumps(record))
+        raise
