@@ -20,6 +20,7 @@ from raytrain.data import MNIST, Augment, Data, Digits, ImageFolder, Index
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.experiment import load as load_experiment
+from raytrain.experiment import refuse_while_loading as _refuse_while_loading
 from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
 from raytrain.optim import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepLR
 from raytrain.parallel import DDP, Parallel
@@ -94,6 +95,7 @@ def train(
     from raytrain.observe import watched
 
     started = time.time()
+    _refuse_while_loading()
     with watched(_observer(quiet)) as observer:
         run = fit.train(
             experiment, fit.Options(out, name, address, verbose=verbose), observer, _source(experiment), started
@@ -118,6 +120,7 @@ def resume(
     from raytrain.observe import watched
 
     started = time.time()
+    _refuse_while_loading()
     run = run if isinstance(run, Run) else Run(run)
     value = run.experiment
     for path, change in changes.items():

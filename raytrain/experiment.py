@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import os
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -19,6 +19,9 @@ from raytrain.optim import SGD, Constant, Optimizer, Schedule
 from raytrain.parallel import DDP, Parallel
 from raytrain.task import Classification, Task
 
+_loading: list[Path] = []
+"""The experiment files that are being run at the moment."""
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -30,8 +33,8 @@ class Scaling:
     """GPUs of each worker; None gives one where the cluster has enough, and none otherwise."""
     cpus_per_worker: float | None = None
     """CPUs that Ray reserves for each worker; None shares them out and keeps one for Ray Data."""
-    threads_per_worker: int = 1
-    """Threads of PyTorch in each worker; it changes the last bits of sums, so it is not guessed."""
+    threads_per_worker: int | None = None
+    """Threads of PyTorch in each worker; None shares the cores out. The run keeps the number: it changes last bits."""
 
     def __post_init__(self) -> None:
         check(
@@ -142,9 +145,9 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         UserError: the file is not there, does not run, or holds no experiment.
     """
     path = Path(path)
-    if path.is_dir() and (path / "experiment.json").is_file():
+    if os.path.isfile(path / "experiment.json"):
         path = path / "experiment.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise errors.no_such_file(path, "experiment file")
     if path.suffix == ".json":
         return _load_json(path)
@@ -166,12 +169,21 @@ def save(experiment: Experiment, path: Path) -> None:
 def _load_json(path: Path) -> tuple[Experiment, Path | None]:
     try:
         values = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise errors.not_an_experiment(path, str(error)) from None
     copy = path.with_name("experiment.py")
-    if copy.is_file() and _foreign_classes(values):
-        _execute(copy)
+    if _foreign_classes(values):
+        if copy.is_file() and not _is_main(copy):
+            _execute(copy)
+        else:  # a script or a notebook looks at a run of its own
+            sys.modules[config.EXPERIMENT_MODULE] = sys.modules["__main__"]
     return config.from_dict(Experiment, values, path), copy if copy.is_file() else None
+
+
+def _is_main(copy: Path) -> bool:
+    """Whether the file is what this process runs, which must not run a second time."""
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    return main is not None and Path(main).is_file() and Path(main).read_bytes() == copy.read_bytes()
 
 
 def _foreign_classes(values: Any) -> bool:
@@ -183,25 +195,37 @@ def _foreign_classes(values: Any) -> bool:
 
 
 def _execute(path: Path) -> ModuleType:
-    """Runs a Python file as the module that holds experiments."""
-    spec = importlib.util.spec_from_file_location(config.EXPERIMENT_MODULE, path.resolve())
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
+    """Runs a Python file as the module that holds experiments. Its text counts, never old bytecode."""
+    module = ModuleType(config.EXPERIMENT_MODULE)
+    module.__file__ = str(path.resolve())
     sys.modules[config.EXPERIMENT_MODULE] = module
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    _loading.append(path)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(path.read_bytes(), module.__file__, "exec", dont_inherit=True), module.__dict__)
     except errors.UserError:
         raise
     except SyntaxError as error:
         raise errors.experiment_fails(Path(error.filename or path), error.lineno, error.msg) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [
             frame.lineno
             for frame in traceback.extract_tb(error.__traceback__)
             if Path(frame.filename) == path.resolve()
         ]
         raise errors.experiment_fails(path, lines[-1] if lines else None, f"{type(error).__name__}: {error}") from None
+    finally:
+        _loading.pop()
     return module
+
+
+def refuse_while_loading() -> None:
+    """Keeps a script that ends in `raytrain.train(...)` from training when its experiment is merely read.
+
+    Raises:
+        UserError: an experiment file is being loaded.
+    """
+    if _loading:
+        raise errors.trains_while_loading(_loading[-1])

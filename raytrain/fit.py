@@ -100,7 +100,7 @@ def train(
         path = create(options.out, options.name, stem)
         planned = replace(planned, run=str(path))
         observer.planned(planned)
-        experiment.save(value, path / "experiment.json")
+        experiment.save(_with_threads(value, planned), path / "experiment.json")
         if source:
             shutil.copyfile(source, path / "experiment.py")
         _write_environment(path, planned)
@@ -131,6 +131,10 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
         raise errors.changed_on_resume(changed, run.path)
     if run.summary["status"] == "completed" and run.summary["epochs"] >= value.epochs:
         raise errors.already_done(run.path, run.summary["epochs"])
+    if value.scaling.workers != run.experiment.scaling.workers and (
+        value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
+    ):
+        value = config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
     Lock(run.path, wait=10).release()
     with Session(options.address, options.verbose) as session:
         planned = plan.make(value, session.resources, str(run.path))
@@ -140,8 +144,13 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
         observer.planned(planned)
         if options.dry_run:
             return run
-        experiment.save(value, run.path / "experiment.json")
+        experiment.save(_with_threads(value, planned), run.path / "experiment.json")
         return _run(run.path, planned, session, options, observer, command_started)
+
+
+def _with_threads(value: Experiment, planned: Plan) -> Experiment:
+    """The experiment to keep: a repetition needs the number of threads for the same bits."""
+    return config.replace(value, "scaling.threads_per_worker", planned.experiment.scaling.threads_per_worker)
 
 
 def _run(

@@ -53,7 +53,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     if index.classes != classes:
         raise errors.classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
     device = _device()
-    torch.set_num_threads(e.scaling.threads_per_worker)
+    torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = _FileReader(data, index)
     loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False)
     sums = add_up(e, run.model(which).to(device), loader, Precision(e.precision, device)).reduce(device)
@@ -93,7 +93,7 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
     model = run.model(which).to(device)
     index = _file_index(files, source, tuple(state["classes"]))
     precision = Precision(e.precision, device)
-    torch.set_num_threads(e.scaling.threads_per_worker)
+    torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     loader = Loader(source, index, _FileReader(source, index), _CHUNK, 0, 0, 1, device, train=False)
     rows = []
     with torch.inference_mode():

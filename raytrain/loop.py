@@ -94,7 +94,7 @@ class Worker:
         e = self.experiment = experiment
         self.run, self.place, self.command_started = Run(run), place, command_started
         self.sample, self.classes = e.data.image(indices["train"]), indices["train"].classes
-        torch.set_num_threads(e.scaling.threads_per_worker)
+        torch.set_num_threads(e.scaling.threads_per_worker or 1)
         torch.manual_seed(order.key(e.seed, 0) >> 1)
         self.model: nn.Module = e.model.build(self.sample, len(self.classes))
         if weights is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from raytrain import errors
 from raytrain.data import Index
 from raytrain.errors import BadSample
-from raytrain.experiment import Experiment
+from raytrain.experiment import Experiment, Scaling
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,7 +87,7 @@ class Plan:
             if scaling.gpus_per_worker
             else (
                 f"{scaling.cpus_per_worker:g} CPU, {scaling.threads_per_worker} thread"
-                + ("s" if scaling.threads_per_worker > 1 else "")
+                + ("s" if scaling.threads_per_worker != 1 else "")
             )
         )
         place = (
@@ -232,7 +232,7 @@ def _try_model(
         return module, module(torch.zeros(1, *sample))
 
 
-def _scaling(experiment: Experiment, resources: Resources):
+def _scaling(experiment: Experiment, resources: Resources) -> Scaling:
     """Decides what was left open: GPUs where there are enough, CPUs such that one is left for Ray Data (workers that
     claim every CPU would starve it, and the run would hang)."""
     scaling = experiment.scaling
@@ -258,7 +258,11 @@ def _scaling(experiment: Experiment, resources: Resources):
         raise errors.too_few(
             "CPUs", cpus * workers, spare, "scaling.workers x scaling.cpus_per_worker (one CPU stays with Ray Data)"
         )
-    return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus)
+    threads = scaling.threads_per_worker
+    if threads is None:
+        on_a_node = -(-workers // resources.nodes)
+        threads = max(1, int(resources.cpus / resources.nodes) // on_a_node)
+    return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus, threads_per_worker=threads)
 
 
 def _memory() -> int:

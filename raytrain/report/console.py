@@ -82,7 +82,8 @@ class Console(Observer):
                 self._last = row
             else:
                 self._epoch(row)
-        if rows and self._last:
+                self._times = []  # validation is no training: the rate is measured anew
+        if rows and rows[-1]["kind"] == "step":
             self._move()
 
     def finished(self, run: Run) -> None:

@@ -1,0 +1,157 @@
+"""A run that is cut off and resumed is the run that was not: bit for bit on as many workers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ranks import Ranks, new_run, on_workers, train_rank
+from torch import nn
+
+from raytrain import (
+    CNN,
+    SGD,
+    AdamW,
+    Augment,
+    Batch,
+    Checkpoint,
+    Classification,
+    Cosine,
+    Digits,
+    Experiment,
+    Optimizer,
+    Run,
+    checkpoint,
+)
+
+BASE = Experiment(
+    model=CNN(channels=(8, 16), batch_norm=True, dropout=0.2),
+    data=Digits(augment=Augment(crop="random_resized", scale=(0.6, 1.0), flip=0.5)),
+    schedule=Cosine(warmup_epochs=0.5),
+    checkpoint=Checkpoint(every_steps=5),
+    batch_size=64,
+    epochs=2,
+)
+
+
+class Cut(Exception):
+    """Stands for a kill: the process leaves without another word."""
+
+
+@dataclass(frozen=True)
+class CutAt(Classification):
+    """Fails in the given call of `loss`, on all ranks."""
+
+    call: int = 0
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        _CALLS.append(1)
+        if len(_CALLS) == self.call:
+            raise Cut
+        return super().loss(model, batch)
+
+
+_CALLS: list[int] = []
+
+
+def cut_rank(rank: int, world: int, e: Experiment, run: Path, call: int) -> None:
+    _CALLS.clear()
+    with pytest.raises(Cut):
+        train_rank(rank, world, replace(e, task=CutAt(call=call)), run)
+
+
+def weights(run: Path) -> str:
+    state = Run(run).model("last").state_dict()
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for _, value in sorted(state.items()))).hexdigest()
+
+
+def rows(run: Path) -> list[dict]:
+    """All metrics but the times."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.05, momentum=0.9), AdamW(lr=1e-2)], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_resumed_run_is_bit_identical(
+    ranks: Ranks, tmp_path: Path, world: int, optimizer: Optimizer, precision: str
+) -> None:
+    e = on_workers(replace(BASE, optimizer=optimizer, precision=precision), world)  # type: ignore[arg-type]
+    whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
+    ranks.run(world, train_rank, e, whole)
+    for call in (13, 4, 19):  # in the first epoch, then right after a resume, then in the second epoch
+        ranks.run(world, cut_rank, e, cut, call)
+    assert checkpoint.newest(cut / "checkpoints") is not None
+    ranks.run(world, train_rank, e, cut)
+    assert rows(cut) == rows(whole)
+    assert [row["step"] for row in rows(cut) if row["kind"] == "step"] == list(range(1, 47))
+    assert weights(cut) == weights(whole)
+
+
+def test_fp16_resumes_with_its_scale(ranks: Ranks, tmp_path: Path) -> None:
+    e = replace(BASE, optimizer=SGD(lr=0.05, momentum=0.9), precision="fp16")
+    whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
+    ranks.run(1, train_rank, e, whole)
+    ranks.run(1, cut_rank, e, cut, 13)
+    path = checkpoint.newest(cut / "checkpoints")
+    assert path is not None and checkpoint.load_optimizer(path)["precision"]["scale"] > 1
+    ranks.run(1, train_rank, e, cut)
+    assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
+
+
+def test_a_run_resumes_on_other_numbers_of_workers_with_the_same_curve(ranks: Ranks, tmp_path: Path) -> None:
+    base = replace(BASE, model=CNN(channels=(8, 16)), optimizer=SGD(lr=0.05, momentum=0.9))
+    whole, moved = new_run(tmp_path / "whole", base), new_run(tmp_path / "moved", base)
+    ranks.run(1, train_rank, base, whole)
+    for world, call in ((4, 13), (2, 14), (1, 12)):
+        ranks.run(world, cut_rank, on_workers(base, world), moved, call)
+    ranks.run(4, train_rank, on_workers(base, 4), moved)
+    expected, found = rows(whole), rows(moved)
+    assert [row.get("step") for row in found] == [row.get("step") for row in expected]
+    np.testing.assert_allclose([r["loss"] for r in found if r["kind"] == "step"],
+                               [r["loss"] for r in expected if r["kind"] == "step"], rtol=1e-3)  # fmt: skip
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(ranks: Ranks, tmp_path: Path) -> None:
+    e = replace(BASE, optimizer=SGD(lr=0.05))
+    whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
+    ranks.run(1, train_rank, e, whole)
+    ranks.run(1, cut_rank, e, cut, 13)
+    newest = checkpoint.newest(cut / "checkpoints")
+    assert newest is not None and newest.name == "step_00000010"
+    damaged = bytearray((newest / "model.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(damaged)
+    ranks.run(1, train_rank, e, cut)
+    assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
+
+
+def test_only_the_newest_and_the_best_checkpoints_are_kept(ranks: Ranks, tmp_path: Path) -> None:
+    e = replace(BASE, optimizer=SGD(lr=0.05, momentum=0.9), checkpoint=Checkpoint(every_steps=3, keep=2), epochs=3)
+    run = new_run(tmp_path / "run", e)
+    ranks.run(1, train_rank, e, run)
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    best = json.loads((run / "best.json").read_text())
+    accuracies = Run(run).metrics()["val_accuracy"].to_pylist()
+    assert best["val_accuracy"] == max(accuracies) == Run(run).summary["val_accuracy"]
+    assert best["epoch"] == accuracies.index(max(accuracies)) + 1
+    assert json.loads((run / "last.json").read_text())["checkpoint"] == "step_00000069"
+    assert kept == sorted({"step_00000066", "step_00000069", best["checkpoint"]})
+
+
+def test_a_request_to_stop_writes_a_checkpoint_and_loses_no_step(ranks: Ranks, tmp_path: Path) -> None:
+    e = replace(BASE, optimizer=SGD(lr=0.05, momentum=0.9))
+    whole, stopped = new_run(tmp_path / "whole", e), new_run(tmp_path / "stopped", e)
+    ranks.run(1, train_rank, e, whole)
+    (stopped / "stop").touch()
+    assert ranks.run(1, train_rank, e, stopped) == ["interrupted"]
+    assert Run(stopped).summary["status"] == "interrupted" and Run(stopped).summary["steps"] == 1
+    (stopped / "stop").unlink()
+    assert ranks.run(1, train_rank, e, stopped) == ["completed"]
+    assert rows(stopped) == rows(whole) and weights(stopped) == weights(whole)

@@ -1,0 +1,217 @@
+"""The same experiment on 1, 2 and 4 workers: the same batches, the same losses, and those of plain PyTorch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ranks import Ranks, new_run, on_workers, train_rank
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from raytrain import (
+    CNN,
+    MLP,
+    SGD,
+    AdamW,
+    Augment,
+    Batch,
+    Classification,
+    Cosine,
+    Digits,
+    Experiment,
+    Model,
+    Run,
+    Task,
+    order,
+)
+from raytrain.data.augment import DRAWS, normalise
+
+BASE = Experiment(
+    model=CNN(channels=(8, 16)),
+    data=Digits(augment=Augment(crop="random", padding=1, flip=0.5)),
+    optimizer=SGD(lr=0.05, momentum=0.9),
+    schedule=Cosine(warmup_epochs=0.5),
+    batch_size=64,
+    epochs=3,
+)
+
+
+@dataclass(frozen=True)
+class Recording(Classification):
+    """Notes which samples each rank saw, and their pixels."""
+
+    folder: str = ""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        with open(Path(self.folder) / f"{torch.distributed.get_rank()}.jsonl", "a") as file:
+            file.write(json.dumps([batch.ids.tolist(), batch.images.double().sum((1, 2, 3)).tolist()]) + "\n")
+        return super().loss(model, batch)
+
+
+@dataclass(frozen=True)
+class AutoEncoder(Model):
+    """Learns to give back the image through eight numbers."""
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        pixels = int(np.prod(sample))
+        return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 8), nn.Linear(8, pixels), nn.Unflatten(1, sample))
+
+
+@dataclass(frozen=True)
+class Reconstruction(Task):
+    """The squared error of all pixels."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        return mse_loss(model(batch.images), batch.images, reduction="sum"), batch.images.numel()
+
+
+def losses(run: Path) -> np.ndarray:
+    return np.array(Run(run).metrics("step")["loss"].to_pylist())
+
+
+def reference(e: Experiment, steps: int) -> tuple[list[float], nn.Module]:
+    """The same training as a plain loop in one process, written without the package's loop and loader."""
+    index = e.data.index()["train"]
+    images = torch.from_numpy(e.data.read(index, np.arange(len(index))))
+    torch.manual_seed(order.key(e.seed, 0) >> 1)
+    model = e.model.build(index.shape, len(index.classes))
+    optimizer = torch.optim.SGD(model.parameters(), lr=e.optimizer.lr, momentum=0.9)
+    found, per_epoch = [], -(-len(index) // e.batch_size)
+    for step in range(steps):
+        epoch, k = divmod(step, per_epoch)
+        positions = np.arange(k * e.batch_size, min((k + 1) * e.batch_size, len(index)))
+        ids = order.samples(e.seed, epoch, len(index), positions)
+        draws = order.uniform(e.seed, epoch, ids, DRAWS)
+        batch = normalise(e.data.augment(images[ids], None, draws), e.data.mean, e.data.std)
+        for group in optimizer.param_groups:
+            group["lr"] = e.optimizer.lr * e.schedule.factor(step, per_epoch, e.epochs)
+        loss = nn.functional.cross_entropy(model(batch), torch.from_numpy(index.labels[ids]))
+        optimizer.zero_grad()
+        loss.backward()
+        if e.clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), e.clip_norm)
+        optimizer.step()
+        found.append(loss.item())
+    return found, model
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_losses_and_weights_equal_a_plain_pytorch_loop(ranks: Ranks, tmp_path: Path, world: int) -> None:
+    e = on_workers(replace(BASE, clip_norm=1.0), world)
+    run = new_run(tmp_path / "run", e)
+    assert ranks.run(world, train_rank, e, run) == ["completed"] * world
+    found = losses(run)
+    expected, model = reference(e, len(found))
+    np.testing.assert_allclose(found[:50], expected[:50], rtol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    weights = Run(run).model("last").state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_global_batches_are_the_same_on_1_2_and_4_workers_and_hold_every_sample_once(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    seen = {}
+    for world in (1, 2, 4):
+        folder = tmp_path / f"seen-{world}"
+        folder.mkdir()
+        e = on_workers(replace(BASE, task=Recording(folder=str(folder)), epochs=2, batch_size=52), world)
+        ranks.run(world, train_rank, e, new_run(tmp_path / f"run-{world}", e))
+        parts = [
+            [json.loads(line) for line in (folder / f"{rank}.jsonl").read_text().splitlines()] for rank in range(world)
+        ]
+        steps = [  # a rank that had none of a short batch saw one black image, whose loss did not count
+            [(i, s) for part in step for i, s in zip(*part, strict=True)] for step in zip(*parts, strict=True)
+        ]
+        seen[world] = steps
+    assert seen[1] == seen[2] == seen[4]
+    ids = [i for step in seen[4] for i, _ in step]
+    assert sorted(ids[:1438]) == list(range(1438)) == sorted(ids[1438:])
+    assert ids[:1438] != ids[1438:]
+
+
+@pytest.mark.parametrize("rest", [1, 2, 3])
+def test_a_last_batch_smaller_than_the_workers_has_its_true_weight(ranks: Ranks, tmp_path: Path, rest: int) -> None:
+    index = {split: i.take(np.arange(n)) for (split, i), n in zip(Digits().index().items(), (8 + rest, 7), strict=True)}
+    runs = {}
+    for world in (1, 4):
+        e = on_workers(replace(BASE, batch_size=8, epochs=2, clip_norm=None), world)
+        runs[world] = new_run(tmp_path / f"{world}", e)
+        ranks.run(world, train_rank, e, runs[world], index)
+    np.testing.assert_allclose(losses(runs[4]), losses(runs[1]), rtol=1e-5)
+    assert len(losses(runs[4])) == 4
+    assert Run(runs[4]).metrics()["val_accuracy"].to_pylist() == Run(runs[1]).metrics()["val_accuracy"].to_pylist()
+
+
+def test_accumulated_micro_batches_equal_one_large_batch(ranks: Ranks, tmp_path: Path) -> None:
+    whole = on_workers(replace(BASE, epochs=1), 2)
+    parts = replace(whole, micro_batch_size=8)
+    assert parts.accumulation == 4
+    runs = [new_run(tmp_path / name, e) for name, e in (("whole", whole), ("parts", parts))]
+    for run, e in zip(runs, (whole, parts), strict=True):
+        ranks.run(2, train_rank, e, run)
+    np.testing.assert_allclose(losses(runs[1]), losses(runs[0]), rtol=2e-4)
+
+
+def test_an_autoencoder_of_ones_own_has_exact_metrics_on_1_2_and_4_workers(ranks: Ranks, tmp_path: Path) -> None:
+    found = {}
+    for world in (1, 2, 4):
+        e = on_workers(replace(BASE, model=AutoEncoder(), task=Reconstruction(), optimizer=AdamW(lr=1e-2)), world)
+        run = new_run(tmp_path / f"{world}", e)
+        ranks.run(world, train_rank, e, run)
+        found[world] = Run(run)
+        index = e.data.index()["val"]
+        images = normalise(torch.from_numpy(e.data.read(index, np.arange(len(index)))), e.data.mean, e.data.std)
+        model = AutoEncoder().build((1, 8, 8), 10)
+        model.load_state_dict(torch.load(_export(Run(run), tmp_path / f"{world}.pth"), weights_only=True))
+        with torch.no_grad():
+            expected = mse_loss(model(images).double(), images.double()).item()
+        assert found[world].metrics()["val_loss"].to_pylist()[-1] == pytest.approx(expected, rel=1e-6)
+    for world in (2, 4):
+        for column in ("train_loss", "val_loss"):
+            np.testing.assert_allclose(found[world].metrics()[column], found[1].metrics()[column], rtol=1e-3)
+    assert found[1].metrics()["val_loss"][-1].as_py() < 0.9 * found[1].metrics()["val_loss"][0].as_py()
+
+
+def _export(run: Run, file: Path) -> Path:
+    from raytrain.infer import export
+
+    export(run, file, "last")
+    return file
+
+
+def test_a_task_whose_count_is_not_the_same_for_every_sample_is_told_so(ranks: Ranks, tmp_path: Path) -> None:
+    e = replace(BASE, task=Uneven(), epochs=1)
+    with pytest.raises(AssertionError, match="the count must be the same for every sample"):
+        ranks.run(1, train_rank, e, new_run(tmp_path / "run", e))
+
+
+@dataclass(frozen=True)
+class Uneven(Classification):
+    """Counts another number of things in every batch."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        return super().loss(model, batch)[0], int(batch.labels.sum())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_trains_on_cpu_as_well_as_fp32(ranks: Ranks, tmp_path: Path, precision: str) -> None:
+    found = {}
+    for name in ("fp32", precision):
+        e = on_workers(replace(BASE, model=MLP(hidden=(64,)), precision=name), 2)
+        ranks.run(2, train_rank, e, run := new_run(tmp_path / name, e))
+        found[name] = Run(run).metrics()["train_loss"].to_pylist()
+    assert found[precision] != found["fp32"]
+    np.testing.assert_allclose(found[precision], found["fp32"], rtol=0.02)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_step(ranks: Ranks, tmp_path: Path) -> None:
+    e = replace(BASE, optimizer=SGD(lr=1e30), schedule=Cosine())
+    with pytest.raises(AssertionError, match=r"the loss became (nan|inf) at step \d+: lower the learning rate"):
+        ranks.run(1, train_rank, e, new_run(tmp_path / "run", e))
