@@ -30,7 +30,7 @@ lint: setup
 	$(BIN)/pyright --warnings
 
 bench: setup
-	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/loop.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -64,11 +65,15 @@ def verify(path: Path) -> None:
     """
     try:
         files = json.loads((path / MANIFEST).read_text())["files"]
-        expected = {name: (int(files[name]["size"]), str(files[name]["sha256"])) for name in _PARTS}
+        expected = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
     except FileNotFoundError:
         raise errors.broken_checkpoint(path, "it has no manifest") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise errors.broken_checkpoint(path, f"its manifest is damaged ({error})") from None
+    if set(expected) != set(_PARTS):
+        raise errors.broken_checkpoint(path, "its manifest is damaged (it names other files)")
+    if path.is_symlink():
+        raise errors.broken_checkpoint(path, "it is a link")
     for name, (size, sha256) in expected.items():
         file = path / name
         if not file.is_file() or file.is_symlink():
@@ -96,8 +101,15 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> dict[str, torc
 
 
 def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """The second argument of `save`."""
-    return torch.load(path / OPTIMIZER, map_location=device, weights_only=True)
+    """The second argument of `save`.
+
+    Raises:
+        UserError: the file holds more than tensors and plain values; none of it has run.
+    """
+    try:
+        return torch.load(path / OPTIMIZER, map_location=device, weights_only=True)
+    except pickle.UnpicklingError:
+        raise errors.broken_checkpoint(path, f"{OPTIMIZER} holds more than tensors and plain values") from None
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -108,8 +120,9 @@ def load_state(path: Path) -> dict[str, Any]:
 def prune(folder: Path, keep: int, protect: Iterable[str]) -> None:
     """Removes committed checkpoints but the `keep` newest and those named in `protect`."""
     committed = sorted(path for path in folder.glob("step_*") if (path / MANIFEST).is_file())
+    protected = set(protect)
     for path in committed[:-keep]:
-        if path.name not in set(protect):
+        if path.name not in protected:
             _remove(path)
 
 
@@ -133,8 +146,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _remove(path: Path) -> None:
     """Removes a checkpoint, its manifest first: it is none from then on, whatever happens."""
-    (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _storable(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -197,7 +197,7 @@ def _predict(arguments: list[str]) -> None:
     from raytrain import infer
 
     if out is not None:
-        infer.check_suffix(Path(out), (".csv", ".jsonl", ".parquet"))
+        infer.check_output(Path(out), infer.PREDICTIONS)
     if not images:
         raise errors.bad_flag("no images are given", "raytrain predict")
     rows = infer.predict(found, list(images), which)

@@ -7,7 +7,6 @@ library only, so that a command line's `--help` costs nothing.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import sys
 import types
@@ -27,12 +26,12 @@ EXPERIMENT_MODULE = "raytrain_experiment"
 
 def above(low: float) -> Rule:
     """A rule for `check`: greater than `low`."""
-    return lambda value: value > low and math.isfinite(value), f"above {low}"
+    return lambda value: low < value < math.inf, f"above {low}"
 
 
 def at_least(low: float) -> Rule:
     """A rule for `check`: at least `low`."""
-    return lambda value: value >= low and math.isfinite(value), f"of at least {low}"
+    return lambda value: low <= value < math.inf, f"of at least {low}"
 
 
 def within(low: float, high: float) -> Rule:
@@ -103,21 +102,19 @@ def to_dict(config: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value):
             named = {} if type(value) is hints[field.name] else {"class": _class_name(type(value))}
             value = named | to_dict(value)
-        elif isinstance(value, tuple):
-            value = list(value)
-        result[field.name] = value
+        result[field.name] = _lists(value)
     return result
 
 
 def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
-    """The inverse of `to_dict`. Classes come from raytrain, or from modules that are loaded already: no text in a
-    JSON file makes this import anything else.
+    """The inverse of `to_dict`. Classes come from modules that are loaded already, as all of raytrain's rooms are: no
+    text in a JSON file makes this import or call anything else.
 
     Raises:
         UserError: an unknown or missing field, an unknown class, or a value that its field refuses.
     """
     if not isinstance(values, dict):
-        raise errors.wrong_type(path or "experiment", values, "a JSON object", where)
+        raise errors.wrong_type(path.rstrip(".") or "experiment", values, "a JSON object", where)
     values = dict(values)
     if "class" in values:
         cls = _find_class(values.pop("class"), cls, where)
@@ -126,9 +123,11 @@ def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
     for key, value in values.items():
         if key not in fields:
             raise errors.unknown_field(path + key, [path + name for name in fields], where)
-        if isinstance(hints[key], type) and dataclasses.is_dataclass(hints[key]):
-            value = from_dict(hints[key], value, where, f"{path}{key}.")
-        arguments[key] = tuple(value) if isinstance(value, list) else value
+        declared = [hints[key], *typing.get_args(hints[key])]
+        nested: list[type] = [hint for hint in declared if isinstance(hint, type) and dataclasses.is_dataclass(hint)]
+        if nested and (isinstance(value, dict) or nested[0] is hints[key]):
+            value = from_dict(nested[0], value, where, f"{path}{key}.")
+        arguments[key] = _tuples(value)
     for name, field in fields.items():
         no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if no_default and name not in arguments:
@@ -137,23 +136,28 @@ def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
 
 
 def _class_name(cls: type) -> str:
+    if "<locals>" in cls.__qualname__:
+        raise errors.local_class(cls.__name__, cls.__module__)
     module = "experiment" if cls.__module__ in (EXPERIMENT_MODULE, "__main__") else cls.__module__
     return f"{module}:{cls.__qualname__}"
 
 
 def _find_class(name: Any, base: type[T], where: object) -> type[T]:
     module_name, _, qualname = str(name).partition(":")
-    if module_name.split(".")[0] == "raytrain" and module_name not in sys.modules:
-        try:
-            importlib.import_module(module_name)
-        except ImportError:
-            raise errors.unknown_class(str(name), where) from None
     found: Any = sys.modules.get(EXPERIMENT_MODULE if module_name == "experiment" else module_name)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
+        found = vars(found).get(part) if isinstance(found, types.ModuleType | type) else None
     if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
         raise errors.unknown_class(str(name), where)
     return found
+
+
+def _lists(value: Any) -> Any:
+    return [_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 @cache
@@ -166,7 +170,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, arg) for arg in args)
     if origin is typing.Literal:
-        return value in args
+        return any(value == arg and type(value) is type(arg) for arg in args)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False

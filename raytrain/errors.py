@@ -37,7 +37,8 @@ class BadSample(Exception):
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Without line breaks, and printable also where a file's name is no text."""
+    return " ".join(text.split()).encode(errors="backslashreplace").decode()
 
 
 def _listed(names: Iterable[object], limit: int = 8) -> str:
@@ -99,6 +100,28 @@ def experiment_fails(path: Path, line: int | None, why: str) -> UserError:
     )
 
 
+def local_class(name: str, module: str) -> UserError:
+    return UserError(
+        f"class {name} stands inside a function, so that no saved run could name it",
+        f"in {module}",
+        "move it to the top level of its file",
+    )
+
+
+def cannot_save(reason: str) -> UserError:
+    return UserError(
+        f"the experiment cannot be saved as JSON: {reason}",
+        "in a field of a class of yours",
+        "let fields hold numbers, strings, booleans, None, tuples and dataclasses",
+    )
+
+
+def trains_while_loading(path: Path) -> UserError:
+    return UserError(
+        "the experiment file starts a training while it is read", path, "put that under `if __name__ == '__main__':`"
+    )
+
+
 def unknown_class(name: str, where: object) -> UserError:
     return UserError(
         f"class {name!r} cannot be found",
@@ -142,6 +165,10 @@ def bad_sample(path: str, reason: str) -> UserError:
     )
 
 
+def bad_image(path: str, reason: str) -> UserError:
+    return UserError(f"cannot read image: {reason}", path, "repair it, or leave it out")
+
+
 def all_samples_bad(root: object, reason: str) -> UserError:
     return UserError(f"not one sample can be read; the first: {reason}", root, "check that the files are images")
 
@@ -179,6 +206,14 @@ def unknown_model(name: str, known: Sequence[str]) -> UserError:
         f"torchvision has no classification model {name!r}",
         "in model.name",
         f"{_nearest(name, known)}it has {_listed(known, 6)}",
+    )
+
+
+def needs_colour(name: str, channels: int) -> UserError:
+    return UserError(
+        f"torchvision's {name} takes images of 3 channels and these have {channels}",
+        "in model.name",
+        "take a source of colour images, or a CNN or MLP",
     )
 
 
@@ -282,12 +317,32 @@ def unknown_suffix(path: Path | str, known: Sequence[str]) -> UserError:
     return UserError("unknown file type", path, f"end its name in {_listed(known)}")
 
 
+def cannot_write(path: Path | str, reason: str) -> UserError:
+    return UserError(f"the file cannot be written: {reason}", path, "name one in a folder that is there and writable")
+
+
+def cannot_export(reason: str, where: str) -> UserError:
+    return UserError(
+        f"torch.export cannot trace the model: {reason}",
+        f"in {where}",
+        "mend what it names in the model, or export .pth or .safetensors",
+    )
+
+
 def nothing_to_predict(path: Path | str) -> UserError:
     return UserError("no images there", path, "give image files or a folder of them")
 
 
 def no_split(split: str, root: object) -> UserError:
     return UserError(f"the data has no {split} split", root, "choose another --split")
+
+
+def not_square(sample: tuple[int, int, int]) -> UserError:
+    return UserError(
+        f"predict prepares square images, and this run's are {sample[1]}x{sample[2]}",
+        "in its data",
+        "use its model from Python: raytrain.Run(path).model()",
+    )
 
 
 def not_a_classifier(run: Path | str, task: str) -> UserError:

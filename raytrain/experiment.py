@@ -163,7 +163,19 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
 
 def save(experiment: Experiment, path: Path) -> None:
     """Writes the experiment as JSON."""
-    path.write_text(json.dumps(config.to_dict(experiment), indent=2) + "\n")
+    path.write_text(to_json(experiment))
+
+
+def to_json(experiment: Experiment) -> str:
+    """The experiment as a run keeps it.
+
+    Raises:
+        UserError: it holds what JSON cannot, or a class that could not be found again.
+    """
+    try:
+        return json.dumps(config.to_dict(experiment), indent=2) + "\n"
+    except (TypeError, ValueError) as error:
+        raise errors.cannot_save(str(error)) from None
 
 
 def _load_json(path: Path) -> tuple[Experiment, Path | None]:

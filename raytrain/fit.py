@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from raytrain.experiment import Experiment
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
 from raytrain.run import Lock, Run, check_writable, create, read_metrics
-from raytrain.session import Session, ship_experiment_file
+from raytrain.session import Session, ship_classes
 from raytrain.worker import Job, work, work_on_cluster
 
 _RESUMABLE = ("epochs", "micro_batch_size", "scaling", "checkpoint", "data.root", "data.mode")
@@ -100,11 +101,11 @@ def train(
         path = create(options.out, options.name, stem)
         planned = replace(planned, run=str(path))
         observer.planned(planned)
-        experiment.save(_with_threads(value, planned), path / "experiment.json")
-        if source:
-            shutil.copyfile(source, path / "experiment.py")
-        _write_environment(path, planned)
         try:
+            if source:
+                shutil.copyfile(source, path / "experiment.py")
+            _write_environment(path, planned)
+            experiment.save(_with_threads(value, planned), path / "experiment.json")  # it is a run from here on
             return _run(path, planned, session, options, observer, command_started)
         except errors.UserError:  # found while the data was read: no run has begun
             shutil.rmtree(path, ignore_errors=True)
@@ -137,7 +138,7 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
         value = config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
     Lock(run.path, wait=10).release()
     with Session(options.address, options.verbose) as session:
-        planned = plan.make(value, session.resources, str(run.path))
+        planned = plan.make(value, session.resources, str(run.path), resumed=True)
         began_with = run.environment["data_fingerprint"]
         if {split: index.fingerprint() for split, index in planned.indices.items()} != began_with:
             raise errors.data_changed(run.path)
@@ -164,21 +165,22 @@ def _run(
         leftover.unlink(missing_ok=True)
     with _Interrupts(path) as interrupts:
         try:
+            weights = _pretrained(planned, path)
             observer.status("starting Ray")
             session.start()
-            ship_experiment_file()
+            interrupts.install()
+            ship_classes(planned.experiment)
             session.check_shared(path)
             interrupts.stop_if_asked()
             observer.status("reading the data")
-            job = _prepare(planned, path, options, command_started)
+            job = _prepare(planned, path, weights, options, command_started)
             interrupts.stop_if_asked()
             observer.status("starting the workers")
             before, offset = read_metrics(path / "metrics.jsonl")
             observer.started(run, planned, before)
             tail = Tail(path / "metrics.jsonl", offset, observer)
             if planned.experiment.scaling.workers == 0:
-                with tail.in_background():
-                    work(job)
+                _work_here(job, tail)
             else:
                 _watch(job, planned, tail, interrupts, can_leave=not session.found)
         except _Leave:
@@ -189,6 +191,10 @@ def _run(
         except RunFailed as failure:
             _summarise(path, planned, "failed", str(failure))
             raise
+        except Exception as error:  # Ray's own, or of a data source that the experiment brings
+            (logs / "driver.log").write_text(traceback.format_exc())
+            _summarise(path, planned, "failed", _last_line(error))
+            raise RunFailed(_last_line(error), path, None) from error
         finally:
             (path / "stop").unlink(missing_ok=True)
             session.keep_logs(logs)
@@ -200,7 +206,7 @@ def _run(
     return run
 
 
-def _prepare(planned: Plan, path: Path, options: Options, command_started: float) -> Job:
+def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_started: float) -> Job:
     """Reads the data into shared memory (or checks it, for streaming) and puts everything into the object store."""
     import ray
 
@@ -226,7 +232,7 @@ def _prepare(planned: Plan, path: Path, options: Options, command_started: float
         path.absolute(),
         ray.put(indices),
         images,
-        _pretrained(planned, path),
+        None if weights is None else ray.put(weights),
         command_started,
         own_output=not options.verbose and planned.experiment.scaling.workers > 0,
     )
@@ -234,7 +240,6 @@ def _prepare(planned: Plan, path: Path, options: Options, command_started: float
 
 def _pretrained(planned: Plan, path: Path) -> Any:
     """The initial weights of a model that brings its own; a resumed run has its checkpoint."""
-    import ray
     import torch
 
     from raytrain import order
@@ -246,7 +251,16 @@ def _pretrained(planned: Plan, path: Path) -> Any:
     torch.manual_seed(order.key(e.seed, 0) >> 1)
     module = e.model.build(e.data.image(train_index), len(train_index.classes))
     e.model.load(module)
-    return ray.put(module.state_dict())
+    return module.state_dict()
+
+
+def _work_here(job: Job, tail: Tail) -> None:
+    """Trains in this process, where a debugger can follow."""
+    try:
+        with tail.in_background():
+            work(job)
+    except Exception as error:
+        raise _failure(error, job.run) from error
 
 
 def _watch(job: Job, planned: Plan, tail: Tail, interrupts: _Interrupts, can_leave: bool) -> None:
@@ -318,10 +332,15 @@ class _Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Interrupts:
+        self.install()
+        return self
+
+    def install(self) -> None:
+        """Takes both signals; again after Ray has started, which takes SIGTERM for itself."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
+                before = signal.signal(number, self._handle)
+                self._before.setdefault(number, before)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -360,6 +379,8 @@ def _write_environment(path: Path, planned: Plan) -> None:
 
 def _summarise(path: Path, planned: Plan, status: str, error: str | None = None) -> None:
     """A summary for a run whose workers could not write one."""
+    from raytrain.checkpoint import write_atomically
+
     if not (path / "summary.json").is_file():
         rows = read_metrics(path / "metrics.jsonl")[0]
         last = rows[-1] if rows else {}
@@ -369,4 +390,4 @@ def _summarise(path: Path, planned: Plan, status: str, error: str | None = None)
             "steps": last.get("step", 0),
             "workers": planned.experiment.scaling.workers,
         }
-        (path / "summary.json").write_text(json.dumps(values | ({"error": error} if error else {}), indent=2))
+        write_atomically(path / "summary.json", json.dumps(values | ({"error": error} if error else {}), indent=2))

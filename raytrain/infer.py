@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +23,12 @@ from raytrain.task import Classification
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+PREDICTIONS = (".csv", ".jsonl", ".parquet")
+"""The file names that `predict` writes."""
+WEIGHTS = (".pth", ".safetensors", ".pt2")
+"""The file names that `export` writes."""
 
 _CHUNK = 256
 
@@ -89,7 +99,7 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
     files = [file for path in paths for file in _images(Path(path))]
     path = run.checkpoint(which)
     state = checkpoint.load_state(path)
-    source = _file_source(e.data, tuple(state["sample"]))
+    source = _file_source(e.data, tuple(state["stored"]))
     model = run.model(which).to(device)
     index = _file_index(files, source, tuple(state["classes"]))
     precision = Precision(e.precision, device)
@@ -123,7 +133,7 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
     """
     import json
 
-    check_suffix(file, (".csv", ".jsonl", ".parquet"))
+    check_output(file, PREDICTIONS)
     flat = [
         {
             "path": row["path"],
@@ -144,7 +154,7 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
         table = pa.Table.from_pylist(flat)
         (pyarrow.csv.write_csv if file.suffix == ".csv" else pyarrow.parquet.write_table)(table, file)
     except OSError as error:
-        raise errors.not_writable(file, error.strerror or str(error)) from None
+        raise errors.cannot_write(file, error.strerror or str(error)) from None
 
 
 def export(run: Run, file: Path, which: str = "best") -> None:
@@ -157,10 +167,12 @@ def export(run: Run, file: Path, which: str = "best") -> None:
         UserError: another suffix, or the place cannot be written.
     """
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    check_suffix(file, (".pth", ".safetensors", ".pt2"))
+    check_output(file, WEIGHTS)
     model = run.model(which)
+    program: Any = _traced(run, model, which) if file.suffix == ".pt2" else None
     partial = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
     try:
         if file.suffix == ".safetensors":
@@ -168,25 +180,41 @@ def export(run: Run, file: Path, which: str = "best") -> None:
         elif file.suffix == ".pth":
             torch.save(model.state_dict(), partial)
         else:
-            sample = torch.zeros(2, *checkpoint.load_state(run.checkpoint(which))["sample"])
-            batch = torch.export.Dim("batch")
-            torch.export.save(torch.export.export(model, (sample,), dynamic_shapes=({0: batch},)), partial)
+            torch.export.save(program, partial)
         os.replace(partial, file)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError) and file.parent.is_dir():
-            raise
-        raise errors.not_writable(file, getattr(error, "strerror", None) or str(error)) from None
+        raise errors.cannot_write(file, getattr(error, "strerror", None) or str(error)) from None
 
 
-def check_suffix(file: Path, known: tuple[str, ...]) -> None:
-    """Checks a file's suffix.
+def check_output(file: Path, known: tuple[str, ...]) -> None:
+    """Checks, before any work is done for it, that a file can be written.
 
     Raises:
-        UserError: it is none of the known ones.
+        UserError: its suffix is none of the known ones, or its folder is not there or not writable.
     """
     if file.suffix not in known:
         raise errors.unknown_suffix(file, known)
+    if not os.path.isdir(file.parent):
+        raise errors.cannot_write(file, f"there is no folder {file.parent}")
+    if os.path.isdir(file) or not os.access(file.parent, os.W_OK | os.X_OK):
+        raise errors.cannot_write(file, "it is a folder" if os.path.isdir(file) else "permission denied")
+
+
+def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProgram:
+    import torch
+
+    sample = torch.zeros(2, *checkpoint.load_state(run.checkpoint(which))["sample"])
+    logged = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # where it fails, it prints and logs whole graphs besides what it raises
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return torch.export.export(model, (sample,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    except Exception as error:  # torch.export refuses in many types what it cannot trace
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        raise errors.cannot_export(reason, type(run.experiment.model).__name__) from None
+    finally:
+        logging.disable(logged)
 
 
 class _FileReader:
@@ -201,7 +229,7 @@ class _FileReader:
         threads = min(8, os.cpu_count() or 1)
         steps = epoch.steps()
         with ThreadPoolExecutor(threads) as pool:
-            ahead = [(ids, pool.submit(self._read, ids)) for ids, _ in zip(steps, range(2 * threads), strict=False)]
+            ahead = [(ids, pool.submit(self._read, ids)) for ids in islice(steps, 2 * threads)]
             while ahead:
                 ids, images = ahead.pop(0)
                 following = next(steps, None)
@@ -217,7 +245,7 @@ class _FileReader:
             return np.ones(len(samples), bool), self.data.read(self.index, samples), []
         except errors.BadSample as error:
             if self.data.on_bad_sample == "error":
-                raise errors.bad_sample(error.path, error.reason) from None
+                raise errors.bad_image(error.path, error.reason) from None
             if len(samples) == 1:
                 return np.zeros(1, bool), np.empty((0, *self.index.shape), np.uint8), [error.path]
         good, images, bad = zip(*(self._read(samples[row : row + 1]) for row in range(len(samples))), strict=True)
@@ -231,32 +259,40 @@ def _device() -> torch.device:
 
 
 def _images(path: Path) -> list[str]:
-    if path.is_dir():
-        found = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+    if os.path.isdir(path):
+        below = [file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file()]
+        hidden = {file for file in below if any(part.startswith(".") for part in file.relative_to(path).parts)}
+        found = sorted(str(file) for file in below if file not in hidden)
         if not found:
             raise errors.nothing_to_predict(path)
         return found
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise errors.no_such_file(path, "image")
     return [str(path)]
 
 
-def _file_source(data: Data, sample: tuple[int, int, int]) -> ImageFolder:
+def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     """A source that reads single files as the run's own source prepared its images."""
-    channels = 1 if sample[0] == 1 else 3
+    if stored[1] != stored[2]:
+        raise errors.not_square(stored)
+    channels = 1 if stored[0] == 1 else 3
     if isinstance(data, ImageFolder):
         return replace(data, root="/", on_bad_sample="error")
-    return ImageFolder(root="/", size=sample[1], crop=None, channels=channels, mean=data.mean, std=data.std)
+    return ImageFolder(root="/", size=stored[1], crop=data.crop, channels=channels, mean=data.mean, std=data.std)
 
 
 def _file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:
     import pyarrow as pa
 
+    try:
+        paths = pa.array([os.path.abspath(file) for file in files])
+    except UnicodeEncodeError as error:
+        raise errors.broken_file(error.object, "its name is not UTF-8", "rename it") from None
     return Index(
         np.zeros(len(files), np.int64),
         classes,
         (source.channels, source.size, source.size),
         "test",
-        paths=pa.array([os.path.abspath(file) for file in files]),
+        paths=paths,
         sizes=np.zeros(len(files), np.int64),
     )

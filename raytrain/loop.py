@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ class Worker:
     ):
         e = self.experiment = experiment
         self.run, self.place, self.command_started = Run(run), place, command_started
-        self.sample, self.classes = e.data.image(indices["train"]), indices["train"].classes
+        self.sample, self.stored = e.data.image(indices["train"]), indices["train"].shape
+        self.classes = indices["train"].classes
         torch.set_num_threads(e.scaling.threads_per_worker or 1)
         torch.manual_seed(order.key(e.seed, 0) >> 1)
         self.model: nn.Module = e.model.build(self.sample, len(self.classes))
@@ -132,8 +134,12 @@ class Worker:
         Returns:
             `completed` or `interrupted`; the summary is written then.
         """
-        e, progress = self.experiment, self.progress
         self.restore()
+        with contextlib.closing(self.log) if self.log else contextlib.nullcontext():
+            return self._train()
+
+    def _train(self) -> str:
+        e, progress = self.experiment, self.progress
         self.wrapped = e.parallel.wrap(self.model, self.place.device, self.place.world)
         every = e.checkpoint.every_steps
         while progress.epoch < e.epochs:
@@ -169,9 +175,10 @@ class Worker:
         parts = [self._nothing(loaded)] if empty else loaded.micro_batches(e.micro_batch)
         for start, (ids, images, labels) in zip(batches, parts, strict=True):
             waits = start != batches[-1]
-            with self._no_sync(waits), self.precision.forward():
-                loss, count = e.task.loss(self.wrapped, Batch(images, labels, ids))
-                loss = loss / self._unit(count, len(ids)) * (0 if empty else 1)
+            with self._no_sync(waits):
+                with self.precision.forward():
+                    loss, count = e.task.loss(self.wrapped, Batch(images, labels, ids))
+                    loss = loss / self._unit(count, len(ids)) * (0 if empty else 1)
                 self.precision.backward(loss * (e.parallel.gradient_scale(world) / loaded.size))
             total += loss.detach()
         if e.clip_norm is not None:
@@ -275,6 +282,7 @@ class Worker:
             "progress": vars(progress),
             "metrics_bytes": self.log.commit(),
             "sample": self.sample,
+            "stored": self.stored,
             "classes": self.classes,
             "workers": self.place.world,
             "unit": self.unit,
@@ -344,7 +352,7 @@ class Worker:
         return status
 
     def _no_sync(self, waits: bool) -> AbstractContextManager[Any]:
-        return self.experiment.parallel.no_sync(self.wrapped) if waits else nullcontext()
+        return self.experiment.parallel.no_sync(self.wrapped) if waits else contextlib.nullcontext()
 
     def _unit(self, count: int, samples: int) -> float:
         """What a task counts for one sample: 1, or for example its pixels. The global batch's count is then known

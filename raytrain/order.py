@@ -123,8 +123,6 @@ class Shard:
         low, high = self._part(self.batch)
         last = self.steps - 1
         full = (last - first_step) * (high - low)
-        if high == low:
-            return self.slice(last)[0] + local
         step, offset = np.divmod(local, high - low)
         regular = (first_step + step) * self.batch + low + offset
         return np.where(local < full, regular, self.slice(last)[0] + local - full)

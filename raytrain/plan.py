@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from raytrain import errors
 from raytrain.data import Index
 from raytrain.errors import BadSample
-from raytrain.experiment import Experiment, Scaling
+from raytrain.experiment import Experiment, Scaling, to_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -150,16 +150,18 @@ class Plan:
         return sum(self.indices[split].bytes for split in ("train", "val"))
 
 
-def make(experiment: Experiment, find_resources: Callable[[], Resources], run: str) -> Plan:
+def make(experiment: Experiment, find_resources: Callable[[], Resources], run: str, resumed: bool = False) -> Plan:
     """Plans a run; it reads the data's index and builds the model without memory, and starts nothing.
 
     Args:
         find_resources: asked last, since to count GPUs takes seconds.
         run: what to call the run's directory.
+        resumed: whether the weights will come from a checkpoint.
 
     Raises:
         UserError: the run cannot work.
     """
+    to_json(experiment)
     indices = experiment.data.index()
     bad = {split: experiment.data.probe(index) for split, index in indices.items() if split != "test"}
     for samples in bad.values():
@@ -167,7 +169,7 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
             raise errors.bad_sample(samples[0].path, samples[0].reason)
     train = indices["train"]
     sample = experiment.data.image(train)
-    parameters = check_model(experiment, sample, len(train.classes))
+    parameters = check_model(experiment, sample, len(train.classes), not resumed)
     resources = find_resources()
     experiment = replace(experiment, scaling=_scaling(experiment, resources))
     size = sum(indices[split].bytes for split in ("train", "val"))
@@ -189,14 +191,20 @@ def local_resources() -> Resources:
     return Resources(cpus, torch.cuda.device_count(), 1, _memory(), "this machine")
 
 
-def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: int) -> tuple[int, int]:
+def check_model(
+    experiment: Experiment, sample: tuple[int, int, int], classes: int, weights: bool = True
+) -> tuple[int, int]:
     """Builds the model and passes one image through it, on the meta device where its code allows that.
+
+    Args:
+        weights: whether to check also the weights that it will start from.
 
     Returns:
         How many parameters it has, and how many of them are trained.
 
     Raises:
-        UserError: it cannot take the sample, its head does not suit the task, or nothing in it is trained.
+        UserError: it cannot take the sample, its head does not suit the task, its weights do not fit, or nothing in
+            it is trained.
     """
     import torch
 
@@ -204,7 +212,9 @@ def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: i
     try:
         try:
             module, output = _try_model(experiment, sample, classes, torch.device("meta"))
-        except NotImplementedError:
+        except errors.UserError:
+            raise
+        except Exception:  # it looks at values, or mixes devices, which the meta device does not allow
             module, output = _try_model(experiment, sample, classes, torch.device("cpu"))
     except errors.UserError:
         raise
@@ -219,6 +229,8 @@ def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: i
     )
     if not counts[1]:
         raise errors.nothing_to_train(where)
+    if weights:
+        experiment.model.check_weights(module)
     return counts
 
 

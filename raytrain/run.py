@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -31,7 +32,7 @@ class Run:
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
-        if not (self.path / "experiment.json").is_file():
+        if not os.path.isfile(self.path / "experiment.json"):
             raise errors.not_a_run(path)
 
     def __repr__(self) -> str:
@@ -53,7 +54,7 @@ class Run:
         `unfinished` while there is none."""
         try:
             return json.loads((self.path / "summary.json").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return {"status": "unfinished"}
 
     @property
@@ -70,18 +71,18 @@ class Run:
         )
 
     def checkpoint(self, which: str = "best") -> Path:
-        """The best or the last checkpoint, verified.
+        """The best or the last checkpoint, verified; the newest that verifies, where that one has been removed.
 
         Raises:
             UserError: there is none, or it does not verify.
         """
         from raytrain import checkpoint
 
-        pointer = self.path / f"{which}.json"
-        if pointer.is_file():
-            path = self.checkpoints / Path(json.loads(pointer.read_text())["checkpoint"]).name
-            checkpoint.verify(path)
-            return path
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            named = self.checkpoints / Path(json.loads((self.path / f"{which}.json").read_text())["checkpoint"]).name
+            if named.is_dir():
+                checkpoint.verify(named)
+                return named
         found = checkpoint.newest(self.checkpoints)
         if found is None:
             raise errors.no_checkpoint(self.path)
@@ -148,10 +149,10 @@ def check_writable(out: Path | str, name: str | None) -> None:
     out = Path(out).expanduser()
     if name is not None and (name in ("", ".", "..") or "/" in name):
         raise errors.not_writable(name, "a run's name is one folder's name")
-    if name is not None and (out / name).exists():
+    if name is not None and os.path.lexists(out / name):
         raise errors.name_taken(out / name)
     existing = out.absolute()
-    while not existing.exists():
+    while not os.path.exists(existing):
         existing = existing.parent
     if not existing.is_dir():
         raise errors.not_writable(out, f"{existing} is a file")
@@ -177,8 +178,8 @@ class MetricsLog:
     def __init__(self, path: Path, offset: int):
         """Cuts the file back to `offset` bytes: what a resumed run will write again."""
         self._file: IO[bytes] = open(path, "r+b" if path.exists() else "w+b")
-        self._file.truncate(offset)
-        self._file.seek(offset)
+        self._file.truncate(min(offset, os.fstat(self._file.fileno()).st_size))
+        self._file.seek(0, os.SEEK_END)
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Appends rows and hands them to the system, so that others can read them."""
@@ -189,6 +190,10 @@ class MetricsLog:
         """Puts all rows on the disk; returns the file's size in bytes."""
         os.fsync(self._file.fileno())
         return self._file.tell()
+
+    def close(self) -> None:
+        """Ends the writing."""
+        self._file.close()
 
 
 class Lock:
@@ -209,11 +214,19 @@ class Lock:
             except OSError:
                 if time.monotonic() > deadline:
                     self._file.seek(0)
-                    raise errors.still_running(run, int(self._file.read().strip() or 0)) from None
+                    holder = self._file.read().strip()
+                    self._file.close()
+                    raise errors.still_running(run, int(holder) if holder.isdigit() else 0) from None
                 time.sleep(0.1)
         self._file.truncate(0)
         self._file.write(str(os.getpid()))
         self._file.flush()
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Lets go of it."""

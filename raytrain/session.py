@@ -6,11 +6,13 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, plan
+from raytrain import errors, plan
+from raytrain.experiment import Experiment
 from raytrain.plan import Resources
 
 
@@ -42,7 +44,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             total.get("GPU", 0),
             len(nodes),
             int(min(node.get("memory", 0) for node in nodes)),
-            self.address or "the running Ray",
+            ray.get_runtime_context().gcs_address,
         )
 
     def start(self) -> None:
@@ -105,6 +107,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
             shutil.copytree(session, logs / "ray", dirs_exist_ok=True, symlinks=True)
 
     def _connect(self) -> None:
+        _knock(str(self.address))
+        token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+        if token.is_file() or os.environ.get("RAY_AUTH_TOKEN"):
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray
 
         _quieten(self.verbose)
@@ -125,6 +131,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
             token.chmod(0o600)
 
 
+def _knock(address: str) -> None:
+    """Looks whether anything listens at host:port: Ray itself would try for minutes.
+
+    Raises:
+        UserError: nothing does, or the address is of another form.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if "//" in address or not host or not port.isdigit():
+        raise errors.no_cluster(address, "an address is HOST:PORT (6379 by default) or `auto`")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise errors.no_cluster(address, str(error)) from None
+
+
 def _quieten(verbose: bool) -> None:
     """Public settings of Ray, before it starts: short polls, no usage report, and its messages in files alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -140,9 +163,11 @@ def _quieten(verbose: bool) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def ship_experiment_file() -> None:
-    """Lets classes of the experiment file travel to the workers by value: they have no such module to import."""
+def ship_classes(experiment: Experiment) -> None:
+    """Lets the classes that an experiment brings travel to the workers by value: they may have no such module."""
     from ray import cloudpickle
 
-    if config.EXPERIMENT_MODULE in sys.modules:
-        cloudpickle.register_pickle_by_value(sys.modules[config.EXPERIMENT_MODULE])
+    for part in vars(experiment).values():
+        name = type(part).__module__
+        if name.partition(".")[0] not in ("raytrain", "builtins", "__main__"):
+            cloudpickle.register_pickle_by_value(sys.modules[name])

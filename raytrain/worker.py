@@ -53,8 +53,7 @@ def work(job: Job) -> None:
         place = Place(dist.get_rank(), dist.get_world_size(), device if isinstance(device, torch.device) else device[0])
     else:
         place = Place(0, 1, torch.device("cuda:0" if job.experiment.scaling.gpus_per_worker else "cpu"))
-    with _recorded(job, place.rank):
-        lock = Lock(job.run, wait=60) if place.rank == 0 else None
+    with _recorded(job, place.rank), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():
         indices: dict[str, Index] = ray.get(job.indices)
         readers = {
             split: Resident(ray.get(job.images[split]))
@@ -64,8 +63,6 @@ def work(job: Job) -> None:
         }
         weights: Any = ray.get(job.weights) if job.weights is not None else None
         Worker(job.experiment, job.run, indices, readers, weights, place, job.command_started).fit()
-        if lock:
-            lock.release()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from raytrain.config import at_least, check, within
+from raytrain.config import at_least, check
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class Augment:
         check(
             self,
             padding=at_least(0),
-            flip=within(0, 1.0000001),
+            flip=(lambda share: 0 <= share <= 1, "in [0, 1]"),
             scale=(lambda r: 0 < r[0] <= r[1] <= 1, "with 0 < low <= high <= 1"),
             ratio=(lambda r: 0 < r[0] <= r[1], "with 0 < low <= high"),
         )
@@ -88,19 +88,20 @@ class Augment:
     def _random_resized_crop(self, images: torch.Tensor, side: int | None, draws: np.ndarray) -> torch.Tensor:
         import torch
 
-        n, channels, height, width = images.shape
+        height, width = images.shape[2:]
         out_h, out_w = (side, side) if side else (height, width)
         area = height * width * (self.scale[0] + draws[:, 2] * (self.scale[1] - self.scale[0]))
         low, high = np.log(self.ratio)
         ratio = np.exp(low + draws[:, 3] * (high - low))
         box_w, box_h = np.minimum(np.sqrt(area * ratio), width), np.minimum(np.sqrt(area / ratio), height)
         left, top = draws[:, 1] * (width - box_w), draws[:, 0] * (height - box_h)
-        theta = np.zeros((n, 2, 3), np.float32)
-        theta[:, 0, 0], theta[:, 0, 2] = box_w / width, (2 * left + box_w) / width - 1
-        theta[:, 1, 1], theta[:, 1, 2] = box_h / height, (2 * top + box_h) / height - 1
-        grid = torch.nn.functional.affine_grid(
-            torch.from_numpy(theta).to(images.device), [n, channels, out_h, out_w], align_corners=False
-        )
+        # Where each row and column of the result lies, from -1 to 1. No affine_grid: it is a product of matrices, whose
+        # bits may depend on the batch's size.
+        down = 2 * (top[:, None] + box_h[:, None] * (np.arange(out_h) + 0.5) / out_h) / height - 1
+        across = 2 * (left[:, None] + box_w[:, None] * (np.arange(out_w) + 0.5) / out_w) / width - 1
+        y = torch.from_numpy(down.astype(np.float32)).to(images.device)[:, :, None]
+        x = torch.from_numpy(across.astype(np.float32)).to(images.device)[:, None, :]
+        grid = torch.stack(torch.broadcast_tensors(x, y), dim=-1)
         return torch.nn.functional.grid_sample(
             images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False
         )

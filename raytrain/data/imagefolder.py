@@ -17,7 +17,8 @@ from raytrain.data import decode
 from raytrain.data.source import Data, Index
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""The file names that are images, as in torchvision's ImageFolder; all others are reported as ignored."""
+"""The file names that are images, as in torchvision's ImageFolder; all others, and hidden ones, are reported as
+ignored."""
 
 _SPLITS = {"train": ("train", "trainset"), "val": ("val", "valset"), "test": ("test", "testset")}
 _LAYOUT = "give --data.root a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
@@ -47,7 +48,10 @@ class ImageFolder(Data):
     """Standard deviation of the pixels; ImageNet's by default."""
 
     def __post_init__(self) -> None:
-        per_channel = (lambda values: len(values) in (1, self.channels), f"of 1 or {self.channels} numbers")
+        per_channel = (
+            lambda values: len(values) in (1, self.channels),
+            f"of 1 number or one a channel ({self.channels})",
+        )
         check(
             self,
             size=at_least(1),
@@ -71,12 +75,17 @@ class ImageFolder(Data):
         if found["train"] is None and (found["val"] or found["test"]):
             raise errors.no_data(root, "train folder", _LAYOUT)
         folders = {split: name for split, name in found.items() if name} or {"train": ""}
-        splits = {split: self._scan(root, name, split) for split, name in folders.items()}
+        try:
+            splits = {split: self._scan(root, name, split) for split, name in folders.items()}
+        except OSError as error:
+            raise errors.broken_file(error.filename, error.strerror or str(error), "make it readable") from None
         for split, index in splits.items():
             if index.classes != splits["train"].classes:
                 raise errors.classes_differ(splits["train"].classes, index.classes, split, root)
         if "val" not in splits:
             rest, held_out = order.stratified(splits["train"].labels, self.val_fraction, self.split_seed)
+            if not len(held_out):
+                raise errors.no_data(root, "class with two images", "give it a val folder, or more images")
             whole = splits["train"]
             splits["train"], splits["val"] = whole.take(rest), replace(whole.take(held_out), split="val", ignored=())
         return splits
@@ -125,26 +134,30 @@ class ImageFolder(Data):
         for label, name in enumerate(classes):
             images = []
             for path, size in _files(base / name, os.path.join(folder, name)):
-                if path.lower().endswith(EXTENSIONS):
+                if path.lower().endswith(EXTENSIONS) and os.sep + "." not in path:
                     images.append((path, size))
                 else:
                     ignored.append(os.path.relpath(path, folder) if folder else path)
             if not images and len(classes) > 1:
                 raise errors.empty_class(base / name)
-            images.sort()
+            images.sort(key=lambda image: os.path.split(image[0]))  # a folder's own files, then those below it
             paths += [path for path, _ in images]
             sizes += [size for _, size in images]
             labels += [label] * len(images)
         if not paths:
             raise errors.no_data(base, "class folders with images", _LAYOUT)
+        try:
+            names = pa.array(paths)
+        except UnicodeEncodeError as error:
+            raise errors.broken_file(root / error.object, "its name is not UTF-8", "rename it") from None
         return Index(
             np.array(labels, np.int64),
             tuple(classes),
             (self.channels, self.size, self.size),
             split,
-            paths=pa.array(paths),
+            paths=names,
             sizes=np.array(sizes, np.int64),
-            ignored=tuple(os.path.join(folder, name) for name in ignored),
+            ignored=tuple(os.fsencode(os.path.join(folder, name)).decode(errors="replace") for name in ignored),
         )
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
+import math
 import os
 import urllib.request
 import zlib
@@ -103,14 +105,13 @@ class MNIST(Data):
                 raw.mkdir(parents=True, exist_ok=True)
                 with urllib.request.urlopen(url, timeout=60) as reply:
                     content = reply.read()
-                found = hashlib.sha256(gzip.decompress(content)).hexdigest()
-            except (OSError, EOFError, zlib.error) as error:
+                if hashlib.sha256(gzip.decompress(content)).hexdigest() != sha256:
+                    raise errors.download_failed(url, "its sha256 is not the known one")
+                partial = raw / f"{name}.gz.{os.getpid()}"
+                partial.write_bytes(content)
+                partial.replace(raw / f"{name}.gz")
+            except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
                 raise errors.download_failed(url, str(error)) from None
-            if found != sha256:
-                raise errors.download_failed(url, "its sha256 is not the known one")
-            partial = raw / f"{name}.gz.{os.getpid()}"
-            partial.write_bytes(content)
-            partial.replace(raw / f"{name}.gz")
 
 
 _REMEDY = "remove it and run again with --data.download, or copy it anew"
@@ -136,6 +137,6 @@ def _idx(path: str, dimensions: int) -> np.ndarray:
         if (len(raw) >= 4 + 4 * dimensions)
         else ()
     )
-    if not shape or len(raw) != 4 + 4 * dimensions + int(np.prod(shape)):
+    if not shape or len(raw) != 4 + 4 * dimensions + math.prod(shape):
         raise errors.broken_file(path, f"its length {len(raw):,} does not fit its header", _REMEDY)
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)

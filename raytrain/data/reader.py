@@ -65,13 +65,13 @@ class Streaming:
         blocks = self._blocks(epoch)
         rows = np.empty((0, *self.index.shape), np.uint8)
         for samples in epoch.steps():
-            parts, missing = [], len(samples)
+            parts, missing = [rows[:0]], len(samples)
             while missing:
                 if not len(rows):
                     rows = next(blocks)
                 parts.append(rows[:missing])
                 rows, missing = rows[missing:], missing - len(parts[-1])
-            yield samples, np.concatenate(parts) if parts else rows[:0]
+            yield samples, np.concatenate(parts)
 
     def _blocks(self, epoch: Epoch) -> Iterator[np.ndarray]:
         total = epoch.shard.count(epoch.first_step)

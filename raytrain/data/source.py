@@ -129,9 +129,14 @@ class Data:
         """(channels, height, width) of one image as the model sees it.
 
         Raises:
-            UserError: the crop is larger than the stored image.
+            UserError: the crop is larger than the stored image, or mean or std do not fit its channels.
         """
         channels, height, width = index.shape
+        where = type(self).__name__
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if len(values) not in (1, channels):
+                raise errors.out_of_range(name, values, f"of 1 number or one a channel ({channels})", where)
         if self.crop is None:
             return index.shape
         pad = 2 * self.augment.padding
@@ -141,6 +146,6 @@ class Data:
                 self.crop,
                 f"of at most {min(height, width)}, the stored image's side"
                 + (" (padding is added in training only)" if pad else ""),
-                type(self).__name__,
+                where,
             )
         return channels, self.crop, self.crop

@@ -31,6 +31,16 @@ class Model:
         Runs on the driver's machine, once, before the workers start.
         """
 
+    def check_weights(self, module: nn.Module) -> None:
+        """Checks, before anything starts, that the weights that `load` will take are there and fit.
+
+        Args:
+            module: what `build` returned, perhaps on the meta device.
+
+        Raises:
+            UserError: they are not, or do not.
+        """
+
     def notes(self) -> list[str]:
         """Lines that the plan shows about this model, such as weights that are not at hand."""
         return []

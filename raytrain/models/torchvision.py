@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,9 @@ from raytrain.models.base import Model
 
 if TYPE_CHECKING:
     from torch import nn
+
+_DENSENET = re.compile(r"^(.*denselayer\d+\.(?:norm|conv))\.([12]\.)")
+"""torchvision's files of DenseNet weights name the layers with one dot more (torchvision/models/densenet.py)."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +34,22 @@ class Torchvision(Model):
 
     def __post_init__(self) -> None:
         check(self)
-        if self.weights not in ("none", "cached", "hub") and not Path(self.weights).expanduser().is_file():
-            raise errors.no_such_file(self.weights, "weights file")
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
         """The named architecture, randomly initialised, with `classes` outputs."""
         from torch import nn
 
-        module = self._entry()(weights=None)
+        builder, options = self._entry(), {}
+        if self.name in ("googlenet", "inception_v3"):  # their pretrained weights expect inputs in [-1, 1]
+            options = {"init_weights": True, "transform_input": self.weights != "none"}
         if sample[0] != 3:
-            raise errors.model_fails(f"it wants 3 channels and the images have {sample[0]}", "model.name")
+            raise errors.needs_colour(self.name, sample[0])
+        module = builder(weights=None, **options)
         path, head = _head(module)
         parent = module.get_submodule(path.rpartition(".")[0])
-        fresh: Any = nn.Linear(head.in_features, classes) if isinstance(head, nn.Linear) else None
-        if isinstance(head, nn.Conv2d):
+        if isinstance(head, nn.Linear):
+            fresh: nn.Module = nn.Linear(head.in_features, classes, bias=head.bias is not None)
+        else:
             fresh = nn.Conv2d(head.in_channels, classes, 1)
         if self.freeze:
             module.requires_grad_(False)
@@ -55,33 +62,23 @@ class Torchvision(Model):
     def load(self, module: nn.Module) -> None:
         """Fills the backbone (and the head, where the weights have one for as many classes)."""
         source = self._source()
-        if source is None:
-            return
         if source == "hub":
             from torch.hub import load_state_dict_from_url
 
+            url = self._default_weights().url
             try:
-                state = load_state_dict_from_url(self._default_weights().url, progress=False, check_hash=True)
+                state = load_state_dict_from_url(url, progress=False, check_hash=True, weights_only=True)
             except Exception as error:
-                raise errors.download_failed(self._default_weights().url, str(error)) from None
-        else:
-            state = _read_state(Path(source))
-        path, _ = _head(module)
-        own = module.state_dict()
-        state = {
-            name: value
-            for name, value in state.items()
-            if not name.startswith(path + ".") or (name in own and value.shape == own[name].shape)
-        }
-        lost = {name for name in own if name not in state and not name.startswith(path + ".")}
-        wrong = [name for name, value in state.items() if name in own and value.shape != own[name].shape]
-        if lost or wrong:
-            raise errors.bad_weights(
-                source,
-                f"{len(lost)} tensors are missing and {len(wrong)} have another shape, "
-                f"for example {sorted([*lost, *wrong])[0]}",
-            )
-        module.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
+                raise errors.download_failed(url, str(error)) from None
+            _fill(module, state, source)
+        elif source is not None:
+            _fill(module, _read_state(source), source)
+
+    def check_weights(self, module: nn.Module) -> None:
+        """Reads the weights' file, where it is on this machine, and fills the module to see whether they fit."""
+        source = self._source()
+        if source not in (None, "hub"):
+            _fill(module, _read_state(source), source, assign=True)
 
     def notes(self) -> list[str]:
         """Says when `cached` weights are not at hand, and how to get them."""
@@ -117,7 +114,7 @@ class Torchvision(Model):
         return str(file) if file.is_file() else None
 
 
-def _head(module: nn.Module) -> tuple[str, nn.Module]:
+def _head(module: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
     """The last classifying layer: a Linear, or SqueezeNet's 1x1 convolution."""
     from torch import nn
 
@@ -130,16 +127,44 @@ def _head(module: nn.Module) -> tuple[str, nn.Module]:
     return layers[-1]
 
 
-def _read_state(path: Path) -> dict:
+def _fill(module: nn.Module, state: dict[str, Any], source: str, assign: bool = False) -> None:
+    """Loads all but another model's head. Layers know the names in older files by `_metadata`, so that is kept."""
+    from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+
+    consume_prefix_in_state_dict_if_present(state, "module.")
+    head, own = _head(module)[0] + ".", module.state_dict()
+    kept: Any = OrderedDict((_DENSENET.sub(r"\1\2", name), value) for name, value in state.items())
+    for name in [name for name in kept if name.startswith(head)]:
+        if name not in own or kept[name].shape != own[name].shape:
+            del kept[name]
+    kept._metadata = getattr(state, "_metadata", getattr(own, "_metadata", None))
+    wrong = [name for name, value in kept.items() if name in own and value.shape != own[name].shape]
+    lost = [] if wrong else [*module.load_state_dict(kept, strict=False, assign=assign).missing_keys]
+    lost = [name for name in lost if not name.startswith(head) and not name.endswith(".num_batches_tracked")]
+    if lost or wrong:
+        raise errors.bad_weights(
+            source,
+            f"{len(lost)} tensors are missing and {len(wrong)} have another shape, "
+            f"for example {sorted([*lost, *wrong])[0]}",
+        )
+
+
+def _read_state(source: str) -> dict[str, Any]:
     import torch
     from safetensors.torch import load_file
 
+    path = Path(os.path.expanduser(source))
+    if not os.path.isfile(path):
+        raise errors.no_such_file(path, "weights file")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        state = torch.load(path.expanduser(), map_location="cpu", weights_only=True)
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise errors.bad_weights(path, str(error).splitlines()[0]) from None
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        reason = str(error).strip() or type(error).__name__
+        raise errors.bad_weights(path, reason.splitlines()[0]) from None
+    tensors = isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
+    if not tensors or not all(isinstance(name, str) for name in state):
         raise errors.bad_weights(path, "it is no state dict of tensors")
-    return {name.removeprefix("module."): value for name, value in state.items()}
+    return state

@@ -1,0 +1,177 @@
+"""Augment: what happens to the pixels, and that it belongs to the sample."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision.transforms.v2 import functional as F
+
+from raytrain import order
+from raytrain.config import replace
+from raytrain.data.augment import DRAWS, Augment, center_crop, normalise
+from raytrain.errors import UserError
+
+Crop = Literal["center", "random", "random_resized"]
+
+
+def images(n: int, channels: int, height: int, width: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(n + height)
+    return torch.randint(0, 256, (n, channels, height, width), dtype=torch.uint8, generator=generator)
+
+
+def draws(n: int, seed: int = 0) -> np.ndarray:
+    return order.uniform(seed, 0, np.arange(n), DRAWS)
+
+
+def ramp(n: int, height: int, width: int) -> torch.Tensor:
+    """Two channels: each pixel's row, and its column."""
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return torch.stack([rows, columns]).to(torch.uint8).expand(n, 2, height, width)
+
+
+@pytest.mark.parametrize("flip", [0.0, 0.5])
+@pytest.mark.parametrize("side", [None, 20, 28])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("crop", ["center", "random", "random_resized"])
+def test_shapes_and_types(crop: Crop, channels: int, side: int | None, flip: float) -> None:
+    batch = images(6, channels, 28, 30)
+    result = Augment(crop=crop, flip=flip, padding=2)(batch, side, draws(6))
+    assert result.shape == (6, channels, *((side, side) if side else (28, 30)))
+    assert result.dtype == (torch.float32 if crop == "random_resized" else torch.uint8)
+    assert result.min() >= 0 and result.max() <= 255
+    assert Augment(crop=crop, flip=flip)(batch[:0], side, draws(0)).shape == (0, *result.shape[1:])
+
+
+def test_only_a_flip_or_a_random_crop_is_random() -> None:
+    assert not Augment().random and not Augment(padding=4).random
+    assert Augment(flip=0.1).random and Augment(crop="random").random and Augment(crop="random_resized").random
+
+
+@pytest.mark.parametrize(("height", "width", "top", "left"), [(10, 10, 2, 2), (11, 13, 2, 3), (6, 9, 0, 1)])
+def test_the_central_crop_is_the_middle_window(height: int, width: int, top: int, left: int) -> None:
+    batch = images(2, 3, height, width)
+    assert torch.equal(center_crop(batch, 6), batch[:, :, top : top + 6, left : left + 6])
+    assert torch.equal(Augment()(batch, 6, draws(2)), center_crop(batch, 6))
+    assert center_crop(batch, None) is batch
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("side", [None, 9])
+def test_a_random_crop_is_a_window_of_the_padded_image_and_every_window_occurs(side: int | None, padding: int) -> None:
+    batch = images(1, 3, 12, 12).expand(2_000, 3, 12, 12)
+    result = Augment(crop="random", padding=padding)(batch, side, draws(2_000)).numpy()
+    padded = np.pad(batch[0].numpy(), ((0, 0), (padding, padding), (padding, padding)))
+    size = side or 12
+    places = 12 + 2 * padding - size + 1
+    windows = {
+        padded[:, top : top + size, left : left + size].tobytes(): (top, left)
+        for top in range(places)
+        for left in range(places)
+    }
+    found = [windows[image.tobytes()] for image in result]
+    assert len(set(found)) == len(windows) == places**2
+    expected = 2_000 / places
+    for axis in (0, 1):
+        counts = np.bincount([place[axis] for place in found], minlength=places)
+        assert np.abs(counts - expected).max() < 5 * np.sqrt(expected) + 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_flip_mirrors_the_columns_of_the_share_asked_for_and_leaves_the_others(share: float) -> None:
+    batch, numbers = images(3_000, 1, 4, 5), draws(3_000)
+    result = Augment(flip=share)(batch, None, numbers)
+    flipped = torch.from_numpy(numbers[:, 4] < share)
+    assert torch.equal(result[flipped], batch[flipped].flip(-1))
+    assert torch.equal(result[~flipped], batch[~flipped])
+    assert abs(flipped.double().mean().item() - share) < 5 * np.sqrt(share * (1 - share) / 3_000) + 1e-9
+
+
+@pytest.mark.parametrize(("height", "width"), [(28, 28), (32, 32), (48, 31), (256, 256)])
+def test_a_resized_crop_of_all_is_the_image_itself(height: int, width: int) -> None:
+    batch = images(4, 3, height, width)
+    ratio = width / height
+    augment = Augment(crop="random_resized", scale=(1.0, 1.0), ratio=(ratio, ratio))
+    assert (augment(batch, None, draws(4)) - batch).abs().max() / 255 < 1e-4
+
+
+@pytest.mark.parametrize(("height", "width"), [(200, 200), (160, 240)])
+def test_a_resized_crop_shows_a_box_of_the_area_and_the_ratio_asked_for(height: int, width: int) -> None:
+    augment, side, n = Augment(crop="random_resized", scale=(0.1, 0.5), ratio=(0.8, 1.25)), 32, 500
+    result = augment(ramp(n, height, width), side, draws(n)).double().numpy()
+    rows, columns = result[:, 0], result[:, 1]
+    assert np.abs(rows - rows[:, :, :1]).max() < 1e-2 and np.abs(columns - columns[:, :1]).max() < 1e-2
+    # Between the borders the value is the place: low + (i + 1/2) size / side - 1/2.
+    box_h, box_w = ((line[:, -2] - line[:, 1]) * side / (side - 3) for line in (rows[:, :, 0], columns[:, 0]))
+    top, left = rows[:, 1, 0] + 0.5 - 1.5 * box_h / side, columns[:, 0, 1] + 0.5 - 1.5 * box_w / side
+    area, ratio = box_h * box_w / (height * width), box_w / box_h
+    assert 0.1 - 1e-3 < area.min() < 0.12 and 0.48 < area.max() < 0.5 + 1e-3
+    assert 0.8 - 1e-3 < ratio.min() < 0.82 and 1.22 < ratio.max() < 1.25 + 1e-3
+    assert min(top.min(), left.min()) > -1e-2
+    assert (top + box_h).max() < height + 1e-2 and (left + box_w).max() < width + 1e-2
+    assert abs(np.median(area) - 0.3) < 0.03 and abs(np.median(np.log(ratio))) < 0.03
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 100),
+    chosen=st.lists(st.integers(0, 31), min_size=1, max_size=40),
+    crop=st.sampled_from(["center", "random", "random_resized"]),
+    side=st.sampled_from([None, 24]),
+)
+def test_a_sample_is_changed_alike_in_any_batch(seed: int, chosen: list[int], crop: Crop, side: int | None) -> None:
+    stored, ids = images(32, 3, 33, 28), np.array(chosen)
+    augment = Augment(crop=crop, padding=2, flip=0.5)
+
+    def change(ids: np.ndarray) -> torch.Tensor:
+        return augment(stored[ids], side, order.uniform(seed, 3, ids, DRAWS))
+
+    assert torch.equal(change(ids), change(np.arange(32))[ids])
+    assert torch.equal(change(ids[:1]), change(ids)[:1])
+
+
+def test_another_epoch_changes_a_sample_otherwise() -> None:
+    batch, ids = images(8, 3, 32, 32), np.arange(8)
+    augment = Augment(crop="random_resized", flip=0.5)
+    first, second = (augment(batch, None, order.uniform(0, epoch, ids, DRAWS)) for epoch in (0, 1))
+    assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize(
+    ("mean", "std"), [((0.1307,), (0.3081,)), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.0,), (1.0,))]
+)
+def test_normalise_is_torchvisions_on_scaled_floats(
+    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype
+) -> None:
+    batch = images(4, 3, 16, 17).to(dtype)
+    kept = batch.clone()
+    expected = F.normalize(batch.to(torch.float32) / 255, list(mean) * (3 // len(mean)), list(std) * (3 // len(std)))
+    result = normalise(batch, mean, std)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, expected, atol=2e-6, rtol=1e-6)
+    assert torch.equal(batch, kept)  # the images stay as they were
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("flip", -0.1),
+        ("flip", 1.1),
+        ("padding", -1),
+        ("crop", "left"),
+        ("scale", (0.0, 1.0)),
+        ("scale", (0.5, 0.4)),
+        ("scale", (0.5, 1.1)),
+        ("ratio", (0.0, 1.0)),
+        ("ratio", (2.0, 1.0)),
+        ("ratio", (1.0,)),
+    ],
+)
+def test_values_out_of_range_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{field} = .*, in Augment; give"):
+        replace(Augment(), field, value)

@@ -1,0 +1,200 @@
+"""decode: every kind of image to uint8 pixels, and a plain reason for what is none."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from raytrain.data import decode
+
+ROWS, COLUMNS = np.mgrid[0:90, 0:120]
+PHOTO = Image.fromarray(np.stack([COLUMNS * 2, ROWS * 2, ROWS + COLUMNS], axis=-1).astype(np.uint8))
+DEEP = (ROWS * 700 + COLUMNS).astype(np.uint16)
+
+
+def encode(image: Image.Image, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def png(width: int, height: int, depth: int, colour: int, rows: bytes) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+    return start + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def reference(raw: bytes, channels: int) -> np.ndarray:
+    """What Pillow sees, int64 [channels, height, width]."""
+    with Image.open(io.BytesIO(raw)) as file:
+        image = ImageOps.exif_transpose(file)
+        if image.mode.startswith("I"):
+            return np.rint(np.asarray(image).astype(np.float64) / 257).astype(np.int64)[None].repeat(channels, 0)
+        image.info.pop("transparency", None)
+        array = np.asarray(image.convert("RGB" if channels == 3 else "L")).astype(np.int64)
+    return array.transpose(2, 0, 1) if channels == 3 else array[None]
+
+
+KINDS = {
+    "grey PNG": encode(PHOTO.convert("L"), "PNG"),
+    "RGB PNG": encode(PHOTO, "PNG"),
+    "RGBA PNG": encode(PHOTO.convert("RGBA"), "PNG"),
+    "palette PNG": encode(PHOTO.convert("P"), "PNG"),
+    "palette PNG with transparent colours": encode(PHOTO.convert("P"), "PNG", transparency=bytes(range(256))),
+    "grey PNG with alpha": encode(PHOTO.convert("LA"), "PNG"),
+    "1-bit PNG": encode(PHOTO.convert("1"), "PNG"),
+    "16-bit grey PNG": encode(Image.fromarray(DEEP), "PNG"),
+    "RGB JPEG": encode(PHOTO, "JPEG", quality=95),
+    "grey JPEG": encode(PHOTO.convert("L"), "JPEG", quality=95),
+    "CMYK JPEG": encode(PHOTO.convert("CMYK"), "JPEG", quality=95),
+    "progressive JPEG": encode(PHOTO, "JPEG", quality=95, progressive=True),
+    "BMP": encode(PHOTO, "BMP"),
+    "PPM": encode(PHOTO, "PPM"),
+    "PGM": encode(PHOTO.convert("L"), "PPM"),
+    "16-bit PGM": encode(Image.fromarray(DEEP), "PPM"),
+    "TIFF": encode(PHOTO, "TIFF"),
+    "CMYK TIFF": encode(PHOTO.convert("CMYK"), "TIFF"),
+    "16-bit TIFF": encode(Image.fromarray(DEEP), "TIFF"),
+    "WebP": encode(PHOTO, "WEBP", lossless=True),
+    "WebP with alpha": encode(Image.merge("RGBA", (*PHOTO.split(), PHOTO.getchannel(0))), "WEBP", lossless=True),
+    "GIF": encode(PHOTO.convert("P"), "GIF"),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_are_those_that_pillow_sees(kind: str, channels: int) -> None:
+    image = decode.pixels(KINDS[kind], channels)
+    assert image.dtype == torch.uint8 and image.shape == (channels, 90, 120)
+    assert np.abs(image.numpy() - reference(KINDS[kind], channels)).max() <= (1 if "JPEG" in kind else 0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_central_square_is_resized_as_pillow_does(kind: str, channels: int) -> None:
+    image = decode.square(KINDS[kind], 40, channels)
+    assert image.dtype == np.uint8 and image.shape == (channels, 40, 40) and image.flags.c_contiguous
+    for channel, expected in zip(image, reference(KINDS[kind], channels), strict=True):
+        whole = Image.fromarray(expected.astype(np.uint8)).crop((15, 0, 105, 90))
+        resized = np.asarray(whole.resize((40, 40), Image.Resampling.BILINEAR)).astype(np.int64)
+        assert np.abs(channel - resized).max() <= 2
+
+
+def test_a_16_bit_rgb_png_keeps_its_colours() -> None:
+    colours = np.stack([DEEP, DEEP[::-1], DEEP[:, ::-1]], axis=-1)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colours)
+    image = decode.pixels(png(120, 90, 16, 2, rows), 3).numpy()
+    assert np.abs(image - colours.transpose(2, 0, 1) / 257).max() <= 1
+
+
+def test_floating_point_pixels_are_clipped_to_bytes() -> None:
+    image = Image.fromarray(np.array([[-5.0, 0.4], [99.6, 300.0]], np.float32))
+    assert decode.pixels(encode(image, "TIFF"), 1).tolist() == [[[0, 0], [100, 255]]]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    raw = encode(PHOTO, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {"lossless": True}))
+    image, expected = decode.pixels(raw, 3), reference(raw, 3)
+    assert image.shape == expected.shape == ((3, 120, 90) if orientation > 4 else (3, 90, 120))
+    assert np.abs(image.numpy() - expected).max() <= 1
+    moved = np.abs(decode.square(raw, 90, 3) - decode.square(KINDS["RGB PNG"], 90, 3).astype(int)).max()
+    assert moved < 10 if orientation == 1 else moved > 50
+
+
+@pytest.mark.parametrize("shape", [(30, 20), (20, 30), (1, 50), (7, 7), (1, 1)])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_small_images_are_enlarged(shape: tuple[int, int], mode: str) -> None:
+    raw = encode(PHOTO.convert(mode).crop((0, 0, *shape)), "PNG")
+    assert decode.square(raw, 64, 3).shape == (3, 64, 64)
+
+
+def test_enlarging_interpolates_between_the_pixels() -> None:
+    raw = encode(Image.fromarray(np.array([[0, 200], [0, 200]], np.uint8)), "PNG")
+    assert decode.square(raw, 4, 1)[0].tolist() == [[0, 50, 150, 200]] * 4
+
+
+@pytest.mark.parametrize("size", [90, 91])
+def test_a_square_of_the_stored_size_is_left_as_it_is(size: int) -> None:
+    raw = encode(PHOTO.crop((0, 0, 90, 90)), "PNG")
+    equal = np.array_equal(decode.square(raw, size, 3), reference(raw, 3))
+    assert equal == (size == 90)
+
+
+def test_a_jpeg_decodes_alike_where_torchvision_has_no_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torchvision = decode.pixels(KINDS["RGB JPEG"], 3)
+    monkeypatch.setattr(torch.ops, "image", object())
+    assert torch.equal(decode.pixels(KINDS["RGB JPEG"], 3), with_torchvision)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+def test_a_truncated_image_is_refused(kind: str, share: float) -> None:
+    raw = KINDS[kind]
+    with pytest.raises(ValueError, match=r"truncated|damaged|no image|cannot be decoded"):
+        decode.pixels(raw[: int(len(raw) * share)], 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [0, 1, 3, 8, 20])
+def test_a_mere_beginning_is_refused(kind: str, size: int) -> None:
+    with pytest.raises(ValueError, match="the file is empty" if size == 0 else r"no image|header is damaged|truncated"):
+        decode.pixels(KINDS[kind][:size], 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_bytes_give_pixels_or_a_reason_and_end_no_process(kind: str) -> None:
+    generator, refused = np.random.default_rng(0), 0
+    for _ in range(40):
+        raw = bytearray(KINDS[kind])
+        raw[generator.integers(len(raw))] ^= 1 << generator.integers(8)
+        raw[generator.integers(min(100, len(raw)))] ^= 1 << generator.integers(8)
+        try:
+            assert decode.square(bytes(raw), 16, 3).shape == (3, 16, 16)
+        except ValueError as error:
+            assert str(error) and "\n" not in str(error) and ".cpp" not in str(error)
+            refused += 1
+    assert refused
+
+
+@pytest.mark.parametrize("raw", [b"<html>not found</html>", b"P", b"\x00" * 100, b"a, b\n1, 2\n", b"\xff\xd8\xff"])
+def test_what_is_no_image_is_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match="no image"):
+        decode.pixels(raw, 3)
+
+
+@pytest.mark.parametrize("side", [10_000, 60_000])
+def test_an_image_that_claims_too_many_pixels_is_refused_before_it_is_decoded(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "_with_pillow", lambda *_: pytest.fail("it was decoded"))
+    with pytest.raises(ValueError, match="pixels"):
+        decode.pixels(png(side, side, 8, 2, b""), 3)
+
+
+def test_the_limit_holds_also_where_pillow_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    monkeypatch.setattr(decode, "_with_pillow", lambda *_: pytest.fail("it was decoded"))
+    with pytest.raises(ValueError, match="10,000 x 10,000 pixels are more than 89,478,485"):
+        decode.pixels(png(10_000, 10_000, 8, 2, b""), 3)
+
+
+def test_only_whole_jpeg_and_png_files_are_beyond_suspicion() -> None:
+    doubts = {kind: decode.suspicious(raw[:32], raw[-64:]) for kind, raw in KINDS.items()}
+    assert {kind for kind, doubt in doubts.items() if not doubt} == {k for k in KINDS if "JPEG" in k or "PNG" in k}
+    for kind in ("RGB JPEG", "RGB PNG"):
+        assert decode.suspicious(KINDS[kind][:32], KINDS[kind][:-100][-64:])
+    assert decode.suspicious(b"", b"")

@@ -1,0 +1,270 @@
+"""ImageFolder: which files are samples, in which order, and what is wrong with a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision import datasets
+
+from raytrain.config import replace
+from raytrain.data import ImageFolder, Index
+from raytrain.errors import BadSample, UserError
+
+
+def tree(root: Path, *names: str) -> Path:
+    """Writes a small image of its own colour at each name."""
+    for number, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (6 + number % 3, 5), (number * 7 % 256, 40, 90)).save(path, "PNG")
+    return root
+
+
+def many(split: str, classes: Iterable[str] = ("ant", "bee"), count: int = 3) -> list[str]:
+    return [f"{split}/{name}/{number}.png" for name in classes for number in range(count)]
+
+
+def paths(index: Index) -> list[str]:
+    assert index.paths is not None
+    return index.paths.to_pylist()
+
+
+def samples(index: Index, root: Path) -> list[tuple[str, int]]:
+    return [(str(root / path), int(label)) for path, label in zip(paths(index), index.labels, strict=True)]
+
+
+@pytest.mark.parametrize("suffix", ["", "set"])
+def test_the_splits_are_folders_of_classes(tmp_path: Path, suffix: str) -> None:
+    splits = ("train", "val", "test")
+    tree(tmp_path, *(name for split in splits for name in many(split + suffix)))
+    indices = ImageFolder(root=str(tmp_path), size=4, crop=None).index()
+    assert list(indices) == list(splits)
+    for split, index in indices.items():
+        expected = datasets.ImageFolder(str(tmp_path / (split + suffix)))
+        assert samples(index, tmp_path) == expected.samples
+        assert list(index.classes) == expected.classes
+        assert (index.split, index.shape, index.ignored) == (split, (3, 4, 4), ())
+        assert index.sizes is not None and index.sizes.tolist() == [
+            os.path.getsize(path) for path, _ in expected.samples
+        ]
+
+
+def test_files_stand_in_torchvisions_order_at_any_depth_and_in_any_case(tmp_path: Path) -> None:
+    names = [
+        "b/a.png",
+        "b/a/z.png",
+        "b/a/b/c.JPEG",
+        "b/z.JPG",
+        "b/a.b/c.png",
+        "b/B.Png",
+        "a/10.bmp",
+        "a/9.webp",
+        "Z/é.png",
+    ]
+    tree(tmp_path, *(f"train/{name}" for name in names), *(f"val/{name}" for name in names))
+    for split, index in ImageFolder(root=str(tmp_path)).index().items():
+        expected = datasets.ImageFolder(str(tmp_path / split))
+        assert samples(index, tmp_path) == expected.samples and len(index) == len(names)
+        assert list(index.classes) == expected.classes == ["Z", "a", "b"]
+
+
+def test_hymenoptera_is_read_as_torchvision_reads_it_and_its_stray_gif_is_named(data_root: Path) -> None:
+    root = data_root / "hymenoptera"
+    indices = ImageFolder(root=str(root)).index()
+    assert {split: len(index) for split, index in indices.items()} == {"train": 244, "val": 153}
+    for split, index in indices.items():
+        assert samples(index, root) == datasets.ImageFolder(str(root / split)).samples
+        assert index.classes == ("ants", "bees")
+    assert indices["train"].ignored == ("train/ants/imageNotFound.gif",)
+    assert indices["val"].ignored == ()
+
+
+def test_nothing_in_hymenoptera_is_suspected(data_root: Path) -> None:
+    data = ImageFolder(root=str(data_root / "hymenoptera"))
+    assert [data.probe(index) for index in data.index().values()] == [[], []]
+
+
+def test_a_single_folder_of_classes_is_split_by_seed_with_equal_shares(tmp_path: Path) -> None:
+    tree(tmp_path, *many(".", count=20), *many(".", ["wasp"], count=10))
+
+    def split(seed: int) -> dict[str, Index]:
+        return ImageFolder(root=str(tmp_path), split_seed=seed, val_fraction=0.3).index()
+
+    first, again, other = split(0), split(0), split(1)
+    assert np.bincount(first["val"].labels).tolist() == [6, 6, 3]
+    assert sorted(paths(first["train"]) + paths(first["val"])) == [
+        path for path, _ in ((os.path.relpath(p, tmp_path), 0) for p, _ in datasets.ImageFolder(str(tmp_path)).samples)
+    ]
+    assert [first[s].fingerprint() for s in first] == [again[s].fingerprint() for s in again]
+    assert paths(first["val"]) != paths(other["val"])
+    assert [index.split for index in first.values()] == ["train", "val"]
+
+
+def test_without_a_val_folder_a_part_of_train_validates_and_strays_are_named_once(tmp_path: Path) -> None:
+    tree(tmp_path, *many("train", count=10), *many("test"))
+    (tmp_path / "train/notes.txt").write_text("not an image")
+    indices = ImageFolder(root=str(tmp_path), val_fraction=0.2).index()
+    assert {split: len(index) for split, index in indices.items()} == {"train": 16, "test": 6, "val": 4}
+    assert set(paths(indices["train"])).isdisjoint(paths(indices["val"]))
+    assert [indices[split].ignored for split in ("train", "val")] == [("train/notes.txt",), ()]
+
+
+def test_strays_and_hidden_files_and_folders_are_ignored_and_named(tmp_path: Path) -> None:
+    tree(tmp_path, *many("."))
+    strays = [
+        "README.md",
+        ".git/x.png",
+        "ant/.ipynb_checkpoints/0.png",
+        "ant/Thumbs.db",
+        "bee/._0.png",
+        "bee/deep/a.gif",
+    ]
+    tree(tmp_path, *strays)
+    index = ImageFolder(root=str(tmp_path)).index()["train"]
+    assert index.classes == ("ant", "bee")
+    assert sorted(index.ignored) == sorted([".git", *(name for name in strays if not name.startswith(".git"))])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "no class folders with images there, ROOT"),
+        (["a.png"], "no class folders with images there, ROOT"),
+        (["only/notes.gif"], "no class folders with images there, ROOT"),
+        ([*many("."), "wasp/notes.gif"], "a class folder has no images, ROOT/wasp; remove the folder"),
+        (many("val"), "no train folder there, ROOT; give --data.root"),
+        ([*many("train"), *many("val", ["ant", "wasp"])], "val lacks bee and train lacks wasp, ROOT; give both"),
+        (
+            [*many("train"), *many("val"), *many("test", ["ant"])],
+            "train and test have different classes: test lacks bee",
+        ),
+        (["ant/0.png", "bee/0.png"], "no class with two images there, ROOT; give it a val folder"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_path: Path, names: list[str], message: str) -> None:
+    tree(tmp_path, *names)
+    with pytest.raises(UserError) as caught:
+        ImageFolder(root=str(tmp_path)).index()
+    assert message.replace("ROOT", str(tmp_path)) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_root_and_a_root_that_is_no_folder_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.root is not set, in ImageFolder; say where"):
+        ImageFolder().index()
+    (tmp_path / "file").touch()
+    for name in ("missing", "file"):
+        with pytest.raises(UserError, match=f"no such folder, {tmp_path / name}"):
+            ImageFolder(root=str(tmp_path / name)).index()
+
+
+def test_a_name_that_is_not_utf_8_is_an_error_for_an_image_and_none_for_a_stray(tmp_path: Path) -> None:
+    tree(tmp_path, *many("."))
+    stray = os.fsencode(tmp_path / "ant") + b"/\xe9.txt"
+    Path(os.fsdecode(stray)).touch()
+    assert ImageFolder(root=str(tmp_path)).index()["train"].ignored == ("ant/\N{REPLACEMENT CHARACTER}.txt",)
+    os.rename(stray, stray.replace(b".txt", b".png"))
+    with pytest.raises(UserError, match="its name is not UTF-8"):
+        ImageFolder(root=str(tmp_path)).index()
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree(tmp_path, *many("."))
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if str(path).endswith("bee"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match=f"Permission denied, {tmp_path / 'bee'}; make it readable"):
+        ImageFolder(root=str(tmp_path)).index()
+
+
+@pytest.mark.parametrize("field", ["mean", "std"])
+def test_mean_and_std_have_one_number_or_one_a_channel(field: str) -> None:
+    for values in ((0.5,), (0.5, 0.4, 0.3)):
+        replace(ImageFolder(), field, values)
+    for values in ((), (0.5, 0.4)):
+        with pytest.raises(UserError, match=rf"{field} = .* is out of range.*of 1 number or one a channel \(3\)"):
+            replace(ImageFolder(), field, values)
+
+
+def test_read_gives_the_central_squares_in_the_order_asked(tmp_path: Path) -> None:
+    data = ImageFolder(root=str(tree(tmp_path, *many("."))), size=4, crop=None)
+    index = data.index()["train"]
+    images = data.read(index, np.array([3, 0, 3]))
+    assert images.shape == (3, 3, 4, 4) and images.dtype == np.uint8
+    for image, sample in zip(images, (3, 0, 3), strict=True):
+        with Image.open(tmp_path / index.name(sample)) as file:
+            assert np.array_equal(image, np.broadcast_to(np.array(file.getpixel((0, 0)))[:, None, None], (3, 4, 4)))
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, data_root: Path) -> Path:
+    """A folder with four broken files, a dangling link among them, and whole ones of several formats."""
+    tree(tmp_path, *many("train", count=40), *many("val"))
+    ants = tmp_path / "train/ant"
+    photo = (data_root / "hymenoptera/train/ants/0013035.jpg").read_bytes()
+    (ants / "100.jpg").write_bytes(photo)
+    (ants / "101.jpg").write_bytes(photo[: len(photo) // 2])
+    (ants / "102.jpg").write_bytes(b"")
+    (ants / "103.jpg").write_text("no image at all")
+    (ants / "104.jpg").symlink_to(ants / "nowhere.jpg")
+    (ants / "105.jpg").write_bytes(photo + b"\0" * 100)
+    for suffix in ("bmp", "tiff", "webp", "ppm"):
+        Image.new("RGB", (5, 5)).save(ants / f"106.{suffix}")
+    return tmp_path
+
+
+def test_probe_finds_empty_truncated_and_mislabelled_files_and_no_others(damaged: Path) -> None:
+    data = ImageFolder(root=str(damaged))
+    index, filters = data.index()["train"], list(warnings.filters)
+    found = {Path(bad.path).name: bad.reason for bad in data.probe(index)}
+    assert list(found) == ["101.jpg", "102.jpg", "103.jpg", "104.jpg"]
+    assert found["101.jpg"] == "Image is incomplete or truncated"
+    assert found["102.jpg"] == "the file is empty"
+    assert found["103.jpg"].startswith("it is no image")
+    assert found["104.jpg"] == "No such file or directory"
+    assert warnings.filters == filters  # the threads leave nothing behind
+
+
+def test_read_names_the_file_that_it_cannot_read(damaged: Path) -> None:
+    data = ImageFolder(root=str(damaged), size=8, crop=None)
+    index = data.index()["train"]
+    for sample, path in enumerate(paths(index)):
+        if path in {f"train/ant/10{n}.jpg" for n in (1, 2, 3, 4)}:
+            with pytest.raises(BadSample) as caught:
+                data.read(index, np.array([0, sample]))
+            assert caught.value.path == str(damaged / path) and caught.value.reason
+        else:
+            assert data.read(index, np.array([sample])).shape == (1, 3, 8, 8)
+
+
+def test_the_fingerprint_tells_another_set_of_files_and_nothing_else(tmp_path: Path) -> None:
+    root = tree(tmp_path / "a", *many("train"), *many("val"))
+
+    def fingerprint(data: ImageFolder = ImageFolder(root=str(root))) -> str:
+        return data.index()["train"].fingerprint()
+
+    first = fingerprint()
+    os.utime(root / "train/ant/0.png", (1, 1))
+    (root / "train/ant/notes.txt").touch()
+    shutil.copytree(root, tmp_path / "b")
+    assert fingerprint() == fingerprint(ImageFolder(root=str(tmp_path / "b"), crop=8, mean=(0.1,))) == first
+    with (root / "train/ant/0.png").open("ab") as file:
+        file.write(b"!")
+    longer = fingerprint()
+    tree(root, "train/bee/3.png")
+    more = fingerprint()
+    (root / "train/bee/3.png").rename(root / "train/bee/4.png")
+    smaller = fingerprint(ImageFolder(root=str(root), size=128))
+    assert len({first, longer, more, fingerprint(), smaller}) == 5

@@ -1,0 +1,132 @@
+"""Loader: the same global batches for any number of ranks, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from raytrain import order
+from raytrain.data import Augment, Data, Index
+from raytrain.data.augment import DRAWS, center_crop, normalise
+from raytrain.data.loader import Loaded, Loader
+from raytrain.data.reader import Resident
+
+N, BATCH, SEED = 103, 16, 5
+IMAGES = np.random.default_rng(0).integers(0, 256, (N, 3, 24, 20), dtype=np.uint8)
+INDEX = Index(np.arange(N) * 7 % 10, tuple("0123456789"), (3, 24, 20), "train")
+PLAIN = Data(crop=16, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+AUGMENTED = [
+    Data(crop=16, augment=Augment(crop=crop, padding=2, flip=0.5)) for crop in ("center", "random", "random_resized")
+]
+
+
+def loaders(data: Data, world: int, train: bool = True, batch: int = BATCH, n: int = N) -> list[Loader]:
+    index, reader = INDEX.take(np.arange(n)), Resident(IMAGES[:n])
+    device = torch.device("cpu")
+    return [Loader(data, index, reader, batch, SEED, rank, world, device, train) for rank in range(world)]
+
+
+def steps(many: list[Loader], number: int, first_step: int = 0) -> Iterator[tuple[Loaded, ...]]:
+    """All ranks' parts of each step."""
+    return zip(*(loader.epoch(number, first_step) for loader in many), strict=True)
+
+
+def whole(parts: tuple[Loaded, ...], micro: int = 1_000) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+    """A global batch put together from all ranks' micro-batches."""
+    ids, images, labels = zip(*(batch for part in parts for batch in part.micro_batches(micro)), strict=True)
+    return np.concatenate(ids), torch.cat(images), torch.cat(labels)
+
+
+@pytest.mark.parametrize("micro", [1_000, 3])
+@pytest.mark.parametrize("data", [PLAIN, *AUGMENTED])
+def test_global_batches_are_bit_equal_for_1_2_and_4_ranks(data: Data, micro: int) -> None:
+    for number in (0, 3):
+        alone = [whole(parts) for parts in steps(loaders(data, 1), number)]
+        for world in (2, 4):
+            for expected, parts in zip(alone, steps(loaders(data, world), number), strict=True):
+                ids, images, labels = whole(parts, micro)
+                assert np.array_equal(ids, expected[0])
+                assert torch.equal(images, expected[1])
+                assert torch.equal(labels, expected[2])
+
+
+def test_an_epoch_follows_the_order_and_has_every_sample_once() -> None:
+    for number in (0, 1):
+        ids = np.concatenate([whole(parts)[0] for parts in steps(loaders(PLAIN, 2), number)])
+        assert np.array_equal(ids, order.samples(SEED, number, N, np.arange(N)))
+
+
+def test_images_are_the_samples_cropped_augmented_and_normalised_with_their_labels() -> None:
+    for data in (PLAIN, *AUGMENTED):
+        for parts in steps(loaders(data, 2), 1):
+            ids, images, labels = whole(parts)
+            draws = order.uniform(SEED, 1, ids, DRAWS)
+            expected = normalise(data.augment(torch.from_numpy(IMAGES[ids]), 16, draws), data.mean, data.std)
+            assert images.dtype == torch.float32 and images.shape == (len(ids), 3, 16, 16)
+            assert torch.equal(images, expected)
+            assert labels.dtype == torch.int64 and np.array_equal(labels, INDEX.labels[ids])
+
+
+@pytest.mark.parametrize("data", AUGMENTED)
+def test_augmentation_changes_from_epoch_to_epoch(data: Data) -> None:
+    def by_sample(number: int) -> torch.Tensor:
+        ids, images, _ = whole(next(steps(loaders(data, 1, batch=N), number)))
+        return images[np.argsort(ids)]
+
+    different = (by_sample(0) != by_sample(1)).flatten(1).any(dim=1)
+    assert different.double().mean() > 0.35
+
+
+@pytest.mark.parametrize(("n", "short"), [(103, [2, 2, 2, 1]), (97, [1, 0, 0, 0]), (96, [4, 4, 4, 4])])
+def test_the_last_short_batch_has_its_true_size_on_all_ranks(n: int, short: list[int]) -> None:
+    *full, last = list(steps(loaders(AUGMENTED[1], 4, n=n), 0))
+    assert all([part.size for part in parts] == [BATCH] * 4 for parts in full)
+    assert all([len(part.ids) for part in parts] == [4] * 4 for parts in full)
+    assert [part.size for part in last] == [sum(short)] * 4
+    assert [len(part.ids) for part in last] == short
+    assert [part.step for parts in [*full, last] for part in parts] == [k for k in range(-(-n // 16)) for _ in range(4)]
+    for part in last:
+        assert part.images.shape == (len(part.ids), 3, 24, 20) and part.labels.shape == (len(part.ids),)
+        assert len(list(part.micro_batches(4))) == (len(part.ids) > 0)
+
+
+def test_micro_batches_are_consecutive_and_of_the_size_asked_for() -> None:
+    loaded = next(iter(loaders(AUGMENTED[2], 1)[0].epoch(0)))
+    for size in (1, 5, 16, 100):
+        batches = list(loaded.micro_batches(size))
+        assert [len(ids) for ids, _, _ in batches] == [len(part) for part in torch.arange(16).split(size)]
+        ids, images, labels = (list(column) for column in zip(*batches, strict=True))
+        assert np.array_equal(np.concatenate(ids), loaded.ids) and torch.equal(torch.cat(labels), loaded.labels)
+        assert torch.equal(torch.cat(images), loaded.prepare(loaded.images, loaded.ids))
+
+
+@pytest.mark.parametrize("data", [PLAIN, *AUGMENTED])
+def test_an_epoch_continued_at_a_step_is_the_rest_of_it(data: Data) -> None:
+    later = [whole(parts) for parts in steps(loaders(data, 1), 2)][4:]
+    for world in (1, 4):
+        continued = list(steps(loaders(data, world), 2, first_step=4))
+        assert [parts[0].step for parts in continued] == [4, 5, 6]
+        for expected, parts in zip(later, continued, strict=True):
+            ids, images, _ = whole(parts)
+            assert np.array_equal(ids, expected[0]) and torch.equal(images, expected[1])
+
+
+@pytest.mark.parametrize("data", [PLAIN, *AUGMENTED])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_evaluation_goes_once_through_all_samples_in_order_without_augmentation(world: int, data: Data) -> None:
+    for number in (0, 1):
+        ids, images, labels = zip(
+            *(whole(parts) for parts in steps(loaders(data, world, train=False), number)), strict=True
+        )
+        assert np.array_equal(np.concatenate(ids), np.arange(N))
+        assert np.array_equal(torch.cat(labels), INDEX.labels)
+        expected = normalise(center_crop(torch.from_numpy(IMAGES), 16), data.mean, data.std)
+        assert torch.equal(torch.cat(images), expected)
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(1, 103), (16, 7), (103, 1), (500, 1)])
+def test_steps_count_the_last_short_batch(batch: int, expected: int) -> None:
+    assert [loader.steps for loader in loaders(PLAIN, 2, batch=batch)] == [expected] * 2

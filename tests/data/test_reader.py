@@ -1,0 +1,105 @@
+"""reader: a rank's way through an epoch, and the images on it. Ray's part of Streaming is replaced by a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytrain import order
+from raytrain.data import Data, Index, reader
+from raytrain.data.reader import Epoch, Resident, Streaming
+from raytrain.errors import UserError
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (103, 1, 4, 4), dtype=np.uint8)
+INDEX = Index(np.arange(103) % 10, tuple("0123456789"), (1, 4, 4), "train")
+
+
+def ways(world: int, number: int | None, first_step: int = 0, batch: int = 16) -> list[Epoch]:
+    return [Epoch(order.Shard(103, batch, rank, world), 7, number, first_step) for rank in range(world)]
+
+
+@settings(deadline=None)
+@given(
+    n=st.integers(1, 400),
+    batch=st.integers(1, 60),
+    world=st.integers(1, 6),
+    number=st.none() | st.integers(0, 9),
+    part=st.floats(0, 1),
+)
+def test_the_samples_behind_a_ranks_count_are_those_of_its_steps(
+    n: int, batch: int, world: int, number: int | None, part: float
+) -> None:
+    for rank in range(world):
+        shard = order.Shard(n, batch, rank, world)
+        way = Epoch(shard, 3, number, int(part * shard.steps))
+        steps = list(way.steps())
+        assert len(steps) == shard.steps - way.first_step
+        together = np.concatenate([np.empty(0, np.int64), *steps])
+        assert np.array_equal(way.samples(np.arange(shard.count(way.first_step))), together)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_training_goes_through_the_order_and_evaluation_through_the_samples_as_they_stand(world: int) -> None:
+    for number, expected in ((2, order.samples(7, 2, 103, np.arange(103))), (None, np.arange(103))):
+        steps = zip(*(way.steps() for way in ways(world, number)), strict=True)
+        assert np.array_equal(np.concatenate([part for parts in steps for part in parts]), expected)
+
+
+def test_a_way_that_begins_at_a_later_step_is_the_rest_of_the_way() -> None:
+    for whole, rest in zip(ways(2, 1), ways(2, 1, first_step=3), strict=True):
+        later = list(whole.steps())[3:]
+        assert all(np.array_equal(a, b) for a, b in zip(later, rest.steps(), strict=True))
+
+
+@pytest.mark.parametrize("number", [0, None])
+def test_resident_gives_each_samples_own_image(number: int | None) -> None:
+    shared = IMAGES.copy()
+    shared.flags.writeable = False  # as a map of the object store is
+    for way in ways(4, number):
+        for samples, images in Resident(shared).read(way):
+            assert images.dtype == np.uint8 and np.array_equal(images, IMAGES[samples])
+            images += 1  # a batch is the loader's own
+    assert np.array_equal(shared, IMAGES)
+
+
+def served(sizes: list[int], bad: list[tuple[int, str, str]]) -> Callable[..., Iterator[object]]:
+    """Stands in for `read_blocks`: read-only blocks of the given sizes over and over."""
+
+    def read_blocks(
+        data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int
+    ) -> Iterator[tuple[np.ndarray, list[tuple[int, str, str]]]]:
+        assert total > 0, "there is nothing to stream"
+        chosen, start = samples(np.arange(total)), 0
+        while start < total:
+            for length in sizes:
+                block = IMAGES[chosen[start : start + length]]
+                block.flags.writeable = False
+                yield block, bad
+                start += length
+
+    return read_blocks
+
+
+@pytest.mark.parametrize("sizes", [[1], [5, 40, 1, 2], [1_000]])
+@pytest.mark.parametrize("first_step", [0, 4])
+@pytest.mark.parametrize(("world", "batch"), [(1, 16), (3, 17), (8, 102), (5, 2)])
+def test_streamed_blocks_of_any_size_make_the_batches_of_resident(
+    world: int, batch: int, first_step: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "read_blocks", served(sizes, []))
+    first_step = min(first_step, -(-103 // batch) - 1)
+    for way in ways(world, 0, first_step, batch):
+        expected, streamed = Resident(IMAGES).read(way), Streaming(Data(), INDEX, None).read(way)
+        for (samples, images), (same, others) in zip(expected, streamed, strict=True):
+            assert np.array_equal(samples, same) and np.array_equal(images, others)
+            assert others.dtype == np.uint8 and others.shape == (len(samples), 1, 4, 4) and others.flags.writeable
+
+
+def test_a_bad_sample_in_the_stream_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "read_blocks", served([8], [(0, "ants/1.jpg", "the file is empty")]))
+    with pytest.raises(UserError, match=r"cannot read sample: the file is empty, ants/1\.jpg"):
+        next(Streaming(Data(), INDEX, None).read(ways(1, 0)[0]))

@@ -1,0 +1,115 @@
+"""SIGKILL of the whole process tree in the middle of an epoch, then `raytrain resume`: nothing is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from raytrain import Run
+
+ARGUMENTS = ["--epochs", "30", "--checkpoint.every_steps", "7", "--data.augment.flip", "0.5"]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "raytrain.cli", *arguments]
+
+
+def rows(run: Path) -> list[dict]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((Run(run).checkpoint("last") / "model.safetensors").read_bytes()).hexdigest()
+
+
+def tree(root: int) -> list[int]:
+    """A process and all that descend from it, by /proc."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "metrics.jsonl").is_file() and any(row.get("step", 0) >= step for row in rows_so_far(run)):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"the run did not come to step {step}: {process.communicate()}")
+
+
+def rows_so_far(run: Path) -> list[dict]:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_killed_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, experiments: Path, precision: str
+) -> None:
+    train = command("train", str(experiments / "digits.py"), *ARGUMENTS, "--precision", precision,
+                    "--out", str(tmp_path))  # fmt: skip
+    subprocess.run([*train, "--name", "whole"], check=True, capture_output=True, timeout=300)
+    process = subprocess.Popen([*train, "--name", "cut"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    wait_for_step(cut, 100, process)
+    for pid in tree(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    done = max(row["step"] for row in rows_so_far(cut))
+    assert done < 690 and done % 23, "the kill came in the middle of an epoch"
+    resumed = subprocess.run(command("resume", str(cut)), capture_output=True, text=True, timeout=300)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in rows(cut) if row["kind"] == "step"] == list(range(1, 691))
+    assert rows(cut) == rows(whole)
+    assert weights(cut) == weights(whole)
+    assert Run(cut).summary["status"] == "completed"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_after_a_checkpoint_and_leaves_nothing_behind(
+    tmp_path: Path, experiments: Path, number: signal.Signals, status: int
+) -> None:
+    process = subprocess.Popen(
+        command("train", str(experiments / "digits.py"), "--epochs", "1000", "--out", str(tmp_path), "--name", "run"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    run = tmp_path / "run"
+    wait_for_step(run, 30, process)
+    processes = tree(process.pid)
+    started = time.monotonic()
+    process.send_signal(number)
+    output, complaints = process.communicate(timeout=60)
+    assert process.returncode == status, complaints
+    assert time.monotonic() - started < 30
+    assert "Traceback" not in complaints and f"raytrain resume {run}" in output
+    step = json.loads((run / "last.json").read_text())["step"]
+    assert step == rows(run)[-1]["step"] == Run(run).summary["steps"] and Run(run).summary["status"] == "interrupted"
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in processes if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

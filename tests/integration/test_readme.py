@@ -1,0 +1,139 @@
+"""README's commands, word for word but for the names of folders and what makes them short."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from raytrain import Digits, Run
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+COMMANDS = re.findall(r"^    ((?:raytrain|make) .*)$", README, re.MULTILINE)
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, data_root: Path) -> Path:
+    """A folder as a user's clone has it, with data where README speaks of data."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "experiments").symlink_to(ROOT / "experiments")
+    (folder / "data").mkdir()
+    (folder / "data" / "mnist").symlink_to(data_root / "mnist")
+    for kind in ("ants", "bees"):
+        (folder / "DIR" / kind).mkdir(parents=True)
+        for file in sorted((data_root / "hymenoptera" / "train" / kind).glob("*.jpg"))[:16]:
+            (folder / "DIR" / kind / file.name).symlink_to(file)
+    index = Digits().index()["val"]
+    (folder / "IMAGE_OR_FOLDER").mkdir()
+    for number, image in enumerate(Digits().read(index, range(20))):  # type: ignore[arg-type]
+        Image.fromarray(image[0]).save(folder / "IMAGE_OR_FOLDER" / f"{number:02}.png")
+    return folder
+
+
+def sh(command: str, home: Path, **environment: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(command, shell=True, cwd=home, capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PATH": path, **environment})  # fmt: skip
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == "", f"{command} has something to say at the default verbosity:\n{done.stderr}"
+    return done.stdout
+
+
+def the(start: str) -> str:
+    """The one command of README that begins so."""
+    found = [command for command in COMMANDS if command.startswith(start)]
+    assert len(found) == 1, f"{start}: {found}"
+    return found[0]
+
+
+def test_every_command_of_the_readme_is_run_here() -> None:
+    run = re.findall(r'the\("(raytrain [^"]+)"\)', Path(__file__).read_text())
+    for command in COMMANDS:
+        assert command.startswith("make ") or [command.startswith(start) for start in run].count(True) == 1, command
+
+
+def test_make_train_trains_the_digits_and_make_test_runs_pytest() -> None:
+    for target, wants in (("train", ".venv/bin/raytrain train experiments/digits.py"), ("test", "-m pytest")):
+        assert f"make {target}" in COMMANDS
+        printed = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert wants in printed
+
+
+def test_the_experiment_shown_is_the_one_that_is_there() -> None:
+    code = (ROOT / "experiments" / "mnist.py").read_text().split('"""', 2)[2]
+    assert BLOCKS[0].strip() == code.strip()
+
+
+def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
+    assert "--optimizer.momentum" in sh(the("raytrain train experiments/digits.py --help"), home)
+    plan = sh(the("raytrain train experiments/digits.py --optimizer.lr"), home)
+    assert "4 workers x 16 micro-batch x 1 accumulation = 64 global" in plan and not (home / "runs").exists()
+    output = sh(the("raytrain train experiments/digits.py --epochs 5"), home)
+    assert "best accuracy" in output and "raytrain evaluate runs/first" in output
+    assert Run(home / "runs/first").summary["val_accuracy"] > 0.95
+    result = json.loads(sh(the("raytrain evaluate"), home))
+    assert result["count"] == 359 and result["accuracy"] == Run(home / "runs/first").summary["val_accuracy"]
+    sh(the("raytrain export runs/first first.pth"), home)
+    sh(the("raytrain export runs/first first.safetensors"), home)
+    assert (home / "first.pth").stat().st_size > 80_000 and (home / "first.safetensors").is_file()
+    sh(the("raytrain predict"), home)
+    lines = (home / "predictions.csv").read_text().splitlines()
+    assert len(lines) == 21 and lines[0].replace('"', "").startswith("path,label,probability,p_0")
+    labels = [Digits().index()["val"].labels[n] for n in range(20)]
+    said = [int(line.split(",")[1].strip('"')) for line in lines[1:]]
+    assert sum(a == b for a, b in zip(said, labels, strict=True)) >= 18
+    first = (home / "runs/first/metrics.jsonl").read_text()
+    sh(the("raytrain resume"), home)
+    assert Run(home / "runs/first").summary["epochs"] == 8
+    assert (home / "runs/first/metrics.jsonl").read_text().startswith(first)
+    sh(the("raytrain train runs/first/experiment.json"), home)
+    both = [Run(home / f"runs/{name}").metrics("step")["loss"].to_pylist() for name in ("first", "again")]
+    assert both[1][:115] != both[0][:115], "the resumed run's schedule is that of eight epochs from epoch 6 on"
+
+
+def test_mnist(home: Path) -> None:
+    sh(the("raytrain train experiments/mnist.py") + " --epochs 1 --batch_size 256", home)
+    assert Run(home / "runs/mnist-1").summary["val_accuracy"] > 0.93
+
+
+def test_fine_tuning(home: Path) -> None:
+    command = the("raytrain train experiments/finetune.py")
+    assert command.endswith("--model.weights hub")
+    short = command.replace("hub", "none") + " --epochs 1 --data.size 64 --data.crop 56"
+    output = sh(short, home)
+    assert "21,285,698 parameters, 1,026 of them trained" in output
+    assert Run(home / "runs/finetune-1").summary["status"] == "completed"
+
+
+def test_a_running_cluster_is_used_and_left_running(home: Path) -> None:
+    start = f"{sys.executable} -m ray.scripts.scripts start --head --port 6399 --num-cpus 3 --include-dashboard=false"
+    subprocess.run([*start.split(), "--disable-usage-stats"], check=True, capture_output=True)
+    try:
+        command = the("raytrain train experiments/digits.py --address auto").replace("/shared", str(home / "shared"))
+        output = sh(command + " --epochs 2", home)
+        assert ":6399 (3 CPUs" in output
+        assert Run(home / "shared/runs/digits-1").summary["status"] == "completed"
+        plan = sh("raytrain train experiments/digits.py --dry_run", home, RAY_ADDRESS="127.0.0.1:6399")
+        assert ":6399 (3 CPUs" in plan
+    finally:
+        subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", "stop", "--force"], check=True, capture_output=True
+        )
+
+
+def test_a_model_and_a_task_of_ones_own_are_trained_on_workers_and_kept_with_the_run(home: Path) -> None:
+    (home / "own.py").write_text(BLOCKS[2])
+    sh("raytrain train own.py --epochs 2 --scaling.workers 2 --model.width 8 --name own", home)
+    summary = Run(home / "runs/own").summary
+    assert summary["status"] == "completed" and summary["val_loss"] > 0 and "val_accuracy" not in summary
+    (home / "own.py").unlink()
+    assert "AutoEncoder, 1,096 parameters" in sh("raytrain train runs/own/experiment.json --dry_run", home)
+    assert json.loads(sh("raytrain evaluate runs/own --json", home))["loss"] == pytest.approx(summary["val_loss"])

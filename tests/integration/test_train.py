@@ -1,0 +1,210 @@
+"""Trainings by `raytrain.train` on a Ray that is there already, as a notebook would do it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import raytrain
+from raytrain import (
+    CNN,
+    MLP,
+    SGD,
+    Augment,
+    Batch,
+    Checkpoint,
+    Classification,
+    Cosine,
+    Data,
+    Digits,
+    Experiment,
+    ImageFolder,
+    Model,
+    Run,
+    Scaling,
+    config,
+)
+from raytrain.fit import RunFailed
+from raytrain.infer import evaluate
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+BASE = Experiment(
+    model=CNN(channels=(8, 16)),
+    data=Digits(),
+    optimizer=SGD(lr=0.05, momentum=0.9),
+    schedule=Cosine(warmup_epochs=1),
+    scaling=Scaling(workers=2, threads_per_worker=1),
+    checkpoint=Checkpoint(every_steps=10),
+    batch_size=64,
+    epochs=3,
+)
+
+FOUR_WORKERS: dict[str, Any] = {"scaling.workers": 4}
+NEW_LR: dict[str, Any] = {"optimizer.lr": 1.0}
+
+
+@dataclass(frozen=True)
+class Recording(Classification):
+    """Notes which samples each rank saw, and a hash of their pixels."""
+
+    folder: str = ""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        pixels = [hashlib.sha256(image.numpy().tobytes()).hexdigest()[:12] for image in batch.images]
+        with open(Path(self.folder) / f"{torch.distributed.get_rank()}.jsonl", "a") as file:
+            file.write(json.dumps(list(zip(batch.ids.tolist(), pixels, strict=True))) + "\n")
+        return super().loss(model, batch)
+
+
+@dataclass(frozen=True)
+class Fragile(Model):
+    """Fails on one rank, some steps into the run."""
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner, self.calls = MLP(hidden=(8,)).build(sample, classes), 0
+
+            def forward(self, images: torch.Tensor) -> torch.Tensor:
+                self.calls += self.training
+                if self.calls == 5 and torch.distributed.get_rank() == 1:
+                    raise ValueError("the cable is loose")
+                return self.inner(images)
+
+        return Net()
+
+
+def rows(run: Path) -> list[dict]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
+
+
+def recorded(experiment: Experiment, folder: Path, name: str, **changes: object) -> list[list]:
+    """What all ranks saw, step after step."""
+    seen = folder / name
+    seen.mkdir()
+    e = replace(experiment, task=Recording(folder=str(seen)))
+    for path, value in changes.items():
+        e = config.replace(e, path, value)
+    raytrain.train(e, out=str(folder), name=f"run-{name}", quiet=True)
+    files = [(seen / f"{rank}.jsonl").read_text().splitlines() for rank in range(max(1, e.scaling.workers))]
+    return [[pair for part in step for pair in json.loads(part)] for step in zip(*files, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def images(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some of hymenoptera's JPEGs, and one that is cut off."""
+    root = tmp_path_factory.mktemp("images")
+    for kind in ("ants", "bees"):
+        files = sorted((data_root / "hymenoptera" / "train" / kind).glob("*.jpg"))[:31]
+        (root / kind).mkdir()
+        for file in files:
+            os.symlink(file, root / kind / file.name)
+    whole = files[0].read_bytes()
+    (root / "ants" / "broken.jpg").write_bytes(whole[: len(whole) // 2])
+    return root
+
+
+def test_resident_and_streaming_give_the_same_batches_bit_for_bit_and_skip_the_same_samples(
+    tmp_path: Path, images: Path
+) -> None:
+    data = ImageFolder(
+        root=str(images),
+        size=40,
+        crop=32,
+        on_bad_sample="skip",
+        augment=Augment(crop="random_resized", scale=(0.3, 1.0), flip=0.5),
+    )
+    e = replace(BASE, data=data, batch_size=14, epochs=2)
+    found = {mode: recorded(e, tmp_path, mode, **{"data.mode": mode}) for mode in ("resident", "streaming")}
+    assert found["resident"] == found["streaming"]
+    steps = found["resident"]
+    ids = [i for step in steps for i, _ in step]
+    count = len(ids) // 2
+    assert sorted(ids[:count]) == sorted(ids[count:]) == list(range(count))
+    hashes = {h for step in steps for _, h in step}
+    assert len(hashes) > 1.8 * count, "an image is augmented in another way in every epoch"
+    assert rows(tmp_path / "run-resident") == rows(tmp_path / "run-streaming")
+    skipped = json.loads((tmp_path / "run-resident" / "skipped.json").read_text())
+    assert [Path(one["path"]).name for split in skipped.values() for one in split] == ["broken.jpg"]
+    assert skipped == json.loads((tmp_path / "run-streaming" / "skipped.json").read_text())
+
+
+def test_a_run_from_python_says_what_came_of_it_and_can_be_repeated_bit_for_bit(tmp_path: Path) -> None:
+    run = raytrain.train(BASE, out=str(tmp_path), name="first", quiet=True)
+    assert run.summary["status"] == "completed" and run.summary["workers"] == 2
+    assert run.summary["val_accuracy"] == max(run.metrics()["val_accuracy"].to_pylist()) > 0.9
+    for figure in ("val_loss", "seconds", "samples_per_second", "first_step_seconds", "peak_memory_bytes"):
+        assert run.summary[figure] > 0
+    assert run.metrics("step").num_rows == run.summary["steps"] == 69 and run.summary["epochs"] == 3
+    index = BASE.data.index()["val"]
+    model = run.model()
+    assert not model.training and isinstance(model, nn.Module)
+    result = evaluate(run)
+    best = json.loads((run.path / "best.json").read_text())
+    assert result["count"] == len(index) == 359
+    assert result["accuracy"] == best["val_accuracy"] and result["loss"] == pytest.approx(best["val_loss"], rel=1e-6)
+    experiment, _ = raytrain.load_experiment(run.path / "experiment.json")
+    again = raytrain.train(experiment, out=str(tmp_path), name="second", quiet=True)
+    assert rows(again.path) == rows(run.path)
+    with pytest.raises(raytrain.UserError, match="complete at 3 epochs"):
+        raytrain.resume(run, quiet=True)
+    longer = raytrain.resume(run, quiet=True, epochs=4, **FOUR_WORKERS)
+    assert longer.summary["epochs"] == 4 and longer.summary["workers"] == 4
+    assert rows(run.path)[: len(rows(again.path))] == rows(again.path)
+    with pytest.raises(raytrain.UserError, match=r"cannot change optimizer\.lr"):
+        raytrain.resume(run, quiet=True, epochs=5, **NEW_LR)
+
+
+def test_no_workers_train_in_this_process(tmp_path: Path) -> None:
+    e = config.replace(replace(BASE, epochs=1), "scaling.workers", 0)
+    run = raytrain.train(e, out=str(tmp_path), quiet=True)
+    one = replace(e, scaling=Scaling(workers=1, threads_per_worker=1))
+    other = raytrain.train(one, out=str(tmp_path), quiet=True)
+    assert run.path.name == "run-1" and other.path.name == "run-2"
+    assert rows(run.path) == rows(other.path)
+
+
+def test_an_error_on_one_rank_is_shown_with_its_rank_and_place(tmp_path: Path) -> None:
+    e = replace(BASE, model=Fragile())
+    with pytest.raises(RunFailed, match=r"^rank 1: ValueError: the cable is loose \(.*test_train.py:\d+\)$") as failure:
+        raytrain.train(e, out=str(tmp_path), name="run", quiet=True)
+    assert failure.value.rank == 1
+    summary = Run(tmp_path / "run").summary
+    assert summary["status"] == "failed" and "the cable is loose" in summary["error"]
+    assert "the cable is loose" in (tmp_path / "run" / "logs" / "rank_1.log").read_text()
+
+
+def test_an_unreadable_sample_is_named_before_a_run_is_left(tmp_path: Path) -> None:
+    e = replace(BASE, data=Sick())
+    with pytest.raises(raytrain.UserError, match="cannot read sample: it has a fever, sample 77"):
+        raytrain.train(e, out=str(tmp_path), name="run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True)
+class Sick(Digits):
+    """One sample that only reading finds."""
+
+    def read(self, index: raytrain.Index, samples: np.ndarray) -> np.ndarray:
+        if 77 in samples and index.split == "train":
+            raise raytrain.BadSample("sample 77", "it has a fever")
+        return super().read(index, samples)
+
+
+def test_streaming_names_the_unreadable_sample_when_it_comes(tmp_path: Path) -> None:
+    e = replace(BASE, data=Sick(mode="streaming"))
+    assert isinstance(e.data, Data)
+    with pytest.raises(RunFailed, match=r"rank \d: cannot read sample: it has a fever, sample 77"):
+        raytrain.train(e, out=str(tmp_path), name="run", quiet=True)

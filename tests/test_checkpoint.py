@@ -1,0 +1,301 @@
+"""checkpoint: whole or not there, bit-exact, and never code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raytrain import UserError, checkpoint
+from raytrain.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
+
+
+class Tied(nn.Module):
+    """Two names for one weight, a BatchNorm with its counters, and a buffer that is no contiguous tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.decode = nn.Linear(4, 4, bias=False)
+        self.decode.weight = self.encode.weight
+        self.register_buffer("across", torch.arange(6.0).view(2, 3).t())
+        self.register_buffer("empty", torch.empty(0, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decode(self.norm(self.encode(x)))
+
+
+def trained(kind: str) -> tuple[Tied, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Tied()
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if kind == "sgd"
+        else torch.optim.AdamW(model.parameters(), lr=0.01)
+    )
+    for _ in range(3):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(5, 4)).square().sum().backward()
+    optimizer.step()
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def save(folder: Path, step: int) -> Path:
+    model = {"w": torch.full((3,), float(step))}
+    return checkpoint.save(folder, step, model, {"optimizer": {"step": step}}, {"step": step, "sum": 0.1 + step})
+
+
+# Round trip
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_model_optimizer_and_state_come_back_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    model, optimizer = trained(kind)
+    state = {"loss": 0.1 + 0.2, "tiny": 5e-324, "best": {"val_loss": None}, "classes": ["a", "ü"], "step": 2**62}
+    tensors = {"optimizer": optimizer.state_dict(), "precision": {"scale": 65536.0, "_growth_tracker": 3}}
+    path = checkpoint.save(tmp_path / "checkpoints", 7, model.state_dict(), tensors, state)
+    assert path == tmp_path / "checkpoints" / "step_00000007"
+    assert sorted(file.name for file in path.iterdir()) == sorted([MODEL, OPTIMIZER, STATE, MANIFEST])
+    checkpoint.verify(path)
+    loaded = checkpoint.load_model(path)
+    assert set(loaded) == set(model.state_dict())
+    assert all(same(value, loaded[name]) for name, value in model.state_dict().items())
+    assert same(checkpoint.load_optimizer(path), tensors) and checkpoint.load_state(path) == state
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: Path, kind: str) -> None:
+    model, optimizer = trained(kind)
+    path = checkpoint.save(tmp_path, 3, model.state_dict(), {"optimizer": optimizer.state_dict()}, {})
+    other, again = trained(kind)
+    step(other, again)  # somewhere else, before it is restored
+    other.load_state_dict(checkpoint.load_model(path))
+    again.load_state_dict(checkpoint.load_optimizer(path)["optimizer"])
+    for one, two in ((model, optimizer), (other, again)):
+        torch.manual_seed(5)
+        step(one, two)
+    assert same(dict(model.state_dict()), dict(other.state_dict()))
+    assert other.decode.weight is other.encode.weight
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step_00000001" / "left_over").touch()
+    path = checkpoint.save(tmp_path, 1, {"w": torch.zeros(1)}, {}, {"new": True})
+    assert checkpoint.load_state(path) == {"new": True} and not (path / "left_over").exists()
+    checkpoint.verify(path)
+
+
+def test_a_save_that_fails_leaves_no_checkpoint_of_that_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 2)
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000001"
+
+
+# What does not verify
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to("elsewhere")
+
+
+def manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        values = json.loads((path / MANIFEST).read_text())
+        changed = change(values)
+        (path / MANIFEST).write_text(json.dumps(values if changed is None else changed))
+
+    return damage
+
+
+def renamed(values: dict[str, Any]) -> None:
+    values["files"] = {f"../{name}": entry for name, entry in values["files"].items()}
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no manifest": (lambda path: (path / MANIFEST).unlink(), "it has no manifest"),
+    "an empty manifest": (lambda path: (path / MANIFEST).write_text(""), "its manifest is damaged"),
+    "a half manifest": (lambda path: truncate(path / MANIFEST), "its manifest is damaged"),
+    "a manifest of bytes": (lambda path: (path / MANIFEST).write_bytes(b"\xff"), "its manifest is damaged"),
+    "a manifest that is a list": (manifest(lambda values: [values]), "its manifest is damaged"),
+    "a manifest with other names": (manifest(renamed), "its manifest is damaged"),
+    "a manifest without a file": (manifest(lambda values: values["files"].pop(STATE) and None), "damaged"),
+    "a manifest with a file more": (
+        manifest(lambda values: values["files"].update({"../x": values["files"][MODEL]})),
+        "its manifest is damaged",
+    ),
+    "a manifest of numbers": (manifest(lambda values: values.update(files={name: 1 for name in values["files"]})), ""),
+    **{f"a flipped bit in {name}": (lambda path, n=name: flip(path / n), name) for name in (MODEL, OPTIMIZER, STATE)},
+    **{f"{name} cut short": (lambda path, n=name: truncate(path / n), name) for name in (MODEL, OPTIMIZER, STATE)},
+    **{f"{name} gone": (lambda path, n=name: (path / n).unlink(), name) for name in (MODEL, OPTIMIZER, STATE)},
+    **{f"{name} a link": (lambda path, n=name: link(path / n), name) for name in (MODEL, OPTIMIZER, STATE)},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_the_newest_that_verifies_is_taken(tmp_path: Path, damage: str) -> None:
+    good, bad = save(tmp_path, 1), save(tmp_path, 2)
+    assert checkpoint.newest(tmp_path) == bad
+    how, message = DAMAGE[damage]
+    how(bad)
+    with pytest.raises(UserError, match=f"the checkpoint does not verify: .*{message}.*step_00000002; remove that"):
+        checkpoint.verify(bad)
+    assert checkpoint.newest(tmp_path) == good
+
+
+def test_a_linked_folder_and_stray_entries_are_no_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    good, outside = save(folder, 1), save(tmp_path / "outside", 9)
+    (folder / "step_00000009").symlink_to(outside)
+    (folder / "step_00000010").touch()
+    (folder / "step_").mkdir()
+    assert checkpoint.newest(folder) == good
+    checkpoint.drop_after(folder, 1)
+    assert [path.name for path in folder.iterdir() if path.name > "step_00000001"] == []
+    checkpoint.verify(outside)
+
+
+def test_no_folder_and_an_empty_one_have_no_newest(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path) is None and checkpoint.newest(tmp_path / "nothing") is None
+
+
+def test_all_damaged_is_none(tmp_path: Path) -> None:
+    for number in range(3):
+        flip(save(tmp_path, number) / MODEL)
+    assert checkpoint.newest(tmp_path) is None
+
+
+# Code
+
+
+class Bomb:
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_pickle_in_place_of_the_optimizer_is_refused_and_its_code_does_not_run(tmp_path: Path) -> None:
+    path, mark = save(tmp_path / "checkpoints", 1), tmp_path / "ran"
+    for plant in (
+        lambda: (path / OPTIMIZER).write_bytes(pickle.dumps({"optimizer": Bomb(mark)}, protocol=2)),
+        lambda: torch.save({"optimizer": Bomb(mark)}, path / OPTIMIZER),
+    ):
+        plant()
+        content = (path / OPTIMIZER).read_bytes()
+        entry = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest(lambda values, entry=entry: values["files"].update({OPTIMIZER: entry}))(path)
+        checkpoint.verify(path)
+        with pytest.raises(UserError, match=r"optimizer.pt holds more than tensors and plain values"):
+            checkpoint.load_optimizer(path)
+        assert not mark.exists()
+    pickle.loads(pickle.dumps(Bomb(mark)))
+    assert mark.exists(), "the planted code does run where pickles are trusted"
+
+
+# Keeping house
+
+
+def names(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step_")) for path in folder.glob("step_*"))
+
+
+@pytest.mark.parametrize(
+    ("keep", "protect", "left"),
+    [
+        (1, [], [5]),
+        (2, [], [4, 5]),
+        (2, ["step_00000001"], [1, 4, 5]),
+        (1, ["step_00000005"], [5]),
+        (1, ["step_00000002", "step_00000003", "step_00000099"], [2, 3, 5]),
+        (9, [], [1, 2, 3, 4, 5]),
+    ],
+)
+def test_prune_keeps_the_newest_and_the_protected(
+    tmp_path: Path, keep: int, protect: list[str], left: list[int]
+) -> None:
+    for number in range(1, 6):
+        save(tmp_path, number)
+    checkpoint.prune(tmp_path, keep, iter(protect))
+    assert names(tmp_path) == left
+    for number in left:
+        checkpoint.verify(tmp_path / f"step_{number:08d}")
+
+
+def test_prune_does_not_count_what_was_never_committed(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        save(tmp_path, number)
+    (tmp_path / "step_00000003" / MANIFEST).unlink()
+    checkpoint.prune(tmp_path, 2, [])
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002" and 1 in names(tmp_path)
+
+
+@pytest.mark.parametrize(("step", "left"), [(-1, []), (0, [0]), (2, [0, 1, 2]), (9, [0, 1, 2, 3])])
+def test_drop_after_removes_all_that_lies_beyond(tmp_path: Path, step: int, left: list[int]) -> None:
+    for number in range(4):
+        save(tmp_path, number)
+    (tmp_path / "step_00000003" / MANIFEST).unlink()
+    checkpoint.drop_after(tmp_path, step)
+    assert names(tmp_path) == left
+
+
+def test_a_removal_that_is_cut_off_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    checkpoint.drop_after(tmp_path, 1)
+    assert names(tmp_path) == [1, 2] and checkpoint.newest(tmp_path) == tmp_path / "step_00000001"
+
+
+def test_write_atomically_replaces_the_whole_text_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "best.json"
+    for text in ("long " * 1000, "short", ""):
+        checkpoint.write_atomically(file, text)
+        assert file.read_text() == text and [path.name for path in tmp_path.iterdir()] == ["best.json"]
+    checkpoint.write_atomically(file, "kept")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+    with pytest.raises(OSError, match="power cut"):
+        checkpoint.write_atomically(file, "new")
+    assert file.read_text() == "kept"

@@ -1,0 +1,249 @@
+"""experiment: from a file to a value and back, and the rules that hold between its fields."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import raytrain
+from raytrain import CNN, Digits, Experiment, Model, Scaling, UserError, config, experiment
+
+GOOD = """
+from dataclasses import dataclass
+from raytrain import CNN, Digits, Experiment, Model
+
+@dataclass(frozen=True)
+class Net(Model):
+    width: int = 3
+    def build(self, sample, classes):
+        from torch import nn
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, self.width), nn.Linear(self.width, classes))
+
+experiment = Experiment(model=Net(width=5), data=Digits(), epochs=2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Loading a file leaves its module and its folder behind, as running it would."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop(config.EXPERIMENT_MODULE, None)
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+# load
+
+
+def test_a_python_file_gives_its_experiment_and_its_path(tmp_path: Path) -> None:
+    file = write(tmp_path / "exp.py", GOOD)
+    value, source = experiment.load(file)
+    assert value.epochs == 2 and type(value.model).__name__ == "Net" and source == file
+    assert experiment.load(str(file))[0].epochs == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["exp.py"], "reading leaves nothing behind"
+
+
+def test_the_text_of_a_file_counts_and_not_what_it_was_a_moment_ago(tmp_path: Path) -> None:
+    for epochs in (2, 3, 4):
+        assert experiment.load(write(tmp_path / "exp.py", GOOD.replace("epochs=2", f"epochs={epochs}")))[0].epochs == (
+            epochs
+        )
+
+
+def test_a_file_runs_as_python_would_run_it(tmp_path: Path) -> None:
+    own = "class A:\n    b: int\nassert A.__annotations__ == {'b': int}\nassert __name__ != '__main__'\n"
+    own += f"assert __file__ == {str(tmp_path / 'exp.py')!r}\nfrom beside import EPOCHS\nassert EPOCHS == 2\n"
+    write(tmp_path / "beside.py", "EPOCHS = 2\n")
+    assert experiment.load(write(tmp_path / "exp.py", own + GOOD))[0].epochs == 2
+    sys.modules.pop("beside")
+
+
+def test_json_and_the_run_directory_give_the_same_experiment(tmp_path: Path) -> None:
+    value = Experiment(model=CNN(channels=(4,)), data=Digits(), epochs=3)
+    experiment.save(value, tmp_path / "experiment.json")
+    assert experiment.load(tmp_path / "experiment.json") == (value, None)
+    assert experiment.load(tmp_path) == (value, None)
+
+
+def test_a_model_class_of_the_file_survives_save_and_load_beside_the_copy(tmp_path: Path) -> None:
+    value, source = experiment.load(write(tmp_path / "exp.py", GOOD))
+    run = tmp_path / "run"
+    run.mkdir()
+    experiment.save(value, run / "experiment.json")
+    assert source is not None
+    shutil.copyfile(source, run / "experiment.py")
+    sys.modules.pop(config.EXPERIMENT_MODULE)
+    again, copy = experiment.load(run / "experiment.json")
+    assert copy == run / "experiment.py" and config.to_dict(again) == config.to_dict(value)
+    module = again.model.build((1, 8, 8), 10)
+    assert sum(parameter.numel() for parameter in module.parameters()) == 64 * 5 + 5 + 5 * 10 + 10
+
+
+def test_without_the_copy_the_class_is_not_found_even_where_another_file_has_one_of_its_name(tmp_path: Path) -> None:
+    value, _ = experiment.load(write(tmp_path / "exp.py", GOOD))
+    experiment.save(value, tmp_path / "experiment.json")
+    with pytest.raises(UserError, match=r"class 'experiment:Net' cannot be found"):
+        experiment.load(tmp_path / "experiment.json")
+
+
+def test_a_script_reads_the_experiment_of_its_own_class_without_running_a_second_time(tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "script.py",
+        f"{GOOD}\n"
+        "import pathlib, shutil\n"
+        "from raytrain import config, load_experiment\n"
+        "from raytrain.experiment import save\n"
+        "print('running')\n"
+        "pathlib.Path('run').mkdir()\n"
+        "save(experiment, pathlib.Path('run/experiment.json'))\n"
+        "for copied in (False, True):\n"
+        "    if copied: shutil.copyfile(__file__, 'run/experiment.py')\n"
+        "    assert load_experiment('run')[0] == experiment and type(load_experiment('run')[0].model) is Net\n",
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("running\n", "")
+
+
+def test_a_file_that_trains_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "exp.py", f"{GOOD}\nimport raytrain\nraytrain.train(experiment, out='runs')\n")
+    with pytest.raises(UserError, match=r"starts a training while it is read, .*exp.py; put that under `if __name__"):
+        experiment.load(file)
+    experiment.refuse_while_loading()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\ny = (\n", r"does not load: '\(' was never closed, .*exp.py:2; mend that line"),
+        ("x = 1\n\nraise ValueError('my reason')\n", r"does not load: ValueError: my reason, .*exp.py:3;"),
+        ("def f():\n    return 1 / 0\n\nf()\n", r"does not load: ZeroDivisionError: .*exp.py:2;"),
+        ("import nothing_of_that_name\n", r"ModuleNotFoundError: No module named 'nothing_of_that_name', .*exp.py:1;"),
+        ("raise SystemExit(3)\n", r"does not load: SystemExit: 3, .*exp.py:1;"),
+        ("x = '\0'\n", r"the experiment file does not load: .*null bytes, .*exp.py"),
+        ("x = 1\n", r"not an experiment: it defines no `experiment`, .*exp.py; give a .py file that ends in"),
+        ("experiment = {'epochs': 1}\n", r"not an experiment: its `experiment` is a dict, .*exp.py"),
+        ("from raytrain import Experiment as experiment\n", r"not an experiment: its `experiment` is a type"),
+        ("from raytrain import SGD\nSGD(lr=-1)\n", r"lr = -1 is out of range, in SGD; give a value above 0"),
+    ],
+)
+def test_a_file_that_gives_no_experiment_is_named_with_the_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        experiment.load(write(tmp_path / "exp.py", text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("exp.json", "{", r"not an experiment: Expecting property name .*exp.json"),
+        ("exp.json", "[]", r"experiment = \[\] is of the wrong type, .*exp.json; give a JSON object"),
+        ("exp.json", "[" * 200_000, r"not an experiment: maximum recursion depth .*exp.json"),
+        ("exp.json", "{}", r"field 'model' is missing, .*exp.json"),
+        ("exp.yaml", "a: 1", r"not an experiment: its name ends in .yaml, .*exp.yaml"),
+        ("exp", "a: 1", r"not an experiment: its name ends in nothing, .*exp;"),
+        (None, "", r"no such experiment file, .*missing.py; check the spelling"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str | None, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        experiment.load(write(tmp_path / name, text) if name else tmp_path / "missing.py")
+
+
+def test_bytes_that_are_no_text_and_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "exp.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not an experiment"):
+        experiment.load(tmp_path / "exp.json")
+    with pytest.raises(UserError, match="no such experiment file"):
+        experiment.load(tmp_path)
+    with pytest.raises(UserError, match="no such experiment file"):
+        experiment.load(tmp_path / ("x" * 300))
+
+
+# Rules between fields
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "workers"), [(63, 2), (65, 2), (1, 2), (3, 4), (7, 3), (64, 3), (100, 64), (999, 1000)]
+)
+def test_every_batch_size_that_the_remedy_offers_is_taken(batch_size: int, workers: int) -> None:
+    with pytest.raises(UserError) as caught:
+        Experiment(model=CNN(), data=Digits(), batch_size=batch_size, scaling=Scaling(workers=workers))
+    assert caught.value.what == f"batch_size {batch_size} does not divide by scaling.workers {workers}"
+    offered = [int(number) for number in re.findall(r"\d+", caught.value.how)]
+    assert offered and all(abs(number - batch_size) < workers for number in offered)
+    for number in offered:
+        Experiment(model=CNN(), data=Digits(), batch_size=number, scaling=Scaling(workers=workers))
+
+
+@pytest.mark.parametrize(("batch_size", "workers", "micro"), [(64, 2, 33), (64, 2, 31), (64, 1, 100), (7, 1, 2)])
+def test_the_micro_batch_that_the_remedy_offers_is_taken_and_is_the_largest_below(
+    batch_size: int, workers: int, micro: int
+) -> None:
+    def build(size: int) -> Experiment:
+        scaling = Scaling(workers=workers)
+        return Experiment(model=CNN(), data=Digits(), batch_size=batch_size, micro_batch_size=size, scaling=scaling)
+
+    with pytest.raises(UserError) as caught:
+        build(micro)
+    (offered,) = [int(number) for number in re.findall(r"\d+", caught.value.how)]
+    value = build(offered)
+    assert value.micro_batch * value.accumulation * workers == batch_size and offered <= micro
+    for larger in range(offered + 1, micro):
+        with pytest.raises(UserError):
+            build(larger)
+
+
+def test_the_arithmetic_of_a_step() -> None:
+    value = Experiment(model=CNN(), data=Digits(), batch_size=64, scaling=Scaling(workers=4), micro_batch_size=8)
+    assert (value.micro_batch, value.accumulation) == (8, 2)
+    value = Experiment(model=CNN(), data=Digits(), batch_size=64, scaling=Scaling(workers=0))
+    assert (value.micro_batch, value.accumulation) == (64, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch_size": 0}, {"seed": -1}, {"clip_norm": 0.0}])
+def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="out of range, in Experiment"):
+        Experiment(model=CNN(), data=Digits(), **wrong)  # type: ignore[arg-type]
+
+
+# Help
+
+
+def reachable() -> list[type]:
+    seams = {hint for hint in config._hints(Experiment).values() if isinstance(hint, type)}
+    seams = {Experiment, raytrain.Augment} | {seam for seam in seams if dataclasses.is_dataclass(seam)}
+    for _ in range(3):
+        seams |= {sub for seam in seams for sub in seam.__subclasses__() if sub.__module__.startswith("raytrain.")}
+    return sorted(seams, key=lambda cls: cls.__qualname__)
+
+
+@pytest.mark.parametrize("cls", reachable())
+def test_every_field_and_class_is_documented_for_help(cls: type) -> None:
+    assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), "dataclass writes that one itself"
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign):
+            said = after.value if isinstance(after, ast.Expr) else None
+            assert isinstance(said, ast.Constant) and str(said.value).endswith("."), ast.unparse(node)
+
+
+def test_the_seams_are_among_the_classes_whose_help_is_checked() -> None:
+    assert {Experiment, Scaling, Model, CNN, Digits, raytrain.SGD, raytrain.DDP, raytrain.Classification} <= set(
+        reachable()
+    )
+    assert len(reachable()) >= 24

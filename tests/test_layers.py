@@ -1,0 +1,132 @@
+"""The house's layers, enforced by reading the imports of every module, wherever in it they stand."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import raytrain
+
+ROOT = Path(raytrain.__file__).parent
+ROOMS = ("precision", "optim", "task", "metrics", "models", "data", "parallel")
+LAYERS = (
+    ("config", "errors", "order"),
+    ROOMS,
+    ("experiment",),
+    ("plan",),
+    ("checkpoint",),
+    ("run",),
+    ("loop",),
+    ("observe", "session"),
+    ("worker",),
+    ("fit", "infer"),
+    ("report",),
+    ("cli",),
+)
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+WITHOUT_RAY = (
+    *("loop", "checkpoint", "run", "experiment", "plan", "config", "errors", "order"),
+    *("precision", "optim", "task", "metrics", "models", "parallel"),
+)
+
+
+def imports(path: Path) -> set[str]:
+    """The full names of all that a module imports, also inside functions and under TYPE_CHECKING."""
+    package = ".".join(("raytrain", *path.relative_to(ROOT).parent.parts))
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            found |= {str(argument.value) for argument in node.args[:1] if isinstance(argument, ast.Constant)}
+    return found
+
+
+def part(name: str) -> str:
+    """The layers' name for a module of raytrain: its file at the top, or its room."""
+    return name.split(".")[1]
+
+
+MODULES = {
+    ".".join(("raytrain", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+INSIDE = {name: path for name, path in MODULES.items() if name != "raytrain"}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_module_imports_only_from_the_layers_above_it_or_its_own_room(name: str) -> None:
+    assert part(name) in LEVEL, f"{name} is in no layer: give it one here and in docs/architecture.md"
+    for imported in imports(INSIDE[name]):
+        if imported.split(".")[0] != "raytrain" or imported == "raytrain.__version__":
+            continue
+        other = part(imported)
+        assert other in LEVEL, f"{name} imports {imported}: a public name of the package, which lies above all"
+        same = other == part(name) or (LEVEL[other] == 0 and LEVEL[part(name)] == 0)
+        assert same or LEVEL[other] < LEVEL[part(name)], f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("name", [name for name in INSIDE if part(name) in LAYERS[0]])
+def test_the_lowest_layer_imports_the_standard_library_and_numpy_alone(name: str) -> None:
+    foreign = {imported.split(".")[0] for imported in imports(INSIDE[name])}
+    assert foreign - set(sys.stdlib_module_names) <= {"numpy", "raytrain"}
+
+
+@pytest.mark.parametrize("name", [name for name in INSIDE if part(name) in WITHOUT_RAY])
+def test_the_worker_and_what_describes_a_run_know_nothing_of_ray(name: str) -> None:
+    assert not {imported for imported in imports(INSIDE[name]) if imported.split(".")[0] == "ray"}
+
+
+def test_only_fit_imports_the_trainer() -> None:
+    assert [name for name, path in MODULES.items() if any(i.endswith("TorchTrainer") for i in imports(path))] == [
+        "raytrain.fit"
+    ]
+
+
+def test_nothing_imports_ray_tune() -> None:
+    assert not [name for name, path in MODULES.items() if any(i.startswith("ray.tune") for i in imports(path))]
+
+
+def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above would pass on an empty set."""
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "m.py").write_text(
+        "import ray.tune as t\nfrom raytrain import fit\nfrom . import base\nfrom ..run import Run\n"
+        "if TYPE_CHECKING:\n    import torch\ndef f():\n    from ray.train.torch import TorchTrainer\n"
+        "    importlib.import_module('os')\n"
+    )
+    assert imports(tmp_path / "models" / "m.py") == {
+        *("ray.tune", "raytrain.fit", "raytrain.models.base", "raytrain.run.Run", "torch", "os"),
+        "ray.train.torch.TorchTrainer",
+    }
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import raytrain",
+        "from raytrain import CNN, MNIST, SGD, Experiment; Experiment(CNN(), MNIST(), optimizer=SGD())",
+        "from raytrain import cli; cli.run(['--help'])",
+        "from raytrain import cli; cli.run(['train', 'experiments/digits.py', '--help'])",
+        "from raytrain import cli; cli.run(['evaluate', '--help'])",
+        "from raytrain import cli; cli.run(['train', 'experiments/digits.py', '--optimizer.lr', '-1'])",
+    ],
+)
+def test_help_and_mistakes_are_answered_without_torch_or_ray(code: str) -> None:
+    code = (
+        f"import sys, atexit\natexit.register(lambda: print('LOADED', [m for m in ('torch', 'ray') "
+        f"if m in sys.modules]))\n{code}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "LOADED []", done.stderr

@@ -1,0 +1,187 @@
+"""Mistakes in models and data: one line each, before anything is started or written."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import fails, no_runs, succeeds, without_ray
+from PIL import Image
+
+__all__ = ["no_runs", "without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+Capture = pytest.CaptureFixture[str]
+
+
+def experiment(folder: Path, model: str = "MLP()", data: str = "Digits()", before: str = "", rest: str = "") -> Path:
+    lines = ["from raytrain import *", "from dataclasses import dataclass", before]
+    (folder / "exp.py").write_text("\n".join([*lines, f"experiment = Experiment({model}, {data}, {rest})"]))
+    return folder / "exp.py"
+
+
+# Models
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 3))", "it gives [1, 3] for one sample and the data has 10 classes"),
+        (
+            "nn.Sequential(nn.Flatten(), nn.Linear(784, classes))",
+            "the model cannot take a sample of this data: Runtime",
+        ),
+        ("nn.Conv2d(3, classes, 1)", "the model cannot take a sample of this data: RuntimeError"),
+        ("nn.Flatten()", "it gives [1, 64]"),
+        ("nn.Linear(classes)", "the model cannot take a sample of this data: TypeError"),
+        ("undefined", "the model cannot take a sample of this data: NameError: name 'undefined' is not defined"),
+    ],
+)
+def test_a_model_of_ones_own_that_does_not_fit(
+    capsys: Capture, tmp_path: Path, no_runs: Path, body: str, message: str
+) -> None:
+    net = f"""
+from torch import nn
+@dataclass(frozen=True)
+class Net(Model):
+    def build(self, sample, classes):
+        return {body}
+"""
+    assert message in (said := fails(capsys, "train", experiment(tmp_path, "Net()", before=net), "--out", no_runs))
+    assert ", in Net; " in said
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("Torchvision(name='resnet1')", "no classification model 'resnet1', in model.name; did you mean resnet18?"),
+        ("Torchvision(weights='gone.pth')", "no such weights file, gone.pth"),
+        ("Torchvision(weights='{}/exp.py')", "the weights do not fit: "),
+        ("Torchvision(name='vit_b_16')", "the model cannot take a sample of this data: AssertionError: Wrong image"),
+        ("Torchvision(name='vgg11'), batch_size=7, scaling=Scaling(workers=2)", "batch_size 7 does not divide"),
+    ],
+)
+def test_a_model_of_torchvision_that_cannot_be_had(
+    capsys: Capture, tmp_path: Path, no_runs: Path, model: str, message: str
+) -> None:
+    folder(tmp_path / "images", {"train": ("a", "b"), "val": ("a", "b")})
+    model, _, rest = model.format(tmp_path).partition("), ")
+    file = experiment(tmp_path, f"{model.rstrip(')')})", f"ImageFolder(root='{tmp_path}/images', crop=64)", rest=rest)
+    assert message in fails(capsys, "train", file, "--out", no_runs)
+
+
+def test_grey_images_for_a_colour_model(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
+    said = fails(capsys, "train", experiment(tmp_path, "Torchvision()"), "--out", no_runs)
+    assert "torchvision's resnet18 takes images of 3 channels and these have 1" in said
+
+
+# Data
+
+
+def folder(root: Path, splits: dict[str, tuple[str, ...]], count: int = 2) -> Path:
+    for split, classes in splits.items():
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = np.random.default_rng(number).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number}.jpg")
+    return root
+
+
+BOTH = {"train": ("ants", "bees"), "val": ("ants", "bees")}
+
+
+def garbage(file: Path) -> None:
+    file.write_bytes(b"this is no image at all")
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-300])
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [(garbage, "it is no image"), (empty, "the file is empty"), (truncated, "Image is incomplete or truncated")],
+)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_image_that_cannot_be_read_is_named(
+    capsys: Capture, tmp_path: Path, no_runs: Path, damage: Callable[[Path], None], reason: str, split: str
+) -> None:
+    root = folder(tmp_path / "images", BOTH)
+    damage(root / split / "bees" / "1.jpg")
+    file = experiment(tmp_path, "CNN()", f"ImageFolder(root='{root}', size=32, crop=None)")
+    said = fails(capsys, "train", file, "--out", no_runs)
+    assert f"cannot read sample: {reason}" in said and f"{root}/{split}/bees/1.jpg; repair or remove it" in said
+    said = succeeds(capsys, "train", file, "--out", no_runs, "--dry_run", "--data.on_bad_sample", "skip")
+    assert f"1 of {split} cannot be read: {root}/{split}/bees/1.jpg" in said
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({}, "no such folder, {}/images"),
+        ({"": ()}, "no class folders with images there, {}/images; give --data.root a folder with"),
+        ({"train": ("ants",), "val": ()}, "no class folders with images there"),
+        ({"train": ("ants", "bees"), "val": ("ants",)}, "different classes: val lacks bees, {}/images"),
+        ({"train": ("ants",), "val": ("ants", "wasps")}, "different classes: train lacks wasps"),
+        ({"train": ("ants", "bees"), "val": ("bees", "cats")}, "val lacks ants and train lacks cats"),
+        ({"val": ("ants", "bees")}, "no train folder there"),
+        ({"train": ("ants", "bees", "-empty")}, "a class folder has no images, {}/images/train/-empty; remove"),
+    ],
+)
+def test_a_folder_of_images_that_does_not_hold_a_data_set(
+    capsys: Capture, tmp_path: Path, no_runs: Path, splits: dict[str, tuple[str, ...]], message: str
+) -> None:
+    root = tmp_path / "images"
+    for split, classes in splits.items():
+        (root / split).mkdir(parents=True, exist_ok=True)
+        folder(root, {split: tuple(name for name in classes if name != "-empty")})
+        if "-empty" in classes:
+            (root / split / "-empty").mkdir()
+    file = experiment(tmp_path, "CNN()", f"ImageFolder(root='{root}')")
+    assert message.format(tmp_path) in fails(capsys, "train", file, "--out", no_runs)
+    assert "data.root is not set, in ImageFolder" in fails(capsys, "train", file, "--out", no_runs, "--data.root", "")
+
+
+def mnist(root: Path, damage: str = "") -> Path:
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", 20), ("t10k", 10)):
+        images = struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28) + bytes(count * 784)
+        labels = struct.pack(">4B1I", 0, 0, 8, 1, count) + bytes(range(10)) * (count // 10)
+        if damage == "magic":
+            images = b"\0\0\x0d\3" + images[4:]
+        if damage == "labels":
+            labels = labels[:-1] + b"\x0a"
+        packed = gzip.compress(images)
+        (raw / f"{part}-images-idx3-ubyte.gz").write_bytes(packed[: len(packed) // 2] if damage == "gz" else packed)
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(labels[:-1] if damage == "short" else labels)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("gz", "the file is broken: truncated or damaged gzip"),
+        ("magic", "the file is broken: IDX magic 00000d03 instead of 00000803"),
+        ("short", "the file is broken: its length 27 does not fit its header"),
+        ("labels", "the file is broken: label 10 is above 9"),
+    ],
+)
+def test_a_broken_mnist_file_is_named(
+    capsys: Capture, tmp_path: Path, no_runs: Path, damage: str, message: str
+) -> None:
+    file = experiment(tmp_path, "SimpleModel()", f"MNIST(root='{mnist(tmp_path / damage, damage)}')")
+    said = fails(capsys, "train", file, "--out", no_runs)
+    assert message in said and f"{tmp_path}/{damage}/MNIST/raw/train-" in said
+    good = mnist(tmp_path / "good")
+    assert "20 train, 10 val" in succeeds(capsys, "train", file, "--out", no_runs, "--dry_run", "--data.root", good)
+    assert "no MNIST files there" in fails(capsys, "train", file, "--out", no_runs, "--data.root", tmp_path / "missing")

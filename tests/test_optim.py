@@ -1,0 +1,154 @@
+"""optim: torch's own optimizers, and schedules as plain formulas."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import nn
+
+from raytrain import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepLR, UserError
+
+Parameters = Iterable[nn.Parameter]
+
+
+def three_steps(build: Callable[[Parameters], torch.optim.Optimizer]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    optimizer = build(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().sum().backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("declared", "own"),
+    [
+        (SGD(), lambda p: torch.optim.SGD(p, lr=0.1)),
+        (SGD(lr=0.03, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9)),
+        (
+            SGD(lr=0.03, momentum=0.9, nesterov=True, weight_decay=0.1),
+            lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9, nesterov=True, weight_decay=0.1),
+        ),
+        (Adam(), torch.optim.Adam),
+        (
+            Adam(lr=0.02, betas=(0.7, 0.8), eps=1e-3, weight_decay=0.1),
+            lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.7, 0.8), eps=1e-3, weight_decay=0.1),
+        ),
+        (AdamW(), torch.optim.AdamW),
+        (AdamW(lr=0.02, weight_decay=0.3), lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.3)),
+    ],
+)
+def test_three_steps_equal_torchs_own_bit_for_bit(
+    declared: Optimizer, own: Callable[[Parameters], torch.optim.Optimizer]
+) -> None:
+    ours, theirs = three_steps(declared.build), three_steps(own)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_every_setting_of_an_optimizer_changes_what_it_does() -> None:
+    """The comparison above would pass if a field reached neither side."""
+    settings = [
+        *(SGD(), SGD(weight_decay=0.1), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), SGD(lr=0.2)),
+        *(Adam(), Adam(betas=(0.5, 0.999)), Adam(betas=(0.9, 0.5)), Adam(eps=0.1), Adam(weight_decay=0.5)),
+        *(AdamW(), AdamW(weight_decay=0.5), AdamW(lr=0.1)),
+    ]
+    results = [torch.cat([p.flatten() for p in three_steps(setting.build)]) for setting in settings]
+    for number, one in enumerate(results):
+        assert not any(torch.equal(one, other) for other in results[:number])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SGD(nesterov=True), "nesterov = True is out of range, in SGD; give a value of False while momentum"),
+        (lambda: SGD(momentum=1.0), r"momentum = 1.0 is out of range, in SGD; give a value in \[0, 1\)"),
+        (lambda: SGD(momentum=-0.1), "momentum"),
+        (lambda: SGD(lr=0), "lr = 0 is out of range, in SGD; give a value above 0"),
+        (lambda: SGD(lr=math.nan), "lr = nan"),
+        (lambda: SGD(lr=math.inf), "lr = inf"),
+        (lambda: SGD(weight_decay=-1.0), "weight_decay = -1.0"),
+        (lambda: Adam(betas=(0.9, 1.0)), r"betas = \(0.9, 1.0\) is out of range, in Adam; give a value with both in"),
+        (lambda: AdamW(betas=(-0.1, 0.9)), "betas"),
+        (lambda: Adam(eps=0.0), "eps = 0.0"),
+        (lambda: StepLR(step_size=0), "step_size = 0"),
+        (lambda: StepLR(gamma=0.0), "gamma = 0.0"),
+        (lambda: Cosine(warmup_epochs=-1.0), "warmup_epochs = -1.0"),
+        (lambda: Cosine(final=-0.1), "final = -0.1"),
+    ],
+)
+def test_settings_that_torch_would_refuse_later_are_refused_at_once(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()
+
+
+def test_the_base_class_says_what_a_new_optimizer_needs() -> None:
+    with pytest.raises(NotImplementedError, match=r"Optimizer needs a build\(parameters\)"):
+        Optimizer().build([])
+
+
+# Schedules
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), Constant()])
+def test_a_constant_schedule_is_one_throughout(schedule: Schedule) -> None:
+    assert {schedule.factor(step, 7, 3) for step in range(21)} == {1.0}
+
+
+@pytest.mark.parametrize(("step_size", "gamma"), [(1, 0.5), (2, 0.1), (7, 0.3), (30, 0.1)])
+def test_step_lr_equals_torchs_scheduler(step_size: int, gamma: float) -> None:
+    ours, epochs, steps = StepLR(step_size=step_size, gamma=gamma), 20, 5
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
+    theirs = torch.optim.lr_scheduler.StepLR(optimizer, step_size, gamma)
+    for epoch in range(epochs):
+        rate = theirs.get_last_lr()[0]
+        for step in range(steps):
+            assert 0.4 * ours.factor(epoch * steps + step, steps, epochs) == pytest.approx(rate, rel=1e-12)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs.step()
+
+
+@pytest.mark.parametrize(("warmup", "final"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.1), (2.0, 1e-3), (1.3, 1.0)])
+def test_cosine_equals_the_formula_at_every_step(warmup: float, final: float) -> None:
+    schedule, steps, epochs = Cosine(warmup_epochs=warmup, final=final), 10, 4
+    ramp = round(warmup * steps)
+    for step in range(steps * epochs):
+        if step < ramp:
+            expected = (step + 1) / ramp
+        else:
+            angle = math.pi * (step - ramp) / (steps * epochs - ramp)
+            expected = final + (1 - final) * (1 + math.cos(angle)) / 2
+        assert schedule.factor(step, steps, epochs) == pytest.approx(expected, rel=1e-12)
+
+
+def test_cosine_without_warmup_equals_torchs_scheduler() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40, eta_min=0.05)
+    schedule = Cosine(final=0.05)
+    for step in range(40):
+        assert schedule.factor(step, 10, 4) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs.step()
+
+
+def test_cosine_rises_to_one_falls_to_final_and_stays_there() -> None:
+    schedule = Cosine(warmup_epochs=1, final=0.01)
+    factors = [schedule.factor(step, 100, 5) for step in range(500)]
+    assert factors[0] == 0.01 and factors[99] == 1.0 and factors[100] == 1.0
+    assert factors[:100] == sorted(factors[:100]) and factors[100:] == sorted(factors[100:], reverse=True)
+    assert factors[-1] == pytest.approx(0.01, abs=1e-4)
+    assert schedule.factor(10_000, 100, 5) == pytest.approx(0.01)
+    assert Cosine(warmup_epochs=9.0).factor(49, 10, 5) == 50 / 90, "a warm-up longer than the run is cut, not an error"
+
+
+def test_a_factor_is_a_function_of_the_step_alone() -> None:
+    for schedule in (StepLR(step_size=2), Cosine(warmup_epochs=1)):
+        forwards = [schedule.factor(step, 3, 6) for step in range(18)]
+        assert [schedule.factor(step, 3, 6) for step in reversed(range(18))] == forwards[::-1]

@@ -1,0 +1,316 @@
+"""plan: what a run would be laid out as, and what cannot work, before anything starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from raytrain import (
+    MLP,
+    SGD,
+    Adam,
+    AdamW,
+    BadSample,
+    Classification,
+    Data,
+    Digits,
+    Experiment,
+    Index,
+    Model,
+    Optimizer,
+    Scaling,
+    SimpleModel,
+    Task,
+    Torchvision,
+    UserError,
+    plan,
+)
+from raytrain.plan import Plan, Resources
+
+SMALL = Resources(cpus=2, gpus=0, nodes=1, memory=8 << 30, where="this machine")
+
+
+def make(found: Resources = SMALL, **fields: Any) -> Plan:
+    experiment = Experiment(**{"model": SimpleModel(), "data": Digits(), "batch_size": 60} | fields)
+    return plan.make(experiment, lambda: found, "runs/x-N")
+
+
+def text(planned: Plan, name: str) -> str:
+    return "; ".join(said for line, said in planned.lines() if line == name)
+
+
+# CPUs, GPUs, threads
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "share"),
+    [(2, 1, 1.0), (2, 2, 0.5), (2, 3, 0.33), (2, 4, 0.25), (1, 1, 0.5), (1, 2, 0.25), (4, 3, 1.0), (4, 4, 0.75)],
+)
+def test_cpus_are_shared_out_and_one_stays_with_ray_data(cpus: int, workers: int, share: float) -> None:
+    planned = make(replace(SMALL, cpus=cpus), scaling=Scaling(workers=workers), batch_size=12)
+    assert planned.experiment.scaling.cpus_per_worker == share
+    assert cpus - workers * share >= min(1, cpus / 2)
+    assert planned.experiment.scaling.gpus_per_worker == 0
+
+
+@pytest.mark.parametrize(("cpus", "workers", "most"), [(2, 5, 4), (2, 1000, 4), (1, 3, 2), (8, 29, 28)])
+def test_more_workers_than_cpus_can_carry_are_refused_and_the_number_named_is_the_most_that_fit(
+    cpus: int, workers: int, most: int
+) -> None:
+    found = replace(SMALL, cpus=cpus)
+    with pytest.raises(UserError, match=rf"asks for {workers} workers and the cluster has {most}, in scaling.workers"):
+        make(found, scaling=Scaling(workers=workers), batch_size=workers)
+    make(found, scaling=Scaling(workers=most), batch_size=most)
+    with pytest.raises(UserError):
+        make(found, scaling=Scaling(workers=most + 1), batch_size=most + 1)
+
+
+def test_explicit_cpus_are_kept_and_must_leave_one() -> None:
+    four = replace(SMALL, cpus=4)
+    planned = make(four, scaling=Scaling(workers=2, cpus_per_worker=1.5))
+    assert planned.experiment.scaling.cpus_per_worker == 1.5
+    with pytest.raises(UserError, match=r"asks for 4 CPUs and the cluster has 3, in .*one CPU stays with Ray Data"):
+        make(four, scaling=Scaling(workers=2, cpus_per_worker=2))
+    make(SMALL, scaling=Scaling(workers=10, cpus_per_worker=0.1))
+
+
+@pytest.mark.parametrize(("gpus", "workers", "share"), [(0, 2, 0.0), (1, 2, 0.0), (2, 2, 1.0), (8, 2, 1.0)])
+def test_gpus_are_taken_where_there_are_enough(gpus: int, workers: int, share: float) -> None:
+    planned = make(replace(SMALL, gpus=gpus), scaling=Scaling(workers=workers))
+    assert planned.experiment.scaling.gpus_per_worker == share
+    assert ("of 1 GPU on" in text(planned, "workers")) == bool(share)
+
+
+def test_more_gpus_than_there_are_are_refused() -> None:
+    with pytest.raises(UserError, match=r"the run asks for 2 GPUs and the cluster has 1, in scaling.workers x"):
+        make(replace(SMALL, gpus=1), scaling=Scaling(workers=2, gpus_per_worker=1))
+    assert make(replace(SMALL, gpus=1), scaling=Scaling(workers=2, gpus_per_worker=0.5))
+    assert make(replace(SMALL, gpus=8), scaling=Scaling(workers=2, gpus_per_worker=0)).experiment.scaling == Scaling(
+        workers=2, gpus_per_worker=0, cpus_per_worker=0.5, threads_per_worker=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpus", "nodes", "workers", "threads"), [(2, 1, 2, 1), (8, 1, 2, 4), (8, 2, 2, 4), (8, 2, 4, 2), (2, 1, 4, 1)]
+)
+def test_threads_are_a_node_s_cores_shared_by_its_workers(cpus: int, nodes: int, workers: int, threads: int) -> None:
+    planned = make(replace(SMALL, cpus=cpus, nodes=nodes), scaling=Scaling(workers=workers))
+    assert planned.experiment.scaling.threads_per_worker == threads
+    fixed = make(replace(SMALL, cpus=cpus, nodes=nodes), scaling=Scaling(workers=workers, threads_per_worker=3))
+    assert fixed.experiment.scaling.threads_per_worker == 3
+
+
+def test_this_machine_is_counted_as_it_is() -> None:
+    found = plan.local_resources()
+    assert found.cpus == len(os.sched_getaffinity(0)) and found.gpus == torch.cuda.device_count()
+    assert 2**28 < found.memory <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+# Memory
+
+
+@dataclass(frozen=True)
+class Blank(Data):
+    """Black images in any number and of any shape."""
+
+    count: int = 1000
+    channels: int = 1
+    side: int = 1024
+    bad: int = 0
+
+    def index(self) -> dict[str, Index]:
+        def one(count: int, split: str) -> Index:
+            shape = (self.channels, self.side, self.side)
+            return Index(np.zeros(count, np.int64), ("a", "b"), shape, split, ignored=("notes.txt",))
+
+        return {"train": one(self.count, "train"), "val": one(self.count // 10, "val"), "test": one(10**9, "test")}
+
+    def probe(self, index: Index) -> list[BadSample]:
+        return [BadSample(f"{index.split}/{number}.jpg", "no image") for number in range(self.bad)]
+
+
+@pytest.mark.parametrize(("memory", "mode"), [(4400 << 20, "resident"), (4396 << 20, "streaming")])
+def test_images_are_resident_where_a_quarter_of_the_memory_holds_them(memory: int, mode: str) -> None:
+    found = replace(SMALL, memory=memory)
+    planned = make(found, data=Blank())
+    assert planned.mode == mode
+    said = "images resident, 1.1 GiB once a node" if mode == "resident" else "images streamed"
+    assert said in text(planned, "memory")
+    assert make(found, data=Blank(mode="streaming")).mode == "streaming"
+    if mode == "streaming":
+        with pytest.raises(
+            UserError, match=r"resident needs 1,100 MiB and there are 1,099 MiB, in data.mode; take --d"
+        ):
+            make(found, data=Blank(mode="resident"))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "slots"),
+    [(SGD(), 0), (SGD(momentum=0.9), 1), (SGD(momentum=0.5, nesterov=True), 1), (Adam(), 2), (AdamW(), 2)],
+)
+def test_the_memory_of_the_training_state_is_what_torch_then_holds(optimizer: Optimizer, slots: int) -> None:
+    planned = make(model=MLP(hidden=(50,)), optimizer=optimizer)
+    count = 64 * 50 + 50 + 50 * 10 + 10
+    assert planned.parameters == (count, count) and planned.state_bytes == 4 * count * (2 + slots)
+    module = MLP(hidden=(50,)).build((1, 8, 8), 10)
+    own = optimizer.build(module.parameters())
+    module(torch.zeros(1, 1, 8, 8)).sum().backward()
+    own.step()
+    tensors = [*module.parameters(), *(p.grad for p in module.parameters())]
+    tensors += [value for state in own.state.values() for value in state.values() if torch.is_tensor(value)]
+    held = sum(t.numel() * t.element_size() for t in tensors if t is not None and t.dim() > 0)
+    assert held == planned.state_bytes
+
+
+@dataclass(frozen=True)
+class Frozen(Model):
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        module = MLP(hidden=(50,)).build(sample, classes)
+        module.get_submodule("1").requires_grad_(False)
+        return module
+
+
+def test_frozen_parameters_take_weights_alone() -> None:
+    planned = make(model=Frozen(), optimizer=Adam())
+    assert planned.parameters == (3760, 510) and planned.state_bytes == 4 * (3760 + 3 * 510)
+    assert text(planned, "model") == "Frozen, 3,760 parameters, 510 of them trained"
+
+
+# lines
+
+
+def test_lines_show_the_arithmetic_of_the_batch() -> None:
+    planned = make(scaling=Scaling(workers=2), batch_size=64, micro_batch_size=8, epochs=3)
+    assert text(planned, "batch") == "2 workers x 8 micro-batch x 4 accumulation = 64 global"
+    assert text(planned, "epochs") == "3 of 23 steps; about 719 rows a rank; fp32"
+    assert planned.steps_per_epoch == 23 == -(-1438 // 64)
+    assert text(make(batch_size=1438), "batch") == "1 worker x 1438 micro-batch x 1 accumulation = 1438 global"
+    assert make(batch_size=1438).steps_per_epoch == 1 and make(batch_size=1437).steps_per_epoch == 2
+
+
+def test_lines_say_what_is_trained_on_what_and_where() -> None:
+    planned = make(scaling=Scaling(workers=2))
+    assert text(planned, "model") == "SimpleModel, 870 parameters"
+    assert text(planned, "data") == "Digits: 1,438 train, 359 val; 10 classes, images 1x8x8"
+    assert text(planned, "workers") == "2 workers of 0.5 CPU, 1 thread on this machine (2 CPUs, 0 GPUs, 1 node)"
+    assert text(planned, "run") == "runs/x-N"
+    assert text(make(scaling=Scaling(workers=0)), "workers").startswith("this process (no workers) on")
+
+
+def test_lines_list_ignored_files_and_skipped_samples() -> None:
+    planned = make(data=Blank(on_bad_sample="skip", bad=2, side=8))
+    assert text(planned, "ignored").split("; ")[0] == "1 file of train that are no images: notes.txt"
+    assert text(planned, "skipped").split("; ")[0] == "2 of train cannot be read: train/0.jpg (no image) ..."
+    with pytest.raises(UserError, match=r"cannot read sample: no image, train/0.jpg; repair or remove it"):
+        make(data=Blank(bad=1, side=8))
+
+
+# The model
+
+
+@dataclass(frozen=True)
+class Odd(Model):
+    """A model that is made of one function."""
+
+    what: str = ""
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        what = self.what
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = nn.Linear(64, classes + (what == "head"))
+                self.register_buffer("ready", torch.from_numpy(np.ones(1, np.float32)))
+                self.requires_grad_(what != "frozen")
+
+            def forward(self, images: torch.Tensor) -> Any:
+                if what == "reads values" and float(images.abs().max()) > 1e9:
+                    raise AssertionError
+                if what == "raises":
+                    raise KeyError("my reason\nover two lines")
+                outputs = self.head(images.flatten(1)) * self.ready
+                return {"logits": outputs} if what == "no tensor" else outputs
+
+        return Net()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("head", r"it gives \[1, 11\] for one sample and the data has 10 classes, in Odd; let its build\(\) end in 10"),
+        ("no tensor", r"it gives \[\] for one sample and the data has 10 classes, in Odd"),
+        ("frozen", r"the model has no parameter that requires a gradient, in Odd"),
+        (
+            "raises",
+            r"the model cannot take a sample of this data: KeyError: .*over two lines.*, in Odd; make its build",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_in_one_line(what: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        make(model=Odd(what))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["", "reads values"])
+def test_a_model_that_the_meta_device_cannot_run_is_tried_on_the_cpu(what: str) -> None:
+    assert make(model=Odd(what)).parameters == (650, 650)
+
+
+@dataclass(frozen=True)
+class Fixed(Model):
+    dtype: Any = None
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
+
+
+def test_an_experiment_that_no_run_could_keep_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Inner(Model):
+        pass
+
+    with pytest.raises(UserError, match=r"class Inner stands inside a function.*; move it to the top level"):
+        make(model=Inner())
+    with pytest.raises(UserError, match=r"cannot be saved as JSON: Object of type dtype .*; let fields hold numbers"):
+        make(model=Fixed(dtype=torch.float32))
+
+
+def test_a_model_for_another_shape_is_refused_with_torchs_reason() -> None:
+    with pytest.raises(UserError, match=r"cannot take a sample of this data: RuntimeError: .*64.*784.*, in Fixed"):
+        make(model=Fixed())
+
+
+def test_planning_takes_no_memory_for_the_model_and_leaves_the_generator_alone() -> None:
+    before = torch.random.get_rng_state()
+    planned = make(model=MLP(hidden=(200_000, 200_000)))
+    assert planned.parameters[0] == 64 * 200_000 + 200_000 + 200_000**2 + 200_000 + 200_000 * 10 + 10
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_another_task_takes_any_output() -> None:
+    assert make(model=Odd("head"), task=Task()).parameters[0] == 715
+    with pytest.raises(UserError):
+        make(model=Odd("head"), task=Classification())
+
+
+def test_weights_are_checked_for_a_new_run_and_not_for_a_resumed_one(tmp_path: Path) -> None:
+    model = Torchvision(name="squeezenet1_1", weights=str(tmp_path / "gone.pth"))
+    experiment = Experiment(model=model, data=Blank(channels=3, side=64))
+    with pytest.raises(UserError, match="no such weights file"):
+        plan.make(experiment, lambda: SMALL, "x")
+    assert plan.make(experiment, lambda: SMALL, "x", resumed=True).parameters[0] > 700_000
+
+
+def test_resources_are_asked_for_last() -> None:
+    """To count GPUs takes seconds: a mistake is told before."""
+    with pytest.raises(UserError, match="cannot take a sample"):
+        plan.make(Experiment(model=Odd("raises"), data=Digits()), lambda: pytest.fail("too early"), "x")

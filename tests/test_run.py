@@ -1,0 +1,237 @@
+"""run: the run directory, its metrics file and its lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytrain import CNN, Digits, Experiment, Run, UserError, checkpoint, experiment
+from raytrain.run import Lock, MetricsLog, check_writable, create, read_metrics
+
+VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run with checkpoints at steps 1 to 3, of which 2 is the best."""
+    path = create(tmp_path, "r", "x")
+    experiment.save(VALUE, path / "experiment.json")
+    for step in (1, 2, 3):
+        torch.manual_seed(step)
+        state = {"sample": (1, 8, 8), "stored": (1, 8, 8), "classes": [str(digit) for digit in range(10)]}
+        checkpoint.save(path / "checkpoints", step, VALUE.model.build((1, 8, 8), 10).state_dict(), {}, state)
+    (path / "best.json").write_text('{"checkpoint": "step_00000002", "val_accuracy": 0.5}')
+    (path / "last.json").write_text('{"checkpoint": "step_00000003", "step": 3}')
+    return Run(path)
+
+
+# create
+
+
+def test_runs_are_numbered_from_one_and_numbers_are_not_reused(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "runs"
+    assert [create(out, None, "mnist").name for _ in range(3)] == ["mnist-1", "mnist-2", "mnist-3"]
+    (out / "mnist-1").rmdir()
+    (out / "mnist-x").mkdir()
+    (out / "mnist-7").touch()
+    assert create(out, None, "mnist").name == "mnist-8"
+    assert create(out, None, "mni").name == "mni-1" and create(out, "named", "mnist").name == "named"
+
+
+def test_two_that_start_at_once_get_different_numbers(tmp_path: Path) -> None:
+    code = f"from raytrain.run import create; print([create({str(tmp_path)!r}, None, 'm').name for _ in range(20)])"
+    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = [process.communicate()[0].replace("'", '"') for process in started]
+    names = [name for text in printed for name in json.loads(text)]
+    assert len(names) == 40 and len(set(names)) == 40
+
+
+def test_a_name_that_is_taken_offers_to_resume(tmp_path: Path) -> None:
+    taken = create(tmp_path, "mine", "x")
+    for attempt in (lambda: create(tmp_path, "mine", "x"), lambda: check_writable(tmp_path, "mine")):
+        with pytest.raises(UserError, match=f"name exists, {taken}; take another --name, .*`raytrain resume {taken}`"):
+            attempt()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/tmp/x"])
+def test_a_name_is_the_name_of_one_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="a run's name is one folder's name"):
+        check_writable(tmp_path, name)
+
+
+def test_places_that_cannot_hold_runs_are_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for out, message in (
+        (file, "is a file"),
+        (file / "below" / "it", "is a file"),
+        ("s3://bucket/runs", "no path on this machine's file systems"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_writable(out, None)
+        with pytest.raises(UserError):
+            create(out, None, "x")
+    check_writable(tmp_path / "a" / "b", "name")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(UserError, match="File name too long"):
+        create(tmp_path, "x" * 300, "x")
+    check_writable(tmp_path, "x" * 300)
+
+
+# Run
+
+
+def test_a_folder_without_an_experiment_is_no_run(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"no run there \(it has no experiment.json\)"):
+            Run(path)
+
+
+def test_a_run_gives_its_experiment_and_the_model_with_the_best_or_last_weights(run: Run) -> None:
+    assert run.experiment == VALUE and run.summary == {"status": "unfinished"}
+    for which, step in (("best", 2), ("last", 3)):
+        torch.manual_seed(step)
+        expected = VALUE.model.build((1, 8, 8), 10).state_dict()
+        model = run.model(which)
+        assert not model.training and run.classes(which) == tuple("0123456789")
+        assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_a_broken_checkpoint_is_named_and_the_remedy_works(run: Run) -> None:
+    file = run.checkpoint() / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x00\x00")
+    with pytest.raises(UserError, match=r"does not verify: model.safetensors has .* bytes .*; remove that folder"):
+        run.model()
+    assert run.checkpoint("last").name == "step_00000003"
+    for rest in file.parent.iterdir():
+        rest.unlink()
+    file.parent.rmdir()
+    assert run.checkpoint().name == "step_00000003"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"checkpoint": 5}', '{"checkpoint": "step_00000009"}'])
+def test_a_damaged_pointer_is_no_obstacle(run: Run, text: str) -> None:
+    (run.path / "best.json").write_text(text)
+    (run.path / "summary.json").write_text(text[:1])
+    assert run.checkpoint().name == "step_00000003" and run.summary == {"status": "unfinished"}
+
+
+def test_a_pointer_does_not_lead_out_of_the_run(run: Run, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 2, {"w": torch.zeros(1)}, {}, {})
+    (run.path / "best.json").write_text('{"checkpoint": "../../step_00000002"}')
+    assert run.checkpoint() == run.checkpoints / "step_00000002"
+
+
+def test_a_run_without_checkpoints_says_so(tmp_path: Path) -> None:
+    experiment.save(VALUE, tmp_path / "experiment.json")
+    with pytest.raises(UserError, match="the run has no checkpoint that verifies"):
+        Run(tmp_path).model()
+
+
+# metrics.jsonl
+
+ROWS = [{"kind": "step", "step": step, "loss": 0.1 * step} for step in range(5)] + [{"kind": "epoch", "epoch": 1}]
+
+
+def test_metrics_come_back_exactly_and_from_an_offset(tmp_path: Path) -> None:
+    log, file = MetricsLog(tmp_path / "m.jsonl", 0), tmp_path / "m.jsonl"
+    log.write(ROWS[:2])
+    half = log.commit()
+    log.write(ROWS[2:])
+    assert read_metrics(file) == (ROWS, file.stat().st_size) and log.commit() == file.stat().st_size
+    assert read_metrics(file, half)[0] == ROWS[2:] and read_metrics(file, log.commit())[0] == []
+    log.close()
+    assert read_metrics(tmp_path / "missing", 5) == ([], 5)
+
+
+def test_a_half_written_last_line_waits_for_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "m.jsonl"
+    lines = [json.dumps(row).encode() + b"\n" for row in ROWS]
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:-5])
+    rows, offset = read_metrics(file)
+    assert rows == ROWS[:3] and offset == len(b"".join(lines[:3]))
+    file.write_bytes(b"".join(lines))
+    assert read_metrics(file, offset)[0] == ROWS[3:]
+    file.write_bytes(lines[0][:4])
+    assert read_metrics(file) == ([], 0)
+
+
+def test_a_resumed_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "m.jsonl"
+    log = MetricsLog(file, 0)
+    log.write(ROWS[:2])
+    offset = log.commit()
+    log.write(ROWS[3:])
+    log.close()
+    with open(file, "ab") as other:
+        other.write(b'{"kind": "st')
+    again = MetricsLog(file, offset)
+    assert read_metrics(file)[0] == ROWS[:2]
+    again.write(ROWS[2:])
+    assert read_metrics(file)[0] == ROWS and again.commit() == file.stat().st_size
+    again.close()
+
+
+def test_a_log_that_lost_rows_is_not_filled_with_zeros(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m.jsonl", 1000)
+    log.write(ROWS[:1])
+    assert read_metrics(tmp_path / "m.jsonl")[0] == ROWS[:1]
+    log.close()
+
+
+def test_a_row_that_is_no_json_is_refused_and_not_half_written(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m.jsonl", 0)
+    with pytest.raises(ValueError, match="JSON"):
+        log.write([ROWS[0], {"loss": float("nan")}])
+    log.close()
+    assert (tmp_path / "m.jsonl").read_bytes() == b""
+
+
+def test_metrics_as_a_table_hold_one_kind(run: Run) -> None:
+    assert run.metrics().num_rows == 0
+    log = MetricsLog(run.path / "metrics.jsonl", 0)
+    log.write(ROWS)
+    log.close()
+    assert run.metrics("step")["loss"].to_pylist() == [row["loss"] for row in ROWS[:-1]]
+    assert run.metrics().to_pylist() == ROWS[-1:]
+
+
+# Lock
+
+HOLD = "import sys, time; from raytrain.run import Lock; from pathlib import Path\n"
+HOLD += "lock = Lock(Path(sys.argv[1]), wait=0); print('held', flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_second_process_is_kept_out_until_the_first_has_ended_however_that_was(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    begin = time.monotonic()
+    with pytest.raises(UserError, match=rf"the run is still going \(process {holder.pid}\), {tmp_path}; wait for it"):
+        Lock(tmp_path, wait=0.3)
+    assert 0.3 <= time.monotonic() - begin < 5
+    holder.send_signal(how)
+    holder.wait()
+    holder.stdout.close()
+    lock = Lock(tmp_path, wait=5)
+    assert (tmp_path / "lock").read_text() == str(os.getpid())
+    lock.release()
+    Lock(tmp_path, wait=0).release()
+
+
+def test_a_lock_waits_for_the_other_to_let_go(tmp_path: Path) -> None:
+    first = Lock(tmp_path, wait=0)
+    with pytest.raises(UserError, match="still going"):
+        Lock(tmp_path, wait=0)
+    first.release()
+    Lock(tmp_path, wait=0).release()
