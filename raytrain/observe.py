@@ -54,7 +54,10 @@ class Tail:
         """Shows what has come since the last call."""
         size = self.path.stat().st_size if self.path.is_file() else 0
         self.offset = min(self.offset, size)  # a resumed run first cuts the file back to its checkpoint
-        rows, self.offset = read_metrics(self.path, self.offset)
+        try:
+            rows, self.offset = read_metrics(self.path, self.offset)
+        except ValueError:  # it was cut back and grew again since the last look: go on behind what is there
+            rows, self.offset = [], size
         self.seen = self.seen or bool(rows)
         self.observer.rows(rows)
 

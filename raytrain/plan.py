@@ -116,7 +116,7 @@ class Plan:
                 f"{workers} worker{'s' if workers > 1 else ''} x {e.micro_batch} micro-batch x "
                 f"{e.accumulation} accumulation = {e.batch_size} global",
             ),
-            ("epochs", f"{e.epochs} of {self.steps_per_epoch:,} steps; about {rows:,.0f} rows a rank; {e.precision}"),
+            ("epochs", f"{e.epochs} x {self.steps_per_epoch:,} steps; about {rows:,.0f} rows a rank; {e.precision}"),
             (
                 "memory",
                 f"{_size(self.state_bytes)} of weights, gradients and optimizer state a worker; images "

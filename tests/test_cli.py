@@ -81,7 +81,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     shutil.copyfile(DIGITS, tmp_path / "digits.py")
     monkeypatch.chdir(tmp_path)
     said = succeeds(capsys, "train", "digits.py", "--dry_run", "--epochs", "2", "--scaling.workers", "1")
-    assert "1 worker x 64 micro-batch x 1 accumulation = 64 global" in said and "2 of 23 steps" in said
+    assert "1 worker x 64 micro-batch x 1 accumulation = 64 global" in said and "2 x 23 steps" in said
     assert "runs/digits-N" in said
     assert [path.name for path in tmp_path.iterdir()] == ["digits.py"]
     assert "elsewhere/mine" in succeeds(

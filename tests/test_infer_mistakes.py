@@ -144,7 +144,7 @@ def test_mistakes_of_resume(copied: Run, capsys: Capture) -> None:
     assert "unknown flag --epoch; did you mean --epochs?" in fails(capsys, "resume", run, "--epoch", "3")
     assert "unexpected argument 'stray'" in fails(capsys, "resume", run, "stray")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    assert "3 of 23 steps" in succeeds(capsys, "resume", run, "--epochs", "3", "--dry_run")
+    assert "3 x 23 steps" in succeeds(capsys, "resume", run, "--epochs", "3", "--dry_run")
     (run / "environment.json").write_text(json.dumps({"data_fingerprint": {"train": "other", "val": "other"}}))
     assert "the training data is not what the run began with" in fails(capsys, "resume", run, "--epochs", "3")
     changed = {path for path in run.rglob("*") if before.get(path) != path.stat().st_mtime_ns}

@@ -189,7 +189,7 @@ def test_frozen_parameters_take_weights_alone() -> None:
 def test_lines_show_the_arithmetic_of_the_batch() -> None:
     planned = make(scaling=Scaling(workers=2), batch_size=64, micro_batch_size=8, epochs=3)
     assert text(planned, "batch") == "2 workers x 8 micro-batch x 4 accumulation = 64 global"
-    assert text(planned, "epochs") == "3 of 23 steps; about 719 rows a rank; fp32"
+    assert text(planned, "epochs") == "3 x 23 steps; about 719 rows a rank; fp32"
     assert planned.steps_per_epoch == 23 == -(-1438 // 64)
     assert text(make(batch_size=1438), "batch") == "1 worker x 1438 micro-batch x 1 accumulation = 1438 global"
     assert make(batch_size=1438).steps_per_epoch == 1 and make(batch_size=1437).steps_per_epoch == 2

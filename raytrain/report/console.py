@@ -82,7 +82,6 @@ class Console(Observer):
                 self._last = row
             else:
                 self._epoch(row)
-                self._times = []  # validation is no training: the rate is measured anew
         if rows and rows[-1]["kind"] == "step":
             self._move()
 
@@ -132,7 +131,7 @@ class Console(Observer):
 
     def _move(self) -> None:
         now, step = time.monotonic(), self._last["step"]
-        self._times = [*self._times[-20:], (now, step)]
+        self._times = [*self._times[-50:], (now, step)]  # validation counts: the time left will have it too
         (then, before), rate = self._times[0], 0.0
         if now > then and step > before:
             rate = (step - before) / (now - then)
