@@ -53,6 +53,8 @@ def work(job: Job) -> None:
         place = Place(dist.get_rank(), dist.get_world_size(), device if isinstance(device, torch.device) else device[0])
     else:
         place = Place(0, 1, torch.device("cuda:0" if job.experiment.scaling.gpus_per_worker else "cpu"))
+    if place.device.type == "cuda":
+        torch.cuda.set_device(place.device)
     with _recorded(job, place.rank), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():
         indices: dict[str, Index] = ray.get(job.indices)
         readers = {

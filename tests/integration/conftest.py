@@ -17,9 +17,9 @@ def experiments() -> Path:
     return ROOT / "experiments"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """One Ray for the session's trainings from Python; `raytrain.train` uses it as it is."""
+    """One Ray for a module's trainings from Python; `raytrain.train` uses it as it is."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
