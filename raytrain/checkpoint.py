@@ -49,6 +49,7 @@ def save(
     save_file(_storable(model), target / MODEL)
     torch.save(optimizer, target / OPTIMIZER)
     (target / STATE).write_text(json.dumps(state))
+    shutil.copymode(target / STATE, target / MODEL)  # safetensors writes for the owner alone, whatever the umask
     manifest = {name: {"size": (target / name).stat().st_size, "sha256": _sha256(target / name)} for name in _PARTS}
     for name in _PARTS:
         _sync(target / name)

@@ -168,7 +168,7 @@ def export(run: Run, file: Path, which: str = "best") -> None:
     """
     import torch
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     check_output(file, WEIGHTS)
     model = run.model(which)
@@ -176,7 +176,8 @@ def export(run: Run, file: Path, which: str = "best") -> None:
     partial = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
     try:
         if file.suffix == ".safetensors":
-            save_file({name: value.contiguous().clone() for name, value in model.state_dict().items()}, partial)
+            # In memory first: safetensors' own writer makes files for the owner alone, whatever the umask.
+            partial.write_bytes(save({name: value.contiguous().clone() for name, value in model.state_dict().items()}))
         elif file.suffix == ".pth":
             torch.save(model.state_dict(), partial)
         else:

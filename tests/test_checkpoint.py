@@ -109,6 +109,11 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     checkpoint.verify(path)
 
 
+def test_others_may_read_a_checkpoint_as_far_as_the_umask_lets_them(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    assert {file.stat().st_mode for file in save(tmp_path, 1).iterdir()} == {(tmp_path / "plain").stat().st_mode}
+
+
 def test_a_save_that_fails_leaves_no_checkpoint_of_that_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)

@@ -188,6 +188,8 @@ def test_export_writes_what_others_load(finished: Run, capsys: Capture, tmp_path
     file = tmp_path / f"model{suffix}"
     assert succeeds(capsys, "export", finished.path, file) == f"wrote {file}\n"
     assert [path.name for path in tmp_path.iterdir()] == [file.name], "no partial file is left"
+    (tmp_path / "plain").touch()
+    assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode
     images = torch.randn(5, 1, 8, 8)
     expected = finished.model()(images)
     if suffix == ".pt2":
