@@ -153,5 +153,6 @@ def _source(experiment: Experiment) -> Path | None:
     ):
         module = sys.modules.get(type(part).__module__)
         if not type(part).__module__.startswith("raytrain.") and getattr(module, "__file__", None):
-            return Path(str(module.__file__))  # type: ignore[union-attr]
+            file = Path(str(module.__file__))  # type: ignore[union-attr]
+            return file if file.is_file() else None
     return None

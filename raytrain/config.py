@@ -144,7 +144,9 @@ def _class_name(cls: type) -> str:
 
 def _find_class(name: Any, base: type[T], where: object) -> type[T]:
     module_name, _, qualname = str(name).partition(":")
-    found: Any = sys.modules.get(EXPERIMENT_MODULE if module_name == "experiment" else module_name)
+    # A class of a module that is not loaded is looked for in the run's copy of that module.
+    loaded = None if module_name == "experiment" else sys.modules.get(module_name)
+    found: Any = loaded or sys.modules.get(EXPERIMENT_MODULE)
     for part in qualname.split("."):
         found = vars(found).get(part) if isinstance(found, types.ModuleType | type) else None
     if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):

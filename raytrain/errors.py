@@ -231,7 +231,11 @@ def nothing_to_train(where: str) -> UserError:
 
 
 def batch_indivisible(field: str, value: int, by: str, divisor: int, how: str) -> UserError:
-    return UserError(f"{field} {value} does not divide by {by} {divisor}", f"in {field}", how)
+    return UserError(f"{field} {value} does not divide by {by} {divisor}", "", how)
+
+
+def bad_name(name: str) -> UserError:
+    return UserError(f"{name!r} is no name for a run's folder", "in --name", "give one word without a slash")
 
 
 def too_few(resource: str, asked: float, has: float, where: str) -> UserError:

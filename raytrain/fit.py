@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import platform
 import shutil
 import signal
@@ -15,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -167,8 +170,8 @@ def _run(
         try:
             weights = _pretrained(planned, path)
             observer.status("starting Ray")
-            session.start()
-            interrupts.install()
+            with interrupts.while_ray_starts():
+                session.start()
             ship_classes(planned.experiment)
             session.check_shared(path)
             interrupts.stop_if_asked()
@@ -346,6 +349,17 @@ class _Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def while_ray_starts(self) -> Iterator[None]:
+        """Ray takes SIGTERM for itself while it starts, and ends the process by an exit of its own."""
+        try:
+            yield
+        except SystemExit:
+            self.signal = self.signal or signal.SIGTERM
+            raise _Leave from None
+        finally:
+            self.install()
+
     def stop_if_asked(self) -> None:
         """Raises where a request has come already."""
         if self.signal:
@@ -355,6 +369,7 @@ class _Interrupts:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
+        os.write(2, b"\nstopping, after a checkpoint where a step was done; once more stops at once\n")
         (self.path / "stop").touch()
 
 

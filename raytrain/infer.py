@@ -55,6 +55,8 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
 
     e = run.experiment
     data = e.data if root is None else config.replace(e.data, "root", root)
+    if getattr(data, "download", False):  # it was for training; a wrong root must not be filled
+        data = config.replace(data, "download", False)
     indices = data.index()
     if split not in indices:
         raise errors.no_split(split, root or getattr(e.data, "root", type(data).__name__))

@@ -148,7 +148,7 @@ def check_writable(out: Path | str, name: str | None) -> None:
         raise errors.not_local(str(out))
     out = Path(out).expanduser()
     if name is not None and (name in ("", ".", "..") or "/" in name):
-        raise errors.not_writable(name, "a run's name is one folder's name")
+        raise errors.bad_name(name)
     if name is not None and os.path.lexists(out / name):
         raise errors.name_taken(out / name)
     existing = out.absolute()

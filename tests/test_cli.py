@@ -195,7 +195,7 @@ def test_a_name_that_exists_offers_to_resume(capsys: Capture, tmp_path: Path) ->
     said = fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "mine")
     assert f"a run of that name exists, {tmp_path}/mine;" in said and f"`raytrain resume {tmp_path}/mine`" in said
     assert not list((tmp_path / "mine").iterdir())
-    assert "one folder's name" in fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "a/b")
+    assert "is no name for a run's folder" in fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "a/b")
     assert "File name too long" in fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "x" * 300)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import re
 import shutil
@@ -247,3 +248,21 @@ def test_the_seams_are_among_the_classes_whose_help_is_checked() -> None:
         reachable()
     )
     assert len(reachable()) >= 24
+
+
+def test_a_class_of_an_imported_module_is_found_in_the_runs_copy_of_that_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bnet.py").write_text(
+        "from dataclasses import dataclass\nfrom raytrain import *\n"
+        "@dataclass(frozen=True)\nclass BNet(CNN):\n    depth: int = 3\n"
+        "experiment = Experiment(BNet(depth=5), Digits())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("bnet")
+    (tmp_path / "run").mkdir()
+    experiment.save(module.experiment, tmp_path / "run" / "experiment.json")
+    shutil.copyfile(tmp_path / "bnet.py", tmp_path / "run" / "experiment.py")
+    monkeypatch.delitem(sys.modules, "bnet")
+    found, _ = experiment.load(tmp_path / "run")
+    assert type(found.model).__name__ == "BNet" and vars(found.model)["depth"] == 5

@@ -63,7 +63,7 @@ def test_a_name_that_is_taken_offers_to_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/tmp/x"])
 def test_a_name_is_the_name_of_one_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="a run's name is one folder's name"):
+    with pytest.raises(UserError, match="is no name for a run's folder"):
         check_writable(tmp_path, name)
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from raytrain.observe import Observer
 from raytrain.plan import Plan
 from raytrain.run import Run
+from raytrain.task import Classification
 
 _PLAIN_SECONDS = 10.0
 _KEYS = {
@@ -107,11 +108,12 @@ class Console(Observer):
             )
         )
         self.console.print(f"the run is in {run.path}")
+        predicts = isinstance(run.experiment.task, Classification)
         if status == "completed":
             self.console.print(
                 f"next:  raytrain evaluate {run.path}\n"
-                f"       raytrain predict {run.path} IMAGE ...\n"
-                f"       raytrain export {run.path} model.pth"
+                + (f"       raytrain predict {run.path} IMAGE ...\n" if predicts else "")
+                + f"       raytrain export {run.path} model.pth"
             )
         else:
             self.console.print(f"next:  raytrain resume {run.path}")

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import tree
 
 from raytrain import Run
 
@@ -29,21 +30,6 @@ def rows(run: Path) -> list[dict]:
 
 def weights(run: Path) -> str:
     return hashlib.sha256((Run(run).checkpoint("last") / "model.safetensors").read_bytes()).hexdigest()
-
-
-def tree(root: int) -> list[int]:
-    """A process and all that descend from it, by /proc."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = [root]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
