@@ -353,7 +353,7 @@ class Worker:
 
     def _seed(self, *parts: int) -> None:
         seed = order.key(self.experiment.seed, *parts) >> 1
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed does this in 1 us of its 110 us
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed also visits all other backends, at every step
         if self.place.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 

@@ -1,7 +1,7 @@
 """Bytes of an image file to a square of uint8 pixels: torchvision for JPEG, Pillow for the rest.
 
-On JPEG torchvision is 1.4 times as fast as Pillow and gives the same pixels. On PNG it is no faster, and a damaged
-file ends the process with a segmentation fault (torchvision 0.29), so that no error could name the file.
+On JPEG torchvision is the faster one. On PNG a damaged file ends torchvision's process with a segmentation fault
+(0.29), so that no error could name the file.
 
 The format is read from the bytes, never from the name. Grey, RGBA, palette, CMYK and 16-bit images become RGB (or
 grey, as asked), and EXIF orientation is applied.
