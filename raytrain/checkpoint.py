@@ -12,7 +12,8 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,45 @@ def save(
     write_atomically(target / MANIFEST, json.dumps({"step": step, "files": manifest}, indent=2))
     _sync(folder)
     return target
+
+
+def snapshot(state: Any) -> Any:
+    """A copy on the host of a tree of tensors and plain values, which training goes on changing."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()
+    if isinstance(state, Mapping):
+        return {name: snapshot(value) for name, value in state.items()}
+    return type(state)(map(snapshot, state)) if isinstance(state, (list, tuple)) else state
+
+
+class Background:
+    """Writes in a side thread while training goes on, one thing at a time."""
+
+    def __init__(self) -> None:
+        self._pool, self._writing = ThreadPoolExecutor(1, "checkpoint"), None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Hands over what is to be written, once that before it is there.
+
+        Raises:
+            OSError: that before it could not be written.
+        """
+        self.wait()
+        self._writing: Future[None] | None = self._pool.submit(write)
+
+    def wait(self) -> None:
+        """Waits until all is written.
+
+        Raises:
+            OSError: it could not be.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Waits, whatever has become of it."""
+        self._pool.shutdown()
 
 
 def verify(path: Path) -> None:

@@ -201,6 +201,10 @@ def model_fails(why: str, where: str) -> UserError:
     )
 
 
+def no_channels_last(why: str, where: str) -> UserError:
+    return UserError(f"the model fails: {why} with channels_last", where, "take --memory_format contiguous")
+
+
 def unknown_model(name: str, known: Sequence[str]) -> UserError:
     return UserError(
         f"torchvision has no classification model {name!r}",
@@ -243,6 +247,14 @@ def too_few(resource: str, asked: float, has: float, where: str) -> UserError:
         f"the run asks for {asked:g} {resource} and the cluster has {has:g}",
         f"in {where}",
         "ask for less, or start more nodes",
+    )
+
+
+def no_shared_memory() -> UserError:
+    return UserError(
+        "the workers have no memory in common: they are not all on CPUs of one x86-64 Linux host",
+        "in parallel.reduction",
+        "take --parallel.reduction auto",
     )
 
 

@@ -86,8 +86,12 @@ class Experiment:
     """Samples in a step, over all workers together."""
     micro_batch_size: int | None = None
     """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes a worker's whole part."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What forward and backward passes compute in; weights stay float32."""
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
+    """What forward and backward passes compute in; weights stay float32. auto tries fp32 and bf16 before the first step
+    and takes the faster one, which the run keeps."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Order of images and convolutions' weights in memory. channels_last is faster; auto takes it for models that have
+    convolutions and can work so, and the run keeps the choice."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; longer ones are scaled down to it."""
     seed: int = 0

@@ -51,7 +51,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
 
     from raytrain.data.loader import Loader
     from raytrain.loop import evaluate as add_up
-    from raytrain.precision import Precision
+    from raytrain.precision import Precision, memory_format
 
     e = run.experiment
     data = e.data if root is None else config.replace(e.data, "root", root)
@@ -67,8 +67,10 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     device = _device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = _FileReader(data, index)
-    loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False)
-    sums = add_up(e, run.model(which).to(device), loader, Precision(e.precision, device)).reduce(device)
+    layout = memory_format(e.memory_format)
+    loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False, memory_format=layout)
+    model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
+    sums = add_up(e, model, loader, Precision(e.precision, device)).reduce(device)
     result = {name: value for name, value in e.task.metrics(sums).items()}
     result |= {
         "count": int(sums["count"]) if "count" in sums else len(index),
@@ -93,7 +95,7 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
     import torch
 
     from raytrain.data.loader import Loader
-    from raytrain.precision import Precision
+    from raytrain.precision import Precision, memory_format
 
     e, device = run.experiment, _device()
     if not isinstance(e.task, Classification):
@@ -102,11 +104,13 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
     path = run.checkpoint(which)
     state = checkpoint.load_state(path)
     source = _file_source(e.data, tuple(state["stored"]))
-    model = run.model(which).to(device)
+    layout = memory_format(e.memory_format)
+    model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
     index = _file_index(files, source, tuple(state["classes"]))
     precision = Precision(e.precision, device)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
-    loader = Loader(source, index, _FileReader(source, index), _CHUNK, 0, 0, 1, device, train=False)
+    reader = _FileReader(source, index)
+    loader = Loader(source, index, reader, _CHUNK, 0, 0, 1, device, train=False, memory_format=layout)
     rows = []
     with torch.inference_mode():
         for loaded in loader.epoch(0):

@@ -9,7 +9,7 @@ import resource
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import checkpoint, order
+from raytrain import checkpoint, config, experiment, order
 from raytrain.data.loader import Loaded, Loader, Reader
 from raytrain.data.source import Index
 from raytrain.experiment import Experiment
 from raytrain.metrics import Sums
-from raytrain.precision import Precision
+from raytrain.precision import Precision, faster, memory_format
+from raytrain.progress import Progress
 from raytrain.run import MetricsLog, Run
 from raytrain.task import Batch
 
@@ -40,26 +41,6 @@ class Place:
 
 
 @dataclass
-class Progress:
-    """The position in a run and the figures so far; all of it is in every checkpoint."""
-
-    step: int = 0
-    """Optimizer steps done in the whole run."""
-    epoch: int = 0
-    """Epochs done, validation included."""
-    epoch_loss: float = 0.0
-    """Sum of the losses of this epoch's samples so far."""
-    epoch_samples: int = 0
-    epoch_seconds: float = 0.0
-    train_seconds: float = 0.0
-    """Seconds of training in all epochs but the first, and their samples: the steady state."""
-    train_samples: int = 0
-    seconds: float = 0.0
-    best: dict[str, Any] = field(default_factory=dict)
-    """The best epoch's row and the name of its checkpoint."""
-
-
-@dataclass
 class _Pending:
     """A step whose loss has not been reduced over the ranks yet."""
 
@@ -73,7 +54,7 @@ class Worker:
     """One rank of a run: model, optimizer, data and the log.
 
     Args:
-        experiment: what to train.
+        value: the experiment, with its open choices decided by the plan.
         run: the run's directory.
         indices: the samples of `train` and `val`.
         readers: where their images come from.
@@ -84,7 +65,7 @@ class Worker:
 
     def __init__(
         self,
-        experiment: Experiment,
+        value: Experiment,
         run: Path,
         indices: dict[str, Index],
         readers: Mapping[str, Reader],
@@ -92,7 +73,7 @@ class Worker:
         place: Place,
         command_started: float,
     ):
-        e = self.experiment = experiment
+        e = self.experiment = value
         self.run, self.place, self.command_started = Run(run), place, command_started
         self.sample, self.stored = e.data.image(indices["train"]), indices["train"].shape
         self.classes = indices["train"].classes
@@ -101,7 +82,8 @@ class Worker:
         self.model: nn.Module = e.model.build(self.sample, len(self.classes))
         if weights is not None:
             self.model.load_state_dict(weights)
-        self.model.to(place.device)
+        layout = memory_format(e.memory_format)
+        self.model.to(place.device, memory_format=layout)  # type: ignore[call-overload]
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.parameters = trained
         self.optimizer = e.optimizer.build(trained)
@@ -117,12 +99,14 @@ class Worker:
                 place.world,
                 place.device,
                 train=split == "train",
+                memory_format=layout,
             )
             for split in readers
         }
         self.steps_per_epoch = self.loaders["train"].steps
         self.progress = Progress()
         self.log: MetricsLog | None = None
+        self.background = checkpoint.Background()
         self.pending: list[_Pending] = []
         self.flush_every, self.last_flush = 1, time.monotonic()
         self.unit: float | None = None
@@ -135,15 +119,22 @@ class Worker:
             `completed` or `interrupted`; the summary is written then.
         """
         self.restore()
-        with contextlib.closing(self.log) if self.log else contextlib.nullcontext():
+        if self.experiment.precision == "auto":
+            self._choose_precision()
+        with contextlib.ExitStack() as stack:
+            if self.log:
+                stack.callback(self.log.close)
+            stack.callback(self.background.close)  # whatever happens, the last checkpoint is written
             return self._train()
 
     def _train(self) -> str:
         e, progress = self.experiment, self.progress
         self.wrapped = e.parallel.wrap(self.model, self.place.device, self.place.world)
+        self.scale = e.parallel.gradient_scale(self.wrapped, self.place.world)
         every = e.checkpoint.every_steps
         while progress.epoch < e.epochs:
             self.clock = time.monotonic()
+            self.model.train()
             first = progress.step - progress.epoch * self.steps_per_epoch
             for loaded in self.loaders["train"].epoch(progress.epoch, first) if first < self.steps_per_epoch else ():
                 self.train_step(loaded)
@@ -162,14 +153,13 @@ class Worker:
 
     def train_step(self, loaded: Loaded) -> None:
         """One optimizer step over one global batch."""
-        e, progress, world = self.experiment, self.progress, self.place.world
-        self.model.train()
+        e, progress = self.experiment, self.progress
         # Randomness inside the model (dropout) is a function of the step and the rank: there is no state to save.
         self._seed(1, progress.step, self.place.rank)
         lr = e.optimizer.lr * e.schedule.factor(progress.step, self.steps_per_epoch, e.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        total = torch.zeros((), dtype=torch.float64, device=self.place.device)
+        total: torch.Tensor | None = None
         batches = list(range(0, max(1, len(loaded.ids)), e.micro_batch))
         empty = len(loaded.ids) == 0  # a last short batch with fewer samples than ranks
         parts = [self._nothing(loaded)] if empty else loaded.micro_batches(e.micro_batch)
@@ -178,9 +168,12 @@ class Worker:
             with self._no_sync(waits):
                 with self.precision.forward():
                     loss, count = e.task.loss(self.wrapped, Batch(images, labels, ids))
-                    loss = loss / self._unit(count, len(ids)) * (0 if empty else 1)
-                self.precision.backward(loss * (e.parallel.gradient_scale(world) / loaded.size))
-            total += loss.detach()
+                unit = self._unit(count, len(ids))
+                self.precision.backward(loss * (0.0 if empty else self.scale / (unit * loaded.size)))
+            part = loss.detach().double() * (0 if empty else 1)
+            total = part if total is None else total + part
+        e.parallel.sync_gradients(self.wrapped)
+        assert total is not None
         if e.clip_norm is not None:
             self.precision.unscale(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, e.clip_norm)
@@ -217,8 +210,8 @@ class Worker:
                     f"the loss became {loss} at step {step.step}: lower the learning rate, or "
                     "clip gradients with --clip_norm 1"
                 )
-            progress.epoch_loss += loss
-            progress.epoch_samples += step.size
+            loss /= self.unit or 1.0
+            progress.add(loss, step.size)
             rows.append(
                 {
                     "kind": "step",
@@ -245,29 +238,9 @@ class Worker:
 
     def end_epoch(self) -> dict[str, Any]:
         """Validates and writes the epoch's row."""
-        progress, task = self.progress, self.experiment.task
-        started = time.monotonic()
-        metrics = {f"val_{name}": value for name, value in self.evaluate().items()}
-        if task.monitor not in metrics:
-            raise ValueError(f"task.monitor is {task.monitor!r} and the task's metrics are {sorted(metrics)}")
-        row = {
-            "kind": "epoch",
-            "epoch": progress.epoch + 1,
-            "step": progress.step,
-            "train_loss": progress.epoch_loss / progress.epoch_samples,
-            **metrics,
-            "samples_per_second": progress.epoch_samples / max(progress.epoch_seconds, 1e-9),
-            "seconds": progress.epoch_seconds + time.monotonic() - started,
-        }
-        if progress.epoch > 0 or self.experiment.epochs == 1:
-            progress.train_seconds += progress.epoch_seconds
-            progress.train_samples += progress.epoch_samples
-        progress.seconds += row["seconds"]
-        progress.epoch += 1
-        progress.epoch_loss, progress.epoch_samples, progress.epoch_seconds = 0.0, 0, 0.0
-        better = (lambda a, b: a > b) if task.highest_is_best else (lambda a, b: a < b)
-        if not progress.best or better(row[task.monitor], progress.best[task.monitor]):
-            progress.best = {**row, "checkpoint": f"step_{progress.step:08d}"}
+        started, e = time.monotonic(), self.experiment
+        metrics = self.evaluate()
+        row = self.progress.end_epoch(e.task, metrics, time.monotonic() - started, e.epochs)
         if self.log:
             self.log.write([row])
         return row
@@ -277,30 +250,36 @@ class Worker:
         self.experiment.parallel.sync_buffers(self.model, self.place.world)
         if self.log is None:
             return
-        progress, folder = self.progress, self.run.checkpoints
+        progress = self.progress
         state = {
-            "progress": vars(progress),
-            "metrics_bytes": self.log.commit(),
+            "progress": dict(vars(progress)),
+            "metrics_bytes": self.log.size,
             "sample": self.sample,
             "stored": self.stored,
             "classes": self.classes,
             "workers": self.place.world,
             "unit": self.unit,
         }
-        path = checkpoint.save(
-            folder,
-            progress.step,
-            self.model.state_dict(),
-            {"optimizer": self.optimizer.state_dict(), "precision": self.precision.state_dict()},
-            state,
+        self.background.wait()  # before the copy: there are never more than two states in memory
+        model = checkpoint.snapshot(self.model.state_dict())
+        tensors = checkpoint.snapshot(
+            {"optimizer": self.optimizer.state_dict(), "precision": self.precision.state_dict()}
         )
-        best = progress.best.get("checkpoint")
-        if best == path.name and row is not None:
-            checkpoint.write_atomically(self.run.path / "best.json", json.dumps(progress.best, indent=2))
+        self.background.start(lambda: self._commit(model, tensors, state, row is not None))
+
+    def _commit(self, model: dict[str, Any], tensors: dict[str, Any], state: dict[str, Any], epoch_ended: bool) -> None:
+        """Writes a checkpoint and what points to it; in the side thread, from copies."""
+        assert self.log is not None
+        self.log.commit()  # a checkpoint vouches for the rows before it
+        folder, step, best = self.run.checkpoints, state["progress"]["step"], state["progress"]["best"]
+        path = checkpoint.save(folder, step, model, tensors, state)
+        protected = best.get("checkpoint")
+        if epoch_ended and protected == path.name:
+            checkpoint.write_atomically(self.run.path / "best.json", json.dumps(best, indent=2))
         checkpoint.write_atomically(
-            self.run.path / "last.json", json.dumps({"checkpoint": path.name, "step": progress.step}, indent=2)
+            self.run.path / "last.json", json.dumps({"checkpoint": path.name, "step": step}, indent=2)
         )
-        checkpoint.prune(folder, self.experiment.checkpoint.keep, [best] if best else [])
+        checkpoint.prune(folder, self.experiment.checkpoint.keep, [protected] if protected else [])
 
     def restore(self) -> None:
         """Takes up the newest checkpoint that verifies, and cuts the metrics back to it."""
@@ -328,28 +307,45 @@ class Worker:
         if self.place.world > 1:
             dist.all_reduce(peak, op=dist.ReduceOp.MAX)
         if self.log:
+            self.background.wait()
             self.log.commit()
-            best = {name: value for name, value in progress.best.items() if name.startswith("val_")}
-            rate = (
-                progress.train_samples / progress.train_seconds
-                if progress.train_seconds
-                else (progress.epoch_samples / progress.epoch_seconds if progress.epoch_seconds else None)
-            )
             summary = {
                 "status": status,
-                **best,
-                "best_epoch": progress.best.get("epoch"),
-                "epochs": progress.epoch,
-                "steps": progress.step,
-                "seconds": progress.seconds + progress.epoch_seconds,
+                **progress.summary(),
                 "first_step_seconds": None if math.isnan(self.first_step_seconds) else self.first_step_seconds,
-                "samples_per_second": rate,
                 "workers": self.place.world,
                 "device": self.place.device.type,
+                "precision": self.experiment.precision,
                 "peak_memory_bytes": int(peak.item()),
             }
             checkpoint.write_atomically(self.run.path / "summary.json", json.dumps(summary, indent=2))
         return status
+
+    def _choose_precision(self) -> None:
+        """Decides `precision=auto` by trying; the run keeps the decision for its resumption and repetition."""
+        e, device = self.experiment, self.place.device
+        images = torch.zeros((e.micro_batch, *self.sample), device=device).contiguous(
+            memory_format=memory_format(e.memory_format)
+        )
+        batch = Batch(images, torch.zeros(e.micro_batch, dtype=torch.int64, device=device), np.arange(e.micro_batch))
+        kept = [buffer.clone() for buffer in self.model.buffers()]
+
+        def step(precision: Precision) -> None:
+            with precision.forward():
+                loss, _ = e.task.loss(self.model, batch)
+            precision.backward(loss)
+            self.optimizer.zero_grad()
+
+        self.model.train()
+        chosen = [faster(step, device)]  # on all ranks at once, as they will compute; rank 0's counts
+        if self.place.world > 1:
+            dist.broadcast_object_list(chosen)
+        for buffer, value in zip(self.model.buffers(), kept, strict=True):
+            buffer.copy_(value)
+        self.experiment = config.replace(e, "precision", chosen[0])
+        self.precision = Precision(chosen[0], device)
+        if self.log:
+            checkpoint.write_atomically(self.run.path / "experiment.json", experiment.to_json(self.experiment))
 
     def _seed(self, *parts: int) -> None:
         seed = order.key(self.experiment.seed, *parts) >> 1
@@ -379,15 +375,15 @@ class Worker:
         return ids, loaded.prepare(images, ids), loaded.labels.new_zeros(1)
 
 
-def evaluate(experiment: Experiment, model: nn.Module, loader: Loader, precision: Precision) -> Sums:
+def evaluate(value: Experiment, model: nn.Module, loader: Loader, precision: Precision) -> Sums:
     """Adds up the task's sums over this rank's part of a split."""
     sums = Sums()
     model.eval()
     with torch.inference_mode():
         for loaded in loader.epoch(0):
-            for ids, images, labels in loaded.micro_batches(experiment.micro_batch):
+            for ids, images, labels in loaded.micro_batches(value.micro_batch):
                 with precision.forward():
-                    sums.add(experiment.task.sums(model, Batch(images, labels, ids)))
+                    sums.add(value.task.sums(model, Batch(images, labels, ids)))
     return sums
 
 

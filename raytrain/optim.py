@@ -53,7 +53,12 @@ class SGD(Optimizer):
         import torch
 
         return torch.optim.SGD(
-            parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
+            parameters,
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            fused=True,
         )
 
 
@@ -81,7 +86,9 @@ class Adam(Optimizer):
         """torch.optim.Adam."""
         import torch
 
-        return torch.optim.Adam(parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+        return torch.optim.Adam(
+            parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,9 @@ class AdamW(Adam):
         """torch.optim.AdamW."""
         import torch
 
-        return torch.optim.AdamW(parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+        return torch.optim.AdamW(
+            parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
+        )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -171,7 +172,11 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
     sample = experiment.data.image(train)
     parameters = check_model(experiment, sample, len(train.classes), not resumed)
     resources = find_resources()
-    experiment = replace(experiment, scaling=_scaling(experiment, resources))
+    experiment = replace(
+        experiment,
+        scaling=_scaling(experiment, resources),
+        memory_format=memory_format(experiment, sample, len(train.classes)),
+    )
     size = sum(indices[split].bytes for split in ("train", "val"))
     mode, room = experiment.data.mode, int(resources.memory * _RESIDENT_SHARE)
     if mode == "auto":
@@ -234,14 +239,42 @@ def check_model(
     return counts
 
 
+def memory_format(
+    experiment: Experiment, sample: tuple[int, int, int], classes: int
+) -> Literal["contiguous", "channels_last"]:
+    """Decides `memory_format=auto`: channels_last for models with convolutions that can work so.
+
+    Raises:
+        UserError: channels_last was asked for, and the model cannot.
+    """
+    import torch
+
+    if experiment.memory_format == "contiguous":
+        return "contiguous"
+    with torch.device("meta"), contextlib.suppress(Exception):
+        module = experiment.model.build(sample, classes)
+        if experiment.memory_format == "auto" and not any(
+            isinstance(part, torch.nn.Conv2d) for part in module.modules()
+        ):
+            return "contiguous"
+    try:  # on real memory: a model that calls view() after a convolution fails there and not on the meta device
+        _try_model(experiment, sample, classes, torch.device("cpu"), torch.channels_last)
+    except Exception as error:
+        if experiment.memory_format == "channels_last":
+            raise errors.no_channels_last(type(error).__name__, f"in {type(experiment.model).__name__}") from None
+        return "contiguous"
+    return "channels_last"
+
+
 def _try_model(
-    experiment: Experiment, sample: tuple[int, int, int], classes: int, device: Any
+    experiment: Experiment, sample: tuple[int, int, int], classes: int, device: Any, layout: Any = None
 ) -> tuple[nn.Module, Any]:
     import torch
 
+    layout = layout or torch.contiguous_format
     with torch.device(device), torch.no_grad():
-        module = experiment.model.build(sample, classes).eval()
-        return module, module(torch.zeros(1, *sample))
+        module: Any = experiment.model.build(sample, classes).eval().to(memory_format=layout)
+        return module, module(torch.zeros(1, *sample).contiguous(memory_format=layout))
 
 
 def _scaling(experiment: Experiment, resources: Resources) -> Scaling:

@@ -186,10 +186,14 @@ class MetricsLog:
         self._file.write(b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
         self._file.flush()
 
-    def commit(self) -> int:
-        """Puts all rows on the disk; returns the file's size in bytes."""
-        os.fsync(self._file.fileno())
+    @property
+    def size(self) -> int:
+        """Bytes of all rows."""
         return self._file.tell()
+
+    def commit(self) -> None:
+        """Puts all rows on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Ends the writing."""

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,43 @@ def test_write_atomically_replaces_the_whole_text_or_nothing(tmp_path: Path, mon
     with pytest.raises(OSError, match="power cut"):
         checkpoint.write_atomically(file, "new")
     assert file.read_text() == "kept"
+
+
+# In the background
+
+
+def test_a_snapshot_stays_as_it_was_and_keeps_the_kinds_of_what_it_copies() -> None:
+    tensor, tree = torch.arange(6.0).reshape(2, 3), {"a": [1, "x", None], "t": (0.5,)}
+    copy = checkpoint.snapshot({"w": tensor, "tree": {**tree, "in": [tensor[0]]}, "state": {0: {"step": tensor}}})
+    before = tensor.clone()
+    tensor.add_(1)
+    assert torch.equal(copy["w"], before) and torch.equal(copy["tree"]["in"][0], before[0])
+    assert torch.equal(copy["state"][0]["step"], before) and {k: copy["tree"][k] for k in tree} == tree
+
+
+def test_writing_goes_on_in_the_background_in_its_order() -> None:
+    background, gate, done = checkpoint.Background(), threading.Event(), []
+    background.start(lambda: (gate.wait(10), done.append("first"))[0])
+    assert done == []
+    threading.Timer(0.05, gate.set).start()
+    background.start(lambda: done.append("second"))  # waits for the first
+    background.wait()
+    assert done == ["first", "second"]
+    background.wait()
+    background.close()
+
+
+def test_what_could_not_be_written_is_said_at_the_next_occasion() -> None:
+    background = checkpoint.Background()
+
+    def fails() -> None:
+        raise OSError("no space left on device")
+
+    background.start(fails)
+    with pytest.raises(OSError, match="no space left"):
+        background.start(lambda: None)
+    background.start(fails)
+    with pytest.raises(OSError, match="no space left"):
+        background.wait()
+    background.start(fails)
+    background.close()  # after another error this one must not hide it

@@ -18,7 +18,7 @@ LAYERS = (
     ROOMS,
     ("experiment",),
     ("plan",),
-    ("checkpoint",),
+    ("checkpoint", "progress"),
     ("run",),
     ("loop",),
     ("observe", "session"),
@@ -29,7 +29,7 @@ LAYERS = (
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 WITHOUT_RAY = (
-    *("loop", "checkpoint", "run", "experiment", "plan", "config", "errors", "order"),
+    *("loop", "checkpoint", "progress", "run", "experiment", "plan", "config", "errors", "order"),
     *("precision", "optim", "task", "metrics", "models", "parallel"),
 )
 

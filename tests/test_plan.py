@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from raytrain import (
+    CNN,
     MLP,
     SGD,
     Adam,
@@ -314,3 +315,43 @@ def test_resources_are_asked_for_last() -> None:
     """To count GPUs takes seconds: a mistake is told before."""
     with pytest.raises(UserError, match="cannot take a sample"):
         plan.make(Experiment(model=Odd("raises"), data=Digits()), lambda: pytest.fail("too early"), "x")
+
+
+# Memory format
+
+
+@dataclass(frozen=True)
+class Viewing(Model):
+    """Calls view() after its convolution, as tutorials do: impossible in channels_last."""
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv, self.head = nn.Conv2d(sample[0], 4, 3, padding=1), nn.Linear(4 * sample[1] ** 2, classes)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = self.conv(x)
+                return self.head(x.view(len(x), -1))
+
+        return Net()
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "taken"),
+    [
+        (CNN(channels=(8,)), "auto", "channels_last"),
+        (CNN(channels=(8,)), "contiguous", "contiguous"),
+        (CNN(channels=(8,)), "channels_last", "channels_last"),
+        (MLP(hidden=(8,)), "auto", "contiguous"),
+        (Viewing(), "auto", "contiguous"),
+        (Viewing(), "contiguous", "contiguous"),
+    ],
+)
+def test_channels_last_is_taken_where_a_model_has_convolutions_and_can(model: Model, asked: str, taken: str) -> None:
+    assert make(model=model, memory_format=asked).experiment.memory_format == taken
+
+
+def test_channels_last_is_refused_where_the_model_cannot() -> None:
+    with pytest.raises(UserError, match="RuntimeError with channels_last, in Viewing; take --memory_format contiguous"):
+        make(model=Viewing(), memory_format="channels_last")

@@ -144,10 +144,10 @@ ROWS = [{"kind": "step", "step": step, "loss": 0.1 * step} for step in range(5)]
 def test_metrics_come_back_exactly_and_from_an_offset(tmp_path: Path) -> None:
     log, file = MetricsLog(tmp_path / "m.jsonl", 0), tmp_path / "m.jsonl"
     log.write(ROWS[:2])
-    half = log.commit()
+    half = log.size
     log.write(ROWS[2:])
-    assert read_metrics(file) == (ROWS, file.stat().st_size) and log.commit() == file.stat().st_size
-    assert read_metrics(file, half)[0] == ROWS[2:] and read_metrics(file, log.commit())[0] == []
+    assert read_metrics(file) == (ROWS, file.stat().st_size) and log.size == file.stat().st_size
+    assert read_metrics(file, half)[0] == ROWS[2:] and read_metrics(file, log.size)[0] == []
     log.close()
     assert read_metrics(tmp_path / "missing", 5) == ([], 5)
 
@@ -168,7 +168,8 @@ def test_a_resumed_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     file = tmp_path / "m.jsonl"
     log = MetricsLog(file, 0)
     log.write(ROWS[:2])
-    offset = log.commit()
+    log.commit()
+    offset = log.size
     log.write(ROWS[3:])
     log.close()
     with open(file, "ab") as other:
@@ -176,7 +177,7 @@ def test_a_resumed_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     again = MetricsLog(file, offset)
     assert read_metrics(file)[0] == ROWS[:2]
     again.write(ROWS[2:])
-    assert read_metrics(file)[0] == ROWS and again.commit() == file.stat().st_size
+    assert read_metrics(file)[0] == ROWS and again.size == file.stat().st_size
     again.close()
 
 

@@ -115,11 +115,15 @@ def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:
     return images[:, :, top : top + side, left : left + side]
 
 
-def normalise(images: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+class Normalise:
     """float32 (images / 255 - mean) / std, for [n, c, h, w] of uint8 or of floats on that scale."""
-    import torch
 
-    shape = (1, -1, 1, 1)
-    shift = torch.tensor(mean, device=images.device).view(shape) * 255
-    scale = 1 / (torch.tensor(std, device=images.device).view(shape) * 255)
-    return (images.to(torch.float32) - shift).mul_(scale)
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | str = "cpu"):
+        import torch
+
+        self.shift = torch.tensor(mean, device=device).view(1, -1, 1, 1) * 255
+        self.scale = 1 / (torch.tensor(std, device=device).view(1, -1, 1, 1) * 255)
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """The normalised images; `images` stay as they are."""
+        return (images - self.shift).mul_(self.scale)

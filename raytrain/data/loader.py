@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from raytrain import order
-from raytrain.data.augment import DRAWS, center_crop, normalise
+from raytrain.data.augment import DRAWS, Normalise, center_crop
 from raytrain.data.reader import Epoch
 from raytrain.data.source import Data, Index
 
@@ -59,6 +59,7 @@ class Loader:
         reader: where images come from.
         batch: size of the global batch.
         train: whether to shuffle and augment.
+        memory_format: how the images that the model sees lie in memory.
     """
 
     def __init__(
@@ -72,10 +73,12 @@ class Loader:
         world: int,
         device: torch.device,
         train: bool,
+        memory_format: torch.memory_format = torch.contiguous_format,
     ):
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.shard = order.Shard(len(index), batch, rank, world)
-        self.labels = torch.from_numpy(np.array(index.labels))
+        self.labels = index.labels
+        self.normalise, self.memory_format = Normalise(data.mean, data.std, device), memory_format
 
     @property
     def steps(self) -> int:
@@ -92,7 +95,7 @@ class Loader:
                 self.shard.size(step),
                 ids,
                 self._to_device(torch.from_numpy(images)),
-                self._to_device(self.labels[ids]),
+                self._to_device(torch.from_numpy(self.labels[ids])),
                 prepare,
             )
 
@@ -100,11 +103,14 @@ class Loader:
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _plain(self, images: torch.Tensor, ids: np.ndarray) -> torch.Tensor:
-        return normalise(center_crop(images, self.data.crop), self.data.mean, self.data.std)
+        return self._finish(center_crop(images, self.data.crop))
+
+    def _finish(self, images: torch.Tensor) -> torch.Tensor:
+        return self.normalise(images.contiguous(memory_format=self.memory_format))
 
     def _augmented(self, epoch: int) -> Any:
         def prepare(images: torch.Tensor, ids: np.ndarray) -> torch.Tensor:
             draws = order.uniform(self.seed, epoch, ids, DRAWS)
-            return normalise(self.data.augment(images, self.data.crop, draws), self.data.mean, self.data.std)
+            return self._finish(self.data.augment(images, self.data.crop, draws))
 
         return prepare

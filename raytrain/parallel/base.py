@@ -23,7 +23,10 @@ class Parallel:
         """The context for micro-batches whose gradients are not exchanged yet."""
         return nullcontext()
 
-    def gradient_scale(self, world: int) -> float:
+    def sync_gradients(self, wrapped: nn.Module) -> None:
+        """Exchanges gradients after a step's last backward pass, where that has not happened during it."""
+
+    def gradient_scale(self, wrapped: nn.Module, world: int) -> float:
         """What the exchange divides summed gradients by; the loop multiplies the loss by it."""
         return 1.0
 

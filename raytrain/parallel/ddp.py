@@ -1,11 +1,12 @@
-"""DistributedDataParallel: a replica on every worker, gradients averaged while the backward pass runs."""
+"""Data parallel: a replica on every worker, whose gradients are exchanged in every step."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from raytrain import errors
 from raytrain.config import above, check
 from raytrain.parallel.base import Parallel
 
@@ -16,18 +17,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DDP(Parallel):
-    """torch.nn.parallel.DistributedDataParallel, over NCCL on GPUs and gloo on CPUs."""
+    """A replica on every worker: torch.nn.parallel.DistributedDataParallel over NCCL on GPUs and gloo on CPUs, or
+    gradients added up in shared memory."""
 
+    reduction: Literal["auto", "shared", "torch"] = "auto"
+    """How gradients are added up: shared takes memory that the ranks share, on CPUs of one host; torch is
+    DistributedDataParallel; auto takes shared where it can. With three or more workers the last bits differ."""
     bucket_cap_mb: float = 25.0
-    """Size of the buckets in which gradients are exchanged, in MiB."""
+    """Size of the buckets in which DistributedDataParallel exchanges gradients, in MiB."""
 
     def __post_init__(self) -> None:
         check(self, bucket_cap_mb=above(0))
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
-        """The DDP replica; at world size 1 the module itself."""
+        """The replica; at world size 1 the module itself.
+
+        Raises:
+            UserError: `reduction` is shared and the ranks have no memory in common.
+        """
         if world == 1:
             return module
+        if self.reduction != "torch" and device.type == "cpu":
+            from raytrain.parallel.shared import replicate
+
+            if replica := replicate(module):
+                return replica
+        if self.reduction == "shared":
+            raise errors.no_shared_memory()
         from torch.nn.parallel import DistributedDataParallel
 
         # DDP rebuilds its buckets after the first backward pass, and gloo adds three or more ranks in an order that
@@ -43,15 +59,22 @@ class DDP(Parallel):
         )
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """DDP's own `no_sync`."""
+        """DistributedDataParallel's own `no_sync`."""
         return cast(Any, wrapped).no_sync() if hasattr(wrapped, "no_sync") else super().no_sync(wrapped)
 
-    def gradient_scale(self, world: int) -> float:
-        """DDP averages over the ranks."""
-        return float(world)
+    def sync_gradients(self, wrapped: nn.Module) -> None:
+        """Adds gradients up in shared memory; DistributedDataParallel has done its work by then."""
+        if hasattr(wrapped, "reduce"):
+            cast(Any, wrapped).reduce()
+
+    def gradient_scale(self, wrapped: nn.Module, world: int) -> float:
+        """DistributedDataParallel averages over the ranks."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        return float(world) if isinstance(wrapped, DistributedDataParallel) else 1.0
 
     def sync_buffers(self, module: nn.Module, world: int) -> None:
-        """Broadcasts rank 0's buffers, as DDP does before a forward pass."""
+        """Broadcasts rank 0's buffers, as DistributedDataParallel does before a forward pass."""
         if world > 1:
             import torch.distributed as dist
 

@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as F
 
 from raytrain import order
 from raytrain.config import replace
-from raytrain.data.augment import DRAWS, Augment, center_crop, normalise
+from raytrain.data.augment import DRAWS, Augment, Normalise, center_crop
 from raytrain.errors import UserError
 
 Crop = Literal["center", "random", "random_resized"]
@@ -151,7 +151,7 @@ def test_normalise_is_torchvisions_on_scaled_floats(
     batch = images(4, 3, 16, 17).to(dtype)
     kept = batch.clone()
     expected = F.normalize(batch.to(torch.float32) / 255, list(mean) * (3 // len(mean)), list(std) * (3 // len(std)))
-    result = normalise(batch, mean, std)
+    result = Normalise(mean, std)(batch)
     assert result.dtype == torch.float32
     torch.testing.assert_close(result, expected, atol=2e-6, rtol=1e-6)
     assert torch.equal(batch, kept)  # the images stay as they were

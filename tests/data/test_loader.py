@@ -10,7 +10,7 @@ import torch
 
 from raytrain import order
 from raytrain.data import Augment, Data, Index
-from raytrain.data.augment import DRAWS, center_crop, normalise
+from raytrain.data.augment import DRAWS, Normalise, center_crop
 from raytrain.data.loader import Loaded, Loader
 from raytrain.data.reader import Resident
 
@@ -64,7 +64,7 @@ def test_images_are_the_samples_cropped_augmented_and_normalised_with_their_labe
         for parts in steps(loaders(data, 2), 1):
             ids, images, labels = whole(parts)
             draws = order.uniform(SEED, 1, ids, DRAWS)
-            expected = normalise(data.augment(torch.from_numpy(IMAGES[ids]), 16, draws), data.mean, data.std)
+            expected = Normalise(data.mean, data.std)(data.augment(torch.from_numpy(IMAGES[ids]), 16, draws))
             assert images.dtype == torch.float32 and images.shape == (len(ids), 3, 16, 16)
             assert torch.equal(images, expected)
             assert labels.dtype == torch.int64 and np.array_equal(labels, INDEX.labels[ids])
@@ -123,7 +123,7 @@ def test_evaluation_goes_once_through_all_samples_in_order_without_augmentation(
         )
         assert np.array_equal(np.concatenate(ids), np.arange(N))
         assert np.array_equal(torch.cat(labels), INDEX.labels)
-        expected = normalise(center_crop(torch.from_numpy(IMAGES), 16), data.mean, data.std)
+        expected = Normalise(data.mean, data.std)(center_crop(torch.from_numpy(IMAGES), 16))
         assert torch.equal(torch.cat(images), expected)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 from raytrain import (
     CNN,
+    DDP,
     SGD,
     AdamW,
     Augment,
@@ -74,6 +76,32 @@ def rows(run: Path) -> list[dict]:
     """All metrics but the times."""
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_resumed_run_is_bit_identical_under_distributed_data_parallel(
+    ranks: Ranks, tmp_path: Path, world: int
+) -> None:
+    e = on_workers(replace(BASE, optimizer=SGD(lr=0.05, momentum=0.9), parallel=DDP(reduction="torch")), world)
+    whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
+    ranks.run(world, train_rank, e, whole)
+    for call in (13, 4, 19):
+        ranks.run(world, cut_rank, e, cut, call)
+    ranks.run(world, train_rank, e, cut)
+    assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
+
+
+def test_the_precision_that_was_faster_stays_with_the_run(ranks: Ranks, tmp_path: Path) -> None:
+    e = on_workers(replace(BASE, precision="auto"), 2)
+    run = new_run(tmp_path / "run", e)
+    ranks.run(2, cut_rank, e, run, 50)
+    chosen = Run(run).experiment.precision
+    assert chosen in ("fp32", "bf16")
+    ranks.run(2, train_rank, Run(run).experiment, run)
+    again = new_run(tmp_path / "again", Run(run).experiment)
+    ranks.run(2, train_rank, Run(again).experiment, again)
+    assert rows(again) == rows(run) and weights(again) == weights(run)
+    assert json.loads((run / "summary.json").read_text())["precision"] == chosen
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -155,3 +183,34 @@ def test_a_request_to_stop_writes_a_checkpoint_and_loses_no_step(ranks: Ranks, t
     (stopped / "stop").unlink()
     assert ranks.run(1, train_rank, e, stopped) == ["completed"]
     assert rows(stopped) == rows(whole) and weights(stopped) == weights(whole)
+
+
+def full_disk_rank(rank: int, world: int, e: Experiment, run: Path) -> str:
+    """The third checkpoint meets a full disk."""
+    save, calls = checkpoint.save, []
+
+    def fails(*arguments: Any) -> Path:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return save(*arguments)
+
+    checkpoint.save = fails
+    try:
+        with pytest.raises(OSError) as error:
+            train_rank(rank, world, e, run)
+        return str(error.value)
+    finally:
+        checkpoint.save = save
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_the_one_before_it_counts(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    whole, cut = new_run(tmp_path / "whole", BASE), new_run(tmp_path / "cut", BASE)
+    ranks.run(1, train_rank, BASE, whole)
+    assert "No space left on device" in ranks.run(1, full_disk_rank, BASE, cut)[0]
+    newest = checkpoint.newest(cut / "checkpoints")
+    assert newest is not None and newest.name == "step_00000010"
+    ranks.run(1, train_rank, BASE, cut)
+    assert rows(cut) == rows(whole) and weights(cut) == weights(whole)

@@ -29,7 +29,7 @@ from raytrain import (
     Task,
     order,
 )
-from raytrain.data.augment import DRAWS, normalise
+from raytrain.data.augment import DRAWS, Normalise
 
 BASE = Experiment(
     model=CNN(channels=(8, 16)),
@@ -87,7 +87,7 @@ def reference(e: Experiment, steps: int) -> tuple[list[float], nn.Module]:
         positions = np.arange(k * e.batch_size, min((k + 1) * e.batch_size, len(index)))
         ids = order.samples(e.seed, epoch, len(index), positions)
         draws = order.uniform(e.seed, epoch, ids, DRAWS)
-        batch = normalise(e.data.augment(images[ids], None, draws), e.data.mean, e.data.std)
+        batch = Normalise(e.data.mean, e.data.std)(e.data.augment(images[ids], None, draws))
         for group in optimizer.param_groups:
             group["lr"] = e.optimizer.lr * e.schedule.factor(step, per_epoch, e.epochs)
         loss = nn.functional.cross_entropy(model(batch), torch.from_numpy(index.labels[ids]))
@@ -167,7 +167,7 @@ def test_an_autoencoder_of_ones_own_has_exact_metrics_on_1_2_and_4_workers(ranks
         ranks.run(world, train_rank, e, run)
         found[world] = Run(run)
         index = e.data.index()["val"]
-        images = normalise(torch.from_numpy(e.data.read(index, np.arange(len(index)))), e.data.mean, e.data.std)
+        images = Normalise(e.data.mean, e.data.std)(torch.from_numpy(e.data.read(index, np.arange(len(index)))))
         model = AutoEncoder().build((1, 8, 8), 10)
         model.load_state_dict(torch.load(_export(Run(run), tmp_path / f"{world}.pth"), weights_only=True))
         with torch.no_grad():

@@ -1,0 +1,85 @@
+"""Progress: the position in a run, its figures so far, and what they become at the end of an epoch and of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytrain.task import Task
+
+
+@dataclass
+class Progress:
+    """All of it is in every checkpoint."""
+
+    step: int = 0
+    """Optimizer steps done in the whole run."""
+    epoch: int = 0
+    """Epochs done, validation included."""
+    epoch_loss: float = 0.0
+    """Sum of the losses of this epoch's samples so far."""
+    epoch_samples: int = 0
+    epoch_seconds: float = 0.0
+    """Seconds of training in this epoch so far, without validation."""
+    train_seconds: float = 0.0
+    """Seconds of training in all epochs but the first, and their samples: the steady state."""
+    train_samples: int = 0
+    seconds: float = 0.0
+    best: dict[str, Any] = field(default_factory=dict)
+    """The best epoch's row and the name of its checkpoint."""
+
+    def add(self, loss: float, samples: int) -> None:
+        """Counts a step: the sum of its samples' losses, and how many there were."""
+        self.epoch_loss += loss
+        self.epoch_samples += samples
+
+    def end_epoch(self, task: Task, metrics: dict[str, float], seconds: float, epochs: int) -> dict[str, Any]:
+        """Closes an epoch.
+
+        Args:
+            metrics: of the validation, without `val_`.
+            seconds: that it took.
+            epochs: of the whole run.
+
+        Returns:
+            The epoch's row of metrics.jsonl.
+
+        Raises:
+            ValueError: the metric that chooses the best checkpoint is not among them.
+        """
+        metrics = {f"val_{name}": value for name, value in metrics.items()}
+        if task.monitor not in metrics:
+            raise ValueError(f"task.monitor is {task.monitor!r} and the task's metrics are {sorted(metrics)}")
+        row = {
+            "kind": "epoch",
+            "epoch": self.epoch + 1,
+            "step": self.step,
+            "train_loss": self.epoch_loss / self.epoch_samples,
+            **metrics,
+            "samples_per_second": self.epoch_samples / max(self.epoch_seconds, 1e-9),
+            "seconds": self.epoch_seconds + seconds,
+        }
+        if self.epoch > 0 or epochs == 1:
+            self.train_seconds += self.epoch_seconds
+            self.train_samples += self.epoch_samples
+        self.seconds += row["seconds"]
+        self.epoch += 1
+        self.epoch_loss, self.epoch_samples, self.epoch_seconds = 0.0, 0, 0.0
+        better = (lambda a, b: a > b) if task.highest_is_best else (lambda a, b: a < b)
+        if not self.best or better(row[task.monitor], self.best[task.monitor]):
+            self.best = {**row, "checkpoint": f"step_{self.step:08d}"}
+        return row
+
+    def summary(self) -> dict[str, Any]:
+        """What the figures so far say of the run: the best metrics, how far it came, how long and how fast."""
+        samples, seconds = self.train_samples, self.train_seconds
+        if not seconds:
+            samples, seconds = self.epoch_samples, self.epoch_seconds
+        return {
+            **{name: value for name, value in self.best.items() if name.startswith("val_")},
+            "best_epoch": self.best.get("epoch"),
+            "epochs": self.epoch,
+            "steps": self.step,
+            "seconds": self.seconds + self.epoch_seconds,
+            "samples_per_second": samples / seconds if seconds else None,
+        }
