@@ -201,6 +201,14 @@ def model_fails(why: str, where: str) -> UserError:
     )
 
 
+def no_compiler(looked_for: str) -> UserError:
+    return UserError(
+        f"torch.compile needs a C++ compiler and there is none ({looked_for})",
+        "in compile",
+        "install g++, or take --no_compile",
+    )
+
+
 def no_channels_last(why: str, where: str) -> UserError:
     return UserError(f"the model fails: {why} with channels_last", where, "take --memory_format contiguous")
 

@@ -92,6 +92,8 @@ class Experiment:
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Order of images and convolutions' weights in memory. channels_last is faster; auto takes it for models that have
     convolutions and can work so, and the run keeps the choice."""
+    compile: bool = False
+    """Compile the model with torch.compile before training; on CPUs that needs a C++ compiler."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; longer ones are scaled down to it."""
     seed: int = 0

@@ -129,7 +129,8 @@ class Worker:
 
     def _train(self) -> str:
         e, progress = self.experiment, self.progress
-        self.wrapped = e.parallel.wrap(self.model, self.place.device, self.place.world)
+        model: Any = torch.compile(self.model) if e.compile else self.model  # with the same parameters
+        self.wrapped = e.parallel.wrap(model, self.place.device, self.place.world)
         self.scale = e.parallel.gradient_scale(self.wrapped, self.place.world)
         every = e.checkpoint.every_steps
         while progress.epoch < e.epochs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -171,6 +172,9 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
     train = indices["train"]
     sample = experiment.data.image(train)
     parameters = check_model(experiment, sample, len(train.classes), not resumed)
+    compilers = (os.environ.get("CXX", "g++"), "clang++")
+    if experiment.compile and not any(map(shutil.which, compilers)):
+        raise errors.no_compiler(", ".join(compilers))
     resources = find_resources()
     experiment = replace(
         experiment,

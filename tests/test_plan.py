@@ -355,3 +355,10 @@ def test_channels_last_is_taken_where_a_model_has_convolutions_and_can(model: Mo
 def test_channels_last_is_refused_where_the_model_cannot() -> None:
     with pytest.raises(UserError, match="RuntimeError with channels_last, in Viewing; take --memory_format contiguous"):
         make(model=Viewing(), memory_format="channels_last")
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(plan.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="needs a C\\+\\+ compiler and there is none"):
+        make(compile=True)

@@ -11,8 +11,11 @@ import torch
 
 from raytrain import order
 from raytrain.data.augment import DRAWS, Normalise, center_crop
-from raytrain.data.reader import Epoch
+from raytrain.data.reader import Epoch, Resident
 from raytrain.data.source import Data, Index
+
+_DEVICE_SHARE = 0.25
+"""Share of a GPU's free memory up to which all images of a split are kept there."""
 
 
 class Reader(Protocol):
@@ -60,6 +63,7 @@ class Loader:
         batch: size of the global batch.
         train: whether to shuffle and augment.
         memory_format: how the images that the model sees lie in memory.
+        on_device: whether all images are kept on the device; by default on a GPU with room.
     """
 
     def __init__(
@@ -74,11 +78,15 @@ class Loader:
         device: torch.device,
         train: bool,
         memory_format: torch.memory_format = torch.contiguous_format,
+        on_device: bool | None = None,
     ):
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.shard = order.Shard(len(index), batch, rank, world)
         self.labels = index.labels
         self.normalise, self.memory_format = Normalise(data.mean, data.std, device), memory_format
+        self.on_device: tuple[torch.Tensor, torch.Tensor] | None = None
+        if isinstance(reader, Resident) and (_fits(reader.images, device) if on_device is None else on_device):
+            self.on_device = torch.tensor(reader.images, device=device), torch.tensor(index.labels, device=device)
 
     @property
     def steps(self) -> int:
@@ -89,18 +97,46 @@ class Loader:
         """The steps of an epoch from `first_step` on."""
         way = Epoch(self.shard, self.seed, number if self.train else None, first_step)
         prepare = self._augmented(number) if self.train and self.data.augment.random else self._plain
-        for step, (ids, images) in enumerate(self.reader.read(way), first_step):
-            yield Loaded(
-                step,
-                self.shard.size(step),
-                ids,
-                self._to_device(torch.from_numpy(images)),
-                self._to_device(torch.from_numpy(self.labels[ids])),
-                prepare,
-            )
+        for step, (ids, images, labels) in enumerate(self._ahead(self._batches(way)), first_step):
+            yield Loaded(step, self.shard.size(step), ids, images, labels, prepare)
 
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
+        """(ids, uint8 images, labels) of each step, on the device."""
+        if self.on_device is None:
+            for ids, images in self.reader.read(way):
+                yield ids, self._to_device(images), self._to_device(self.labels[ids])
+        else:
+            all_images, all_labels = self.on_device
+            for ids in way.steps():
+                chosen = self._to_device(ids)
+                yield ids, all_images.index_select(0, chosen), all_labels.index_select(0, chosen)
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def _ahead(
+        self, batches: Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]
+    ) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
+        """On a GPU, copies the next batch on a stream of its own while the model works on this one."""
+        if self.device.type != "cuda":
+            yield from batches
+            return
+        side, ready = torch.cuda.Stream(self.device), None
+        while True:
+            with torch.cuda.stream(side):
+                following = next(batches, None)
+                copied = side.record_event()
+            if ready is not None:
+                (ids, images, labels), event = ready
+                current = torch.cuda.current_stream(self.device)
+                current.wait_event(event)
+                images.record_stream(current)  # their memory is not reused before this stream is done with them
+                labels.record_stream(current)
+                yield ids, images, labels
+            if following is None:
+                return
+            ready = following, copied
 
     def _plain(self, images: torch.Tensor, ids: np.ndarray) -> torch.Tensor:
         return self._finish(center_crop(images, self.data.crop))
@@ -114,3 +150,7 @@ class Loader:
             return self._finish(self.data.augment(images, self.data.crop, draws))
 
         return prepare
+
+
+def _fits(images: np.ndarray, device: torch.device) -> bool:
+    return device.type == "cuda" and images.nbytes <= _DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]

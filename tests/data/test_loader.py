@@ -130,3 +130,25 @@ def test_evaluation_goes_once_through_all_samples_in_order_without_augmentation(
 @pytest.mark.parametrize(("batch", "expected"), [(1, 103), (16, 7), (103, 1), (500, 1)])
 def test_steps_count_the_last_short_batch(batch: int, expected: int) -> None:
     assert [loader.steps for loader in loaders(PLAIN, 2, batch=batch)] == [expected] * 2
+
+
+@pytest.mark.parametrize("data", [PLAIN, *AUGMENTED])
+@pytest.mark.parametrize("first_step", [0, 3])
+def test_images_that_live_on_the_device_make_the_same_batches(data: Data, first_step: int) -> None:
+    images = IMAGES.copy()
+    images.flags.writeable = False  # as Ray's object store has it
+    settings = (data, INDEX, Resident(images), BATCH, SEED, 1, 2, torch.device("cpu"), True)
+    here, there = Loader(*settings, on_device=False), Loader(*settings, on_device=True)
+    assert here.on_device is None and there.on_device is not None
+    for a, b in zip(here.epoch(1, first_step), there.epoch(1, first_step), strict=True):
+        assert (a.step, a.size) == (b.step, b.size) and np.array_equal(a.ids, b.ids)
+        assert torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+
+
+@pytest.mark.parametrize("data", [PLAIN, AUGMENTED[2]])
+def test_channels_last_changes_where_the_pixels_lie_and_nothing_else(data: Data) -> None:
+    settings = (data, INDEX, Resident(IMAGES), BATCH, SEED, 0, 1, torch.device("cpu"), True)
+    plain, last = Loader(*settings), Loader(*settings, memory_format=torch.channels_last)
+    for a, b in zip(plain.epoch(0), last.epoch(0), strict=True):
+        (_, expected, _), (_, images, _) = next(a.micro_batches(99)), next(b.micro_batches(99))
+        assert images.is_contiguous(memory_format=torch.channels_last) and torch.equal(images, expected)

@@ -215,3 +215,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_step(ranks: Ranks, tmp_
     e = replace(BASE, optimizer=SGD(lr=1e30), schedule=Cosine())
     with pytest.raises(AssertionError, match=r"the loss became (nan|inf) at step \d+: lower the learning rate"):
         ranks.run(1, train_rank, e, new_run(tmp_path / "run", e))
+
+
+def test_a_compiled_model_learns_the_same(ranks: Ranks, tmp_path: Path) -> None:
+    plain = on_workers(replace(BASE, model=MLP(hidden=(16,)), epochs=1), 2)
+    runs = [new_run(tmp_path / name, e) for name, e in (("plain", plain), ("fast", replace(plain, compile=True)))]
+    for run in runs:
+        ranks.run(2, train_rank, Run(run).experiment, run)
+    np.testing.assert_allclose(losses(runs[1]), losses(runs[0]), rtol=1e-4)
+    assert list(Run(runs[1]).model("last").state_dict()) == list(Run(runs[0]).model("last").state_dict())
