@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,20 +43,20 @@ class Progress:
             epochs: of the whole run.
 
         Returns:
-            The epoch's row of metrics.jsonl.
+            The epoch's row of metrics.jsonl; a metric that is not finite, as of a validation that overflowed, is None.
 
         Raises:
             ValueError: the metric that chooses the best checkpoint is not among them.
         """
-        metrics = {f"val_{name}": value for name, value in metrics.items()}
-        if task.monitor not in metrics:
-            raise ValueError(f"task.monitor is {task.monitor!r} and the task's metrics are {sorted(metrics)}")
+        found = {f"val_{name}": value if math.isfinite(value) else None for name, value in metrics.items()}
+        if task.monitor not in found:
+            raise ValueError(f"task.monitor is {task.monitor!r} and the task's metrics are {sorted(found)}")
         row = {
             "kind": "epoch",
             "epoch": self.epoch + 1,
             "step": self.step,
             "train_loss": self.epoch_loss / self.epoch_samples,
-            **metrics,
+            **found,
             "samples_per_second": self.epoch_samples / max(self.epoch_seconds, 1e-9),
             "seconds": self.epoch_seconds + seconds,
         }
@@ -65,8 +66,9 @@ class Progress:
         self.seconds += row["seconds"]
         self.epoch += 1
         self.epoch_loss, self.epoch_samples, self.epoch_seconds = 0.0, 0, 0.0
-        better = (lambda a, b: a > b) if task.highest_is_best else (lambda a, b: a < b)
-        if not self.best or better(row[task.monitor], self.best[task.monitor]):
+        value, best = row[task.monitor], self.best.get(task.monitor)
+        better = value is not None and (best is None or (value > best if task.highest_is_best else value < best))
+        if not self.best or better:
             self.best = {**row, "checkpoint": f"step_{self.step:08d}"}
         return row
 

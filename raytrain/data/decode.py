@@ -4,25 +4,39 @@ On JPEG torchvision is the faster one. On PNG a damaged file ends torchvision's 
 (0.29), so that no error could name the file.
 
 The format is read from the bytes, never from the name. Grey, RGBA, palette, CMYK and 16-bit images become RGB (or
-grey, as asked), and EXIF orientation is applied.
+grey, as asked), and EXIF orientation is applied. Only JPEGs and images that are resized need torch, which takes a
+process a second to import.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
+import struct
+import zlib
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    import torch
     from PIL import Image
 
 MAX_PIXELS = 89_478_485
 """Larger images are refused before they are decoded (Pillow's limit against decompression bombs)."""
 
+VERSION = 1
+"""To be counted up with every change to what pixels come out: the disk cache asks for it."""
+
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+_PNG_HEADER = struct.Struct(">IIBBBBB")
+_PNG_START = _PNG + b"\0\0\0\x0dIHDR"
+_PLAIN = {(8, 0, 0, 0, 0): "L", (8, 2, 0, 0, 0): "RGB"}
+"""PNG's bit depth, colour type, compression, filter and interlace -> Pillow's mode, for the commonest images."""
 
 
 def square(raw: bytes, size: int, channels: int) -> np.ndarray:
@@ -39,40 +53,48 @@ def square(raw: bytes, size: int, channels: int) -> np.ndarray:
     Raises:
         ValueError: the bytes are no image that can be decoded, or it is too large.
     """
-    from torch.nn.functional import interpolate
-
     image = pixels(raw, channels)
     height, width = image.shape[1:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     image = image[:, top : top + side, left : left + side]
     if side != size:
-        image = interpolate(image[None], size=(size, size), mode="bilinear", antialias=True)[0]
-    return image.contiguous().numpy()
+        image = _resized(image, size)
+    return np.ascontiguousarray(image)
 
 
-def pixels(raw: bytes, channels: int) -> torch.Tensor:
+def pixels(raw: bytes, channels: int) -> np.ndarray:
     """Decodes an image to uint8 [channels, height, width].
 
     Raises:
         ValueError: as `square`.
     """
-    import torch
-    import torchvision  # noqa: F401  # registers torch.ops.image
-
     if not raw:
         raise ValueError("the file is empty")
+    plain = _plain_png(raw)
+    if plain is not None:
+        return _channels(plain, channels)
     with _open(raw) as image:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise ValueError(f"{width:,} x {height:,} pixels are more than {MAX_PIXELS:,}")
+        if not raw.startswith(_JPEG):
+            return _with_pillow(image, channels)
+        import torch
+
+        _load_torchvisions_operators()
         # The operator itself, because torchvision.io's functions warn that they are deprecated since 0.29.
-        if not raw.startswith(_JPEG) or not hasattr(torch.ops.image, "decode_jpeg"):
-            return torch.from_numpy(_with_pillow(image, channels))
+        if not hasattr(torch.ops.image, "decode_jpeg"):
+            return _with_pillow(image, channels)
     try:  # its modes are 1 for grey and 3 for RGB; True applies the EXIF orientation
-        return torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), channels, True)
+        return torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), channels, True).numpy()
     except RuntimeError as error:
         raise ValueError(re.sub(r".*\.cpp:\d+, ", "", str(error).partition("\n")[0])) from None
+
+
+def libraries() -> str:
+    """The versions of all that pixels depend on."""
+    return " ".join(f"{name} {version(name)}" for name in ("pillow", "torch", "torchvision"))
 
 
 def suspicious(head: bytes, tail: bytes) -> bool:
@@ -82,6 +104,51 @@ def suspicious(head: bytes, tail: bytes) -> bool:
     if head.startswith(_PNG):
         return b"IEND" not in tail
     return True
+
+
+def _resized(image: np.ndarray, size: int) -> np.ndarray:
+    import torch
+    from torch.nn.functional import interpolate
+
+    # Pillow's arrays may be read-only, of which torch warns.
+    tensor = torch.from_numpy(image if image.flags.writeable else image.copy())
+    return interpolate(tensor[None], size=(size, size), mode="bilinear", antialias=True)[0].numpy()
+
+
+@cache
+def _load_torchvisions_operators() -> None:
+    """Registers torch.ops.image from its library alone: to import torchvision takes as long as to import torch."""
+    import torch
+
+    spec = find_spec("torchvision")
+    if spec is not None and spec.origin is not None:
+        for library in Path(spec.origin).parent.glob("image*.so"):
+            with contextlib.suppress(OSError):
+                torch.ops.load_library(library)
+
+
+def _plain_png(raw: bytes) -> Image.Image | None:
+    """The image of a PNG of the plainest kind, by Pillow's decoder but without its parser, which takes twice the time
+    for a small image; None for what is not of that kind, or damaged: the parser says what about it."""
+    if raw[:16] != _PNG_START or len(raw) < 45:
+        return None
+    width, height, *kind = _PNG_HEADER.unpack_from(raw, 16)
+    mode = _PLAIN.get(tuple(kind))
+    if mode is None or not 0 < width * height <= MAX_PIXELS or raw[29:33] != zlib.crc32(raw[12:29]).to_bytes(4, "big"):
+        return None
+    position, parts = 33, []
+    while raw[position + 4 : position + 8] == b"IDAT":
+        end = position + 8 + int.from_bytes(raw[position : position + 4], "big")
+        parts.append(raw[position + 8 : end])
+        position = end + 4
+    if raw[position : position + 8] != b"\0\0\0\0IEND":  # other chunks: they may hold an orientation
+        return None
+    from PIL import Image
+
+    try:
+        return Image.frombytes(mode, (width, height), b"".join(parts), "zip", mode, 0)
+    except ValueError:
+        return None
 
 
 def _open(raw: bytes) -> Image.Image:
@@ -102,13 +169,18 @@ def _with_pillow(image: Image.Image, channels: int) -> np.ndarray:
 
     try:
         image.load()
-        image = ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)
         if image.mode.startswith("I") or image.mode == "F":
             deep = np.asarray(image).astype(np.float64)
             deep = deep / 257 if image.mode.startswith("I") else deep
             return np.clip(np.rint(deep), 0, 255).astype(np.uint8)[None].repeat(channels, axis=0)
         image.info.pop("transparency", None)  # Pillow warns of a palette's, which has no effect here
-        array = np.array(image.convert("RGB" if channels == 3 else "L"))
+        return _channels(image, channels)
     except Exception as error:  # Pillow's decoders raise many types on damaged bytes
         raise ValueError(f"it cannot be decoded ({error})") from None
-    return array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def _channels(image: Image.Image, channels: int) -> np.ndarray:
+    mode = "RGB" if channels == 3 else "L"
+    array = np.asarray(image if image.mode == mode else image.convert(mode))
+    return array[None] if channels == 1 else array.transpose(2, 0, 1)

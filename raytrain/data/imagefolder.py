@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,8 @@ ignored."""
 _SPLITS = {"train": ("train", "trainset"), "val": ("val", "valset"), "test": ("test", "testset")}
 _LAYOUT = "give --data.root a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
 _PROBES = 20_000
+_THREADS = 8
+_CHUNK = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class ImageFolder(Data):
     """Side of the square that the model sees, cut from the stored image; None takes all of it."""
     channels: Literal[1, 3] = 3
     """3 for RGB, 1 for grey."""
+    cache: str = "auto"
+    """Folder that keeps the decoded images, so that the next run on the same files starts without decoding; `auto` is
+    $XDG_CACHE_HOME/raytrain or ~/.cache/raytrain, `off` keeps none. It holds at most 20 GiB, or a tenth of the free
+    disk, and may be removed at any time."""
     val_fraction: float = 0.2
     """Share of each class that validates, where there is no val folder."""
     split_seed: int = 0
@@ -92,33 +99,48 @@ class ImageFolder(Data):
 
     def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
         """Decodes files to their central squares, [k, channels, size, size]."""
-        assert index.paths is not None
         images = np.empty((len(samples), *index.shape), np.uint8)
-        for image, sample in zip(images, samples, strict=True):
-            path = os.path.join(os.path.expanduser(self.root), index.name(sample))
+        root = os.path.expanduser(self.root)
+        for image, name in zip(images, index.names(samples), strict=True):
+            path = os.path.join(root, name)
             try:
-                with open(path, "rb") as file:
-                    image[:] = decode.square(file.read(), self.size, self.channels)
+                image[:] = decode.square(_bytes(path), self.size, self.channels)
             except (ValueError, OSError) as error:
-                raise errors.BadSample(path, getattr(error, "strerror", None) or str(error)) from None
+                raise errors.BadSample(path, getattr(error, "strerror", None) or str(error)) from error
         return images
+
+    def cache_entry(self, index: Index) -> Path | None:
+        """An entry of the cache folder, named by the files, their times and how they are decoded."""
+        if self.cache == "off" or index.times is None or type(self).read is not ImageFolder.read:
+            return None
+        from raytrain.data import cache
+
+        folder = cache.default_folder() if self.cache == "auto" else Path(self.cache).expanduser()
+        root = os.path.abspath(os.path.expanduser(self.root))
+        return cache.entry(folder, index, repr((root, self.size, self.channels, decode.VERSION, decode.libraries())))
 
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Looks at both ends of each file (of 20,000 evenly chosen ones, where there are more), and decodes those
-        that look damaged."""
-        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _PROBES)).astype(np.int64))
-        with ThreadPoolExecutor(8) as pool:
-            return [bad for bad in pool.map(lambda sample: self._probe(index, sample), chosen) if bad]
+        that look damaged. Where the disk cache has the split, it knows."""
+        from raytrain.data import cache
 
-    def _probe(self, index: Index, sample: int) -> errors.BadSample | None:
-        path = os.path.join(os.path.expanduser(self.root), index.name(sample))
+        entry = self.cache_entry(index)
+        found = None if entry is None else cache.load(entry, index)
+        if found is not None:
+            return [errors.BadSample(path, reason) for _, path, reason in found[1]]
+        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _PROBES)).astype(np.int64))
+        root, names = os.path.expanduser(self.root), index.names(chosen)
+        shares = [names[start : start + 500] for start in range(0, len(names), 500)]  # a future for each costs more
+        with ThreadPoolExecutor(_THREADS) as pool:
+            probed = pool.map(lambda share: [self._probe(os.path.join(root, name)) for name in share], shares)
+            return [bad for share in probed for bad in share if bad]
+
+    def _probe(self, path: str) -> errors.BadSample | None:
         try:
-            with open(path, "rb") as file:
-                head = file.read(32)
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 64))
-                if decode.suspicious(head, file.read()):
-                    file.seek(0)
-                    decode.pixels(file.read(), self.channels)
+            with _opened(path) as descriptor:
+                head, size = os.pread(descriptor, 32, 0), os.fstat(descriptor).st_size
+                if decode.suspicious(head, os.pread(descriptor, 64, max(0, size - 64))):
+                    decode.pixels(_bytes(path), self.channels)
         except (ValueError, OSError) as error:
             return errors.BadSample(path, getattr(error, "strerror", None) or str(error))
         return None
@@ -130,20 +152,17 @@ class ImageFolder(Data):
         classes = []
         for entry in sorted(os.scandir(base), key=lambda entry: entry.name):
             (classes if entry.is_dir() and not entry.name.startswith(".") else ignored).append(entry.name)
-        paths, labels, sizes = [], [], []
+        paths, labels, sizes, times = [], [], [], []
         for label, name in enumerate(classes):
-            images = []
-            for path, size in _files(base / name, os.path.join(folder, name)):
-                if path.lower().endswith(EXTENSIONS) and os.sep + "." not in path:
-                    images.append((path, size))
-                else:
-                    ignored.append(os.path.relpath(path, folder) if folder else path)
-            if not images and len(classes) > 1:
+            before = len(paths)
+            for images in _class_folders(root, os.path.join(folder, name)):
+                paths += images.images
+                sizes += images.sizes
+                times += images.times
+                ignored += [os.path.relpath(path, folder) if folder else path for path in images.ignored]
+            if len(paths) == before and len(classes) > 1:
                 raise errors.empty_class(base / name)
-            images.sort(key=lambda image: os.path.split(image[0]))  # a folder's own files, then those below it
-            paths += [path for path, _ in images]
-            sizes += [size for _, size in images]
-            labels += [label] * len(images)
+            labels.append(np.full(len(paths) - before, label, np.int64))
         if not paths:
             raise errors.no_data(base, "class folders with images", _LAYOUT)
         try:
@@ -151,24 +170,78 @@ class ImageFolder(Data):
         except UnicodeEncodeError as error:
             raise errors.broken_file(root / error.object, "its name is not UTF-8", "rename it") from None
         return Index(
-            np.array(labels, np.int64),
+            np.concatenate(labels),
             tuple(classes),
             (self.channels, self.size, self.size),
             split,
             paths=names,
             sizes=np.array(sizes, np.int64),
+            times=np.array(times, np.int64),
             ignored=tuple(os.fsencode(os.path.join(folder, name)).decode(errors="replace") for name in ignored),
         )
 
 
-def _files(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-    """(path below the root, size in bytes) of all files below a folder, links followed."""
-    for entry in os.scandir(folder):
-        path = os.path.join(prefix, entry.name)
+class _Folder(NamedTuple):
+    """A folder's own images, in order, with their sizes and times; its other files; the folders in it."""
+
+    images: list[str]
+    sizes: list[int]
+    times: list[int]
+    ignored: list[str]
+    folders: list[str]
+
+
+def _class_folders(root: Path, name: str) -> list[_Folder]:
+    """All folders below a class's, links followed, in the order of their names; its own stands first."""
+    found, names = {}, [name]
+    for folder in names:  # it grows on the way
+        found[folder] = _folder(root, folder)
+        names += found[folder].folders
+    return [found[folder] for folder in sorted(found)]
+
+
+def _folder(root: Path, name: str) -> _Folder:
+    images, ignored, folders, sizes, times = [], [], [], [], []
+    hidden = os.sep + "." in name
+    for entry in os.scandir(root / name):
+        file = entry.name
         if entry.is_dir():
-            yield from _files(Path(entry.path), path)
+            folders.append(file)
+        elif file.lower().endswith(EXTENSIONS) and not file.startswith(".") and not hidden:
+            images.append(file)
         else:
+            ignored.append(file)
+    images.sort()
+    with _opened(root / name) as descriptor:  # names below an open folder are found in less time than whole paths
+        for file in images:
             try:
-                yield path, entry.stat().st_size
+                status = os.stat(file, dir_fd=descriptor)
+                sizes.append(status.st_size)
+                # Not st_mtime: a file that replaces another may bring its old time along.
+                times.append(status.st_ctime_ns)
             except OSError:  # a dangling link: reading it will say so
-                yield path, 0
+                sizes.append(0)
+                times.append(0)
+    images, ignored, folders = ([f"{name}{os.sep}{file}" for file in files] for files in (images, ignored, folders))
+    return _Folder(images, sizes, times, ignored, folders)
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _bytes(path: str) -> bytes:
+    """A file's bytes; `open` takes twice as long for a small one."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        parts = [os.read(descriptor, _CHUNK)]
+        while len(parts[-1]) == _CHUNK:
+            parts.append(os.read(descriptor, _CHUNK))
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)

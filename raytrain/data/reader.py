@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from raytrain import errors, order
+from raytrain.data import cache
 from raytrain.data.source import Data, Index
+
+_BLOCK, _BLOCK_ROWS = 16 << 20, 4096
+"""Bytes and samples of a block at the most: small enough that all CPUs end at the same time, and that tasks that begin
+late, in a process that is yet to start, find work."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +81,31 @@ class Streaming:
     def _blocks(self, epoch: Epoch) -> Iterator[np.ndarray]:
         total = epoch.shard.count(epoch.first_step)
         if total:
-            for images, bad in read_blocks(self.data, self.index_ref, epoch.samples, total, self.index.bytes):
+            size = total * int(np.prod(self.index.shape))
+            for images, bad in read_blocks(self.data, self.index_ref, epoch.samples, total, size):
                 if bad:
-                    raise errors.bad_sample(*bad[0][1:])
+                    raise errors.bad_sample(bad[0].path, bad[0].reason)
                 yield images
 
 
+class Bad(NamedTuple):
+    """A sample that cannot be read.
+
+    Attributes:
+        row: its row in the index, or in the block that was to hold it.
+        path: what to call it.
+        reason: why it cannot be read.
+        lasting: whether the file itself is at fault, and not the way to it.
+    """
+
+    row: int
+    path: str
+    reason: str
+    lasting: bool
+
+
 def pack(data: Data, index: Index) -> tuple[np.ndarray, Index, list[tuple[str, str]]]:
-    """Reads a whole split, in parallel over the cluster.
+    """All images of a split: mapped from the disk cache, or else read in parallel over the cluster, and cached.
 
     Returns:
         The images, uint8 [n, channels, height, width]; the index of the samples that could be read; and (path,
@@ -92,50 +114,67 @@ def pack(data: Data, index: Index) -> tuple[np.ndarray, Index, list[tuple[str, s
     Raises:
         UserError: a sample cannot be read and `on_bad_sample` is `error`, or none can.
     """
-    import ray
-
-    images = np.empty((len(index), *index.shape), np.uint8)
-    filled, failed = 0, []
-    for block, bad in read_blocks(data, ray.put(index), _identity, len(index), index.bytes):
-        if bad and data.on_bad_sample == "error":
-            raise errors.bad_sample(*bad[0][1:])
-        images[filled : filled + len(block)] = block
-        failed += [(filled + row, path, reason) for row, path, reason in bad]
-        filled += len(block)
-    if failed:
-        good = np.setdiff1d(np.arange(len(index)), [row for row, _, _ in failed])
-        if not len(good):
-            raise errors.all_samples_bad(failed[0][1], failed[0][2])
-        images, index = images[good], index.take(good)
-    return images, index, [(path, reason) for _, path, reason in failed]
+    entry = data.cache_entry(index)
+    found = None if entry is None else cache.load(entry, index)
+    if found is not None:
+        images, failed = found[0], [Bad(*bad, lasting=True) for bad in found[1]]
+        _check(data, failed)
+    else:
+        images = np.empty((len(index), *index.shape), np.uint8)
+        failed = _read_all(data, index, images)
+        if entry is not None and len(failed) < len(index) and all(bad.lasting for bad in failed):
+            cache.store(entry, index, images, [bad[:3] for bad in failed])
+    index, good, skipped = _without(index, failed)
+    return images if good is None else images[good], index, skipped
 
 
 def drop_bad(data: Data, index: Index) -> tuple[Index, list[tuple[str, str]]]:
     """Reads a whole split and keeps nothing but the index of the samples that could be read, for streaming."""
+    index, _, skipped = _without(index, _read_all(data, index, None))
+    return index, skipped
+
+
+def _read_all(data: Data, index: Index, images: np.ndarray | None) -> list[Bad]:
+    """Reads a whole split into `images`, if that is given; returns the samples that cannot be read."""
     import ray
 
     start, failed = 0, []
     for block, bad in read_blocks(data, ray.put(index), _identity, len(index), index.bytes):
-        failed += [(start + row, path, reason) for row, path, reason in bad]
+        _check(data, bad)
+        if images is not None:
+            images[start : start + len(block)] = block
+        failed += [one._replace(row=start + one.row) for one in bad]
         start += len(block)
-    good = np.setdiff1d(np.arange(len(index)), [row for row, _, _ in failed])
+    return failed
+
+
+def _check(data: Data, bad: list[Bad]) -> None:
+    if bad and data.on_bad_sample == "error":
+        raise errors.bad_sample(bad[0].path, bad[0].reason)
+
+
+def _without(index: Index, bad: list[Bad]) -> tuple[Index, np.ndarray | None, list[tuple[str, str]]]:
+    """The index without bad samples, the rows that stay (None: all), and (path, reason) of the others."""
+    if not bad:
+        return index, None, []
+    good = np.setdiff1d(np.arange(len(index)), [one.row for one in bad])
     if not len(good):
-        raise errors.all_samples_bad(failed[0][1], failed[0][2])
-    return index.take(good), [(path, reason) for _, path, reason in failed]
+        raise errors.all_samples_bad(bad[0].path, bad[0].reason)
+    return index.take(good), good, [(one.path, one.reason) for one in bad]
 
 
 def read_blocks(
     data: Data, index_ref: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int
-) -> Iterator[tuple[np.ndarray, list[tuple[int, str, str]]]]:
+) -> Iterator[tuple[np.ndarray, list[Bad]]]:
     """Streams `total` samples through Ray Data, in order.
 
     Args:
         index_ref: a reference to the index in the object store.
         samples: maps positions int64 [k] to samples int64 [k]; it runs in the tasks.
-        size: bytes of all images of the split, which chooses how many blocks there are.
+        size: bytes of these samples' images, which chooses how many blocks there are.
 
     Yields:
-        Images uint8 [k, ...] and (row, path, reason) of those that could not be read, whose images are black.
+        Images uint8 [k, ...] and those that could not be read, whose images are black.
     """
     import ray
 
@@ -143,16 +182,15 @@ def read_blocks(
     context.execution_options.preserve_order = True
     if context.enable_progress_bars:
         context.enable_progress_bars = False
-    blocks = max(1, min(total, max(2 * _cpus(), -(-size // (16 << 20)))))
+    blocks = max(1, min(total, max(2 * _cpus(), -(-size // _BLOCK), -(-total // _BLOCK_ROWS))))
     read: Any = _read
     dataset = ray.data.range(total, override_num_blocks=blocks).map_batches(
         read, fn_args=(data, index_ref, samples), batch_size=None, zero_copy_batch=True
     )
     batches: Any = dataset.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=2)
     for batch in batches:
-        marked = [(row, str(text).split("\0", 1)) for row, text in enumerate(batch["bad"]) if text]
-        bad = [(row, path, reason) for row, (path, reason) in marked]
-        yield batch["image"], bad
+        bad = [(row, *str(text).split("\0")) for row, text in enumerate(batch["bad"]) if text]
+        yield batch["image"], [Bad(row, path, reason, lasting == "lasting") for row, path, reason, lasting in bad]
 
 
 def _cpus() -> int:
@@ -180,7 +218,8 @@ def _read(
             try:
                 images[row] = data.read(index, chosen[row : row + 1])[0]
             except errors.BadSample as error:
-                bad[row] = f"{error.path}\0{error.reason}"
+                lasting = "" if isinstance(error.__cause__, OSError) else "lasting"
+                bad[row] = f"{error.path}\0{error.reason}\0{lasting}"
     return {"image": images, "bad": bad}
 
 

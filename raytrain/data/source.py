@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class Index:
         rows: int64 [n], the sample's row in its source, for sources that number their samples.
         paths: the sample's path below the root, for sources that keep a file a sample.
         sizes: int64 [n], bytes of each file.
+        times: int64 [n], when each file was last changed; only the disk cache asks for it.
         ignored: files that were found and are no samples.
     """
 
@@ -38,6 +40,7 @@ class Index:
     rows: np.ndarray | None = None
     paths: pa.StringArray | None = None
     sizes: np.ndarray | None = None
+    times: np.ndarray | None = None
     ignored: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -52,6 +55,12 @@ class Index:
         """What to call a sample in a message."""
         return str(self.paths[sample]) if self.paths is not None else f"sample {self._row(sample)}"
 
+    def names(self, samples: np.ndarray) -> list[str]:
+        """What to call each of some samples (int64 [k]); for many of them much faster than `name`."""
+        if self.paths is None:
+            return [self.name(sample) for sample in samples]
+        return self.paths.take(samples).to_pylist()
+
     def take(self, samples: np.ndarray) -> Index:
         """The index of some samples, in the order given (int64 [k])."""
 
@@ -63,16 +72,23 @@ class Index:
             labels=self.labels[samples],
             rows=pick(self.rows),
             sizes=pick(self.sizes),
+            times=pick(self.times),
             paths=None if self.paths is None else self.paths.take(samples),
         )
 
     def fingerprint(self) -> str:
-        """A hash of which samples these are: names or rows, sizes, labels and classes."""
+        """A hash of which samples these are: names or rows, sizes, labels and classes. A copy of the files has the
+        same, so times are left out."""
         digest = hashlib.sha256(repr((self.classes, self.shape, len(self))).encode())
         for array in (self.labels, self.rows, self.sizes):
             digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
         if self.paths is not None:
-            digest.update("\0".join(self.paths.to_pylist()).encode())
+            import pyarrow as pa
+            import pyarrow.compute as pc
+
+            lists = pa.ListArray.from_arrays([0, len(self)], self.paths.cast(pa.large_string()))
+            joined = pc.call_function("binary_join", [lists, pa.scalar("\0", pa.large_string())])
+            digest.update(joined[0].as_buffer())
         return digest.hexdigest()[:16]
 
     def _row(self, sample: int) -> int:
@@ -97,6 +113,9 @@ class Data:
     std: tuple[float, ...] = (0.5,)
     """Standard deviation to divide by, likewise."""
 
+    in_memory: ClassVar[bool] = False
+    """Whether `read` is no more than a slice of what `index` has loaded, so that the driver may as well read all."""
+
     def __post_init__(self) -> None:
         check(
             self,
@@ -120,6 +139,11 @@ class Data:
             BadSample: one of them cannot be read.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a read(index, samples)")
+
+    def cache_entry(self, index: Index) -> Path | None:
+        """The file that keeps a split's decoded images from run to run (`data/cache.py`), named by all that decides
+        their pixels; None, as here, keeps none."""
+        return None
 
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Looks, on the driver and in little time, for samples that cannot be read."""

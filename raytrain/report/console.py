@@ -94,7 +94,7 @@ class Console(Observer):
         best = [
             f"best {name.removeprefix('val_').replace('_', ' ')} {summary[name]:.4f}"
             for name in ("val_accuracy", "val_loss")
-            if name in summary
+            if summary.get(name) is not None
         ][:1]
         facts = [
             *best,
@@ -161,7 +161,9 @@ class Console(Observer):
         self._live = self._bar = None
 
 
-def _figure(key: str, value: float) -> str:
+def _figure(key: str, value: float | None) -> str:
+    if value is None:
+        return "not finite"
     if key == "samples_per_second":
         return f"{value:,.0f}"
     return f"{value:.1f}" if key == "seconds" else f"{value:.4f}"

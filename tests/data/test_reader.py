@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raytrain import order
 from raytrain.data import Data, Index, reader
-from raytrain.data.reader import Epoch, Resident, Streaming
+from raytrain.data.reader import Bad, Epoch, Resident, Streaming
 from raytrain.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (103, 1, 4, 4), dtype=np.uint8)
@@ -66,12 +66,12 @@ def test_resident_gives_each_samples_own_image(number: int | None) -> None:
     assert np.array_equal(shared, IMAGES)
 
 
-def served(sizes: list[int], bad: list[tuple[int, str, str]]) -> Callable[..., Iterator[object]]:
+def served(sizes: list[int], bad: list[Bad]) -> Callable[..., Iterator[object]]:
     """Stands in for `read_blocks`: read-only blocks of the given sizes over and over."""
 
     def read_blocks(
         data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int
-    ) -> Iterator[tuple[np.ndarray, list[tuple[int, str, str]]]]:
+    ) -> Iterator[tuple[np.ndarray, list[Bad]]]:
         assert total > 0, "there is nothing to stream"
         chosen, start = samples(np.arange(total)), 0
         while start < total:
@@ -100,6 +100,6 @@ def test_streamed_blocks_of_any_size_make_the_batches_of_resident(
 
 
 def test_a_bad_sample_in_the_stream_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "read_blocks", served([8], [(0, "ants/1.jpg", "the file is empty")]))
+    monkeypatch.setattr(reader, "read_blocks", served([8], [Bad(0, "ants/1.jpg", "the file is empty", True)]))
     with pytest.raises(UserError, match=r"cannot read sample: the file is empty, ants/1\.jpg"):
         next(Streaming(Data(), INDEX, None).read(ways(1, 0)[0]))

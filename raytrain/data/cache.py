@@ -1,0 +1,149 @@
+"""Decoded images on disk, so that the next run on the same files starts without decoding any.
+
+An entry is one Arrow IPC stream with the images of a split, memory-mapped when it is read, and behind it a digest of
+all of the file but the pixels. Its name is a hash of what decides the pixels, so that an entry is right or absent,
+never out of date. Whatever goes wrong here (no room, no permission, a damaged file) means work without the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from raytrain.data.source import Index
+
+FORMAT = 1
+"""Number of the entries' format; a reader takes no other."""
+LIMIT = 20 << 30
+"""Bytes that all entries of a folder may take, or a tenth of the disk's free space where that is less. Those that were
+not used for longest go first."""
+
+_EOS = b"\xff\xff\xff\xff\0\0\0\0"
+_DIGEST = 32
+_ABANDONED = 24 * 3600.0
+"""Seconds after which a partial file belongs to no living writer."""
+
+Bad = list[tuple[int, str, str]]
+"""(row, path, reason) of the samples that cannot be read."""
+
+
+def default_folder() -> Path:
+    """$XDG_CACHE_HOME/raytrain, or ~/.cache/raytrain."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raytrain"
+
+
+def entry(folder: Path, index: Index, recipe: str) -> Path:
+    """The path of a split's entry.
+
+    Args:
+        recipe: whatever decides the pixels besides the index: where the files are, how they are decoded.
+    """
+    assert index.times is not None
+    digest = hashlib.sha256(f"{FORMAT}\0{index.fingerprint()}\0{recipe}\0".encode())
+    digest.update(np.ascontiguousarray(index.times).tobytes())
+    return folder / f"{digest.hexdigest()[:32]}.arrows"
+
+
+def load(path: Path, index: Index) -> tuple[np.ndarray, Bad] | None:
+    """The images of a split, uint8 [n, channels, height, width], mapped from the disk, and the samples that could not
+    be read, whose images are black; None if there is no such entry, or it is damaged."""
+    try:
+        found = _open(path, index)
+        if found is not None:
+            os.utime(path)  # it was used just now
+        return found
+    except OSError:
+        return None
+
+
+def store(path: Path, index: Index, images: np.ndarray, bad: Bad) -> bool:
+    """Keeps the images of a split; others see all of the entry or nothing. Returns whether it is kept."""
+    partial = path.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not _make_room(path, images.nbytes):
+            return False
+        _write(partial, index, images, bad)
+        if _open(partial, index) is None:
+            return False
+        os.replace(partial, path)
+        return True
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _open(path: Path, index: Index) -> tuple[np.ndarray, Bad] | None:
+    width = int(np.prod(index.shape))
+    body = _padded(len(index) * width)
+    with pa.memory_map(str(path)) as file:
+        head = file.size() - body - len(_EOS) - _DIGEST
+        if head <= 0:
+            return None
+        start, end = file.read_at(head, 0), file.read_at(len(_EOS) + _DIGEST, head + body)
+        if end != _EOS + hashlib.sha256(start).digest():
+            return None
+        batch = pa.ipc.open_stream(file).read_next_batch()  # its head is as we wrote it: safe to parse
+    header = json.loads(batch.schema.metadata[b"raytrain"])
+    column = batch.column(0)
+    pixels = column.buffers()[1]
+    if (column.type, len(column)) != (pa.binary(width), len(index)) or pixels is None:
+        return None
+    images = np.frombuffer(pixels, np.uint8, len(index) * width).reshape(len(index), *index.shape)
+    return images, [(row, path, reason) for row, path, reason in header["bad"]]
+
+
+def _write(path: Path, index: Index, images: np.ndarray, bad: Bad) -> None:
+    width = int(np.prod(index.shape))
+    images = np.ascontiguousarray(images)
+    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(images), [None, pa.py_buffer(images)])
+    header = {"shape": index.shape, "classes": index.classes, "split": index.split, "bad": bad}
+    schema = pa.schema([pa.field("image", column.type)], {"raytrain": json.dumps(header)})
+    with pa.OSFile(str(path), "wb") as file:
+        with pa.ipc.new_stream(file, schema) as stream:
+            stream.write_batch(pa.record_batch([column], schema))
+        head = file.tell() - len(_EOS) - _padded(images.nbytes)
+    with open(path, "r+b") as file:
+        digest = hashlib.sha256(file.read(head)).digest()
+        file.seek(0, os.SEEK_END)
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _padded(size: int) -> int:
+    """Arrow's IPC pads buffers to 8 bytes."""
+    return -(-size // 8) * 8
+
+
+def _make_room(path: Path, size: int) -> bool:
+    """Removes entries until one of `size` bytes fits in; returns whether it does."""
+    entries = []
+    for other in path.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run is at it too
+            status = other.stat()
+            if other.suffix == ".partial" and status.st_mtime < time.time() - _ABANDONED:
+                other.unlink()
+            elif other.suffix == ".arrows" and other != path:
+                entries.append((status.st_mtime, status.st_size, other))
+    used = sum(taken for _, taken, _ in entries)
+    limit = min(LIMIT, (shutil.disk_usage(path.parent).free + used) // 10)
+    if size > limit:
+        return False
+    for _, taken, other in sorted(entries):
+        if used + size <= limit:
+            break
+        other.unlink(missing_ok=True)  # who has it mapped keeps it
+        used -= taken
+    return True

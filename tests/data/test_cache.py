@@ -1,0 +1,362 @@
+"""cache: decoded images from run to run, and what is stale, damaged or in the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from raytrain.data import Data, Digits, ImageFolder, Index, cache, reader
+from raytrain.data.reader import Bad
+from raytrain.errors import BadSample, UserError
+
+N, SHAPE = 37, (3, 5, 7)
+IMAGES = np.random.default_rng(0).integers(0, 256, (N, *SHAPE), dtype=np.uint8)
+INDEX = Index(np.arange(N) % 2, ("a", "b"), SHAPE, "train", paths=pa.array(map(str, range(N))), times=np.arange(N))
+BAD = [(3, "/data/ä.png", "the file is empty"), (5, "/data/b.png", "it is no image")]
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Path:
+    return cache.entry(tmp_path / "cache", INDEX, "recipe")
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands in for Ray Data: reads in this process, in blocks, and counts the samples that were read."""
+    counted = SimpleNamespace(samples=0)
+
+    def read_blocks(data: Data, index: Any, samples: Any, total: int, size: int) -> Any:
+        for start in range(0, total, 7):
+            chosen, bad = samples(np.arange(start, min(start + 7, total))), []
+            images = np.zeros((len(chosen), *index.shape), np.uint8)
+            for row in range(len(chosen)):
+                counted.samples += 1
+                try:
+                    images[row] = data.read(index, chosen[row : row + 1])[0]
+                except BadSample as error:
+                    bad.append(Bad(row, error.path, error.reason, not isinstance(error.__cause__, OSError)))
+            yield images, bad
+
+    monkeypatch.setattr(reader, "read_blocks", read_blocks)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda index: index))
+    return counted
+
+
+def folder(root: Path, **fields: Any) -> ImageFolder:
+    if not root.is_dir():
+        for name in ("a", "b"):
+            (root / name).mkdir(parents=True)
+            for number in range(10):
+                colour = (number * 20, 7, len(name) + ord(name))
+                Image.new("RGB", (6, 6), colour).save(root / name / f"{number}.png", compress_level=0)
+    fields = {"size": 6, "crop": None, "cache": str(root.parent / "cache")} | fields
+    return ImageFolder(root=str(root), **fields)
+
+
+def pack(data: ImageFolder) -> tuple[np.ndarray, Index, list[tuple[str, str]]]:
+    return reader.pack(data, data.index()["train"])
+
+
+def entries(root: Path) -> list[Path]:
+    return sorted((root / "cache").iterdir()) if (root / "cache").is_dir() else []
+
+
+@pytest.mark.parametrize("bad", [[], BAD])
+def test_what_is_stored_is_loaded_from_a_map_of_the_file(entry: Path, bad: cache.Bad) -> None:
+    assert cache.load(entry, INDEX) is None
+    assert cache.store(entry, INDEX, IMAGES, bad)
+    found = cache.load(entry, INDEX)
+    assert found is not None
+    images, samples = found
+    assert np.array_equal(images, IMAGES) and images.dtype == np.uint8 and samples == bad
+    assert not images.flags.writeable and not images.flags.owndata
+    assert list(entry.parent.iterdir()) == [entry]  # and no partial file
+
+
+def test_an_entry_is_an_arrow_stream_that_others_can_read(entry: Path) -> None:
+    cache.store(entry, INDEX, IMAGES, [])
+    with pa.memory_map(str(entry)) as file:
+        table = pa.ipc.open_stream(file).read_all()
+    assert table.column_names == ["image"] and table["image"][4].as_py() == IMAGES[4].tobytes()
+
+
+def test_every_part_of_what_decides_the_pixels_names_another_entry(tmp_path: Path) -> None:
+    names = [
+        cache.entry(tmp_path, index, recipe)
+        for index, recipe in [
+            (INDEX, "recipe"),
+            (INDEX, "another"),
+            (replace(INDEX, times=np.arange(N) + 1), "recipe"),
+            (replace(INDEX, shape=(3, 7, 5)), "recipe"),
+            (replace(INDEX, paths=pa.array(map(str, range(1, N + 1)))), "recipe"),
+            (INDEX.take(np.arange(N - 1)), "recipe"),
+        ]
+    ]
+    assert len(set(names)) == len(names)
+    assert cache.entry(tmp_path, replace(INDEX, ignored=("stray",)), "recipe") == names[0]
+
+
+@pytest.mark.parametrize("place", ["anywhere in the head", "the end"])
+def test_a_changed_byte_outside_the_pixels_is_noticed(entry: Path, place: str) -> None:
+    cache.store(entry, INDEX, IMAGES, BAD)
+    whole = entry.read_bytes()
+    body = -(-IMAGES.nbytes // 8) * 8
+    head = len(whole) - body - 40
+    for position in range(head) if place == "anywhere in the head" else range(len(whole) - 40, len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << position % 8
+        entry.write_bytes(damaged)
+        assert cache.load(entry, INDEX) is None, position
+    entry.write_bytes(whole)
+    assert cache.load(entry, INDEX) is not None
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.3, 0.99, "longer"])
+def test_a_file_of_another_length_is_noticed(entry: Path, share: Any) -> None:
+    cache.store(entry, INDEX, IMAGES, [])
+    whole = entry.read_bytes()
+    entry.write_bytes(whole + b"\0" * 8 if share == "longer" else whole[: int(len(whole) * share)])
+    assert cache.load(entry, INDEX) is None
+    assert cache.store(entry, INDEX, IMAGES, []) and cache.load(entry, INDEX) is not None
+
+
+def test_an_entry_for_other_images_is_not_taken(entry: Path) -> None:
+    cache.store(entry, INDEX, IMAGES, [])
+    assert cache.load(entry, replace(INDEX, shape=(3, 5, 8))) is None
+    assert cache.load(entry, INDEX.take(np.arange(N - 1))) is None
+    assert cache.load(entry, replace(INDEX, shape=(3, 7, 5))) is not None  # the path alone tells these apart
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace", "makedirs", "write"])
+def test_a_full_disk_leaves_no_entry_and_no_partial_file(
+    entry: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target: Any = {"fsync": os, "replace": os, "makedirs": Path, "write": pa}[where]
+    name = {"makedirs": "mkdir", "write": "OSFile"}.get(where, where)
+    monkeypatch.setattr(target, name, full)
+    assert not cache.store(entry, INDEX, IMAGES, [])
+    assert not entry.parent.is_dir() or list(entry.parent.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_for_real_leaves_no_entry(entry: Path) -> None:
+    code = (
+        "import resource, signal, sys, numpy as np; sys.path.insert(0, sys.argv[1]); import test_cache as t\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "print(t.cache.store(t.Path(sys.argv[2]), t.INDEX, t.IMAGES, []))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(entry)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "False\n", done.stderr
+    assert list(entry.parent.iterdir()) == []
+
+
+def test_many_writers_at_once_leave_one_whole_entry_and_readers_see_nothing_else(entry: Path) -> None:
+    def write(_: int) -> bool:
+        stored = cache.store(entry, INDEX, IMAGES, BAD)
+        found = cache.load(entry, INDEX)
+        return stored and found is not None and np.array_equal(found[0], IMAGES) and found[1] == BAD
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(write, range(40)))
+    assert list(entry.parent.iterdir()) == [entry]
+
+
+def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [cache.entry(tmp_path, INDEX, str(number)) for number in range(5)]
+    for age, name in enumerate(names):
+        cache.store(name, INDEX, IMAGES, [])
+        os.utime(name, (0, time.time() - 100 + age))
+    assert cache.load(names[0], INDEX) is not None  # now it is the youngest
+    (tmp_path / "notes.txt").write_text("not ours")
+    size = names[0].stat().st_size
+    monkeypatch.setattr(cache, "LIMIT", 3 * size + IMAGES.nbytes)
+    last = cache.entry(tmp_path, INDEX, "5")
+    assert cache.store(last, INDEX, IMAGES, [])
+    assert {name for name in names if name.exists()} == {names[0], names[3], names[4]}
+    assert last.exists() and (tmp_path / "notes.txt").exists()
+
+
+def test_what_is_larger_than_the_limit_is_not_kept(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = cache.entry(entry.parent, INDEX, "other")
+    cache.store(other, INDEX, IMAGES, [])
+    monkeypatch.setattr(cache, "LIMIT", IMAGES.nbytes - 1)
+    assert not cache.store(entry, INDEX, IMAGES, []) and other.exists()
+    monkeypatch.setattr(cache, "LIMIT", 1 << 40)
+    usage = shutil.disk_usage(entry.parent)._replace(free=10 * IMAGES.nbytes - 10 * other.stat().st_size - 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)  # a tenth of the room is one byte short
+    assert not cache.store(entry, INDEX, IMAGES, []) and other.exists()
+
+
+def test_partial_files_of_writers_that_died_are_removed_and_others_stay(entry: Path) -> None:
+    entry.parent.mkdir()
+    old, young = entry.parent / "x.1.partial", entry.parent / "x.2.partial"
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (0, 0))
+    cache.store(entry, INDEX, IMAGES, [])
+    assert sorted(entry.parent.iterdir()) == sorted([entry, young])
+
+
+def test_the_folder_is_xdgs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.default_folder() == tmp_path / "raytrain"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache.default_folder() == tmp_path / "home" / ".cache" / "raytrain"
+    data = folder(tmp_path / "data", cache="auto")
+    entry = data.cache_entry(data.index()["train"])
+    assert entry is not None and entry.parent == cache.default_folder()
+
+
+def test_a_second_start_reads_nothing(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+    first, index, _ = pack(folder(tmp_path / "data"))
+    assert no_ray.samples == len(index) == 16
+    second, again, skipped = pack(folder(tmp_path / "data", mean=(0.1,), augment=ImageFolder().augment))
+    assert no_ray.samples == 16 and np.array_equal(first, second) and skipped == []
+    assert again.fingerprint() == index.fingerprint() and second.base is not None
+
+
+@pytest.mark.parametrize("change", [{"size": 5}, {"channels": 1, "mean": (0.5,), "std": (0.5,)}, {"split_seed": 1}])
+def test_other_pixels_are_another_entry(tmp_path: Path, no_ray: SimpleNamespace, change: dict[str, Any]) -> None:
+    pack(folder(tmp_path / "data"))
+    pack(folder(tmp_path / "data", **change))
+    assert no_ray.samples == 32 and len(entries(tmp_path)) == 2
+
+
+def test_a_file_of_the_same_size_and_time_that_replaces_another_is_read_again(
+    tmp_path: Path, no_ray: SimpleNamespace
+) -> None:
+    data = folder(tmp_path / "data")
+    before, index, _ = pack(data)
+    path = tmp_path / "data" / index.name(0)
+    status = path.stat()
+    other = Path(f"{path}.new")
+    Image.new("RGB", (6, 6), (1, 2, 3)).save(other, "PNG", compress_level=0)
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.replace(path)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    after, same, _ = pack(data)
+    assert after[0, :, 0, 0].tolist() == [1, 2, 3] and np.array_equal(before[1:], after[1:])
+    assert same.fingerprint() == index.fingerprint()
+
+
+def test_a_copy_of_the_files_elsewhere_has_its_own_entry(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+    pack(folder(tmp_path / "data"))
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    pack(folder(tmp_path / "copy"))
+    assert no_ray.samples == 32
+
+
+def test_other_versions_of_the_libraries_decode_anew(
+    tmp_path: Path, no_ray: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from raytrain.data import decode
+
+    pack(folder(tmp_path / "data"))
+    assert "pillow" in decode.libraries() and "torch " in decode.libraries() and "torchvision" in decode.libraries()
+    monkeypatch.setattr(decode, "libraries", lambda: "pillow 99")
+    pack(folder(tmp_path / "data"))
+    monkeypatch.setattr(decode, "VERSION", decode.VERSION + 1)
+    pack(folder(tmp_path / "data"))
+    assert no_ray.samples == 48
+
+
+def test_a_damaged_entry_is_built_again(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+    first, _, _ = pack(folder(tmp_path / "data"))
+    (path,) = entries(tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    second, _, _ = pack(folder(tmp_path / "data"))
+    third, _, _ = pack(folder(tmp_path / "data"))
+    assert no_ray.samples == 32 and np.array_equal(first, second) and np.array_equal(first, third)
+
+
+def test_skipped_samples_are_remembered_and_are_still_errors_where_they_are_not_skipped(
+    tmp_path: Path, no_ray: SimpleNamespace
+) -> None:
+    data = folder(tmp_path / "data", on_bad_sample="skip")
+    name = data.index()["train"].name(2)
+    (tmp_path / "data" / name).write_bytes(b"no image")
+    first, index, skipped = pack(data)
+    assert no_ray.samples == 16 and len(index) == len(first) == 15
+    assert skipped == [(str(tmp_path / "data" / name), "it is no image, or of an unknown format")]
+    second, again, same = pack(data)
+    assert no_ray.samples == 16 and np.array_equal(first, second) and same == skipped
+    assert again.fingerprint() == index.fingerprint()
+    with pytest.raises(UserError, match=f"cannot read sample: it is no image.*{name}"):
+        pack(folder(tmp_path / "data"))
+    assert no_ray.samples == 16
+
+
+def test_the_preflight_asks_the_cache_which_samples_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = folder(tmp_path / "data", on_bad_sample="skip")
+    path = tmp_path / "data" / data.index()["train"].name(2)
+    path.write_bytes(b"no image")
+    probed = [(bad.path, bad.reason) for bad in data.probe(data.index()["train"])]
+    pack(data)
+    monkeypatch.setattr(os, "pread", lambda *_: pytest.fail("a file was probed"))
+    assert [(bad.path, bad.reason) for bad in data.probe(data.index()["train"])] == probed
+    assert probed == [(str(path), "it is no image, or of an unknown format")]
+
+
+def test_what_could_not_be_reached_is_not_remembered_as_unreadable(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+    data = folder(tmp_path / "data", on_bad_sample="skip")
+    path = tmp_path / "data" / data.index()["train"].name(2)
+    path.rename(f"{path}.away")
+    path.symlink_to(f"{path}.away.too")
+    assert len(pack(data)[0]) == 15 and entries(tmp_path) == []
+
+
+def test_an_error_leaves_no_entry(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data")
+    (tmp_path / "data" / data.index()["train"].name(2)).write_bytes(b"")
+    with pytest.raises(UserError, match="cannot read sample: the file is empty"):
+        pack(data)
+    assert entries(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        images, index, _ = pack(folder(tmp_path / "data", cache=str(tmp_path / "file" / "cache")))
+        assert len(images) == len(index) == 16
+    assert no_ray.samples == 32
+
+
+def test_off_keeps_nothing_and_takes_nothing(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+    pack(folder(tmp_path / "data"))
+    pack(folder(tmp_path / "data", cache="off"))
+    assert no_ray.samples == 32 and len(entries(tmp_path)) == 1
+
+
+def test_sources_in_memory_and_those_that_read_otherwise_have_no_entry(tmp_path: Path) -> None:
+    class Mine(ImageFolder):
+        def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+            return super().read(index, samples) // 2
+
+    assert Digits().cache_entry(Digits().index()["train"]) is None and Data().cache_entry(INDEX) is None
+    data = folder(tmp_path / "data")
+    index = data.index()["train"]
+    assert Mine(root=data.root, cache=data.cache).cache_entry(index) is None
+    assert data.cache_entry(index) is not None and data.cache_entry(replace(index, times=None)) is None

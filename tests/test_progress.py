@@ -1,0 +1,41 @@
+"""progress: what an epoch's row says, and which epoch is the best one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from raytrain import Classification
+from raytrain.progress import Progress
+
+TASK = Classification(monitor="val_loss")
+
+
+def test_a_metric_that_is_not_finite_is_none_and_never_the_best() -> None:
+    progress, rows = Progress(), []
+    for loss in (math.nan, 0.5, -math.inf, 0.4, math.nan):
+        progress.step += 1
+        progress.add(2.0, 4)
+        rows.append(progress.end_epoch(TASK, {"loss": loss}, 1.0, 5))
+    assert [row["val_loss"] for row in rows] == [None, 0.5, None, 0.4, None]
+    assert progress.best["epoch"] == 4 and progress.best["checkpoint"] == "step_00000004"
+
+
+def test_where_no_metric_is_finite_the_first_epoch_is_the_best_there_is() -> None:
+    progress = Progress()
+    for _ in range(2):
+        progress.add(2.0, 4)
+        progress.end_epoch(TASK, {"loss": math.nan}, 1.0, 2)
+    assert progress.best["epoch"] == 1 and progress.summary()["val_loss"] is None
+
+
+@pytest.mark.parametrize(("epochs", "rate"), [(1, 8.0), (3, 16.0)])
+def test_the_first_epoch_does_not_count_as_steady_where_there_is_another(epochs: int, rate: float) -> None:
+    progress = Progress()
+    for epoch in range(epochs):
+        progress.add(2.0, 4)
+        progress.epoch_seconds += 0.5 if epoch == 0 else 0.25
+        row = progress.end_epoch(TASK, {"loss": 1.0}, 1.0, epochs)
+        assert row["train_loss"] == 0.5
+    assert progress.summary()["samples_per_second"] == rate
