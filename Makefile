@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test lint bench clean
+.PHONY: setup train test lint bench bench-full bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -29,8 +29,21 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --warnings
 
-bench: setup
-	$(BIN)/python benchmarks/loop.py
+# The peers, which only the benchmarks need, on top of what `setup` installs.
+$(VENV)/.bench: requirements-bench.lock $(VENV)/.ready
+	uv=$$(command -v uv || echo $(BIN)/uv) && \
+	$$uv pip install --quiet --python $(BIN)/python --compile-bytecode --requirement requirements-bench.lock
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q benchmarks
+	touch $@
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/run.py $(BENCH)
+
+bench-full: $(VENV)/.bench
+	$(BIN)/python benchmarks/run.py --full $(BENCH)
+
+bench-check: setup
+	$(BIN)/python benchmarks/regression.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Benchmarks of raytrain against its peers: `python benchmarks/run.py`."""

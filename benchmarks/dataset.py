@@ -1,0 +1,87 @@
+"""The data of the benchmarks: MNIST, or digits like it, in every form that a side reads. Written once, then kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from raytrain import MNIST, Digits
+
+CACHE = Path(__file__).parents[1] / "build" / "bench"
+"""Where data sets are kept; git ignores it."""
+
+
+def find_mnist(root: str | None) -> Path | None:
+    """The folder that holds MNIST/raw: `root`, or RAYTRAIN_TEST_DATA/mnist, or ../shared/data/mnist; None if it is not
+    there."""
+    chosen = Path(root) if root else Path(os.environ.get("RAYTRAIN_TEST_DATA", "../shared/data")) / "mnist"
+    return chosen if (chosen / "MNIST" / "raw").is_dir() else None
+
+
+def prepare(samples: int, root: Path | None, files: bool = True) -> Path:
+    """Writes the data set, unless it is there already.
+
+    Args:
+        samples: how many images; MNIST's 60,000 are repeated where that is more.
+        root: folder that holds MNIST/raw; None generates digits.
+        files: whether a side will read files, and not only arrays.
+
+    Returns:
+        A folder with images.npy (uint8 [samples, 1, 28, 28]), labels.npy (int64 [samples]) and, for sides that read
+        files, the same as png/train/<digit>/<sample>.png and in MNIST's own layout.
+    """
+    folder = CACHE / f"{'mnist' if root else 'generated'}-{samples}{'' if files else '-arrays'}"
+    if folder.is_dir():
+        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    images, labels = _mnist(samples, root) if root else generate(samples)
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        whole = Path(temporary) / "whole"
+        whole.mkdir()
+        np.save(whole / "images.npy", images)
+        np.save(whole / "labels.npy", labels)
+        if files:
+            _write_png(whole / "png" / "train", images, labels)
+            _write_idx(whole / "MNIST" / "raw", images, labels)
+        shutil.move(whole, folder)
+    return folder
+
+
+def generate(samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels like MNIST's: the embedded 8x8 digits, three times as large, each shifted at random."""
+    source, generator = Digits(), np.random.default_rng(0)
+    index = source.index()["train"]
+    chosen = generator.integers(0, len(index), samples)
+    large = source.read(index, chosen).repeat(3, axis=2).repeat(3, axis=3)
+    images = np.zeros((samples, 1, 28, 28), np.uint8)
+    for image, digit, (down, right) in zip(images, large, generator.integers(0, 5, (samples, 2)), strict=True):
+        image[:, down : down + 24, right : right + 24] = digit
+    return images, index.labels[chosen]
+
+
+def _mnist(samples: int, root: Path) -> tuple[np.ndarray, np.ndarray]:
+    source = MNIST(root=str(root))
+    index = source.index()["train"]
+    rows = np.arange(samples) % len(index)
+    return source.read(index, rows), index.labels[rows]
+
+
+def _write_png(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    for digit in range(10):
+        (folder / str(digit)).mkdir(parents=True)
+    for sample, (image, label) in enumerate(zip(images, labels, strict=True)):
+        Image.fromarray(image[0]).save(folder / str(label) / f"{sample:05d}.png")
+
+
+def _write_idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    """torchvision looks for all four files, unzipped."""
+    folder.mkdir(parents=True)
+    for name, part in (("train", slice(None)), ("t10k", slice(64))):
+        for kind, values in (("images-idx3", images[part, 0]), ("labels-idx1", labels[part].astype(np.uint8))):
+            header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
+            (folder / f"{name}-{kind}-ubyte").write_bytes(header + values.tobytes())

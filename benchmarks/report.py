@@ -1,0 +1,119 @@
+"""The table: on the console, and as docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness import ROOT, Measured
+from benchmarks.rows import Bench, Row
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+_PACKAGES = ("raytrain", "torch", "torchvision", "ray", "numpy", "lightning", "accelerate")
+_TITLES = ("row", "against", "ours", "theirs", "ratio", "spread", "goal", "met", "s", "")
+_WIDTHS = (-17, -31, 14, 14, 7, 13, 8, 4, 5, -1)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row with what was found, or with why nothing was."""
+
+    row: Row
+    found: Measured | Exception
+    seconds: float
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met, by sides that learnt the same; None where there is no goal or no ratio."""
+        if isinstance(self.found, Exception) or self.row.goal is None:
+            return None
+        return self.row.goal.met(self.found.ratio) and not self.found.warning
+
+    def cells(self) -> list[str]:
+        """The texts of the columns."""
+        row, found = self.row, self.found
+        goal = "-" if row.goal is None else str(row.goal)
+        if isinstance(found, Exception):
+            reason = f"{'skipped' if type(found).__name__ == 'Skipped' else 'failed'}: {found}"
+            return [row.name, row.against, "", "", "", "", goal, "-", f"{self.seconds:.0f}", reason]
+        met = {None: "-", True: "yes", False: "no"}[self.met]
+        unit = " MiB" if found.unit == "MiB" else "/s"
+        spread = f"{min(found.ratios):.2f}-{max(found.ratios):.2f}"
+        notes = ", ".join(note for note in (found.warning.upper(), found.note) if note)
+        return [row.name, row.against, f"{found.ours:,.0f}{unit}", f"{found.theirs:,.0f}{unit}", f"{found.ratio:.2f}",
+                spread, goal, met, f"{self.seconds:.0f}", notes]  # fmt: skip
+
+    def __str__(self) -> str:
+        return _aligned(self.cells())
+
+
+def header() -> str:
+    """The titles of the columns."""
+    return _aligned(_TITLES)
+
+
+def _aligned(cells: Sequence[str]) -> str:
+    pairs = zip(cells, _WIDTHS, strict=True)
+    return " ".join(f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, width in pairs).rstrip()
+
+
+def machine(bench: Bench) -> list[str]:
+    """What was measured, on what, with which versions."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    load = ", ".join(f"{number:.1f}" for number in os.getloadavg())
+    data = "MNIST" if bench.root else "generated digits (MNIST is not there)"
+    return [
+        f"machine: {_processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB; load {load} at the start",
+        f"data: {bench.samples:,} images of {data} as PNG files; {bench.rounds} rounds; 1 thread a rank",
+        f"versions: Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
+        f"command: python benchmarks/run.py {shlex.join(sys.argv[1:])}",
+        f"date: {time.strftime('%Y-%m-%d')}",
+    ]
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def write(machine: Sequence[str], lines: Sequence[Line]) -> None:
+    """Writes docs/benchmarks.md: the table, and a section for every row that misses its goal."""
+    titles = ["row", "against", "ours", "theirs", "ratio", "spread", "goal", "met", "seconds", "notes"]
+    parts = [
+        "# Benchmarks",
+        "Written by `benchmarks/run.py --write`. Ratios count, not absolutes: sides alternate A B A B, a ratio is the "
+        "median of the rounds' ratios, its spread their range. Losses are ours/theirs of the first and the last epoch.",
+        "\n".join(f"- {line}" for line in machine),
+        "\n".join("| " + " | ".join(cells) + " |"
+                  for cells in [titles, ["---"] * len(titles), *(_escaped(line) for line in lines)]),
+    ]  # fmt: skip
+    for line in lines:
+        if line.met is False and isinstance(line.found, Measured) and line.row.goal:
+            missed = abs(line.found.ratio / line.row.goal.ratio - 1)
+            parts += [
+                f"## {line.row.name} misses its goal",
+                f"{line.found.ratio:.2f} instead of {line.row.goal}: {missed:.0%} off. "
+                + (f"The {line.found.warning}: the sides did not do the same work. " if line.found.warning else "")
+                + (line.row.limits or "What limits it has not been looked into yet."),
+            ]
+    PAGE.write_text("\n\n".join(parts) + "\n")
+
+
+def _escaped(line: Line) -> list[str]:
+    return [cell.partition("\n")[0].replace("|", "\\|") for cell in line.cells()]

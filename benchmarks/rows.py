@@ -1,0 +1,175 @@
+"""The rows of the table: what is compared with what, the goal, how it is measured, what limits a row that misses it."""
+
+from __future__ import annotations
+
+import statistics
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks import dataset
+from benchmarks.harness import Measured, Side, alternate, compare
+from benchmarks.side import Workload
+from raytrain import DDP, Experiment
+
+
+class Skipped(Exception):
+    """A row cannot be measured here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a ratio has to reach."""
+
+    ratio: float
+    direction: Literal[">=", "<="] = ">="
+
+    def met(self, ratio: float) -> bool:
+        """Whether it does."""
+        return ratio >= self.ratio if self.direction == ">=" else ratio <= self.ratio
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.ratio:g}"
+
+
+@dataclass
+class Bench:
+    """What all rows share: the size of the measurement, and the data.
+
+    Attributes:
+        samples: images of the data set.
+        rounds: how often sides alternate.
+        root: folder that holds MNIST/raw; None generates digits.
+        overrides: fields of raytrain's experiment, by their dotted paths.
+    """
+
+    samples: int
+    rounds: int
+    root: Path | None
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    def workload(self, *, samples: int = 0, files: bool = True, **changes: Any) -> Workload:
+        """An epoch of MLP training on one rank, with changes; `files` is for sides that read files."""
+        samples = samples or self.samples
+        changes["overrides"] = self.overrides | changes.get("overrides", {})
+        return Workload(str(dataset.prepare(samples, self.root, files)), samples, **changes)
+
+    @cached_property
+    def scale(self) -> tuple[Measured, Measured]:
+        """(samples/s, private memory) at 60,000 and 600,000 samples against 6,000, in turns of the same length."""
+        sizes = (6_000, 60_000, 600_000)
+        sides = [Side("raytrain", self.workload(samples=size, files=False, segment=6_000)) for size in sizes]
+        with sides[0], sides[1], sides[2]:
+            few, *more = alternate(sides, 2 * self.rounds)
+        speed = [_ratios(turns, few, lambda turn: turn.rate) for turns in more]
+        space = [_ratios(turns, few, lambda turn: turn.memory["private"]) for turns in more]
+        slowest = speed.index(min(speed, key=statistics.median))
+        largest = space.index(max(space, key=statistics.median))
+        return (
+            Measured(
+                statistics.median(turn.rate for turn in more[slowest][1:]),
+                statistics.median(turn.rate for turn in few[1:]),
+                speed[slowest],
+                note=f"worst at {sizes[1:][slowest]:,}",
+            ),
+            Measured(
+                statistics.median(turn.memory["private"] for turn in more[largest][1:]) / 2**20,
+                statistics.median(turn.memory["private"] for turn in few[1:]) / 2**20,
+                space[largest],
+                unit="MiB",
+                note=f"worst at {sizes[1:][largest]:,}",
+            ),
+        )
+
+
+def _ratios(ours: list[Any], theirs: list[Any], figure: Callable[[Any], float]) -> tuple[float, ...]:
+    return tuple(figure(a) / figure(b) for a, b in zip(ours[1:], theirs[1:], strict=True))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    against: str
+    goal: Goal | None
+    measure: Callable[[Bench], Measured]
+    limits: str = ""
+    """What keeps the row from its goal, where it misses it; written by hand from a profile."""
+
+
+def steady(peer: str, bench: Bench, **changes: Any) -> Measured:
+    """Samples per second of raytrain's loop against a peer's, on the same workload."""
+    workload = bench.workload(**changes)
+    return compare(Side("raytrain", workload), Side(peer, workload), bench.rounds)
+
+
+def small(peer: str, bench: Bench) -> Measured:
+    """The same with a model whose step is below 1 ms; an epoch of MNIST's 60,000 takes it half a second."""
+    return steady(peer, bench, model="small", samples=60_000, files=False)
+
+
+def ranks(reduction: str, bench: Bench) -> Measured:
+    """Two ranks against the tutorials' two, with gradients reduced in a certain way."""
+    overrides = {"parallel.reduction": reduction}
+    if not hasattr(DDP(), "reduction"):
+        if reduction != "torch":
+            raise Skipped("parallel.reduction is not there yet")
+        overrides = {}  # DDP's own reduction is then the only one
+    return steady("tutorial", bench, ranks=2, overrides=overrides)
+
+
+def auto(bench: Bench, **changes: Any) -> Measured:
+    """The precision that raytrain chooses by itself against the tutorials' float32."""
+    if "auto" not in typing.get_args(typing.get_type_hints(Experiment)["precision"]):
+        raise Skipped("precision=auto is not there yet")
+    return steady("tutorial", bench, overrides={"precision": "auto"}, **changes)
+
+
+def efficiency(batch_size: int, bench: Bench) -> Measured:
+    """Samples per second of two ranks against twice those of one, at the same batch a rank."""
+    one = bench.workload(batch_size=batch_size)
+    two = replace(one, ranks=2)
+    found = compare(Side("raytrain", two), Side("raytrain", one), bench.rounds)
+    # The two take different steps: their losses are not to be compared.
+    return Measured(found.ours, 2 * found.theirs, tuple(ratio / 2 for ratio in found.ratios), note="theirs: 2 x 1 rank")
+
+
+def memory(bench: Bench) -> Measured:
+    """PSS of a whole run's worker against that of Ray Train's worker. One after the other: pages that both map would
+    count half for each."""
+    workload, found = bench.workload(), []
+    for name, turns in (("raytrain_train", 1), ("ray_streaming", 2)):
+        with Side(name, workload) as side:
+            found.append([side.turn().memory["pss"] / 2**20 for _ in range(turns)][-1])
+    ours, theirs = found
+    return Measured(ours, theirs, (ours / theirs,), unit="MiB")
+
+
+ROWS = (
+    Row("steady-mlp", "tutorial", Goal(5.0), partial(steady, "tutorial")),
+    Row("steady-cnn", "tutorial", Goal(1.75), partial(steady, "tutorial", model="cnn")),
+    Row("steady-mlp-mnist", "tutorial, MNIST class", None, partial(steady, "tutorial_mnist")),
+    Row("two-ranks-gloo", "tutorial, 2 ranks", Goal(3.8), partial(ranks, "torch")),
+    Row("two-ranks-shared", "tutorial, 2 ranks", Goal(6.0), partial(ranks, "shared")),
+    Row("compute-mlp", "compute alone", Goal(0.98), partial(steady, "compute")),
+    Row("compute-cnn", "compute alone", Goal(0.98), partial(steady, "compute", model="cnn")),
+    Row("ray-streaming", "Ray Train + Data", Goal(7.0), partial(steady, "ray_streaming")),
+    Row("ray-materialised", "Ray Train + Data, materialised", Goal(1.08), partial(steady, "ray_materialised")),
+    Row("loader-alone", "Ray Data, materialised", Goal(8.0), partial(steady, "ray_materialised", loader_alone=True)),
+    Row("lightning", "Lightning, equal loader", Goal(1.0), partial(steady, "lightning")),
+    Row("lightning-small", "Lightning, step < 1 ms", Goal(1.3), partial(small, "lightning")),
+    Row("accelerate", "Accelerate, equal loader", Goal(1.0), partial(steady, "accelerate")),
+    Row("accelerate-small", "Accelerate, step < 1 ms", Goal(1.3), partial(small, "accelerate")),
+    Row("scale-speed", "itself at 6,000 samples", Goal(0.97), lambda bench: bench.scale[0]),
+    Row("scale-memory", "itself at 6,000 samples", Goal(1.02, "<="), lambda bench: bench.scale[1]),
+    Row("memory", "Ray Train + Data, PSS", Goal(0.75, "<="), memory),
+    Row("efficiency-64", "itself, 1 rank", Goal(0.88), partial(efficiency, 64)),
+    Row("efficiency-256", "itself, 1 rank", Goal(0.96), partial(efficiency, 256)),
+    Row("auto-mlp", "tutorial, fp32", Goal(5.6), auto),
+    Row("auto-cnn", "tutorial, fp32", Goal(2.0), partial(auto, model="cnn")),
+)
+"""In the order in which they are measured."""

@@ -1,0 +1,71 @@
+"""Measures raytrain against its peers, and prints what it finds as a table.
+
+    python benchmarks/run.py [--full] [--rows NAME ...] [--write] [--FIELD VALUE ...]
+
+Fields of raytrain's experiment are given by their dotted paths, such as --precision bf16 or
+--parallel.bucket_cap_mb 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from typing import Any
+
+from benchmarks import dataset, report
+from benchmarks.harness import SideFailed
+from benchmarks.rows import ROWS, Bench, Skipped
+
+
+def main() -> int:
+    """Prints a row as soon as it is measured. Returns 1 if a row failed; one that misses its goal has not failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="60,000 images and 9 rounds; 12,800 and 5 otherwise")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", choices=[row.name for row in ROWS], help="only these")
+    parser.add_argument("--root", help="folder that holds MNIST/raw")
+    parser.add_argument("--samples", type=int, help="images in an epoch")
+    parser.add_argument("--rounds", type=int, help="how often the sides alternate")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    arguments, fields = parser.parse_known_args()
+    if len(fields) % 2 or not all(name.startswith("--") for name in fields[::2]):
+        parser.error(f"not pairs of --FIELD VALUE: {' '.join(fields)}")
+    if arguments.root and not dataset.find_mnist(arguments.root):
+        parser.error(f"{arguments.root} holds no MNIST/raw")
+    bench = Bench(
+        arguments.samples or (60_000 if arguments.full else 12_800),
+        arguments.rounds or (9 if arguments.full else 5),
+        dataset.find_mnist(arguments.root),
+        {name.removeprefix("--"): _value(text) for name, text in zip(fields[::2], fields[1::2], strict=True)},
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave by way of the sides, which would go on alone
+    machine = report.machine(bench)
+    print("\n".join(machine), report.header(), sep="\n", flush=True)
+    lines = []
+    for row in ROWS:
+        if arguments.rows and row.name not in arguments.rows:
+            continue
+        started = time.monotonic()
+        try:
+            found: Any = row.measure(bench)
+        except (Skipped, SideFailed) as error:
+            found = error
+        lines.append(report.Line(row, found, time.monotonic() - started))
+        print(lines[-1], flush=True)
+    if arguments.write:
+        report.write(machine, lines)
+    return int(any(isinstance(line.found, SideFailed) for line in lines))
+
+
+def _value(text: str) -> Any:
+    """A number, a truth value or a list as JSON has it; other texts stand for themselves."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The peers, each as its own documentation shows it."""

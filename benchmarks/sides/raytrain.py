@@ -1,0 +1,102 @@
+"""raytrain's worker on a resident array, with metrics, validation and checkpoints as every run has them.
+
+Timed is what the others' clocks see too: from before the first batch is asked for to after the losses of the last
+step are read back. The checkpoint at the end of an epoch is written in the same turn, outside of that time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from benchmarks.resident import DATA, Batches, arrays
+from benchmarks.side import MODELS, Turns, Workload, join
+from raytrain import SGD, Experiment, Scaling, config
+from raytrain.data.loader import Loaded
+from raytrain.data.reader import Resident
+from raytrain.experiment import save
+from raytrain.loop import Place, Worker
+
+
+class Cut:
+    """The worker's own loader, which waits for a turn before each segment."""
+
+    def __init__(self, worker: Worker, turns: Turns, steps: int):
+        self.worker, self.turns, self.loader, self.steps = worker, turns, worker.loaders["train"], steps
+        self.done: dict[str, Any] = {}
+
+    def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
+        """All steps of an epoch; the last segment takes those that fill none of their own."""
+        batches, segments = self.loader.epoch(number, first_step), self.loader.steps // self.steps
+        for segment in range(1, segments + 1):
+            # Only now is the last turn over: an epoch's checkpoint was written since.
+            if self.done:
+                self.turns.reply(**self.done)
+            if not self.turns.wait():
+                raise SystemExit
+            started, samples = time.perf_counter(), 0
+            for loaded in islice(batches, self.steps if segment < segments else None):
+                samples += len(loaded.ids)
+                yield loaded
+            self.worker.flush()
+            seconds, progress = time.perf_counter() - started, self.worker.progress
+            self.done = {"samples": samples, "seconds": seconds, "loss": progress.epoch_loss / progress.epoch_samples}
+
+
+def experiment(workload: Workload) -> Experiment:
+    """What is trained, for ever: the harness says when it is enough."""
+    value = Experiment(
+        MODELS[workload.model],
+        DATA,
+        optimizer=SGD(lr=0.05, momentum=0.9),
+        batch_size=workload.batch_size * workload.ranks,
+        epochs=1_000_000,
+        scaling=Scaling(workers=workload.ranks, threads_per_worker=1),
+    )
+    for path, override in workload.overrides.items():
+        value = config.replace(value, path, override)
+    return value
+
+
+def main() -> None:
+    """A segment a turn."""
+    workload, turns = Workload.from_argv(), Turns()
+    if workload.loader_alone:
+        return load(workload, turns)
+    rank, ranks = join()
+    images, index = arrays(workload)
+    value = experiment(workload)
+    indices = {"train": index, "val": index.take(np.arange(64))}
+    readers = {"train": Resident(images), "val": Resident(images[:64])}
+    with tempfile.TemporaryDirectory() as folder:
+        save(value, Path(folder) / "experiment.json")
+        weights = workload.build().state_dict()
+        place = Place(rank, ranks, torch.device("cpu"))
+        worker = Worker(value, Path(folder), indices, readers, weights, place, time.time())
+        steps = worker.steps_per_epoch
+        if workload.segment:
+            steps = min(steps, workload.segment // value.batch_size)
+        worker.loaders["train"] = cast(Any, Cut(worker, turns, steps))
+        worker.fit()
+
+
+def load(workload: Workload, turns: Turns) -> None:
+    """An epoch of batches a turn, float32 and normalised, and no model."""
+    join()
+    batches = Batches(workload)
+    while turns.wait():
+        started, samples = time.perf_counter(), 0
+        for images, _ in batches:
+            samples += len(images)
+        turns.reply(samples, time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    main()
