@@ -21,6 +21,7 @@ from raytrain.experiment import Experiment, load
 from raytrain.fit import Interrupted, Options, RunFailed, resume, train
 from raytrain.observe import watched
 from raytrain.run import Run
+from raytrain.session import leave
 
 _FLAT = tyro.conf.arg(name="")
 _RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
@@ -48,7 +49,7 @@ class OtherData:
 
 def main() -> None:
     """The `raytrain` command; ends the process with 0, 1 (a run failed), 2 (a mistake), 130 or 143 (signals)."""
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:

@@ -22,7 +22,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytrain import __version__, config, errors, experiment, plan
+import numpy as np
+
+from raytrain import __version__, config, errors, experiment, launch, plan
+from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
@@ -30,7 +33,7 @@ from raytrain.run import Lock, Run, check_writable, create, read_metrics
 from raytrain.session import Session, ship_classes
 from raytrain.worker import Job, work, work_on_cluster
 
-_RESUMABLE = ("epochs", "micro_batch_size", "scaling", "checkpoint", "data.root", "data.mode")
+_RESUMABLE = ("epochs", "micro_batch_size", "scaling", "checkpoint", "data.root", "data.mode", "data.cache")
 
 
 class Interrupted(Exception):
@@ -219,7 +222,7 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
     for split in ("train", "val"):
         index, bad = planned.indices[split], []
         if planned.mode == "resident":
-            array, index, bad = reader.pack(data, index)
+            array, index, bad = _read_here(data, index) or reader.pack(data, index)
             images[split] = ray.put(array)
             del array
         elif data.on_bad_sample == "skip":
@@ -239,6 +242,16 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
         command_started,
         own_output=not options.verbose and planned.experiment.scaling.workers > 0,
     )
+
+
+def _read_here(data: Data, index: Index) -> tuple[np.ndarray, Index, list[tuple[str, str]]] | None:
+    """What `reader.pack` would return, without Ray Data, where the source has all images in memory anyway."""
+    if not data.in_memory:
+        return None
+    try:
+        return data.read(index, np.arange(len(index))), index, []
+    except errors.BadSample:
+        return None  # to be looked for
 
 
 def _pretrained(planned: Plan, path: Path) -> Any:
@@ -267,42 +280,58 @@ def _work_here(job: Job, tail: Tail) -> None:
 
 
 def _watch(job: Job, planned: Plan, tail: Tail, interrupts: _Interrupts, can_leave: bool) -> None:
-    """Runs Ray's TorchTrainer in a side thread, and shows the metrics file as it grows."""
+    """Runs Ray Train's trainer in a side thread, and shows the metrics file as it grows."""
     # Ray's trainer would take SIGINT for itself in the main thread; in a side thread it leaves signals to us.
     outcome: list[BaseException | None] = []
-    thread = threading.Thread(target=lambda: outcome.append(_fit(job, planned)), daemon=True, name="ray-train")
+    trainer = _trainer(job, planned)
+    thread = threading.Thread(target=lambda: outcome.append(_fit(trainer)), daemon=True, name="ray-train")
     thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-        tail.poll()
-        if can_leave and not tail.seen:
-            interrupts.stop_if_asked()  # no step is done: there is nothing to save
+    try:
+        while thread.is_alive():
+            thread.join(0.1)
+            tail.poll()
+            if can_leave and not tail.seen:
+                interrupts.stop_if_asked()  # no step is done: there is nothing to save
+    except BaseException:
+        launch.cancel(trainer)
+        thread.join(0 if can_leave else 10)  # where the connection is ours, its end is theirs
+        raise
     tail.poll()
     if outcome[0] is not None:
         raise _failure(outcome[0], job.run)
 
 
-def _fit(job: Job, planned: Plan) -> BaseException | None:
+def _fit(trainer: Any) -> BaseException | None:
+    try:
+        trainer.fit()
+    except BaseException as error:
+        return error
+    return None
+
+
+def _work_on_cluster(settings: dict[str, Any]) -> None:
+    if not settings["job"].experiment.compile:
+        launch.defer_compiler()
+    work_on_cluster(settings)
+
+
+def _trainer(job: Job, planned: Plan) -> Any:
     from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchConfig
 
     scaling = planned.experiment.scaling
     resources = {"CPU": scaling.cpus_per_worker or 1.0}
     if scaling.gpus_per_worker:
         resources["GPU"] = scaling.gpus_per_worker
-    try:
-        TorchTrainer(
-            work_on_cluster,
-            train_loop_config={"job": job},
-            scaling_config=ScalingConfig(
-                num_workers=scaling.workers, use_gpu=bool(scaling.gpus_per_worker), resources_per_worker=resources
-            ),
-            torch_config=TorchConfig(backend="nccl" if scaling.gpus_per_worker else "gloo"),
-            run_config=RunConfig(name=f"train-{time.time_ns()}", storage_path=str(job.run / "logs")),
-        ).fit()
-    except BaseException as error:
-        return error
-    return None
+    return launch.trainer()(
+        _work_on_cluster,
+        train_loop_config={"job": job},
+        scaling_config=ScalingConfig(
+            num_workers=scaling.workers, use_gpu=bool(scaling.gpus_per_worker), resources_per_worker=resources
+        ),
+        torch_config=TorchConfig(backend="nccl" if scaling.gpus_per_worker else "gloo"),
+        run_config=RunConfig(name=f"train-{time.time_ns()}", storage_path=str(job.run / "logs")),
+    )
 
 
 def _failure(error: BaseException, path: Path) -> RunFailed:

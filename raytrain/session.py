@@ -8,10 +8,11 @@ import os
 import shutil
 import socket
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from raytrain import errors, plan
+from raytrain import errors, launch, plan
 from raytrain.experiment import Experiment
 from raytrain.plan import Resources
 
@@ -25,6 +26,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.verbose = verbose
         self.found = ray is not None and ray.is_initialized()
         self.own = not self.found and not self.address
+        if not self.found:
+            _settle()
         if self.address and not self.found:
             self._connect()
 
@@ -52,15 +55,20 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self.own:
             import ray
 
-            _quieten(self.verbose)
-            ray.init(
-                address="local",
-                num_cpus=int(plan.local_resources().cpus),
-                include_dashboard=False,
-                log_to_driver=self.verbose,
-                logging_level=logging.INFO if self.verbose else logging.ERROR,
-            )
+            imports = threading.Thread(target=_quieten, args=(self.verbose,), daemon=True, name="imports")
+            imports.start()  # Ray Train's take as long as Ray does; ray.init itself must stay in this thread
+            with contextlib.nullcontext() if self.verbose else launch.small_node():  # which shows no worker's output
+                ray.init(
+                    address="local",
+                    num_cpus=int(plan.local_resources().cpus),
+                    include_dashboard=False,
+                    log_to_driver=self.verbose,
+                    logging_level=logging.INFO if self.verbose else logging.ERROR,
+                )
+            imports.join()
             self._protect_token()
+        elif not self.found:
+            _quieten(self.verbose)
 
     def stop(self) -> None:
         """Ends what `start` started, or the connection."""
@@ -102,9 +110,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
         if not self.own or not ray.is_initialized():
             return
-        session = Path(ray._private.worker.global_worker.node.get_logs_dir_path())  # type: ignore[union-attr]
-        with contextlib.suppress(OSError, shutil.Error):
-            shutil.copytree(session, logs / "ray", dirs_exist_ok=True, symlinks=True)
+        session = launch.session_logs()
+        if session is not None:
+            with contextlib.suppress(OSError, shutil.Error):
+                shutil.copytree(session, logs / "ray", dirs_exist_ok=True, symlinks=True)
 
     def _connect(self) -> None:
         _knock(str(self.address))
@@ -113,7 +122,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray
 
-        _quieten(self.verbose)
+        if not self.verbose:
+            logging.getLogger("ray").setLevel(logging.CRITICAL)
         try:
             ray.init(
                 address=self.address,
@@ -129,6 +139,17 @@ class Session(contextlib.AbstractContextManager["Session"]):
         token = Path.home() / ".ray" / "auth_token"
         if token.is_file():
             token.chmod(0o600)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process at once, after all that it has written: to take torch and Ray down in order takes seconds."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _knock(address: str) -> None:
@@ -148,17 +169,22 @@ def _knock(address: str) -> None:
         raise errors.no_cluster(address, str(error)) from None
 
 
-def _quieten(verbose: bool) -> None:
-    """Public settings of Ray, before it starts: short polls, no usage report, and its messages in files alone."""
+def _settle() -> None:
+    """Public settings, some of which Ray reads when it is imported: short polls, no usage report, no progress bars."""
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a side thread must not start it again after its end
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    if not verbose:
-        import ray.data
-        import ray.train.torch  # noqa: F401  (both set their loggers up when they are imported)
 
+
+def _quieten(verbose: bool) -> None:
+    """Leaves Ray's messages in files alone."""
+    import ray.data
+    import ray.train.torch  # noqa: F401  (both set their loggers up when they are imported)
+
+    if not verbose:
         for name in ("ray", "ray.data", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 

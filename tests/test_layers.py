@@ -21,6 +21,7 @@ LAYERS = (
     ("checkpoint", "progress"),
     ("run",),
     ("loop",),
+    ("launch",),
     ("observe", "session"),
     ("worker",),
     ("fit", "infer"),
@@ -85,10 +86,9 @@ def test_the_worker_and_what_describes_a_run_know_nothing_of_ray(name: str) -> N
     assert not {imported for imported in imports(INSIDE[name]) if imported.split(".")[0] == "ray"}
 
 
-def test_only_fit_imports_the_trainer() -> None:
-    assert [name for name, path in MODULES.items() if any(i.endswith("TorchTrainer") for i in imports(path))] == [
-        "raytrain.fit"
-    ]
+def test_only_launch_imports_the_trainer_and_private_names_of_ray() -> None:
+    for mark in ("TorchTrainer", "ray._private", "ray.train.v2"):
+        assert [name for name, path in MODULES.items() if mark in path.read_text()] == ["raytrain.launch"]
 
 
 def test_nothing_imports_ray_tune() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_gradients_are_the_sums_over_the_ranks_in_their_order(ranks: Ranks, worl
             parts.append([p.grad for p in replica.parameters()])
         for index, column in enumerate(zip(*parts, strict=True)):
             there = [gradient for gradient in column if gradient is not None]
-            total = sum(there[1:], there[0]) if there else None
+            total: Any = sum(there[1:], there[0]) if there else None
             for rank in range(world):
                 seen = found[rank][step][index]
                 assert (seen is None) == (total is None)

@@ -1,0 +1,269 @@
+"""Ray, started sooner: a node with less around it, and Ray Train's controller in this process.
+
+Stock, a node of one's own starts an API server, an autoscaler and a reader of logs, and a training starts five actors
+besides its workers (controller, autoscaling coordinator, placement-group cleaner, dataset manager, and one behind
+`ray.train.report`). Each is a process that imports much of Ray. The workers get a runtime environment of their own,
+which rules out the idle processes that a node keeps. None of that serves raytrain: the metrics file is its channel, its
+number of workers is fixed, and a placement group ends with the job of the process that made it.
+
+And in each worker, DistributedDataParallel and the optimizers import the whole of torch.compile, half of a worker's
+imports, to ask it two questions whose answers are known where nothing is compiled.
+
+The one file with private names of Ray and torch: those of `VERSION` and `TORCH_VERSION`. On another version, or
+where one is missing, everything is stock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
+
+VERSION = "2.60"
+"""The version of Ray whose private names are used here."""
+TORCH_VERSION = "2.15"
+"""The version of torch whose private names are used here."""
+_POLL_SECONDS = "0.1"
+
+
+@contextlib.contextmanager
+def small_node() -> Iterator[None]:
+    """Lets `ray.init` start a node without the processes that serve only Ray's own tools."""
+    names = ("start_api_server", "start_monitor", "start_log_monitor")
+    node: Any = None
+    before: dict[str, Any] = {}
+    if _known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private.node import Node as node
+
+            before = {name: getattr(node, name) for name in names}
+    for name in before:
+        setattr(node, name, _nothing)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(node, name, method)
+
+
+def session_logs() -> Path | None:
+    """Where the node of one's own keeps its logs, if there is one."""
+    import ray
+
+    with contextlib.suppress(AttributeError):
+        return Path(ray._private.worker.global_worker.node.get_logs_dir_path())  # type: ignore[union-attr]
+    return None
+
+
+def trainer() -> type[TorchTrainer]:
+    """The trainer to use: the fast one, or the stock one where Ray is not as it was."""
+    from ray.train.torch import TorchTrainer
+
+    if _known():
+        with contextlib.suppress(ImportError, AttributeError):
+            return _fast()
+    return TorchTrainer
+
+
+def cancel(running: TorchTrainer) -> None:
+    """Ends a trainer whose `fit` runs in another thread, with all that it started; the stock one cannot be ended."""
+    if isinstance(running, _Cancelled):
+        running.cancel()
+
+
+def defer_compiler() -> None:
+    """Lets this process do without torch.compile's imports until something compiles."""
+    import torch
+
+    if torch.__version__.rpartition(".")[0] == TORCH_VERSION and "torch._dynamo" not in sys.modules:
+        sys.modules["torch._dynamo"] = torch._dynamo = _Dynamo("torch._dynamo")
+
+
+class _Dynamo(ModuleType):
+    """What eager code asks of torch._dynamo; for all else the real one takes its place."""
+
+    utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
+
+    @staticmethod
+    def graph_break(*_: object, **__: object) -> None:
+        """Nothing is traced."""
+
+    @staticmethod
+    def disable(function: Any, *_: object, **__: object) -> Any:
+        """Nothing is traced."""
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _known() -> bool:
+    import ray
+
+    return ray.__version__.rpartition(".")[0] == VERSION
+
+
+def _nothing(*_: object, **__: object) -> None:
+    pass
+
+
+class _Cancelled:
+    """What another thread can cancel."""
+
+    _cancelled = False
+
+    async def _cancellable(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            await asyncio.wait([task], timeout=0.1)
+            if self._cancelled:
+                task.cancel()
+        await task
+
+    def cancel(self) -> None:
+        """Cancels it, from any thread."""
+        self._cancelled = True
+
+
+@contextlib.contextmanager
+def _settings(**values: str) -> Iterator[None]:
+    """Environment variables that Ray reads once."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@lru_cache(maxsize=1)
+def _fast() -> type[TorchTrainer]:
+    """The fast trainer.
+
+    Raises:
+        ImportError, AttributeError: Ray has not what it needs.
+    """
+    import ray
+    from ray.exceptions import RayActorError
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.callbacks import (
+        AcceleratorSetupCallback,
+        BackendSetupCallback,
+        WorkingDirectorySetupCallback,
+    )
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
+    from ray.train.v2._internal.execution.controller import TrainController
+    from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+    from ray.train.v2._internal.execution.worker_group import WorkerGroup
+    from ray.train.v2._internal.execution.worker_group.state import WorkerGroupState, _shutdown_workers
+    from ray.train.v2._internal.util import time_monotonic
+
+    nobody: Any = None  # in the place of the actor behind `ray.train.report`
+
+    class State(WorkerGroupState):
+        def shutdown(self) -> None:
+            try:
+                _shutdown_workers(self.workers)
+            finally:
+                self.placement_group_handle.shutdown()
+
+    class Group(WorkerGroup):
+        def _start_impl(self, worker_group_state_builder: Any) -> None:
+            context = self._worker_group_context
+            placement = self._create_placement_group(self._train_run_context.scaling_config, context)
+            worker_group_state_builder.with_placement_group_handle(placement)  # which from here on is removed on errors
+            if not placement.wait(self._worker_group_start_timeout_s):
+                raise WorkerGroupStartupTimeoutError(num_workers=context.num_workers)
+            workers = self._create_workers(context.num_workers, placement.placement_group, context.resources_per_worker)
+            worker_group_state_builder.with_workers(workers)
+            self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
+            self._worker_group_state = State(time_monotonic(), placement, workers, nobody)
+            try:
+                self._init_train_context(workers, nobody)
+                for callback in self._callbacks:
+                    callback.after_worker_group_start(self)
+                ray.get([worker.actor.run_train_fn.remote(context.train_fn_ref) for worker in workers])
+            except Exception as error:
+                self._clear_state()  # it has not started: the builder shuts down what is there
+                if isinstance(error, RayActorError):
+                    raise WorkerGroupStartupFailedError("a worker ended while it started") from error
+                raise
+
+        def _init_train_context_on_workers(self, workers: Any, sync_actor: Any, train_context_args: Any) -> None:
+            ray.get(
+                [
+                    worker.actor.init_train_context.remote(
+                        train_run_context=self._train_run_context,
+                        distributed_context=worker.distributed_context,
+                        synchronization_actor=None,
+                        storage_context=self._storage_context,
+                        worker_callbacks=self._worker_callbacks_to_propagate,
+                        controller_actor=None,
+                    )
+                    for worker in workers
+                ]
+            )
+            self._decorate_worker_log_file_paths(workers)
+
+        @staticmethod
+        def _get_worker_runtime_env(custom_runtime_env: Any) -> Any:
+            return custom_runtime_env or None
+
+    class Policy(FixedScalingPolicy):
+        def after_controller_start(self, train_run_context: Any) -> None:
+            pass
+
+        def _maybe_send_resource_request(self) -> None:
+            pass
+
+    class Controller(TrainController):
+        worker_group_cls = Group
+
+    class Trainer(_Cancelled, TorchTrainer):
+        def _create_default_callbacks(self) -> list[Any]:
+            return [
+                AcceleratorSetupCallback(self.backend_config, self.scaling_config),
+                BackendSetupCallback(self.backend_config),
+                WorkingDirectorySetupCallback(),
+            ]
+
+        def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+            with _settings(
+                RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING="0",  # it would redirect this process's loggers
+                RAY_TRAIN_ENABLE_PREEMPTION_WATCHER="0",
+                RAY_TRAIN_HEALTH_CHECK_INTERVAL_S=_POLL_SECONDS,
+            ):
+                controller = Controller(**{**arguments, "scaling_policy": Policy(self.scaling_config)})
+            try:
+                asyncio.run(self._cancellable(controller.run()))
+            finally:
+                group = controller.get_worker_group()
+                if group is not None and group.has_started():
+                    group.abort()
+            return controller.get_result()
+
+    for kind, names in {
+        WorkerGroup: ("_start_impl", "_create_workers", "_init_train_context", "_get_worker_runtime_env", "abort"),
+        TrainController: ("worker_group_cls", "run", "get_result", "get_worker_group"),
+        FixedScalingPolicy: ("after_controller_start", "_maybe_send_resource_request"),
+        TorchTrainer: ("_create_default_callbacks", "_initialize_and_run_controller"),
+    }.items():
+        for name in names:
+            getattr(kind, name)  # what is overridden must be there, or the override would do nothing
+    return Trainer
