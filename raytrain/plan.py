@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _RESIDENT_SHARE = 0.25
 """Share of the smallest node's memory up to which `data.mode=auto` keeps all images resident."""
+_TRIED_FOR_REAL = 30_000_000
+"""Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but two seconds of
+imports."""
 _LEAST_CPUS = 0.25
 """CPUs that a worker gets at the least, where cpus_per_worker is not set."""
 
@@ -203,7 +206,7 @@ def local_resources() -> Resources:
 def check_model(
     experiment: Experiment, sample: tuple[int, int, int], classes: int, weights: bool = True
 ) -> tuple[int, int]:
-    """Builds the model and passes one image through it, on the meta device where its code allows that.
+    """Builds the model and passes one image through it; a large one on the meta device where its code allows that.
 
     Args:
         weights: whether to check also the weights that it will start from.
@@ -220,7 +223,12 @@ def check_model(
     where = type(experiment.model).__name__
     try:
         try:
-            module, output = _try_model(experiment, sample, classes, torch.device("meta"))
+            with torch.device("meta"):
+                module = experiment.model.build(sample, classes)
+            if sum(parameter.numel() for parameter in module.parameters()) <= _TRIED_FOR_REAL:
+                module, output = _try_model(experiment, sample, classes, torch.device("cpu"))
+            else:
+                module, output = _try_model(experiment, sample, classes, torch.device("meta"))
         except errors.UserError:
             raise
         except Exception:  # it looks at values, or mixes devices, which the meta device does not allow
@@ -276,7 +284,7 @@ def _try_model(
     import torch
 
     layout = layout or torch.contiguous_format
-    with torch.device(device), torch.no_grad():
+    with torch.device(device), torch.no_grad(), torch.random.fork_rng(devices=[]):
         module: Any = experiment.model.build(sample, classes).eval().to(memory_format=layout)
         return module, module(torch.zeros(1, *sample).contiguous(memory_format=layout))
 

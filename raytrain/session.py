@@ -26,6 +26,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.verbose = verbose
         self.found = ray is not None and ray.is_initialized()
         self.own = not self.found and not self.address
+        # Ray Train's imports take as long as Ray does; ray.init itself must stay in the main thread.
+        self._imports = threading.Thread(target=_quieten, args=(verbose,), daemon=True, name="imports")
         if not self.found:
             _settle()
         if self.address and not self.found:
@@ -55,8 +57,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self.own:
             import ray
 
-            imports = threading.Thread(target=_quieten, args=(self.verbose,), daemon=True, name="imports")
-            imports.start()  # Ray Train's take as long as Ray does; ray.init itself must stay in this thread
+            self._imports.start()
             with contextlib.nullcontext() if self.verbose else launch.small_node():  # which shows no worker's output
                 ray.init(
                     address="local",
@@ -65,10 +66,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
                     log_to_driver=self.verbose,
                     logging_level=logging.INFO if self.verbose else logging.ERROR,
                 )
-            imports.join()
             self._protect_token()
-        elif not self.found:
-            _quieten(self.verbose)
+        if not self.found:
+            self._imports.join()
 
     def stop(self) -> None:
         """Ends what `start` started, or the connection."""
@@ -124,6 +124,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
         if not self.verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
+        self._imports.start()
         try:
             ray.init(
                 address=self.address,
