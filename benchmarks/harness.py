@@ -188,5 +188,6 @@ def compare_losses(ours: Sequence[Turn], theirs: Sequence[Turn]) -> tuple[str, s
     if not pairs:
         return "", ""
     note = "losses " + ", ".join(f"{mine:.3f}/{other:.3f}" for mine, other in (pairs[0], pairs[-1]))
-    differ = any(abs(mine - other) > 0.05 * other + 0.02 for mine, other in pairs)
+    # The sides see the samples in orders of their own: six orders gave 0.30 to 0.38 in the first epoch of the CNN.
+    differ = any(abs(mine - other) > 0.25 * other + 0.02 for mine, other in pairs)
     return note, "losses differ" if differ else ""

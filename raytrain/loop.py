@@ -28,7 +28,7 @@ from raytrain.progress import Progress
 from raytrain.run import MetricsLog, Run
 from raytrain.task import Batch
 
-_FLUSH_SECONDS = 0.25
+_FLUSH_SECONDS = 0.5
 
 
 @dataclass

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.resident import DATA, Batches, arrays
 from benchmarks.side import MODELS, Turns, Workload, join
-from raytrain import SGD, Experiment, Scaling, config
+from raytrain import SGD, Experiment, Scaling, config, plan
 from raytrain.data.loader import Loaded
 from raytrain.data.reader import Resident
 from raytrain.experiment import save
@@ -62,7 +62,7 @@ def experiment(workload: Workload) -> Experiment:
     )
     for path, override in workload.overrides.items():
         value = config.replace(value, path, override)
-    return value
+    return config.replace(value, "memory_format", plan.memory_format(value, (1, 28, 28), 10))
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 gloo's all-reduce of a 2.7 MB gradient takes longer on a small model than its backward pass. Here every rank writes its
 gradients where the others can read them, waits until all have, and adds up all of them itself, in the order of the
-ranks, so that all get the same bits. There are two slots in turn: a rank that writes the next step's gradients cannot
-disturb one that still reads this step's, and one wait a step is enough.
+ranks, so that all get the same bits. Before it writes the next step's it waits until all have read these, which they
+have by then: that wait costs nothing, and a second place to write would cost cache.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch import nn
 
 _copy, _add = torch._foreach_copy_, torch._foreach_add_  # type: ignore[reportPrivateImportUsage]
 _HEADER = 4096
-_TOKEN, _ARRIVED = 0, 128
-"""Where in the header a rank's token and its count of steps stand, each in cache lines of its own."""
+_TOKEN, _WRITTEN, _READ = 0, 128, 256
+"""Where in the header a rank's token stands, and the last step whose gradients it has written, and read from all; each
+in cache lines of its own."""
 _SPIN_SECONDS, _LOOK_SECONDS, _TIMEOUT_SECONDS = 0.002, 1.0, 1800.0
 
 
@@ -38,18 +39,14 @@ class SharedReplica(nn.Module):
         self.module, self.rank, self.pids = module, rank, pids
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.buffers_shared = list(module.buffers())
-        self.arrived = [memoryview(memory).cast("q") for memory in memories]
-        self.present: list[list[memoryview]] = []
-        self.gradients: list[list[list[torch.Tensor]]] = []
-        """[slot][rank][parameter]: where that rank writes."""
-        self.sent: list[list[torch.Tensor]] = []
-        """[slot][buffer]: where rank 0 writes."""
-        for offset in _slots(module):
-            self.present.append([memoryview(memory)[offset : offset + len(self.trained)] for memory in memories])
-            start = offset + _aligned(len(self.trained))
-            views = [list(_views(memory, start, self.trained + self.buffers_shared)) for memory in memories]
-            self.gradients.append([view[: len(self.trained)] for view in views])
-            self.sent.append(views[0][len(self.trained) :])
+        self.counts = [memoryview(memory).cast("q") for memory in memories]
+        count = len(self.trained)
+        self.present = [memoryview(memory)[_HEADER : _HEADER + count] for memory in memories]
+        views = [list(_views(memory, _HEADER + _aligned(count), module)) for memory in memories]
+        self.gradients = [view[:count] for view in views]
+        """[rank][parameter]: where that rank writes."""
+        self.sent = views[0][count:]
+        """[buffer]: where rank 0 writes."""
         self.step = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,16 +62,17 @@ class SharedReplica(nn.Module):
         Raises:
             RuntimeError: a rank has died, or has not come for half an hour.
         """
+        present, gradients = self.present, self.gradients
+        self._wait(_READ)
         self.step += 1
-        slot = self.step % 2
-        present, gradients = self.present[slot], self.gradients[slot]
         own = bytes(parameter.grad is not None for parameter in self.trained)
         present[self.rank][:] = own
         having = [index for index, there in enumerate(own) if there]
         _copy([gradients[self.rank][i] for i in having], [self._gradient(i) for i in having])
         if self.rank == 0 and self.buffers_shared:
-            _copy(self.sent[slot], self.buffers_shared)
-        self._wait()
+            _copy(self.sent, self.buffers_shared)
+        self.counts[self.rank][_WRITTEN // 8] = self.step
+        self._wait(_WRITTEN)
         if all(other == own for other in present):
             self._add(having, range(len(gradients)), gradients)
         else:  # as in a model that leaves layers out at random
@@ -84,7 +82,8 @@ class SharedReplica(nn.Module):
                     parameter.grad = torch.zeros_like(parameter)
                     self._add([index], ranks, gradients, zeroed=True)
         if self.rank != 0 and self.buffers_shared:
-            _copy(self.buffers_shared, self.sent[slot])
+            _copy(self.buffers_shared, self.sent)
+        self.counts[self.rank][_READ // 8] = self.step
 
     def _add(self, having: list[int], ranks: Any, gradients: list[list[torch.Tensor]], zeroed: bool = False) -> None:
         if not having:
@@ -105,12 +104,11 @@ class SharedReplica(nn.Module):
         assert gradient is not None
         return gradient
 
-    def _wait(self) -> None:
-        """Waits until all ranks have come to this step."""
-        place = _ARRIVED // 8
-        self.arrived[self.rank][place] = self.step
+    def _wait(self, count: int) -> None:
+        """Waits until all ranks have written, or read, this step's gradients."""
+        place = count // 8
         started = looked = time.monotonic()
-        for rank, counts in enumerate(self.arrived):
+        for rank, counts in enumerate(self.counts):
             while counts[place] < self.step:
                 now = time.monotonic()
                 if now - started < _SPIN_SECONDS:
@@ -176,23 +174,19 @@ def _bytes(tensor: torch.Tensor) -> int:
     return _aligned(tensor.numel() * tensor.element_size())
 
 
-def _slot_size(module: nn.Module) -> int:
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return _aligned(len(trained)) + sum(map(_bytes, [*trained, *module.buffers()]))
-
-
-def _slots(module: nn.Module) -> tuple[int, int]:
-    """Where the two slots begin."""
-    return _HEADER, _HEADER + _slot_size(module)
+def _shared(module: nn.Module) -> list[torch.Tensor]:
+    """What has a place in shared memory: gradients, and buffers."""
+    return [*(parameter for parameter in module.parameters() if parameter.requires_grad), *module.buffers()]
 
 
 def _size(module: nn.Module) -> int:
-    return _HEADER + 2 * _slot_size(module)
+    tensors = _shared(module)
+    return _HEADER + _aligned(len(tensors)) + sum(map(_bytes, tensors))
 
 
-def _views(memory: mmap.mmap, offset: int, tensors: list[Any]) -> Iterator[torch.Tensor]:
+def _views(memory: mmap.mmap, offset: int, module: nn.Module) -> Iterator[torch.Tensor]:
     """Tensors of the same shapes, types and strides in shared memory, one after the other."""
-    for tensor in tensors:
+    for tensor in _shared(module):
         flat = (
             torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
             if tensor.numel()
