@@ -52,6 +52,37 @@ def prepare(samples: int, root: Path | None, files: bool = True) -> Path:
     return folder
 
 
+def photographs(files: int) -> Path:
+    """A folder train/<class>/ with that many JPEG files of about 500 x 375: hymenoptera's, each under many names, or
+    pictures made for this where those are not there."""
+    root = Path(os.environ.get("RAYTRAIN_TEST_DATA", "../shared/data")) / "hymenoptera"
+    real = sorted(root.glob("**/train/*/*.jpg"))[:200]
+    folder = CACHE / f"{'hymenoptera' if real else 'pictures'}-{files}"
+    if folder.is_dir():
+        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        whole, sources = Path(temporary) / "whole", Path(temporary) / "sources"
+        sources.mkdir()
+        if real:
+            for number, file in enumerate(real):
+                shutil.copyfile(file, sources / f"{number:03d}.jpg")
+        else:
+            generator = np.random.default_rng(0)
+            for number in range(100):
+                rough = Image.fromarray(generator.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+                large = rough.resize((500, 375), Image.Resampling.BICUBIC)
+                large.save(sources / f"{number:03d}.jpg", quality=90)
+        names = sorted(sources.iterdir())
+        for split, count in (("train", files), ("val", 10)):
+            for number in range(count):
+                target = whole / split / str(number % 2)
+                target.mkdir(parents=True, exist_ok=True)
+                os.link(names[number % len(names)], target / f"{number:05d}.jpg")
+        shutil.move(whole, folder)
+    return folder
+
+
 def generate(samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels like MNIST's: the embedded 8x8 digits, three times as large, each shifted at random."""
     source, generator = Digits(), np.random.default_rng(0)

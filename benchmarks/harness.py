@@ -42,6 +42,8 @@ class Turn:
     """Mean loss of the turn's samples, where the side measures it."""
     memory: dict[str, int]
     """`pss`, `uss` and `private` of the rank that has most, in bytes."""
+    more: dict[str, float]
+    """Whatever else rank 0 answered."""
 
 
 class Side(AbstractContextManager["Side"]):
@@ -55,7 +57,7 @@ class Side(AbstractContextManager["Side"]):
     def __init__(self, name: str, workload: Workload):
         self.name = name
         self.output = tempfile.TemporaryFile("w+")
-        environment = _environment(workload.ranks)
+        variables = environment(workload.ranks)
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", f"benchmarks.sides.{name}", workload.to_json()],
@@ -63,7 +65,7 @@ class Side(AbstractContextManager["Side"]):
                 stdout=subprocess.PIPE,
                 stderr=self.output,
                 cwd=ROOT,
-                env=environment | {"RANK": str(rank)},
+                env=variables | {"RANK": str(rank)},
                 start_new_session=True,
             )
             for rank in range(workload.ranks)
@@ -88,6 +90,7 @@ class Side(AbstractContextManager["Side"]):
             sum(answer["samples"] for answer in answers) / max(answer["seconds"] for answer in answers),
             statistics.mean(losses) if losses else None,
             {kind: max(answer[kind] for answer in answers) for kind in ("pss", "uss", "private")},
+            {name: value for name, value in answers[0].items() if name not in ("loss", "pss", "uss", "private")},
         )
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +121,7 @@ class Side(AbstractContextManager["Side"]):
         return SideFailed(f"{self.name} {what}:\n" + "".join(self.output.readlines()[-20:]))
 
 
-def _environment(ranks: int) -> dict[str, str]:
+def environment(ranks: int) -> dict[str, str]:
     """One thread a rank, no GPU, no cluster of others, bytecode as everybody has it."""
     others = ("RAY_ADDRESS", "PYTHONDONTWRITEBYTECODE")
     with socket.socket() as free:

@@ -44,14 +44,19 @@ class Line:
             reason = f"{'skipped' if type(found).__name__ == 'Skipped' else 'failed'}: {found}"
             return [row.name, row.against, "", "", "", "", goal, "-", f"{self.seconds:.0f}", reason]
         met = {None: "-", True: "yes", False: "no"}[self.met]
-        unit = " MiB" if found.unit == "MiB" else "/s"
         spread = f"{min(found.ratios):.2f}-{max(found.ratios):.2f}"
         notes = ", ".join(note for note in (found.warning.upper(), found.note) if note)
-        return [row.name, row.against, f"{found.ours:,.0f}{unit}", f"{found.theirs:,.0f}{unit}", f"{found.ratio:.2f}",
-                spread, goal, met, f"{self.seconds:.0f}", notes]  # fmt: skip
+        figures = [_figure(found.ours, found.unit), _figure(found.theirs, found.unit), f"{found.ratio:.2f}", spread]
+        return [row.name, row.against, *figures, goal, met, f"{self.seconds:.0f}", notes]
 
     def __str__(self) -> str:
         return _aligned(self.cells())
+
+
+def _figure(value: float, unit: str) -> str:
+    if unit == "samples/s":
+        return f"{value:,.0f}/s"
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def header() -> str:

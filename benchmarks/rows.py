@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks import dataset
+from benchmarks import dataset, whole
 from benchmarks.harness import Measured, Side, alternate, compare
 from benchmarks.side import Workload
 from raytrain import DDP, Experiment
@@ -50,6 +50,21 @@ class Bench:
     rounds: int
     root: Path | None
     overrides: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def cold(self) -> tuple[Measured, Measured]:
+        """Start and end of commands with a cluster of their own."""
+        return whole.start_and_end(self.rounds, running=False)
+
+    @cached_property
+    def cluster(self) -> tuple[Measured, Measured]:
+        """Start and end of commands on a running cluster."""
+        return whole.start_and_end(self.rounds, running=True)
+
+    @cached_property
+    def packing(self) -> tuple[Measured, Measured]:
+        """A first epoch from files, and a second start."""
+        return whole.packing(self.workload(samples=60_000), max(2, self.rounds - 3))
 
     def workload(self, *, samples: int = 0, files: bool = True, **changes: Any) -> Workload:
         """An epoch of MLP training on one rank, with changes; `files` is for sides that read files."""
@@ -154,6 +169,17 @@ def memory(bench: Bench) -> Measured:
     return Measured(ours, theirs, (ours / theirs,), unit="MiB")
 
 
+def streaming(bench: Bench) -> Measured:
+    """Real JPEG files, decoded while they are needed; no model."""
+    workload = Workload(str(dataset.photographs(1_024)), 1_024)
+    return compare(Side("streaming", workload), Side("dataloader", workload), bench.rounds)
+
+
+def scan(bench: Bench) -> Measured:
+    """Listing 60,000 files."""
+    return whole.scan(dataset.prepare(60_000, bench.root) / "png", 60_000, bench.rounds)
+
+
 ROWS = (
     Row("steady-mlp", "tutorial", Goal(5.0), partial(steady, "tutorial")),
     Row("steady-cnn", "tutorial", Goal(1.75), partial(steady, "tutorial", model="cnn")),
@@ -169,6 +195,11 @@ ROWS = (
     Row("lightning-small", "Lightning, step < 1 ms", Goal(1.3), partial(small, "lightning")),
     Row("accelerate", "Accelerate, equal loader", Goal(1.0), partial(steady, "accelerate")),
     Row("accelerate-small", "Accelerate, step < 1 ms", Goal(1.3), partial(small, "accelerate")),
+    Row("first-epoch", "tutorial, without packing", Goal(2.4), lambda bench: bench.packing[0]),
+    Row("second-start", "packing", Goal(0.05, "<="), lambda bench: bench.packing[1]),
+    Row("streaming-jpeg", "DataLoader, 2 processes", Goal(1.5), streaming),
+    Row("scan", "1 us a file", Goal(1.0, "<="), scan),
+    Row("reopen", "50 ms for 600,000 files", Goal(1.0, "<="), lambda bench: whole.reopen(600_000, bench.rounds)),
     Row("scale-speed", "itself at 6,000 samples", Goal(0.97), lambda bench: bench.scale[0]),
     Row("scale-memory", "itself at 6,000 samples", Goal(1.02, "<="), lambda bench: bench.scale[1]),
     Row("memory", "Ray Train + Data, PSS", Goal(0.75, "<="), memory),
@@ -176,5 +207,15 @@ ROWS = (
     Row("efficiency-256", "itself, 1 rank", Goal(0.96), partial(efficiency, 256)),
     Row("auto-mlp", "tutorial, fp32", Goal(5.6), auto),
     Row("auto-cnn", "tutorial, fp32", Goal(2.0), partial(auto, model="cnn")),
+    Row("start", "raw TorchTrainer", Goal(0.6, "<="), lambda bench: bench.cold[0]),
+    Row("end", "raw TorchTrainer", Goal(0.3, "<="), lambda bench: bench.cold[1]),
+    Row("start-cluster", "raw TorchTrainer there", Goal(0.5, "<="), lambda bench: bench.cluster[0]),
+    Row("end-cluster", "raw TorchTrainer there", Goal(0.3, "<="), lambda bench: bench.cluster[1]),
+    Row(
+        "checkpoint-stall",
+        "torch.save and report",
+        Goal(0.2, "<="),
+        lambda bench: whole.checkpoint(bench.workload(samples=60_000, files=False), bench.rounds),
+    ),
 )
 """In the order in which they are measured."""

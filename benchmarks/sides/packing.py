@@ -1,0 +1,74 @@
+"""raytrain's first epoch from files that it has never seen: packed through Ray Data, trained on; and a second start.
+
+A turn begins with a fresh cluster and an empty cache. Starting the cluster is not counted here: rows of their own time
+whole commands.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import ray
+import ray.data
+import torch
+
+from benchmarks.side import MEAN, MODELS, STD, Turns, Workload, join
+from raytrain import SGD, Experiment, ImageFolder, Scaling
+from raytrain.data import reader
+from raytrain.experiment import save
+from raytrain.loop import Place, Worker
+
+
+def main() -> None:
+    """A first epoch a turn; `again` is the time in which a second start has the images."""
+    workload, turns = Workload.from_argv(), Turns()
+    join()
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    cache = tempfile.mkdtemp()
+    data = ImageFolder(
+        root=str(workload.folder / "png"), size=28, crop=None, channels=1, mean=(MEAN,), std=(STD,), cache=cache
+    )
+    while turns.wait():
+        shutil.rmtree(cache)
+        index = data.index()["train"]
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+        started = time.perf_counter()
+        images, index, _ = reader.pack(data, index)
+        packed = time.perf_counter() - started
+        loss, seconds = epoch(workload, data, index, images)
+        ray.shutdown()
+        started = time.perf_counter()
+        again, _, _ = reader.pack(data, index)  # no cluster is there: it could not be read anew
+        turns.reply(
+            len(index), packed + seconds, loss, packed=packed, again=time.perf_counter() - started, rows=len(again)
+        )
+    shutil.rmtree(cache, ignore_errors=True)
+
+
+def epoch(workload: Workload, data: ImageFolder, index: reader.Index, images: np.ndarray) -> tuple[float, float]:
+    """(mean loss, seconds) of one epoch, without validation."""
+    experiment = Experiment(
+        MODELS[workload.model],
+        data,
+        optimizer=SGD(lr=0.05, momentum=0.9),
+        batch_size=workload.batch_size,
+        scaling=Scaling(threads_per_worker=1),
+    )
+    few, indices = index.take(np.arange(64)), {"train": index}
+    readers = {"train": reader.Resident(images), "val": reader.Resident(images[:64])}
+    with tempfile.TemporaryDirectory() as folder:
+        save(experiment, Path(folder) / "experiment.json")
+        place = Place(0, 1, torch.device("cpu"))
+        worker = Worker(experiment, Path(folder), indices | {"val": few}, readers, None, place, time.time())
+        worker.fit()
+        row = worker.run.metrics().to_pylist()[0]
+    return row["train_loss"], len(index) / row["samples_per_second"]
+
+
+if __name__ == "__main__":
+    main()
