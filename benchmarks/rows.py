@@ -51,15 +51,20 @@ class Bench:
     root: Path | None
     overrides: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def few(self) -> int:
+        """Rounds of what takes long and varies little."""
+        return max(2, self.rounds - 2)
+
     @cached_property
     def cold(self) -> tuple[Measured, Measured]:
         """Start and end of commands with a cluster of their own."""
-        return whole.start_and_end(self.rounds, running=False)
+        return whole.start_and_end(self.few, running=False)
 
     @cached_property
     def cluster(self) -> tuple[Measured, Measured]:
         """Start and end of commands on a running cluster."""
-        return whole.start_and_end(self.rounds, running=True)
+        return whole.start_and_end(self.few, running=True)
 
     @cached_property
     def packing(self) -> tuple[Measured, Measured]:
@@ -112,6 +117,8 @@ class Row:
     against: str
     goal: Goal | None
     measure: Callable[[Bench], Measured]
+    full: bool = False
+    """Whether only `--full` measures it."""
     limits: str = ""
     """What keeps the row from its goal, where it misses it; written by hand from a profile."""
 
@@ -124,7 +131,7 @@ def steady(peer: str, bench: Bench, **changes: Any) -> Measured:
 
 def compute(bench: Bench, **changes: Any) -> Measured:
     """The loop against the same model on batches that are there already; neither reads files."""
-    return steady("compute", bench, samples=38_400, files=False, **changes)
+    return steady("compute", bench, samples=19_200, files=False, **changes)
 
 
 def small(peer: str, bench: Bench) -> Measured:
@@ -151,7 +158,7 @@ def auto(bench: Bench, **changes: Any) -> Measured:
 
 def efficiency(batch_size: int, bench: Bench) -> Measured:
     """Samples per second of two ranks against twice those of one, at the same batch a rank."""
-    one = bench.workload(batch_size=batch_size, samples=60_000, files=False)
+    one = bench.workload(batch_size=batch_size, samples=38_400, files=False)
     two = replace(one, ranks=2)
     found = compare(Side("raytrain", two), Side("raytrain", one), bench.rounds)
     # The two take different steps: their losses are not to be compared.
@@ -171,8 +178,8 @@ def memory(bench: Bench) -> Measured:
 
 def streaming(bench: Bench) -> Measured:
     """Real JPEG files, decoded while they are needed; no model."""
-    workload = Workload(str(dataset.photographs(1_024)), 1_024)
-    return compare(Side("streaming", workload), Side("dataloader", workload), bench.rounds)
+    workload = Workload(str(dataset.photographs(2_048)), 2_048)
+    return compare(Side("streaming", workload), Side("dataloader", workload), bench.few)
 
 
 def scan(bench: Bench) -> Measured:
@@ -183,7 +190,7 @@ def scan(bench: Bench) -> Measured:
 ROWS = (
     Row("steady-mlp", "tutorial", Goal(5.0), partial(steady, "tutorial")),
     Row("steady-cnn", "tutorial", Goal(1.75), partial(steady, "tutorial", model="cnn")),
-    Row("steady-mlp-mnist", "tutorial, MNIST class", None, partial(steady, "tutorial_mnist")),
+    Row("steady-mlp-mnist", "tutorial, MNIST class", None, partial(steady, "tutorial_mnist"), full=True),
     Row("two-ranks-gloo", "tutorial, 2 ranks", Goal(3.8), partial(ranks, "torch")),
     Row("two-ranks-shared", "tutorial, 2 ranks", Goal(6.0), partial(ranks, "shared")),
     Row("compute-mlp", "compute alone", Goal(0.98), compute),
@@ -215,7 +222,7 @@ ROWS = (
         "checkpoint-stall",
         "torch.save and report",
         Goal(0.2, "<="),
-        lambda bench: whole.checkpoint(bench.workload(samples=60_000, files=False), bench.rounds),
+        lambda bench: whole.checkpoint(bench.workload(samples=60_000, files=False), bench.few),
     ),
 )
 """In the order in which they are measured."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _RESIDENT_SHARE = 0.25
 """Share of the smallest node's memory up to which `data.mode=auto` keeps all images resident."""
 _TRIED_FOR_REAL = 30_000_000
-"""Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but two seconds of
-imports."""
+"""Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but two seconds
+of imports."""
 _LEAST_CPUS = 0.25
 """CPUs that a worker gets at the least, where cpus_per_worker is not set."""
 

@@ -118,12 +118,22 @@ def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:
 class Normalise:
     """float32 (images / 255 - mean) / std, for [n, c, h, w] of uint8 or of floats on that scale."""
 
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        device: torch.device | str = "cpu",
+        memory_format: torch.memory_format | None = None,
+    ):
         import torch
 
+        self.memory_format = memory_format or torch.contiguous_format
         self.shift = torch.tensor(mean, device=device).view(1, -1, 1, 1) * 255
         self.scale = 1 / (torch.tensor(std, device=device).view(1, -1, 1, 1) * 255)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """The normalised images; `images` stay as they are."""
-        return (images - self.shift).mul_(self.scale)
+        """The normalised images, in the memory format that was asked for; `images` stay as they are."""
+        import torch
+
+        converted = images.to(torch.float32, copy=True, memory_format=self.memory_format)
+        return converted.sub_(self.shift).mul_(self.scale)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +17,8 @@ from raytrain.data.augment import DRAWS, Normalise, center_crop
 from raytrain.data.reader import Epoch, Resident
 from raytrain.data.source import Data, Index
 
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Of glibc's malloc.h."""
 _DEVICE_SHARE = 0.25
 """Share of a GPU's free memory up to which all images of a split are kept there."""
 
@@ -82,8 +87,10 @@ class Loader:
     ):
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.shard = order.Shard(len(index), batch, rank, world)
+        if device.type == "cpu":
+            _keep_memory()
         self.labels = index.labels
-        self.normalise, self.memory_format = Normalise(data.mean, data.std, device), memory_format
+        self.normalise = Normalise(data.mean, data.std, device, memory_format)
         self.on_device: tuple[torch.Tensor, torch.Tensor] | None = None
         if isinstance(reader, Resident) and (_fits(reader.images, device) if on_device is None else on_device):
             self.on_device = torch.tensor(reader.images, device=device), torch.tensor(index.labels, device=device)
@@ -139,17 +146,24 @@ class Loader:
             ready = following, copied
 
     def _plain(self, images: torch.Tensor, ids: np.ndarray) -> torch.Tensor:
-        return self._finish(center_crop(images, self.data.crop))
-
-    def _finish(self, images: torch.Tensor) -> torch.Tensor:
-        return self.normalise(images.contiguous(memory_format=self.memory_format))
+        return self.normalise(center_crop(images, self.data.crop))
 
     def _augmented(self, epoch: int) -> Any:
         def prepare(images: torch.Tensor, ids: np.ndarray) -> torch.Tensor:
             draws = order.uniform(self.seed, epoch, ids, DRAWS)
-            return self._finish(self.data.augment(images, self.data.crop, draws))
+            return self.normalise(self.data.augment(images, self.data.crop, draws))
 
         return prepare
+
+
+@cache
+def _keep_memory() -> None:
+    """Lets this process keep freed memory for the next batch. glibc gives large blocks back to the system, which then
+    fills each new one with zeros: for 64 images of 224 x 224 that takes ten times as long as to normalise them."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _fits(images: np.ndarray, device: torch.device) -> bool:

@@ -15,9 +15,11 @@ from raytrain import errors, order
 from raytrain.data import cache
 from raytrain.data.source import Data, Index
 
-_BLOCK, _BLOCK_ROWS = 16 << 20, 4096
-"""Bytes and samples of a block at the most: small enough that all CPUs end at the same time, and that tasks that begin
-late, in a process that is yet to start, find work."""
+_TASK, _TASK_ROWS = 64 << 20, 4096
+"""Bytes and samples that a task reads at the most: small enough that all CPUs end at the same time, and that tasks that
+begin late, in a process that is yet to start, find work; and large, since a CPU waits up to 0.1 s for its next task."""
+_BLOCK = 16 << 20
+"""Bytes that a task hands over at a time."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +184,12 @@ def read_blocks(
     context.execution_options.preserve_order = True
     if context.enable_progress_bars:
         context.enable_progress_bars = False
-    blocks = max(1, min(total, max(2 * _cpus(), -(-size // _BLOCK), -(-total // _BLOCK_ROWS))))
+    context.target_max_block_size = _BLOCK * 3 // 4  # what a task yields is a block by itself from this size on
+    tasks = max(1, min(total, max(2 * _cpus(), -(-size // _TASK), -(-total // _TASK_ROWS))))
+    rows = max(1, _BLOCK * total // max(1, size))
     read: Any = _read
-    dataset = ray.data.range(total, override_num_blocks=blocks).map_batches(
-        read, fn_args=(data, index_ref, samples), batch_size=None, zero_copy_batch=True
+    dataset = ray.data.range(total, override_num_blocks=tasks).map_batches(
+        read, fn_args=(data, index_ref, samples, rows), batch_size=None, zero_copy_batch=True
     )
     batches: Any = dataset.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=2)
     for batch in batches:
@@ -204,11 +208,17 @@ def _identity(positions: np.ndarray) -> np.ndarray:
 
 
 def _read(
-    batch: dict[str, np.ndarray], data: Data, index_ref: object, samples: Callable[[np.ndarray], np.ndarray]
-) -> dict[str, np.ndarray]:
-    """The task: positions to images. A batch with a bad sample is read again, one by one, to name it."""
+    batch: dict[str, np.ndarray], data: Data, index_ref: object, samples: Callable[[np.ndarray], np.ndarray], rows: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """The task: positions to images, `rows` at a time."""
     index = _fetch(index_ref)
     chosen = samples(batch["id"].astype(np.int64))
+    for start in range(0, len(chosen), rows):
+        yield _read_part(data, index, chosen[start : start + rows])
+
+
+def _read_part(data: Data, index: Index, chosen: np.ndarray) -> dict[str, np.ndarray]:
+    """Samples to images. Where one is bad they are read again, one by one, to name it."""
     bad = np.full(len(chosen), "", object)
     try:
         images = data.read(index, chosen)
