@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,13 +86,15 @@ def defer_compiler() -> None:
     import torch
 
     if torch.__version__.rpartition(".")[0] == TORCH_VERSION and "torch._dynamo" not in sys.modules:
-        sys.modules["torch._dynamo"] = torch._dynamo = _Dynamo("torch._dynamo")
+        sys.modules["torch._dynamo"] = torch._dynamo = _Dynamo()
 
 
 class _Dynamo(ModuleType):
     """What eager code asks of torch._dynamo; for all else the real one takes its place."""
 
-    utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
+    def __init__(self) -> None:
+        super().__init__("torch._dynamo")
+        self.utils = _Utils()
 
     @staticmethod
     def graph_break(*_: object, **__: object) -> None:
@@ -104,9 +106,26 @@ class _Dynamo(ModuleType):
         return function
 
     def __getattr__(self, name: str) -> Any:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
+        return getattr(_compiler(), name)
+
+
+class _Utils:
+    """The same of torch._dynamo.utils, where it is reached as an attribute."""
+
+    @staticmethod
+    def get_optimize_ddp_mode() -> str:
+        """torch._dynamo's default."""
+        return "ddp_optimizer"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_compiler().utils, name)
+
+
+def _compiler() -> Any:
+    """The real torch._dynamo, from here on in its place."""
+    if isinstance(sys.modules.get("torch._dynamo"), _Dynamo):
+        del sys.modules["torch._dynamo"]
+    return importlib.import_module("torch._dynamo")
 
 
 def _known() -> bool:

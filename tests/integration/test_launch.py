@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -145,3 +147,43 @@ def test_a_second_interrupt_ends_the_workers_too(tmp_path: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         raytrain.train(replace(BASE, epochs=10_000), out=str(tmp_path), name="run", quiet=True)
     assert_nothing_is_left()
+
+
+COMPILER = """
+import sys
+import torch
+from raytrain import SGD, Adam, AdamW, Torchvision, launch
+
+launch.defer_compiler()
+for optimizer in (SGD(momentum=0.9), Adam(), AdamW()):
+    for model in (torch.nn.Linear(3, 2), Torchvision(name="resnet18").build((3, 32, 32), 2)):
+        built = optimizer.build(model.parameters())
+        for _ in range(2):
+            images = (2, 3) if isinstance(model, torch.nn.Linear) else (2, 3, 32, 32)
+            model(torch.zeros(images)).sum().backward()
+            built.step()
+            built.zero_grad()
+        built.load_state_dict(built.state_dict())
+deferred = isinstance(sys.modules["torch._dynamo"], launch._Dynamo)
+{access}
+assert not isinstance(sys.modules["torch._dynamo"], launch._Dynamo) and not isinstance(torch._dynamo, launch._Dynamo)
+print("deferred", deferred)
+"""
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        "torch._dynamo.utils.counters.clear()",
+        "torch._dynamo.reset()",
+        "import torch._dynamo.config; assert torch._dynamo.config.suppress_errors is False",
+        "from torch._dynamo.utils import dynamo_timed",
+        "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2",
+    ],
+)
+def test_the_compiler_that_was_put_off_is_there_when_something_asks_for_it(access: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILER.format(access=access)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
