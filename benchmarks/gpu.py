@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -154,7 +155,8 @@ def raytrain(e: Experiment, index: Index, reader: Any) -> Callable[[], float]:
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:
             image = e.data.image(index)
-            value = replace(e, epochs=2, memory_format=plan.memory_format(e, image, len(index.classes)))
+            layout = plan.memory_format(e, image, len(index.classes), plan.check_model(e, image, len(index.classes)))
+            value = replace(e, epochs=2, memory_format=layout)
             save(value, Path(folder) / "experiment.json")
             few = index.take(np.arange(min(64, len(index))))
             readers = {"train": reader, "val": Resident(np.zeros((len(few), *index.shape), np.uint8))}
@@ -202,6 +204,7 @@ def jpeg_row() -> tuple[float, float]:
     import ray
 
     data, index = photographs()
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
     try:
         e = experiment(Torchvision(name="resnet50"), SIZES.batch, data=data, precision="bf16")

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,8 @@ class Measured:
     note: str = ""
     warning: str = ""
     """Why the comparison is not one of equals, if it is not."""
+    more: dict[str, float] = field(default_factory=dict)
+    """Medians of what else our side answered."""
 
     @property
     def ratio(self) -> float:
@@ -182,7 +184,13 @@ def compare(ours: Side, theirs: Side, rounds: int) -> Measured:
         ratios,
         note=note,
         warning=warning,
+        more=medians(mine[1:]),
     )
+
+
+def medians(turns: Sequence[Turn]) -> dict[str, float]:
+    """Of whatever else a side answered."""
+    return {name: statistics.median(turn.more[name] for turn in turns) for name in turns[0].more}
 
 
 def compare_losses(ours: Sequence[Turn], theirs: Sequence[Turn]) -> tuple[str, str]:

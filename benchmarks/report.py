@@ -8,17 +8,18 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness import ROOT, Measured
+from benchmarks import limits
+from benchmarks.harness import ROOT, Measured, SideFailed
 from benchmarks.rows import Bench, Row
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 _PACKAGES = ("raytrain", "torch", "torchvision", "ray", "numpy", "lightning", "accelerate")
-_TITLES = ("row", "against", "ours", "theirs", "ratio", "spread", "goal", "met", "s", "")
-_WIDTHS = (-17, -31, 14, 14, 7, 13, 8, 4, 5, -1)
+_TITLES = ("row", "against", "ours", "theirs", "ratio", "spread", "rounds", "goal", "met", "s", "")
+_WIDTHS = (-17, -31, 14, 14, 7, 13, 6, 8, 4, 5, -1)
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,30 @@ class Line:
             return None
         return self.row.goal.met(self.found.ratio) and not self.found.warning
 
+    def miss(self, bench: Bench) -> str | None:
+        """By how much the row misses its goal and what limits it, if it does."""
+        if self.met is not False or isinstance(self.found, Exception) or self.row.goal is None:
+            return None
+        off = abs(self.found.ratio / self.row.goal.ratio - 1)
+        unequal = f"The {self.found.warning}: the sides did not do the same work. " if self.found.warning else ""
+        try:
+            why = limits.sentence(self.row.name, self.found, bench.parts)
+        except SideFailed as error:
+            why = f"The profile failed: {error}"
+        return f"{self.found.ratio:.2f} instead of {self.row.goal}: {off:.0%} off. {unequal}{why}"
+
     def cells(self) -> list[str]:
         """The texts of the columns."""
         row, found = self.row, self.found
         goal = "-" if row.goal is None else str(row.goal)
         if isinstance(found, Exception):
-            reason = f"{'skipped' if type(found).__name__ == 'Skipped' else 'failed'}: {found}"
-            return [row.name, row.against, "", "", "", "", goal, "-", f"{self.seconds:.0f}", reason]
+            return [row.name, row.against, "", "", "", "", "", goal, "-", f"{self.seconds:.0f}", f"failed: {found}"]
         met = {None: "-", True: "yes", False: "no"}[self.met]
         spread = f"{min(found.ratios):.2f}-{max(found.ratios):.2f}"
         notes = ", ".join(note for note in (found.warning.upper(), found.note) if note)
         figures = [_figure(found.ours, found.unit), _figure(found.theirs, found.unit), f"{found.ratio:.2f}", spread]
-        return [row.name, row.against, *figures, goal, met, f"{self.seconds:.0f}", notes]
+        rounds = str(len(found.ratios))
+        return [row.name, row.against, *figures, rounds, goal, met, f"{self.seconds:.0f}", notes]
 
     def __str__(self) -> str:
         return _aligned(self.cells())
@@ -97,9 +110,9 @@ def _version(name: str) -> str:
         return "missing"
 
 
-def write(machine: Sequence[str], lines: Sequence[Line]) -> None:
+def write(machine: Sequence[str], lines: Sequence[Line], misses: Mapping[str, str]) -> None:
     """Writes docs/benchmarks.md: the table, and a section for every row that misses its goal."""
-    titles = ["row", "against", "ours", "theirs", "ratio", "spread", "goal", "met", "seconds", "notes"]
+    titles = [*_TITLES[:-2], "seconds", "notes"]
     parts = [
         "# Benchmarks",
         "Written by `benchmarks/run.py --write`. Ratios count, not absolutes: sides alternate A B A B, a ratio is the "
@@ -108,15 +121,8 @@ def write(machine: Sequence[str], lines: Sequence[Line]) -> None:
         "\n".join("| " + " | ".join(cells) + " |"
                   for cells in [titles, ["---"] * len(titles), *(_escaped(line) for line in lines)]),
     ]  # fmt: skip
-    for line in lines:
-        if line.met is False and isinstance(line.found, Measured) and line.row.goal:
-            missed = abs(line.found.ratio / line.row.goal.ratio - 1)
-            parts += [
-                f"## {line.row.name} misses its goal",
-                f"{line.found.ratio:.2f} instead of {line.row.goal}: {missed:.0%} off. "
-                + (f"The {line.found.warning}: the sides did not do the same work. " if line.found.warning else "")
-                + (line.row.limits or "What limits it has not been looked into yet."),
-            ]
+    for name, miss in misses.items():
+        parts += [f"## {name} misses its goal", miss]
     PAGE.write_text("\n\n".join(parts) + "\n")
 
 

@@ -1,21 +1,27 @@
-"""raytrain's loader on an array that is in memory: the equal loader of the loops that are compared without theirs."""
+"""raytrain on an array in memory: its worker, and its loader alone, which is the equal loader of other loops."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.side import MEAN, STD, Workload
-from raytrain import MNIST
+from raytrain import MNIST, SGD, Experiment
 from raytrain.data import Index
 from raytrain.data.loader import Loader
 from raytrain.data.reader import Resident
+from raytrain.experiment import save
+from raytrain.loop import Place, Worker
 
 DATA = MNIST(root="-", mean=(MEAN,), std=(STD,))
 """Only its normalisation counts here: images come from the array."""
+OPTIMIZER = SGD(lr=0.05, momentum=0.9)
+"""What `Workload.optimizer` is to the others."""
 
 
 def arrays(workload: Workload) -> tuple[np.ndarray, Index]:
@@ -25,6 +31,23 @@ def arrays(workload: Workload) -> tuple[np.ndarray, Index]:
         for name in ("images", "labels")
     )
     return images, Index(labels, tuple("0123456789"), (1, 28, 28), "train")
+
+
+def worker(
+    experiment: Experiment,
+    folder: str,
+    images: np.ndarray,
+    index: Index,
+    rank: int = 0,
+    ranks: int = 1,
+    weights: Any = None,
+) -> Worker:
+    """raytrain's worker, validated on the first 64 images; `folder` becomes its run's directory."""
+    save(experiment, Path(folder) / "experiment.json")
+    indices = {"train": index, "val": index.take(np.arange(64))}
+    readers = {"train": Resident(images), "val": Resident(images[:64])}
+    place = Place(rank, ranks, torch.device("cpu"))
+    return Worker(experiment, Path(folder), indices, readers, weights, place, time.time())
 
 
 class Batches:

@@ -1,23 +1,17 @@
-"""The rows of the table: what is compared with what, the goal, how it is measured, what limits a row that misses it."""
+"""The rows of the table: what is compared with what, the goal, how it is measured."""
 
 from __future__ import annotations
 
 import statistics
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks import dataset, whole
+from benchmarks import dataset, limits, whole
 from benchmarks.harness import Measured, Side, alternate, compare
 from benchmarks.side import Workload
-from raytrain import DDP, Experiment
-
-
-class Skipped(Exception):
-    """A row cannot be measured here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,7 @@ class Bench:
     @property
     def few(self) -> int:
         """Rounds of what takes long and varies little."""
-        return max(2, self.rounds - 2)
+        return max(2, self.rounds - 3)
 
     @cached_property
     def cold(self) -> tuple[Measured, Measured]:
@@ -70,6 +64,11 @@ class Bench:
     def packing(self) -> tuple[Measured, Measured]:
         """A first epoch from files, and a second start."""
         return whole.packing(self.workload(samples=60_000), self.workload(), self.few)
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """A profile, for rows that miss their goals."""
+        return limits.parts(self.workload(), self.workload(files=False, samples=19_200), self.few)
 
     def workload(self, *, samples: int = 0, files: bool = True, **changes: Any) -> Workload:
         """An epoch of MLP training on one rank, with changes; `files` is for sides that read files."""
@@ -119,8 +118,6 @@ class Row:
     measure: Callable[[Bench], Measured]
     full: bool = False
     """Whether only `--full` measures it."""
-    limits: str = ""
-    """What keeps the row from its goal, where it misses it; written by hand from a profile."""
 
 
 def steady(peer: str, bench: Bench, **changes: Any) -> Measured:
@@ -135,12 +132,6 @@ def compute(bench: Bench, **changes: Any) -> Measured:
     return steady("compute", bench, samples=samples, files=False, **changes)
 
 
-def ray_streaming(bench: Bench) -> Measured:
-    """Ray Data starts its pipeline anew with every epoch: a short one would be all start."""
-    workload = bench.workload(samples=max(bench.samples, 25_600))
-    return compare(Side("raytrain", workload), Side("ray_streaming", workload), bench.few)
-
-
 def small(peer: str, bench: Bench) -> Measured:
     """The same with a model whose step is below 1 ms; an epoch of MNIST's 60,000 takes it half a second."""
     return steady(peer, bench, model="small", samples=60_000, files=False)
@@ -148,24 +139,17 @@ def small(peer: str, bench: Bench) -> Measured:
 
 def ranks(reduction: str, bench: Bench) -> Measured:
     """Two ranks against the tutorials' two, with gradients reduced in a certain way."""
-    overrides = {"parallel.reduction": reduction}
-    if not hasattr(DDP(), "reduction"):
-        if reduction != "torch":
-            raise Skipped("parallel.reduction is not there yet")
-        overrides = {}  # DDP's own reduction is then the only one
-    return steady("tutorial", bench, ranks=2, overrides=overrides)
+    return steady("tutorial", bench, ranks=2, overrides={"parallel.reduction": reduction})
 
 
 def auto(bench: Bench, **changes: Any) -> Measured:
     """The precision that raytrain chooses by itself against the tutorials' float32."""
-    if "auto" not in typing.get_args(typing.get_type_hints(Experiment)["precision"]):
-        raise Skipped("precision=auto is not there yet")
     return steady("tutorial", bench, overrides={"precision": "auto"}, **changes)
 
 
 def efficiency(batch_size: int, bench: Bench) -> Measured:
     """Samples per second of two ranks against twice those of one, at the same batch a rank."""
-    one = bench.workload(batch_size=batch_size, samples=38_400, files=False)
+    one = bench.workload(batch_size=batch_size, samples=19_200, files=False)
     two = replace(one, ranks=2)
     found = compare(Side("raytrain", two), Side("raytrain", one), bench.rounds)
     # The two take different steps: their losses are not to be compared.
@@ -175,7 +159,7 @@ def efficiency(batch_size: int, bench: Bench) -> Measured:
 def memory(bench: Bench) -> Measured:
     """PSS of a whole run's worker against that of Ray Train's worker. One after the other: pages that both map would
     count half for each."""
-    workload, found = bench.workload(), []
+    workload, found = bench.workload(samples=6_400), []
     for name, turns in (("raytrain_train", 1), ("ray_streaming", 2)):
         with Side(name, workload) as side:
             found.append([side.turn().memory["pss"] / 2**20 for _ in range(turns)][-1])
@@ -194,64 +178,21 @@ def scan(bench: Bench) -> Measured:
     return whole.scan(dataset.prepare(60_000, bench.root) / "png", 60_000, bench.rounds)
 
 
-LIMITS = {
-    "steady-mlp": (
-        "The model: see compute-mlp. raytrain runs at 0.97 to 1.02 of a loop that has its batches already, so "
-        "that on this machine the goal is out of reach for every loader; a step of 3.1 ms is 2.9 ms of forward "
-        "and backward pass, 0.16 ms of optimizer and about 0.1 ms of all else."
-    ),
-    "two-ranks-gloo": (
-        "gloo: its exchange of 2.7 MB takes longer than forward and backward pass together (two ranks without any "
-        "exchange do 38,000 to 44,000 samples/s here, DistributedDataParallel alone 12,600 to 15,500), and both "
-        "sides pay it."
-    ),
-    "two-ranks-shared": (
-        "Two cores of this machine disturb each other: two ranks without any exchange reach 0.83 to 0.95 of twice "
-        "one rank. The exchange itself takes 0.5 of 4.3 ms: 0.2 to write 2.7 MB of gradients that the other core "
-        "has in its cache, 0.16 to add the other's, 0.1 to wait for it."
-    ),
-    "accelerate-small": (
-        "Python: a step of 0.5 ms has 0.07 ms of raytrain's own (the seed of the step, its learning rate, the "
-        "loss in float64, one gather and two passes over the images); PyTorch's forward, backward and optimizer "
-        "calls are the same on both sides."
-    ),
-    "first-epoch": (
-        "Half of the packing is Ray Data's tasks starting, each in a process that imports Ray, NumPy and Pillow "
-        "first: decoding alone is 60,000 x 27 us on two cores, 0.8 s. The epoch behind it took 3.9 s, in the "
-        "process that holds the cluster; 2.9 s would be the speed of compute-mlp."
-    ),
-    "streaming-jpeg": (
-        "Ray Data's scheduling: per epoch 0.6 s pass until the first block is there, and its tasks use 4 of 6.6 "
-        "CPU seconds, since a free CPU waits up to 0.1 s for its next task. A core decodes and resizes 490 to 590 "
-        "of these files a second alone."
-    ),
-    "scan": (
-        "One stat a file, 1.7 to 2.6 us from Python: it tells the size and the time of change, by which a run "
-        "knows its data again and the cache never serves an image that was replaced. Listing the names alone "
-        "takes 0.4 us a file."
-    ),
-    "memory": (
-        "PyTorch itself, in both: a process that has done no more than import it has 290 MiB of its own, with "
-        "Ray Train's modules 376 MiB. Pages that several processes map count a share for each, and Ray Data's "
-        "tasks, which import PyTorch too, take such shares from the peer's worker."
-    ),
-    "efficiency-64": ("See two-ranks-shared."),
-    "efficiency-256": ("See two-ranks-shared; the same 0.5 ms of exchange, in 12 ms."),
-}
-"""What keeps a row from its goal on the machine of docs/benchmarks.md, where it misses it: from profiles."""
-
 ROWS = (
-    Row("steady-mlp", "tutorial", Goal(5.0), partial(steady, "tutorial"), limits=LIMITS["steady-mlp"]),
-    Row("steady-cnn", "tutorial", Goal(1.75), partial(steady, "tutorial", model="cnn", samples=6_400)),
+    Row("steady-mlp", "tutorial", Goal(5.0), partial(steady, "tutorial")),
+    Row("steady-cnn", "tutorial", Goal(1.75), partial(steady, "tutorial", model="cnn")),
     Row("steady-mlp-mnist", "tutorial, MNIST class", None, partial(steady, "tutorial_mnist"), full=True),
-    Row("two-ranks-gloo", "tutorial, 2 ranks", Goal(3.8), partial(ranks, "torch"), limits=LIMITS["two-ranks-gloo"]),
-    Row(
-        "two-ranks-shared", "tutorial, 2 ranks", Goal(6.0), partial(ranks, "shared"), limits=LIMITS["two-ranks-shared"]
-    ),
+    Row("two-ranks-gloo", "tutorial, 2 ranks", Goal(3.8), partial(ranks, "torch")),
+    Row("two-ranks-shared", "tutorial, 2 ranks", Goal(6.0), partial(ranks, "shared")),
     Row("compute-mlp", "compute alone", Goal(0.98), compute),
     Row("compute-cnn", "compute alone", Goal(0.98), partial(compute, model="cnn")),
-    Row("ray-streaming", "Ray Train + Data", Goal(7.0), ray_streaming),
-    Row("ray-materialised", "Ray Train + Data, materialised", Goal(1.08), partial(steady, "ray_materialised")),
+    Row("ray-streaming", "Ray Train + Data", Goal(7.0), partial(steady, "ray_streaming", samples=6_400)),
+    Row(
+        "ray-materialised",
+        "Ray Train + Data, materialised",
+        Goal(1.08),
+        partial(steady, "ray_materialised", samples=6_400),
+    ),
     Row("loader-alone", "Ray Data, materialised", Goal(8.0), partial(steady, "ray_materialised", loader_alone=True)),
     Row("lightning", "Lightning, equal loader", Goal(1.0), partial(steady, "lightning")),
     Row("lightning-small", "Lightning, step < 1 ms", Goal(1.3), partial(small, "lightning")),
@@ -261,26 +202,24 @@ ROWS = (
         "Accelerate, step < 1 ms",
         Goal(1.3),
         partial(small, "accelerate"),
-        limits=LIMITS["accelerate-small"],
     ),
     Row(
         "first-epoch",
         "tutorial, without packing",
         Goal(2.4),
         lambda bench: bench.packing[0],
-        limits=LIMITS["first-epoch"],
     ),
     Row("second-start", "packing", Goal(0.05, "<="), lambda bench: bench.packing[1]),
-    Row("streaming-jpeg", "DataLoader, 2 processes", Goal(1.5), streaming, limits=LIMITS["streaming-jpeg"]),
-    Row("scan", "1 us a file", Goal(1.0, "<="), scan, limits=LIMITS["scan"]),
+    Row("streaming-jpeg", "DataLoader, 2 processes", Goal(1.5), streaming),
+    Row("scan", "1 us a file", Goal(1.0, "<="), scan),
     Row("reopen", "50 ms for 600,000 files", Goal(1.0, "<="), lambda bench: whole.reopen(600_000, bench.rounds)),
     Row("scale-speed", "itself at 6,000 samples", Goal(0.97), lambda bench: bench.scale[0]),
     Row("scale-memory", "itself at 6,000 samples", Goal(1.02, "<="), lambda bench: bench.scale[1]),
-    Row("memory", "Ray Train + Data, PSS", Goal(0.75, "<="), memory, limits=LIMITS["memory"]),
-    Row("efficiency-64", "itself, 1 rank", Goal(0.88), partial(efficiency, 64), limits=LIMITS["efficiency-64"]),
-    Row("efficiency-256", "itself, 1 rank", Goal(0.96), partial(efficiency, 256), limits=LIMITS["efficiency-256"]),
+    Row("memory", "Ray Train + Data, PSS", Goal(0.75, "<="), memory),
+    Row("efficiency-64", "itself, 1 rank", Goal(0.88), partial(efficiency, 64)),
+    Row("efficiency-256", "itself, 1 rank", Goal(0.96), partial(efficiency, 256)),
     Row("auto-mlp", "tutorial, fp32", Goal(5.6), auto),
-    Row("auto-cnn", "tutorial, fp32", Goal(2.0), partial(auto, model="cnn", samples=6_400)),
+    Row("auto-cnn", "tutorial, fp32", Goal(2.0), partial(auto, model="cnn")),
     Row("start", "raw TorchTrainer", Goal(0.6, "<="), lambda bench: bench.cold[0]),
     Row("end", "raw TorchTrainer", Goal(0.3, "<="), lambda bench: bench.cold[1]),
     Row("start-cluster", "raw TorchTrainer there", Goal(0.5, "<="), lambda bench: bench.cluster[0]),

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import dataset, report
 from benchmarks.harness import SideFailed
-from benchmarks.rows import ROWS, Bench, Skipped
+from benchmarks.rows import ROWS, Bench
 
 
 def main() -> int:
@@ -43,19 +43,23 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave by way of the sides, which would go on alone
     machine = report.machine(bench)
     print("\n".join(machine), report.header(), sep="\n", flush=True)
-    lines = []
+    lines, began = [], time.monotonic()
     for row in ROWS:
         if row.name not in arguments.rows if arguments.rows else row.full and not arguments.full:
             continue
         started = time.monotonic()
         try:
             found: Any = row.measure(bench)
-        except (Skipped, SideFailed) as error:
+        except SideFailed as error:
             found = error
         lines.append(report.Line(row, found, time.monotonic() - started))
         print(lines[-1], flush=True)
+    misses = {line.row.name: miss for line in lines if (miss := line.miss(bench))}
+    for name, miss in misses.items():
+        print(f"\n{name} misses its goal: {miss}", flush=True)
+    print(f"\n{(time.monotonic() - began) / 60:.1f} minutes")
     if arguments.write:
-        report.write(machine, lines)
+        report.write(machine, lines, misses)
     return int(any(isinstance(line.found, SideFailed) for line in lines))
 
 

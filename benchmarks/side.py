@@ -48,6 +48,8 @@ class Workload:
     """Samples of a turn, over all ranks; 0 is an epoch. Only the side `raytrain` cuts its epochs."""
     loader_alone: bool = False
     """Read the batches and train nothing."""
+    exchange: bool = True
+    """Whether ranks exchange gradients; only the side `compute` can do without."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of raytrain's experiment by their dotted paths; the other sides have no use for them."""
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks import dataset
-from benchmarks.harness import ROOT, Measured, Side, SideFailed, Turn, alternate, environment
+from benchmarks.harness import ROOT, Measured, Side, SideFailed, alternate, environment, medians
 from benchmarks.side import Workload
 from raytrain import ImageFolder, Index
 from raytrain.data import cache
@@ -50,15 +50,16 @@ def packing(workload: Workload, tutorials: Workload, rounds: int) -> tuple[Measu
         mine, other = alternate((ours, theirs), rounds)
     first = tuple(a.rate / b.rate for a, b in zip(mine[1:], other[1:], strict=True))
     second = tuple(turn.more["again"] / turn.more["packed"] for turn in mine[1:])
-    packed = _median(mine[1:], "packed")
+    more = medians(mine[1:])
     return (
         Measured(
             statistics.median(turn.rate for turn in mine[1:]),
             statistics.median(turn.rate for turn in other[1:]),
             first,
-            note=f"packed in {packed:.1f} s",
+            note=f"packed in {more['packed']:.1f} s",
+            more=more,
         ),
-        Measured(_median(mine[1:], "again"), packed, second, unit="s", note="nothing is decoded"),
+        Measured(more["again"], more["packed"], second, unit="s", note="nothing is decoded"),
     )
 
 
@@ -66,7 +67,7 @@ def checkpoint(workload: Workload, rounds: int) -> Measured:
     """Seconds that a checkpoint of 47 MB keeps the loop, against torch.save and Ray Train's report."""
     with Side("checkpoint_raytrain", workload) as ours, Side("checkpoint_ray", workload) as theirs:
         mine, other = alternate((ours, theirs), rounds)
-    return _seconds([(1 / a.rate, 1 / b.rate) for a, b in zip(mine[1:], other[1:], strict=True)])
+    return _seconds([(a.more["seconds"], b.more["seconds"]) for a, b in zip(mine[1:], other[1:], strict=True)])
 
 
 def scan(folder: Path, files: int, rounds: int) -> Measured:
@@ -102,10 +103,6 @@ def reopen(files: int, rounds: int) -> Measured:
     finally:
         shutil.rmtree(folder)
     return Measured(statistics.median(found[1:]), 50.0, tuple(value / 50 for value in found[1:]), unit="ms")
-
-
-def _median(turns: list[Turn], name: str) -> float:
-    return statistics.median(turn.more[name] for turn in turns)
 
 
 def _seconds(pairs: list[tuple[float, float]]) -> Measured:

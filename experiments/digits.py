@@ -3,7 +3,7 @@
     raytrain train experiments/digits.py
 
 Two DDP workers on the CPU; 1,438 images to train on and 359 to validate on. Validation accuracy 0.989; the whole
-command takes 25 to 35 s on two cores, of which training is 2 s.
+command takes 8 s on two cores, of which training is 0.6 s.
 """
 
 from raytrain import CNN, SGD, Cosine, Digits, Experiment, Scaling

@@ -4,7 +4,7 @@
 
 DIR holds train/<class>/*.jpg and val/<class>/*.jpg, or <class>/*.jpg alone. `--model.weights hub` downloads
 torchvision's pretrained weights (84 MB); without it they are taken from torchvision's cache, where they are there, and
-else the plan says that the backbone is random (and the accuracy is that of a guess). On two busy cores 13 images/s.
+else the plan says that the backbone is random (and the accuracy is that of a guess). On two cores 22 images/s.
 """
 
 from raytrain import Adam, Augment, Experiment, ImageFolder, StepLR, Torchvision

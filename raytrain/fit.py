@@ -5,28 +5,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from raytrain import __version__, config, errors, experiment, launch, plan
-from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
+from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
 from raytrain.run import Lock, Run, check_writable, create, read_metrics
@@ -169,7 +163,7 @@ def _run(
     logs.mkdir(exist_ok=True)
     for leftover in (*logs.glob("rank_*.json"), path / "stop", path / "summary.json"):
         leftover.unlink(missing_ok=True)
-    with _Interrupts(path) as interrupts:
+    with Interrupts(path) as interrupts:
         try:
             weights = _pretrained(planned, path)
             observer.status("starting Ray")
@@ -189,7 +183,7 @@ def _run(
                 _work_here(job, tail)
             else:
                 _watch(job, planned, tail, interrupts, can_leave=not session.found)
-        except _Leave:
+        except Leave:
             _summarise(path, planned, "interrupted")
         except errors.UserError:
             _summarise(path, planned, "failed")
@@ -222,7 +216,7 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
     for split in ("train", "val"):
         index, bad = planned.indices[split], []
         if planned.mode == "resident":
-            array, index, bad = _read_here(data, index) or reader.pack(data, index)
+            array, index, bad = reader.pack(data, index)
             images[split] = ray.put(array)
             del array
         elif data.on_bad_sample == "skip":
@@ -242,16 +236,6 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
         command_started,
         own_output=not options.verbose and planned.experiment.scaling.workers > 0,
     )
-
-
-def _read_here(data: Data, index: Index) -> tuple[np.ndarray, Index, list[tuple[str, str]]] | None:
-    """What `reader.pack` would return, without Ray Data, where the source has all images in memory anyway."""
-    if not data.in_memory:
-        return None
-    try:
-        return data.read(index, np.arange(len(index))), index, []
-    except errors.BadSample:
-        return None  # to be looked for
 
 
 def _pretrained(planned: Plan, path: Path) -> Any:
@@ -279,7 +263,7 @@ def _work_here(job: Job, tail: Tail) -> None:
         raise _failure(error, job.run) from error
 
 
-def _watch(job: Job, planned: Plan, tail: Tail, interrupts: _Interrupts, can_leave: bool) -> None:
+def _watch(job: Job, planned: Plan, tail: Tail, interrupts: Interrupts, can_leave: bool) -> None:
     """Runs Ray Train's trainer in a side thread, and shows the metrics file as it grows."""
     # Ray's trainer would take SIGINT for itself in the main thread; in a side thread it leaves signals to us.
     outcome: list[BaseException | None] = []
@@ -350,56 +334,6 @@ def _failure(error: BaseException, path: Path) -> RunFailed:
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
-
-
-class _Leave(Exception):
-    """A request to stop that came before there was anything to save."""
-
-
-class _Interrupts:
-    """SIGINT and SIGTERM: the first asks the workers for a checkpoint and an end, the second ends at once."""
-
-    def __init__(self, path: Path):
-        self.path, self.signal = path, 0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Interrupts:
-        self.install()
-        return self
-
-    def install(self) -> None:
-        """Takes both signals; again after Ray has started, which takes SIGTERM for itself."""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before = signal.signal(number, self._handle)
-                self._before.setdefault(number, before)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @contextlib.contextmanager
-    def while_ray_starts(self) -> Iterator[None]:
-        """Ray takes SIGTERM for itself while it starts, and ends the process by an exit of its own."""
-        try:
-            yield
-        except SystemExit:
-            self.signal = self.signal or signal.SIGTERM
-            raise _Leave from None
-        finally:
-            self.install()
-
-    def stop_if_asked(self) -> None:
-        """Raises where a request has come already."""
-        if self.signal:
-            raise _Leave
-
-    def _handle(self, number: int, _frame: object) -> None:
-        if self.signal:
-            raise KeyboardInterrupt
-        self.signal = number
-        os.write(2, b"\nstopping, after a checkpoint where a step was done; once more stops at once\n")
-        (self.path / "stop").touch()
 
 
 def _write_environment(path: Path, planned: Plan) -> None:

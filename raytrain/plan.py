@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 _RESIDENT_SHARE = 0.25
 """Share of the smallest node's memory up to which `data.mode=auto` keeps all images resident."""
 _TRIED_FOR_REAL = 30_000_000
-"""Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but two seconds
-of imports."""
+"""Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but torch's
+decompositions, which are long to import."""
 _LEAST_CPUS = 0.25
 """CPUs that a worker gets at the least, where cpus_per_worker is not set."""
 
@@ -174,7 +173,7 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
             raise errors.bad_sample(samples[0].path, samples[0].reason)
     train = indices["train"]
     sample = experiment.data.image(train)
-    parameters = check_model(experiment, sample, len(train.classes), not resumed)
+    module = check_model(experiment, sample, len(train.classes), not resumed)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if experiment.compile and not any(map(shutil.which, compilers)):
         raise errors.no_compiler(", ".join(compilers))
@@ -182,7 +181,7 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
     experiment = replace(
         experiment,
         scaling=_scaling(experiment, resources),
-        memory_format=memory_format(experiment, sample, len(train.classes)),
+        memory_format=memory_format(experiment, sample, len(train.classes), module),
     )
     size = sum(indices[split].bytes for split in ("train", "val"))
     mode, room = experiment.data.mode, int(resources.memory * _RESIDENT_SHARE)
@@ -192,7 +191,8 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
         raise errors.no_room(
             "keeping all images resident", size, room, "in data.mode", "take --data.mode streaming, or smaller images"
         )
-    return Plan(experiment, indices, resources, mode, parameters, bad, tuple(experiment.model.notes()), run)
+    counts = _parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return Plan(experiment, indices, resources, mode, counts, bad, tuple(experiment.model.notes()), run)
 
 
 def local_resources() -> Resources:
@@ -203,16 +203,14 @@ def local_resources() -> Resources:
     return Resources(cpus, torch.cuda.device_count(), 1, _memory(), "this machine")
 
 
-def check_model(
-    experiment: Experiment, sample: tuple[int, int, int], classes: int, weights: bool = True
-) -> tuple[int, int]:
+def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: int, weights: bool = True) -> nn.Module:
     """Builds the model and passes one image through it; a large one on the meta device where its code allows that.
 
     Args:
         weights: whether to check also the weights that it will start from.
 
     Returns:
-        How many parameters it has, and how many of them are trained.
+        The model, in the CPU's memory or on the meta device.
 
     Raises:
         UserError: it cannot take the sample, its head does not suit the task, its weights do not fit, or nothing in
@@ -223,16 +221,15 @@ def check_model(
     where = type(experiment.model).__name__
     try:
         try:
-            with torch.device("meta"):
-                module = experiment.model.build(sample, classes)
-            if sum(parameter.numel() for parameter in module.parameters()) <= _TRIED_FOR_REAL:
-                module, output = _try_model(experiment, sample, classes, torch.device("cpu"))
-            else:
-                module, output = _try_model(experiment, sample, classes, torch.device("meta"))
+            module = _build(experiment, sample, classes, "meta")
+            if _parameters(module) <= _TRIED_FOR_REAL:
+                module = _build(experiment, sample, classes, "cpu")
+            output = _pass(module, sample)
         except errors.UserError:
             raise
         except Exception:  # it looks at values, or mixes devices, which the meta device does not allow
-            module, output = _try_model(experiment, sample, classes, torch.device("cpu"))
+            module = _build(experiment, sample, classes, "cpu")
+            output = _pass(module, sample)
     except errors.UserError:
         raise
     except Exception as error:
@@ -240,53 +237,65 @@ def check_model(
             f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error) else ''}", where
         ) from None
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
-    counts = (
-        sum(p.numel() for p in module.parameters()),
-        sum(p.numel() for p in module.parameters() if p.requires_grad),
-    )
-    if not counts[1]:
+    if not any(parameter.requires_grad for parameter in module.parameters()):
         raise errors.nothing_to_train(where)
     if weights:
         experiment.model.check_weights(module)
-    return counts
+    return module
 
 
 def memory_format(
-    experiment: Experiment, sample: tuple[int, int, int], classes: int
+    experiment: Experiment, sample: tuple[int, int, int], classes: int, module: nn.Module
 ) -> Literal["contiguous", "channels_last"]:
     """Decides `memory_format=auto`: channels_last for models with convolutions that can work so.
+
+    Args:
+        module: the model as `check_model` returned it; it may be changed.
 
     Raises:
         UserError: channels_last was asked for, and the model cannot.
     """
     import torch
 
-    if experiment.memory_format == "contiguous":
+    asked = experiment.memory_format
+    convolves = any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
+    if asked == "contiguous" or (asked == "auto" and not convolves):
         return "contiguous"
-    with torch.device("meta"), contextlib.suppress(Exception):
-        module = experiment.model.build(sample, classes)
-        if experiment.memory_format == "auto" and not any(
-            isinstance(part, torch.nn.Conv2d) for part in module.modules()
-        ):
-            return "contiguous"
     try:  # on real memory: a model that calls view() after a convolution fails there and not on the meta device
-        _try_model(experiment, sample, classes, torch.device("cpu"), torch.channels_last)
+        if _on_meta(module):
+            module = _build(experiment, sample, classes, "cpu")
+        _pass(module, sample, torch.channels_last)
     except Exception as error:
-        if experiment.memory_format == "channels_last":
+        if asked == "channels_last":
             raise errors.no_channels_last(type(error).__name__, f"in {type(experiment.model).__name__}") from None
         return "contiguous"
     return "channels_last"
 
 
-def _try_model(
-    experiment: Experiment, sample: tuple[int, int, int], classes: int, device: Any, layout: Any = None
-) -> tuple[nn.Module, Any]:
+def _build(experiment: Experiment, sample: tuple[int, int, int], classes: int, device: str) -> nn.Module:
+    import torch
+
+    with torch.device(device), torch.random.fork_rng(devices=[]):
+        return experiment.model.build(sample, classes).eval()
+
+
+def _pass(module: nn.Module, sample: tuple[int, int, int], layout: Any = None) -> Any:
+    """The model's output for one black image."""
     import torch
 
     layout = layout or torch.contiguous_format
-    with torch.device(device), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        module: Any = experiment.model.build(sample, classes).eval().to(memory_format=layout)
-        return module, module(torch.zeros(1, *sample).contiguous(memory_format=layout))
+    device = torch.device("meta" if _on_meta(module) else "cpu")
+    with device, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        module.to(memory_format=layout)  # type: ignore[call-overload]
+        return module(torch.zeros(1, *sample).contiguous(memory_format=layout))
+
+
+def _on_meta(module: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in module.parameters())
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _scaling(experiment: Experiment, resources: Resources) -> Scaling:

@@ -22,7 +22,7 @@ LAYERS = (
     ("run",),
     ("loop",),
     ("launch",),
-    ("observe", "session"),
+    ("interrupts", "observe", "session"),
     ("worker",),
     ("fit", "infer"),
     ("report",),

@@ -5,10 +5,8 @@ https://docs.ray.io/en/latest/train/user-guides/checkpoints.html
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch import nn
 
 from benchmarks.side import LARGE, Turns, Workload
 from benchmarks.sides.checkpoint_raytrain import COUNT, EVERY
+from benchmarks.sides.ray_streaming import fit
 
 
 def train(config: dict[str, Any]) -> None:
@@ -52,17 +51,7 @@ def main() -> None:
     """Starts a cluster in this process; its worker takes the turns."""
     workload, turns = Workload.from_argv(), Turns()
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    pipes = f"/proc/{os.getpid()}/fd"
-    settings = {"commands": f"{pipes}/0", "replies": f"{pipes}/{turns.replies.fileno()}"}
-    with tempfile.TemporaryDirectory() as storage:
-        ray.train.torch.TorchTrainer(
-            train,
-            train_loop_config={"workload": asdict(workload), **settings},
-            scaling_config=ray.train.ScalingConfig(num_workers=1),
-            run_config=ray.train.RunConfig(
-                storage_path=storage, checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2)
-            ),
-        ).fit()
+    fit(train, workload, turns, ray.train.CheckpointConfig(num_to_keep=2))
     ray.shutdown()
 
 

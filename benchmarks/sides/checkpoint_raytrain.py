@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import time
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 
-from benchmarks.resident import DATA, arrays
+from benchmarks import resident
+from benchmarks.resident import DATA, OPTIMIZER, arrays
 from benchmarks.side import LARGE, Turns, Workload, join
-from raytrain import SGD, Checkpoint, Experiment, Scaling
-from raytrain.data.reader import Resident
-from raytrain.experiment import save
-from raytrain.loop import Place, Worker
+from raytrain import Checkpoint, Experiment, Scaling
 
 EVERY, COUNT = 20, 5
 """Steps between two checkpoints, and checkpoints in a turn."""
@@ -30,19 +26,14 @@ def main() -> None:
     experiment = Experiment(
         LARGE,
         DATA,
-        optimizer=SGD(lr=0.05, momentum=0.9),
+        optimizer=OPTIMIZER,
         batch_size=workload.batch_size,
         checkpoint=Checkpoint(every_steps=EVERY),
         scaling=Scaling(threads_per_worker=1),
     )
-    indices = {"train": index, "val": index.take(np.arange(64))}
     while turns.wait():
         with tempfile.TemporaryDirectory() as folder:
-            save(experiment, Path(folder) / "experiment.json")
-            readers = {"train": Resident(images), "val": Resident(images[:64])}
-            worker = Worker(
-                experiment, Path(folder), indices, readers, None, Place(0, 1, torch.device("cpu")), time.time()
-            )
+            worker = resident.worker(experiment, folder, images, index)
             stalls, commit = [], worker.save
 
             def timed(row: Any = None, stalls: list[float] = stalls, commit: Any = commit) -> None:

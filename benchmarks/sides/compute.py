@@ -18,7 +18,7 @@ def main() -> None:
     workload, turns = Workload.from_argv(), Turns()
     rank, ranks = join()
     model: nn.Module = workload.build()
-    if ranks > 1:
+    if ranks > 1 and workload.exchange:
         model = DistributedDataParallel(model)
     criterion, optimizer = nn.CrossEntropyLoss(), workload.optimizer(model)
     generator, size = torch.Generator().manual_seed(rank), workload.batch_size

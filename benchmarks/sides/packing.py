@@ -10,18 +10,16 @@ import logging
 import shutil
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import ray
 import ray.data
-import torch
 
+from benchmarks import resident
+from benchmarks.resident import OPTIMIZER
 from benchmarks.side import MEAN, MODELS, STD, Turns, Workload, join
-from raytrain import SGD, Experiment, ImageFolder, Scaling
+from raytrain import Experiment, ImageFolder, Scaling
 from raytrain.data import reader
-from raytrain.experiment import save
-from raytrain.loop import Place, Worker
 
 
 def main() -> None:
@@ -45,7 +43,13 @@ def main() -> None:
         started = time.perf_counter()
         again, _, _ = reader.pack(data, index)  # no cluster is there: it could not be read anew
         turns.reply(
-            len(index), packed + seconds, loss, packed=packed, again=time.perf_counter() - started, rows=len(again)
+            len(index),
+            packed + seconds,
+            loss,
+            packed=packed,
+            epoch=seconds,
+            again=time.perf_counter() - started,
+            rows=len(again),
         )
     shutil.rmtree(cache, ignore_errors=True)
 
@@ -55,16 +59,12 @@ def epoch(workload: Workload, data: ImageFolder, index: reader.Index, images: np
     experiment = Experiment(
         MODELS[workload.model],
         data,
-        optimizer=SGD(lr=0.05, momentum=0.9),
+        optimizer=OPTIMIZER,
         batch_size=workload.batch_size,
         scaling=Scaling(threads_per_worker=1),
     )
-    few, indices = index.take(np.arange(64)), {"train": index}
-    readers = {"train": reader.Resident(images), "val": reader.Resident(images[:64])}
     with tempfile.TemporaryDirectory() as folder:
-        save(experiment, Path(folder) / "experiment.json")
-        place = Place(0, 1, torch.device("cpu"))
-        worker = Worker(experiment, Path(folder), indices | {"val": few}, readers, None, place, time.time())
+        worker = resident.worker(experiment, folder, images, index)
         worker.fit()
         row = worker.run.metrics().to_pylist()[0]
     return row["train_loss"], len(index) / row["samples_per_second"]

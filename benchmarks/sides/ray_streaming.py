@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -74,18 +74,24 @@ def main(materialise: bool = False) -> None:
     if workload.loader_alone:
         load(workload, turns, dataset)
     else:
-        # The worker talks to the harness itself, through this process's pipes.
-        pipes = f"/proc/{os.getpid()}/fd"
-        settings = {"commands": f"{pipes}/0", "replies": f"{pipes}/{turns.replies.fileno()}"}
-        with tempfile.TemporaryDirectory() as storage:
-            ray.train.torch.TorchTrainer(
-                train,
-                train_loop_config={"workload": asdict(workload), **settings},
-                datasets={"train": dataset},
-                scaling_config=ray.train.ScalingConfig(num_workers=workload.ranks),
-                run_config=ray.train.RunConfig(storage_path=storage),
-            ).fit()
+        fit(train, workload, turns, datasets={"train": dataset})
     ray.shutdown()
+
+
+def fit(
+    train: Callable[..., None], workload: Workload, turns: Turns, checkpoints: Any = None, **arguments: Any
+) -> None:
+    """Runs a TorchTrainer, whose worker talks to the harness itself, through this process's pipes."""
+    pipes = f"/proc/{os.getpid()}/fd"
+    settings = {"commands": f"{pipes}/0", "replies": f"{pipes}/{turns.replies.fileno()}"}
+    with tempfile.TemporaryDirectory() as storage:
+        ray.train.torch.TorchTrainer(
+            train,
+            train_loop_config={"workload": asdict(workload), **settings},
+            scaling_config=ray.train.ScalingConfig(num_workers=workload.ranks),
+            run_config=ray.train.RunConfig(storage_path=storage, checkpoint_config=checkpoints),
+            **arguments,
+        ).fit()
 
 
 def load(workload: Workload, turns: Turns, dataset: ray.data.Dataset) -> None:

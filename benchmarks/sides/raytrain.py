@@ -10,19 +10,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import torch
-
-from benchmarks.resident import DATA, Batches, arrays
+from benchmarks import resident
+from benchmarks.resident import DATA, OPTIMIZER, Batches, arrays
 from benchmarks.side import MODELS, Turns, Workload, join
-from raytrain import SGD, Experiment, Scaling, config, plan
+from raytrain import Experiment, Scaling, config, plan
 from raytrain.data.loader import Loaded
-from raytrain.data.reader import Resident
-from raytrain.experiment import save
-from raytrain.loop import Place, Worker
+from raytrain.loop import Worker
 
 
 class Cut:
@@ -55,14 +50,16 @@ def experiment(workload: Workload) -> Experiment:
     value = Experiment(
         MODELS[workload.model],
         DATA,
-        optimizer=SGD(lr=0.05, momentum=0.9),
+        optimizer=OPTIMIZER,
         batch_size=workload.batch_size * workload.ranks,
         epochs=1_000_000,
         scaling=Scaling(workers=workload.ranks, threads_per_worker=1),
     )
     for path, override in workload.overrides.items():
         value = config.replace(value, path, override)
-    return config.replace(value, "memory_format", plan.memory_format(value, (1, 28, 28), 10))
+    sample, classes = (1, 28, 28), 10
+    layout = plan.memory_format(value, sample, classes, plan.check_model(value, sample, classes))
+    return config.replace(value, "memory_format", layout)
 
 
 def main() -> None:
@@ -73,13 +70,8 @@ def main() -> None:
     rank, ranks = join()
     images, index = arrays(workload)
     value = experiment(workload)
-    indices = {"train": index, "val": index.take(np.arange(64))}
-    readers = {"train": Resident(images), "val": Resident(images[:64])}
     with tempfile.TemporaryDirectory() as folder:
-        save(value, Path(folder) / "experiment.json")
-        weights = workload.build().state_dict()
-        place = Place(rank, ranks, torch.device("cpu"))
-        worker = Worker(value, Path(folder), indices, readers, weights, place, time.time())
+        worker = resident.worker(value, folder, images, index, rank, ranks, workload.build().state_dict())
         steps = worker.steps_per_epoch
         if workload.segment:
             steps = min(steps, workload.segment // value.batch_size)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import raytrain
+from benchmarks.resident import OPTIMIZER
 from benchmarks.side import MEAN, MODELS, STD, Turns, Workload, memory
 from raytrain import config
 
@@ -32,7 +33,7 @@ def main() -> None:
             root=str(workload.folder / "png"), size=28, crop=None, channels=1, mean=(MEAN,), std=(STD,)
         ),
         task=Watched(),
-        optimizer=raytrain.SGD(lr=0.05, momentum=0.9),
+        optimizer=OPTIMIZER,
         batch_size=workload.batch_size * workload.ranks,
         epochs=3,
         scaling=raytrain.Scaling(workers=workload.ranks, threads_per_worker=1),

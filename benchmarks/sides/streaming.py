@@ -26,11 +26,12 @@ def main() -> None:
     loader = Loader(data, index, reader, workload.batch_size, 0, 0, 1, device, train=True)
     epoch = 0
     while turns.wait():
-        started, samples = time.perf_counter(), 0
+        started, samples, first = time.perf_counter(), 0, 0.0
         for loaded in loader.epoch(epoch):
             for _, images, _ in loaded.micro_batches(workload.batch_size):
                 samples += len(images)
-        turns.reply(samples, time.perf_counter() - started)
+                first = first or time.perf_counter() - started
+        turns.reply(samples, time.perf_counter() - started, first=first)
         epoch += 1
     ray.shutdown()
 

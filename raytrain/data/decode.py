@@ -128,8 +128,8 @@ def _load_torchvisions_operators() -> None:
 
 
 def _plain_png(raw: bytes) -> Image.Image | None:
-    """The image of a PNG of the plainest kind, by Pillow's decoder but without its parser, which takes twice the time
-    for a small image; None for what is not of that kind, or damaged: the parser says what about it."""
+    """The image of a PNG of the plainest kind, by Pillow's decoder but without its parser, which takes longer
+    than that for a small image; None for what is not of that kind, or damaged: the parser says what about it."""
     if raw[:16] != _PNG_START or len(raw) < 45:
         return None
     width, height, *kind = _PNG_HEADER.unpack_from(raw, 16)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,8 +24,6 @@ class Digits(Data):
     """Mean of the pixels."""
     std: tuple[float, ...] = (0.376,)
     """Standard deviation of the pixels."""
-    in_memory: ClassVar[bool] = True
-    """All images are."""
 
     def index(self) -> dict[str, Index]:
         """1,438 samples to train on and 359 to validate on, the same for every seed."""

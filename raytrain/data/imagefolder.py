@@ -236,7 +236,7 @@ def _opened(path: str | Path) -> Iterator[int]:
 
 
 def _bytes(path: str) -> bytes:
-    """A file's bytes; `open` takes twice as long for a small one."""
+    """A file's bytes; `open` also asks for its kind, size and position."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         parts = [os.read(descriptor, _CHUNK)]

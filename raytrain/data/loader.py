@@ -159,7 +159,7 @@ class Loader:
 @cache
 def _keep_memory() -> None:
     """Lets this process keep freed memory for the next batch. glibc gives large blocks back to the system, which then
-    fills each new one with zeros: for 64 images of 224 x 224 that takes ten times as long as to normalise them."""
+    fills each new one with zeros: for 64 images of 224 x 224 that takes longer than to normalise them."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)

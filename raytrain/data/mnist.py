@@ -15,7 +15,6 @@ import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -48,8 +47,6 @@ class MNIST(Data):
     """Mean of the pixels."""
     std: tuple[float, ...] = (0.3081,)
     """Standard deviation of the pixels."""
-    in_memory: ClassVar[bool] = True
-    """All images are."""
 
     def __post_init__(self) -> None:
         check(self, crop=at_least(1))

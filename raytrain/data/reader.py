@@ -5,8 +5,10 @@ Both give the same bytes in the same order.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,9 @@ _TASK, _TASK_ROWS = 64 << 20, 4096
 begin late, in a process that is yet to start, find work; and large, since a CPU waits up to 0.1 s for its next task."""
 _BLOCK = 16 << 20
 """Bytes that a task hands over at a time."""
+_HERE_SECONDS, _HERE_ROWS = 3.0, 64
+"""A split that this process alone reads in less time is not worth Ray Data's tasks, which take as long to start; it
+looks at the time after so many samples each."""
 
 
 @dataclass(frozen=True)
@@ -138,16 +143,30 @@ def drop_bad(data: Data, index: Index) -> tuple[Index, list[tuple[str, str]]]:
 
 def _read_all(data: Data, index: Index, images: np.ndarray | None) -> list[Bad]:
     """Reads a whole split into `images`, if that is given; returns the samples that cannot be read."""
-    import ray
-
     start, failed = 0, []
-    for block, bad in read_blocks(data, ray.put(index), _identity, len(index), index.bytes):
+    for block, bad in _all_blocks(data, index):
         _check(data, bad)
         if images is not None:
             images[start : start + len(block)] = block
         failed += [one._replace(row=start + one.row) for one in bad]
         start += len(block)
     return failed
+
+
+def _all_blocks(data: Data, index: Index) -> Iterator[tuple[np.ndarray, list[Bad]]]:
+    """A whole split, as `read_blocks` gives it: by this process where that is soon done, by Ray Data from the moment
+    on when it turns out not to be."""
+    done, seconds = 0, 0.0
+    while done < len(index) and seconds * len(index) <= _HERE_SECONDS * done:
+        started, part = time.perf_counter(), np.arange(done, min(done + _HERE_ROWS, len(index)))
+        block = _images_and_bad(_read_part(data, index, part))
+        done, seconds = done + len(part), seconds + time.perf_counter() - started
+        yield block
+    if done < len(index):
+        import ray
+
+        rest = len(index) - done
+        yield from read_blocks(data, ray.put(index), partial(np.add, done), rest, index.bytes * rest // len(index))
 
 
 def _check(data: Data, bad: list[Bad]) -> None:
@@ -180,31 +199,30 @@ def read_blocks(
     """
     import ray
 
-    context = ray.data.DataContext.get_current()
-    context.execution_options.preserve_order = True
-    if context.enable_progress_bars:
-        context.enable_progress_bars = False
-    context.target_max_block_size = _BLOCK * 3 // 4  # what a task yields is a block by itself from this size on
     tasks = max(1, min(total, max(2 * _cpus(), -(-size // _TASK), -(-total // _TASK_ROWS))))
     rows = max(1, _BLOCK * total // max(1, size))
     read: Any = _read
     dataset = ray.data.range(total, override_num_blocks=tasks).map_batches(
         read, fn_args=(data, index_ref, samples, rows), batch_size=None, zero_copy_batch=True
     )
+    context = dataset.context  # its own copy: other data sets of this process keep their settings
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.target_max_block_size = _BLOCK * 3 // 4  # what a task yields is a block by itself from this size on
     batches: Any = dataset.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=2)
     for batch in batches:
-        bad = [(row, *str(text).split("\0")) for row, text in enumerate(batch["bad"]) if text]
-        yield batch["image"], [Bad(row, path, reason, lasting == "lasting") for row, path, reason, lasting in bad]
+        yield _images_and_bad(batch)
+
+
+def _images_and_bad(batch: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:
+    bad = [(row, *str(text).split("\0")) for row, text in enumerate(batch["bad"]) if text]
+    return batch["image"], [Bad(row, path, reason, lasting == "lasting") for row, path, reason, lasting in bad]
 
 
 def _cpus() -> int:
     import ray
 
     return int(ray.cluster_resources().get("CPU", 1))
-
-
-def _identity(positions: np.ndarray) -> np.ndarray:
-    return positions
 
 
 def _read(

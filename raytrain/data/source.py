@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -112,9 +112,6 @@ class Data:
     """Mean to subtract, one number or one a channel, in units of the full range."""
     std: tuple[float, ...] = (0.5,)
     """Standard deviation to divide by, likewise."""
-
-    in_memory: ClassVar[bool] = False
-    """Whether `read` is no more than a slice of what `index` has loaded, so that the driver may as well read all."""
 
     def __post_init__(self) -> None:
         check(

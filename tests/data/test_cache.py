@@ -20,8 +20,7 @@ import pytest
 from PIL import Image
 
 from raytrain.data import Data, Digits, ImageFolder, Index, cache, reader
-from raytrain.data.reader import Bad
-from raytrain.errors import BadSample, UserError
+from raytrain.errors import UserError
 
 N, SHAPE = 37, (3, 5, 7)
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, *SHAPE), dtype=np.uint8)
@@ -34,25 +33,16 @@ def entry(tmp_path: Path) -> Path:
     return cache.entry(tmp_path / "cache", INDEX, "recipe")
 
 
-@pytest.fixture(autouse=True)
-def no_ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands in for Ray Data: reads in this process, in blocks, and counts the samples that were read."""
-    counted = SimpleNamespace(samples=0)
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Counts the samples that are read from files."""
+    counted, read = SimpleNamespace(samples=0), ImageFolder.read
 
-    def read_blocks(data: Data, index: Any, samples: Any, total: int, size: int) -> Any:
-        for start in range(0, total, 7):
-            chosen, bad = samples(np.arange(start, min(start + 7, total))), []
-            images = np.zeros((len(chosen), *index.shape), np.uint8)
-            for row in range(len(chosen)):
-                counted.samples += 1
-                try:
-                    images[row] = data.read(index, chosen[row : row + 1])[0]
-                except BadSample as error:
-                    bad.append(Bad(row, error.path, error.reason, not isinstance(error.__cause__, OSError)))
-            yield images, bad
+    def counting(data: ImageFolder, index: Index, samples: np.ndarray) -> np.ndarray:
+        counted.samples += len(samples)
+        return read(data, index, samples)
 
-    monkeypatch.setattr(reader, "read_blocks", read_blocks)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda index: index))
+    monkeypatch.setattr(ImageFolder, "read", counting)
     return counted
 
 
@@ -230,23 +220,23 @@ def test_the_folder_is_xdgs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert entry is not None and entry.parent == cache.default_folder()
 
 
-def test_a_second_start_reads_nothing(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+def test_a_second_start_reads_nothing(tmp_path: Path, reads: SimpleNamespace) -> None:
     first, index, _ = pack(folder(tmp_path / "data"))
-    assert no_ray.samples == len(index) == 16
+    assert reads.samples == len(index) == 16
     second, again, skipped = pack(folder(tmp_path / "data", mean=(0.1,), augment=ImageFolder().augment))
-    assert no_ray.samples == 16 and np.array_equal(first, second) and skipped == []
+    assert reads.samples == 16 and np.array_equal(first, second) and skipped == []
     assert again.fingerprint() == index.fingerprint() and second.base is not None
 
 
 @pytest.mark.parametrize("change", [{"size": 5}, {"channels": 1, "mean": (0.5,), "std": (0.5,)}, {"split_seed": 1}])
-def test_other_pixels_are_another_entry(tmp_path: Path, no_ray: SimpleNamespace, change: dict[str, Any]) -> None:
+def test_other_pixels_are_another_entry(tmp_path: Path, reads: SimpleNamespace, change: dict[str, Any]) -> None:
     pack(folder(tmp_path / "data"))
     pack(folder(tmp_path / "data", **change))
-    assert no_ray.samples == 32 and len(entries(tmp_path)) == 2
+    assert reads.samples == 32 and len(entries(tmp_path)) == 2
 
 
 def test_a_file_of_the_same_size_and_time_that_replaces_another_is_read_again(
-    tmp_path: Path, no_ray: SimpleNamespace
+    tmp_path: Path, reads: SimpleNamespace
 ) -> None:
     data = folder(tmp_path / "data")
     before, index, _ = pack(data)
@@ -262,15 +252,15 @@ def test_a_file_of_the_same_size_and_time_that_replaces_another_is_read_again(
     assert same.fingerprint() == index.fingerprint()
 
 
-def test_a_copy_of_the_files_elsewhere_has_its_own_entry(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+def test_a_copy_of_the_files_elsewhere_has_its_own_entry(tmp_path: Path, reads: SimpleNamespace) -> None:
     pack(folder(tmp_path / "data"))
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
     pack(folder(tmp_path / "copy"))
-    assert no_ray.samples == 32
+    assert reads.samples == 32
 
 
 def test_other_versions_of_the_libraries_decode_anew(
-    tmp_path: Path, no_ray: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reads: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from raytrain.data import decode
 
@@ -280,33 +270,34 @@ def test_other_versions_of_the_libraries_decode_anew(
     pack(folder(tmp_path / "data"))
     monkeypatch.setattr(decode, "VERSION", decode.VERSION + 1)
     pack(folder(tmp_path / "data"))
-    assert no_ray.samples == 48
+    assert reads.samples == 48
 
 
-def test_a_damaged_entry_is_built_again(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+def test_a_damaged_entry_is_built_again(tmp_path: Path, reads: SimpleNamespace) -> None:
     first, _, _ = pack(folder(tmp_path / "data"))
     (path,) = entries(tmp_path)
     path.write_bytes(path.read_bytes()[:100])
     second, _, _ = pack(folder(tmp_path / "data"))
     third, _, _ = pack(folder(tmp_path / "data"))
-    assert no_ray.samples == 32 and np.array_equal(first, second) and np.array_equal(first, third)
+    assert reads.samples == 32 and np.array_equal(first, second) and np.array_equal(first, third)
 
 
 def test_skipped_samples_are_remembered_and_are_still_errors_where_they_are_not_skipped(
-    tmp_path: Path, no_ray: SimpleNamespace
+    tmp_path: Path, reads: SimpleNamespace
 ) -> None:
     data = folder(tmp_path / "data", on_bad_sample="skip")
     name = data.index()["train"].name(2)
     (tmp_path / "data" / name).write_bytes(b"no image")
     first, index, skipped = pack(data)
-    assert no_ray.samples == 16 and len(index) == len(first) == 15
+    assert len(index) == len(first) == 15
     assert skipped == [(str(tmp_path / "data" / name), "it is no image, or of an unknown format")]
+    reads.samples = 0
     second, again, same = pack(data)
-    assert no_ray.samples == 16 and np.array_equal(first, second) and same == skipped
+    assert reads.samples == 0 and np.array_equal(first, second) and same == skipped
     assert again.fingerprint() == index.fingerprint()
     with pytest.raises(UserError, match=f"cannot read sample: it is no image.*{name}"):
         pack(folder(tmp_path / "data"))
-    assert no_ray.samples == 16
+    assert reads.samples == 0
 
 
 def test_the_preflight_asks_the_cache_which_samples_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +311,7 @@ def test_the_preflight_asks_the_cache_which_samples_are_bad(tmp_path: Path, monk
     assert probed == [(str(path), "it is no image, or of an unknown format")]
 
 
-def test_what_could_not_be_reached_is_not_remembered_as_unreadable(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+def test_what_could_not_be_reached_is_not_remembered_as_unreadable(tmp_path: Path, reads: SimpleNamespace) -> None:
     data = folder(tmp_path / "data", on_bad_sample="skip")
     path = tmp_path / "data" / data.index()["train"].name(2)
     path.rename(f"{path}.away")
@@ -336,18 +327,18 @@ def test_an_error_leaves_no_entry(tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, reads: SimpleNamespace) -> None:
     (tmp_path / "file").touch()
     for _ in range(2):
         images, index, _ = pack(folder(tmp_path / "data", cache=str(tmp_path / "file" / "cache")))
         assert len(images) == len(index) == 16
-    assert no_ray.samples == 32
+    assert reads.samples == 32
 
 
-def test_off_keeps_nothing_and_takes_nothing(tmp_path: Path, no_ray: SimpleNamespace) -> None:
+def test_off_keeps_nothing_and_takes_nothing(tmp_path: Path, reads: SimpleNamespace) -> None:
     pack(folder(tmp_path / "data"))
     pack(folder(tmp_path / "data", cache="off"))
-    assert no_ray.samples == 32 and len(entries(tmp_path)) == 1
+    assert reads.samples == 32 and len(entries(tmp_path)) == 1
 
 
 def test_sources_in_memory_and_those_that_read_otherwise_have_no_entry(tmp_path: Path) -> None:

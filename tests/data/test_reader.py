@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from raytrain import order
 from raytrain.data import Data, Index, reader
 from raytrain.data.reader import Bad, Epoch, Resident, Streaming
-from raytrain.errors import UserError
+from raytrain.errors import BadSample, UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (103, 1, 4, 4), dtype=np.uint8)
 INDEX = Index(np.arange(103) % 10, tuple("0123456789"), (1, 4, 4), "train")
@@ -103,3 +105,44 @@ def test_a_bad_sample_in_the_stream_is_an_error_that_names_it(monkeypatch: pytes
     monkeypatch.setattr(reader, "read_blocks", served([8], [Bad(0, "ants/1.jpg", "the file is empty", True)]))
     with pytest.raises(UserError, match=r"cannot read sample: the file is empty, ants/1\.jpg"):
         next(Streaming(Data(), INDEX, None).read(ways(1, 0)[0]))
+
+
+class Slow(Data):
+    """A source whose samples take a second each by the clock of the test, and one of which is bad."""
+
+    now, read_here = 0.0, 0
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        Slow.now += len(samples)
+        Slow.read_here += len(samples)
+        if 70 in samples:
+            raise BadSample("ants/70.jpg", "the file is empty")
+        return IMAGES[samples]
+
+
+@pytest.mark.parametrize(("seconds", "here"), [(1_000.0, 103), (102.0, 64), (0.0, 64)])
+def test_a_split_is_read_here_while_that_is_soon_done_and_by_ray_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, here: int
+) -> None:
+    def read_blocks(data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int):
+        assert (index, size) == ("index", total * 16)
+        for start in range(0, total, 20):
+            chosen = samples(np.arange(start, min(start + 20, total)))
+            at = np.flatnonzero(chosen == 70)
+            yield (
+                np.where((chosen == 70)[:, None, None, None], 0, IMAGES[chosen]),
+                [Bad(int(row), "ants/70.jpg", "the file is empty", True) for row in at],
+            )
+
+    Slow.now, Slow.read_here = 0.0, 0
+    monkeypatch.setattr(reader, "time", SimpleNamespace(perf_counter=lambda: Slow.now))
+    monkeypatch.setattr(reader, "_HERE_SECONDS", seconds)
+    monkeypatch.setattr(reader, "read_blocks", read_blocks)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda _: "index"))
+    images, index, skipped = reader.pack(Slow(on_bad_sample="skip"), INDEX)
+    good = np.delete(np.arange(103), 70)
+    assert np.array_equal(images, IMAGES[good]) and np.array_equal(index.labels, INDEX.labels[good])
+    assert skipped == [("ants/70.jpg", "the file is empty")]
+    assert Slow.read_here == here + (39 if here == 103 else 0), "a block with a bad sample is read again, one by one"
+    with pytest.raises(UserError, match=r"cannot read sample: the file is empty, ants/70\.jpg"):
+        reader.pack(Slow(), INDEX)

@@ -114,9 +114,14 @@ def test_a_node_has_stock_processes_where_ray_is_another(monkeypatch: pytest.Mon
         assert Node.start_monitor is stock
 
 
-def test_an_error_of_a_rank_ends_the_run_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"^rank 1: ValueError: the cable is loose \(.*test_launch.py:\d+\)$"):
+def test_an_error_of_a_rank_is_shown_with_its_rank_and_place_and_leaves_nothing(tmp_path: Path) -> None:
+    message = r"^rank 1: ValueError: the cable is loose \(.*test_launch.py:\d+\)$"
+    with pytest.raises(RunFailed, match=message) as failure:
         raytrain.train(replace(BASE, model=Fragile()), out=str(tmp_path), name="run", quiet=True)
+    assert failure.value.rank == 1
+    summary = Run(tmp_path / "run").summary
+    assert summary["status"] == "failed" and "the cable is loose" in summary["error"]
+    assert "the cable is loose" in (tmp_path / "run" / "logs" / "rank_1.log").read_text()
     assert_nothing_is_left()
 
 
