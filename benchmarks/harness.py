@@ -6,6 +6,7 @@ a ratio is taken in every round, and what counts is the median of those.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -174,8 +175,19 @@ class Measured:
 
 def compare(ours: Side, theirs: Side, rounds: int) -> Measured:
     """Samples per second of two sides that alternate, and whether they learnt the same."""
-    with ours, theirs:
-        mine, other = alternate((ours, theirs), rounds)
+    return compare_each([ours], theirs, rounds)[0]
+
+
+def compare_each(ours: Sequence[Side], theirs: Side, rounds: int) -> list[Measured]:
+    """The same of several sides of ours against one that is theirs."""
+    with contextlib.ExitStack() as stack:
+        sides = [stack.enter_context(side) for side in (*ours, theirs)]
+        *mine, other = alternate(sides, rounds)
+    return [measured(turns, other) for turns in mine]
+
+
+def measured(mine: Sequence[Turn], other: Sequence[Turn]) -> Measured:
+    """The ratios of all turns but the first, which warms up."""
     ratios = tuple(a.rate / b.rate for a, b in zip(mine[1:], other[1:], strict=True))
     note, warning = compare_losses(mine, other)
     return Measured(

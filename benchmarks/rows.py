@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import dataset, limits, whole
-from benchmarks.harness import Measured, Side, alternate, compare
+from benchmarks.harness import Measured, Side, alternate, compare, compare_each, measured
 from benchmarks.side import Workload
 
 
@@ -64,6 +64,34 @@ class Bench:
     def packing(self) -> tuple[Measured, Measured]:
         """A first epoch from files, and a second start."""
         return whole.packing(self.workload(samples=60_000), self.workload(), self.few)
+
+    @cached_property
+    def tutorial(self) -> dict[str, list[Measured]]:
+        """The tutorials' loop on one rank, model by model, against raytrain in fp32 and in the precision it chooses."""
+        return {model: self.against_tutorial({"model": model}, "precision", "fp32", "auto") for model in ("mlp", "cnn")}
+
+    @cached_property
+    def two_ranks(self) -> list[Measured]:
+        """The tutorials' two ranks against raytrain's with DistributedDataParallel and with shared memory."""
+        return self.against_tutorial({"ranks": 2}, "parallel.reduction", "torch", "shared")
+
+    def against_tutorial(self, changes: dict[str, Any], path: str, *values: str) -> list[Measured]:
+        """raytrain with some values of a field against the tutorials' loop."""
+        ours = [Side("raytrain", self.workload(**changes, overrides={path: value})) for value in values]
+        return compare_each(ours, Side("tutorial", self.workload(**changes)), self.rounds)
+
+    @cached_property
+    def ray(self) -> tuple[Measured, float]:
+        """raytrain against Ray Train with Ray Data; and that one's PSS in MiB while it is alone."""
+        workload = self.workload(samples=6_400)
+        with Side("ray_streaming", workload) as theirs:
+            other = [theirs.turn()]
+            with Side("raytrain", workload) as ours:
+                mine = [ours.turn()]
+                for _ in range(self.rounds):
+                    mine.append(ours.turn())
+                    other.append(theirs.turn())
+        return measured(mine, other), other[0].memory["pss"] / 2**20
 
     @cached_property
     def parts(self) -> dict[str, float]:
@@ -128,23 +156,13 @@ def steady(peer: str, bench: Bench, **changes: Any) -> Measured:
 
 def compute(bench: Bench, **changes: Any) -> Measured:
     """The loop against the same model on batches that are there already; neither reads files."""
-    samples = 9_600 if "model" in changes else 19_200
+    samples = 6_400 if "model" in changes else 19_200
     return steady("compute", bench, samples=samples, files=False, **changes)
 
 
 def small(peer: str, bench: Bench) -> Measured:
     """The same with a model whose step is below 1 ms; an epoch of MNIST's 60,000 takes it half a second."""
     return steady(peer, bench, model="small", samples=60_000, files=False)
-
-
-def ranks(reduction: str, bench: Bench) -> Measured:
-    """Two ranks against the tutorials' two, with gradients reduced in a certain way."""
-    return steady("tutorial", bench, ranks=2, overrides={"parallel.reduction": reduction})
-
-
-def auto(bench: Bench, **changes: Any) -> Measured:
-    """The precision that raytrain chooses by itself against the tutorials' float32."""
-    return steady("tutorial", bench, overrides={"precision": "auto"}, **changes)
 
 
 def efficiency(batch_size: int, bench: Bench) -> Measured:
@@ -159,11 +177,9 @@ def efficiency(batch_size: int, bench: Bench) -> Measured:
 def memory(bench: Bench) -> Measured:
     """PSS of a whole run's worker against that of Ray Train's worker. One after the other: pages that both map would
     count half for each."""
-    workload, found = bench.workload(samples=6_400), []
-    for name, turns in (("raytrain_train", 1), ("ray_streaming", 2)):
-        with Side(name, workload) as side:
-            found.append([side.turn().memory["pss"] / 2**20 for _ in range(turns)][-1])
-    ours, theirs = found
+    with Side("raytrain_train", bench.workload(samples=6_400)) as side:
+        ours = side.turn().memory["pss"] / 2**20
+    theirs = bench.ray[1]
     return Measured(ours, theirs, (ours / theirs,), unit="MiB")
 
 
@@ -179,14 +195,14 @@ def scan(bench: Bench) -> Measured:
 
 
 ROWS = (
-    Row("steady-mlp", "tutorial", Goal(5.0), partial(steady, "tutorial")),
-    Row("steady-cnn", "tutorial", Goal(1.75), partial(steady, "tutorial", model="cnn")),
+    Row("steady-mlp", "tutorial", Goal(5.0), lambda bench: bench.tutorial["mlp"][0]),
+    Row("steady-cnn", "tutorial", Goal(1.75), lambda bench: bench.tutorial["cnn"][0]),
     Row("steady-mlp-mnist", "tutorial, MNIST class", None, partial(steady, "tutorial_mnist"), full=True),
-    Row("two-ranks-gloo", "tutorial, 2 ranks", Goal(3.8), partial(ranks, "torch")),
-    Row("two-ranks-shared", "tutorial, 2 ranks", Goal(6.0), partial(ranks, "shared")),
+    Row("two-ranks-gloo", "tutorial, 2 ranks", Goal(3.8), lambda bench: bench.two_ranks[0]),
+    Row("two-ranks-shared", "tutorial, 2 ranks", Goal(6.0), lambda bench: bench.two_ranks[1]),
     Row("compute-mlp", "compute alone", Goal(0.98), compute),
     Row("compute-cnn", "compute alone", Goal(0.98), partial(compute, model="cnn")),
-    Row("ray-streaming", "Ray Train + Data", Goal(7.0), partial(steady, "ray_streaming", samples=6_400)),
+    Row("ray-streaming", "Ray Train + Data", Goal(7.0), lambda bench: bench.ray[0]),
     Row(
         "ray-materialised",
         "Ray Train + Data, materialised",
@@ -218,8 +234,8 @@ ROWS = (
     Row("memory", "Ray Train + Data, PSS", Goal(0.75, "<="), memory),
     Row("efficiency-64", "itself, 1 rank", Goal(0.88), partial(efficiency, 64)),
     Row("efficiency-256", "itself, 1 rank", Goal(0.96), partial(efficiency, 256)),
-    Row("auto-mlp", "tutorial, fp32", Goal(5.6), auto),
-    Row("auto-cnn", "tutorial, fp32", Goal(2.0), partial(auto, model="cnn")),
+    Row("auto-mlp", "tutorial, fp32", Goal(5.6), lambda bench: bench.tutorial["mlp"][1]),
+    Row("auto-cnn", "tutorial, fp32", Goal(2.0), lambda bench: bench.tutorial["cnn"][1]),
     Row("start", "raw TorchTrainer", Goal(0.6, "<="), lambda bench: bench.cold[0]),
     Row("end", "raw TorchTrainer", Goal(0.3, "<="), lambda bench: bench.cold[1]),
     Row("start-cluster", "raw TorchTrainer there", Goal(0.5, "<="), lambda bench: bench.cluster[0]),

@@ -13,7 +13,7 @@ from benchmarks.resident import DATA, OPTIMIZER, arrays
 from benchmarks.side import LARGE, Turns, Workload, join
 from raytrain import Checkpoint, Experiment, Scaling
 
-EVERY, COUNT = 20, 5
+EVERY, COUNT = 20, 3
 """Steps between two checkpoints, and checkpoints in a turn."""
 
 
