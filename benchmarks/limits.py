@@ -15,6 +15,10 @@ SENTENCES = {
         "The model: of {mlp_step:.2f} ms a step, {mlp_passes:.2f} are its forward and backward pass and "
         "{mlp_optimizer:.2f} the optimizer. compute-mlp has the loop against one whose batches are there already."
     ),
+    "compute-mlp": (
+        "The loop: of {mlp_step:.2f} ms a step, {mlp_own:.2f} are neither forward and backward pass nor optimizer, but "
+        "the batch's gather and normalisation, the step's seed and the loss in float64."
+    ),
     "two-ranks-gloo": (
         "gloo: two bare models do {ddp:,.0f} samples/s with DistributedDataParallel and {alone:,.0f} without any "
         "exchange. Both sides pay that."
@@ -39,6 +43,10 @@ SENTENCES = {
     "scan": (
         "A stat for each file takes {stat:.1f} us: it tells the size and the time of change, by which a run knows its "
         "data again and the cache never serves an image that was replaced. The names alone take {list:.1f} us."
+    ),
+    "scale-speed": (
+        "Nothing that the loop does depends on the number of samples, but for the memory that a batch is gathered "
+        "from. The spread says how well these rounds can tell."
     ),
     "memory": (
         "PyTorch, on both sides: a process that has done no more than import it has {torch_memory:.0f} MiB, with Ray "
@@ -76,6 +84,7 @@ def parts(workload: Workload, arrays: Workload, rounds: int) -> dict[str, float]
     one, alone, ddp, ours = (statistics.median(turn.rate for turn in taken[1:]) for taken in turns)
     batch = 2 * arrays.batch_size * 1e3
     return figures | {
+        "mlp_own": figures["mlp_step"] - figures["mlp_passes"] - figures["mlp_optimizer"],
         "small_own": figures["small_step"] - figures["small_passes"] - figures["small_optimizer"],
         "decoding": figures["png"] * 60_000 / 1e6,
         "photographs": 1e6 / figures["jpeg"],
