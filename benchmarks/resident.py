@@ -13,7 +13,7 @@ import torch
 from benchmarks.side import MEAN, STD, Workload
 from raytrain import MNIST, SGD, Experiment
 from raytrain.data import Index
-from raytrain.data.loader import Loader
+from raytrain.data.loader import Loader, keep_memory
 from raytrain.data.reader import Resident
 from raytrain.experiment import save
 from raytrain.loop import Place, Worker
@@ -56,6 +56,7 @@ class Batches:
     def __init__(self, workload: Workload):
         images, index = arrays(workload)
         device = torch.device("cpu")
+        keep_memory()  # as raytrain's worker does
         self.loader = Loader(DATA, index, Resident(images), workload.batch_size, 0, 0, 1, device, train=True)
         self.epoch = 0
 

@@ -22,14 +22,15 @@ from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.experiment import load as load_experiment
 from raytrain.experiment import refuse_while_loading as _refuse_while_loading
 from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
-from raytrain.optim import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepLR
-from raytrain.parallel import DDP, Parallel
+from raytrain.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR
+from raytrain.parallel import DDP, FSDP, DataParallel, ModelParallel, Parallel
 from raytrain.run import Run
 from raytrain.task import Batch, Classification, Task
 
 __all__ = [
     "CNN",
     "DDP",
+    "FSDP",
     "MLP",
     "MNIST",
     "SGD",
@@ -43,11 +44,14 @@ __all__ = [
     "Constant",
     "Cosine",
     "Data",
+    "DataParallel",
     "Digits",
     "Experiment",
     "ImageFolder",
     "Index",
     "Model",
+    "ModelParallel",
+    "OneCycle",
     "Optimizer",
     "Parallel",
     "Run",

@@ -59,13 +59,23 @@ def save(
     return target
 
 
-def snapshot(state: Any) -> Any:
-    """A copy on the host of a tree of tensors and plain values, which training goes on changing."""
+def snapshot(
+    state: Any, whole: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor, keep: bool = True
+) -> Any:
+    """A copy on the host of a tree of tensors and plain values, which training goes on changing.
+
+    Args:
+        whole: makes a whole tensor of a rank's part of it.
+        keep: whether this rank wants the copy, or only gives its parts to `whole`.
+    """
     if isinstance(state, torch.Tensor):
-        return state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()
+        tensor = whole(state.detach())
+        if not keep:
+            return None
+        return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
     if isinstance(state, Mapping):
-        return {name: snapshot(value) for name, value in state.items()}
-    return type(state)(map(snapshot, state)) if isinstance(state, (list, tuple)) else state
+        return {name: snapshot(value, whole, keep) for name, value in state.items()}
+    return type(state)(snapshot(value, whole, keep) for value in state) if isinstance(state, (list, tuple)) else state
 
 
 class Background:

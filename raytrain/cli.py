@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from raytrain import __version__, config, errors
-from raytrain.experiment import Experiment, load
+from raytrain.experiment import Experiment, load, with_strategy
 from raytrain.fit import Interrupted, Options, RunFailed, resume, train
 from raytrain.observe import watched
 from raytrain.run import Run
@@ -95,6 +95,7 @@ def _train(arguments: list[str]) -> None:
             "`raytrain train EXPERIMENT --help` lists that experiment's fields.",
         )
     value, source = load(path)
+    value, arguments = _strategy(value, arguments)
 
     def command(
         experiment: Annotated[Experiment, _FLAT] = value, options: Annotated[Options, _FLAT] = Options()
@@ -117,9 +118,10 @@ def _resume(arguments: list[str]) -> None:
             "workers. `raytrain resume RUN --help` lists the fields.",
         )
     found = Run(path)
+    begun_with, arguments = _strategy(found.experiment, arguments)
 
     def command(
-        experiment: Annotated[Experiment, _FLAT] = found.experiment, options: Annotated[Resume, _FLAT] = Resume()
+        experiment: Annotated[Experiment, _FLAT] = begun_with, options: Annotated[Resume, _FLAT] = Resume()
     ) -> tuple[Experiment, Resume]:
         return experiment, options
 
@@ -249,6 +251,19 @@ def _help() -> str:
         what, _, usage = str(command.__doc__).partition(": ")
         lines.append(f"  {name:<9} {what:<22} {usage}")
     return "\n".join([*lines, "", "`raytrain COMMAND --help` says more; --version prints the version."])
+
+
+def _strategy(value: Experiment, arguments: list[str]) -> tuple[Experiment, list[str]]:
+    """Takes `--parallel.strategy NAME` from the arguments: it decides which fields `parallel` has."""
+    name, rest = None, []
+    following = iter(arguments)
+    for argument in following:
+        flag, equals, text = argument.partition("=")
+        if flag == "--parallel.strategy":
+            name = text if equals else next(following, "")
+        else:
+            rest.append(argument)
+    return (value if name is None else with_strategy(value, name)), rest
 
 
 def _first(arguments: list[str]) -> str | None:

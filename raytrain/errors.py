@@ -258,6 +258,18 @@ def too_few(resource: str, asked: float, has: float, where: str) -> UserError:
     )
 
 
+def strategy_misfit(what: str, field: str, how: str) -> UserError:
+    return UserError(what, f"in {field}", how)
+
+
+def unknown_strategy(name: str, known: Sequence[str]) -> UserError:
+    return UserError(
+        f"there is no parallel strategy {name!r}",
+        "in parallel.strategy",
+        f"{_nearest(name, known)}they are {_listed(known, 12)}",
+    )
+
+
 def no_shared_memory() -> UserError:
     return UserError(
         "the workers have no memory in common: they are not all on CPUs of one x86-64 Linux host",

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from raytrain.config import above, at_least, check
 from raytrain.data import Data
 from raytrain.models import Model
 from raytrain.optim import SGD, Constant, Optimizer, Schedule
-from raytrain.parallel import DDP, Parallel
+from raytrain.parallel import DDP, STRATEGIES, Parallel
 from raytrain.task import Classification, Task
 
 _loading: list[Path] = []
@@ -96,6 +96,9 @@ class Experiment:
     """Compile the model with torch.compile before training; on CPUs that needs a C++ compiler."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; longer ones are scaled down to it."""
+    on_nonfinite: Literal["error", "skip"] = "error"
+    """What to do with a step whose loss or gradients are not finite: end the run, or leave the weights as they are and
+    count it. fp16 leaves out steps whose gradients overflow in any case."""
     seed: int = 0
     """Decides the initial weights, the order of samples, augmentation and dropout."""
 
@@ -139,6 +142,17 @@ class Experiment:
     def accumulation(self) -> int:
         """Forward passes of a worker in a step."""
         return self.batch_size // max(1, self.scaling.workers) // self.micro_batch
+
+
+def with_strategy(value: Experiment, name: str) -> Experiment:
+    """The experiment with another parallel strategy, by its name on the command line; as it is where it has that one.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in STRATEGIES:
+        raise errors.unknown_strategy(name, list(STRATEGIES))
+    return value if type(value.parallel) is STRATEGIES[name] else replace(value, parallel=STRATEGIES[name]())
 
 
 def load(path: Path | str) -> tuple[Experiment, Path | None]:

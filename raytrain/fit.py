@@ -27,7 +27,10 @@ from raytrain.run import Lock, Run, check_writable, create, read_metrics
 from raytrain.session import Session, ship_classes
 from raytrain.worker import Job, work, work_on_cluster
 
-_RESUMABLE = ("epochs", "micro_batch_size", "scaling", "checkpoint", "data.root", "data.mode", "data.cache")
+_RESUMABLE = (
+    *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
+    *("clip_norm", "on_nonfinite"),
+)
 
 
 class Interrupted(Exception):
@@ -294,7 +297,8 @@ def _fit(trainer: Any) -> BaseException | None:
 
 
 def _work_on_cluster(settings: dict[str, Any]) -> None:
-    if not settings["job"].experiment.compile:
+    value = settings["job"].experiment
+    if not (value.compile or value.parallel.sharded):  # torch's sharded tensors import the compiler themselves
         launch.defer_compiler()
     work_on_cluster(settings)
 

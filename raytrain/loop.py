@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from raytrain import checkpoint, config, experiment, order
-from raytrain.data.loader import Loaded, Loader, Reader
+from raytrain.data.loader import Loaded, Loader, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.experiment import Experiment
 from raytrain.metrics import Sums
@@ -48,6 +48,7 @@ class _Pending:
     lr: float
     size: int
     loss: torch.Tensor
+    updated: bool
 
 
 class Worker:
@@ -78,15 +79,14 @@ class Worker:
         self.sample, self.stored = e.data.image(indices["train"]), indices["train"].shape
         self.classes = indices["train"].classes
         torch.set_num_threads(e.scaling.threads_per_worker or 1)
+        if place.device.type == "cpu" and not e.parallel.sharded:  # which is there to take little of it
+            keep_memory()
         self._seed(0)
         self.model: nn.Module = e.model.build(self.sample, len(self.classes))
         if weights is not None:
             self.model.load_state_dict(weights)
         layout = memory_format(e.memory_format)
         self.model.to(place.device, memory_format=layout)  # type: ignore[call-overload]
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.parameters = trained
-        self.optimizer = e.optimizer.build(trained)
         self.precision = Precision(e.precision, place.device)
         self.loaders = {
             split: Loader(
@@ -118,9 +118,10 @@ class Worker:
         Returns:
             `completed` or `interrupted`; the summary is written then.
         """
-        self.restore()
+        optimizer = self.restore()
         if self.experiment.precision == "auto":
             self._choose_precision()
+        self._spread(optimizer)
         with contextlib.ExitStack() as stack:
             if self.log:
                 stack.callback(self.log.close)
@@ -129,9 +130,6 @@ class Worker:
 
     def _train(self) -> str:
         e, progress = self.experiment, self.progress
-        model: Any = torch.compile(self.model) if e.compile else self.model  # with the same parameters
-        self.wrapped = e.parallel.wrap(model, self.place.device, self.place.world)
-        self.scale = e.parallel.gradient_scale(self.wrapped, self.place.world)
         every = e.checkpoint.every_steps
         while progress.epoch < e.epochs:
             self.clock = time.monotonic()
@@ -152,6 +150,30 @@ class Worker:
                 return self.finish("interrupted")
         return self.finish("completed")
 
+    def _spread(self, state: dict[str, Any] | None) -> None:
+        """Hands the model, whose weights are known now, to the parallel strategy, and builds the optimizer.
+
+        Args:
+            state: the optimizer's, of a checkpoint.
+        """
+        e, place = self.experiment, self.place
+        if e.compile:
+            self.model.compile()
+        self.wrapped = e.parallel.wrap(self.model, place.device, place.world)
+        self.scale = e.parallel.gradient_scale(self.wrapped, place.world)
+        groups = e.optimizer.groups(self.model)
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        self.optimizer = e.optimizer.build(groups)
+        if state is not None:
+            for number, values in state["state"].items():
+                for name, value in values.items():
+                    if isinstance(value, torch.Tensor):
+                        values[name] = e.parallel.part(value, self.parameters[number])
+            own = self.optimizer.state_dict()["param_groups"]  # how it computes depends on the strategy
+            for saved, group in zip(state["param_groups"], own, strict=True):
+                saved |= {name: group[name] for name in ("fused", "foreach") if name in group}
+            self.optimizer.load_state_dict(state)
+
     def train_step(self, loaded: Loaded) -> None:
         """One optimizer step over one global batch."""
         e, progress = self.experiment, self.progress
@@ -159,31 +181,34 @@ class Worker:
         self._seed(1, progress.step, self.place.rank)
         lr = e.optimizer.lr * e.schedule.factor(progress.step, self.steps_per_epoch, e.epochs)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["factor"]
         total: torch.Tensor | None = None
-        batches = list(range(0, max(1, len(loaded.ids)), e.micro_batch))
-        empty = len(loaded.ids) == 0  # a last short batch with fewer samples than ranks
-        parts = [self._nothing(loaded)] if empty else loaded.micro_batches(e.micro_batch)
-        for start, (ids, images, labels) in zip(batches, parts, strict=True):
-            waits = start != batches[-1]
-            with self._no_sync(waits):
+        for ids, images, labels, last, blank in loaded.passes(e.micro_batch, e.parallel.sharded):
+            with self._no_sync(not last):
                 with self.precision.forward():
                     loss, count = e.task.loss(self.wrapped, Batch(images, labels, ids))
                 unit = self._unit(count, len(ids))
-                self.precision.backward(loss * (0.0 if empty else self.scale / (unit * loaded.size)))
+                self.precision.backward(loss * (0.0 if blank else self.scale / (unit * loaded.size)))
             part = loss.detach().double()
-            part = part * 0 if empty else part
+            part = part * 0 if blank else part
             total = part if total is None else total + part
         e.parallel.sync_gradients(self.wrapped)
         assert total is not None
-        if e.clip_norm is not None:
-            self.precision.unscale(self.optimizer)
-            nn.utils.clip_grad_norm_(self.parameters, e.clip_norm)
-        self.precision.step(self.optimizer)
+        updated = self._update()
         for parameter in self.parameters:  # all that the optimizer's zero_grad does, but for its hooks
             parameter.grad = None
         progress.step += 1
-        self.pending.append(_Pending(progress.step, lr, loaded.size, total))
+        self.pending.append(_Pending(progress.step, lr, loaded.size, total, updated))
+
+    def _update(self) -> bool:
+        """Clips the gradients and updates the weights; returns whether it did, on all ranks alike."""
+        e = self.experiment
+        if e.clip_norm is not None or e.on_nonfinite == "skip":
+            self.precision.unscale(self.optimizer)
+            norm = nn.utils.clip_grad_norm_(self.parameters, math.inf if e.clip_norm is None else e.clip_norm)
+            if e.on_nonfinite == "skip" and e.precision != "fp16" and not e.parallel.whole(norm).isfinite():
+                return False
+        return self.precision.step(self.optimizer)
 
     def flush(self) -> bool:
         """Reduces the losses of the steps since the last flush, writes them, and asks whether to stop. A collective.
@@ -208,20 +233,26 @@ class Worker:
         self.flush_every, self.last_flush = int(every), time.monotonic()
         rows = []
         for step, loss in zip(pending, losses, strict=True):
-            if not math.isfinite(loss):
+            finite = math.isfinite(loss)
+            if not finite and self.experiment.on_nonfinite == "error":
+                committed = sorted(path.parent.name for path in self.run.checkpoints.glob("step_*/manifest.json"))
                 raise FloatingPointError(
-                    f"the loss became {loss} at step {step.step}: lower the learning rate, or "
-                    "clip gradients with --clip_norm 1"
+                    f"the loss became {loss} at step {step.step}: lower the learning rate, clip gradients with "
+                    "--clip_norm 1, or leave such steps out with --on_nonfinite skip; the last checkpoint is "
+                    + (committed[-1] if committed else "none")
                 )
             loss /= self.unit or 1.0
-            progress.add(loss, step.size)
+            if finite:
+                progress.add(loss, step.size)
+            progress.skipped += not step.updated
             rows.append(
                 {
                     "kind": "step",
                     "step": step.step,
                     "epoch": progress.epoch + 1,
-                    "loss": loss / step.size,
+                    "loss": loss / step.size if finite else None,
                     "lr": step.lr,
+                    **({} if step.updated else {"skipped": True}),
                 }
             )
         now = time.monotonic()
@@ -236,7 +267,8 @@ class Worker:
     def evaluate(self, split: str = "val") -> dict[str, float]:
         """The task's metrics over a whole split, every sample counted once. A collective."""
         self.experiment.parallel.sync_buffers(self.model, self.place.world)
-        sums = evaluate(self.experiment, self.model, self.loaders[split], self.precision)
+        together = self.experiment.parallel.sharded
+        sums = evaluate(self.experiment, self.model, self.loaders[split], self.precision, together)
         return self.experiment.task.metrics(sums.reduce(self.place.device))
 
     def end_epoch(self) -> dict[str, Any]:
@@ -250,8 +282,12 @@ class Worker:
 
     def save(self, row: dict[str, Any] | None = None) -> None:
         """Commits a checkpoint; `row` is the epoch's, where one has just ended."""
-        self.experiment.parallel.sync_buffers(self.model, self.place.world)
+        parallel = self.experiment.parallel
+        parallel.sync_buffers(self.model, self.place.world)
         if self.log is None:
+            if parallel.sharded:  # the others' parts are wanted
+                for state in (self.model.state_dict(), self.optimizer.state_dict()):
+                    checkpoint.snapshot(state, parallel.whole, keep=False)
             return
         progress = self.progress
         state = {
@@ -264,10 +300,9 @@ class Worker:
             "unit": self.unit,
         }
         self.background.wait()  # before the copy: there are never more than two states in memory
-        model = checkpoint.snapshot(self.model.state_dict())
-        tensors = checkpoint.snapshot(
-            {"optimizer": self.optimizer.state_dict(), "precision": self.precision.state_dict()}
-        )
+        model = checkpoint.snapshot(self.model.state_dict(), parallel.whole)
+        optimizer = checkpoint.snapshot(self.optimizer.state_dict(), parallel.whole)
+        tensors = {"optimizer": optimizer, "precision": self.precision.state_dict()}
         self.background.start(lambda: self._commit(model, tensors, state, row is not None))
 
     def _commit(self, model: dict[str, Any], tensors: dict[str, Any], state: dict[str, Any], epoch_ended: bool) -> None:
@@ -284,24 +319,26 @@ class Worker:
         )
         checkpoint.prune(folder, self.experiment.checkpoint.keep, [protected] if protected else [])
 
-    def restore(self) -> None:
-        """Takes up the newest checkpoint that verifies, and cuts the metrics back to it."""
+    def restore(self) -> dict[str, Any] | None:
+        """Takes up the newest checkpoint that verifies, and cuts the metrics back to it; returns the optimizer's state
+        in it."""
         folder = self.run.checkpoints
         chosen = [checkpoint.newest(folder) if self.place.rank == 0 else None]
         if self.place.world > 1:
             dist.broadcast_object_list(chosen)
-        path, offset = chosen[0], 0
+        path, offset, optimizer = chosen[0], 0, None
         if path is not None:
             device = self.place.device
             self.model.load_state_dict(checkpoint.load_model(path, device))
             tensors, state = checkpoint.load_optimizer(path, device), checkpoint.load_state(path)
-            self.optimizer.load_state_dict(tensors["optimizer"])
+            optimizer = tensors["optimizer"]
             self.precision.load_state_dict(tensors["precision"])
             vars(self.progress).update(state["progress"])
             self.unit, offset = state["unit"], state["metrics_bytes"]
         if self.place.rank == 0:
             checkpoint.drop_after(folder, self.progress.step if path else -1)
             self.log = MetricsLog(self.run.path / "metrics.jsonl", offset)
+        return optimizer
 
     def finish(self, status: str) -> str:
         """Writes the summary. A collective, so that no rank leaves before the others have come."""
@@ -337,7 +374,7 @@ class Worker:
             with precision.forward():
                 loss, _ = e.task.loss(self.model, batch)
             precision.backward(loss)
-            self.optimizer.zero_grad()
+            self.model.zero_grad()
 
         self.model.train()
         chosen = [faster(step, device)]  # on all ranks at once, as they will compute; rank 0's counts
@@ -372,21 +409,19 @@ class Worker:
             )
         return unit
 
-    def _nothing(self, loaded: Loaded) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-        """One black image whose loss is multiplied by zero: the rank takes part in the exchange of gradients."""
-        ids, images = np.zeros(1, np.int64), loaded.images.new_zeros((1, *loaded.images.shape[1:]))
-        return ids, loaded.prepare(images, ids), loaded.labels.new_zeros(1)
 
-
-def evaluate(value: Experiment, model: nn.Module, loader: Loader, precision: Precision) -> Sums:
-    """Adds up the task's sums over this rank's part of a split."""
+def evaluate(value: Experiment, model: nn.Module, loader: Loader, precision: Precision, together: bool = False) -> Sums:
+    """Adds up the task's sums over this rank's part of a split; `together` where every forward pass needs all ranks."""
     sums = Sums()
     model.eval()
     with torch.inference_mode():
         for loaded in loader.epoch(0):
-            for ids, images, labels in loaded.micro_batches(value.micro_batch):
-                with precision.forward():
-                    sums.add(value.task.sums(model, Batch(images, labels, ids)))
+            for ids, images, labels, _, blank in loaded.passes(value.micro_batch, together):
+                if not blank or together:
+                    with precision.forward():
+                        found = value.task.sums(model, Batch(images, labels, ids))
+                    if not blank:
+                        sums.add(found)
     return sums
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from raytrain.config import above, at_least, check, within
+from raytrain.config import Rule, above, at_least, check, within
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +21,32 @@ class Optimizer:
     """Learning rate before the schedule's factor."""
     weight_decay: float = 0.0
     """Weight decay: L2 in SGD and Adam, decoupled in AdamW."""
+    decay_norms_and_biases: bool = True
+    """Apply weight decay to parameters of one dimension too: biases, and the weights of normalisations."""
+    backbone_lr_factor: float = 1.0
+    """Factor on the learning rate of all layers but the last, for fine-tuning."""
 
     def __post_init__(self) -> None:
-        check(self, lr=above(0), weight_decay=at_least(0))
+        check(self, **self._rules())
 
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Returns PyTorch's optimizer over the given parameters."""
+    def _rules(self) -> dict[str, Rule]:
+        return {"lr": above(0), "weight_decay": at_least(0), "backbone_lr_factor": above(0)}
+
+    def groups(self, module: torch.nn.Module) -> list[dict[str, Any]]:
+        """The module's trained parameters in PyTorch's groups; `factor` is each one's on the learning rate."""
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        head = named[-1][0].rpartition(".")[0] if named else ""
+        found: dict[tuple[bool, bool], dict[str, Any]] = {}
+        for name, parameter in named:
+            backbone = self.backbone_lr_factor != 1 and name.rpartition(".")[0] != head
+            undecayed = not self.decay_norms_and_biases and parameter.ndim <= 1
+            group = {"params": [], "factor": self.backbone_lr_factor if backbone else 1.0}
+            group |= {"weight_decay": 0.0} if undecayed else {}
+            found.setdefault((backbone, undecayed), group)["params"].append(parameter)
+        return list(found.values())
+
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        """Returns PyTorch's optimizer over the given parameters, or groups of them as `groups` makes them."""
         raise NotImplementedError(f"{type(self).__name__} needs a build(parameters)")
 
 
@@ -42,23 +62,24 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         check(
             self,
-            lr=above(0),
-            weight_decay=at_least(0),
+            **self._rules(),
             momentum=within(0, 1),
             nesterov=(lambda on: not on or self.momentum > 0, "of False while momentum is 0"),
         )
 
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """torch.optim.SGD."""
         import torch
 
+        parameters = list(parameters)
+        each = [p for one in parameters for p in (one["params"] if isinstance(one, dict) else [one])]
         return torch.optim.SGD(
             parameters,
             lr=self.lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
-            fused=True,
+            fused=not any(hasattr(parameter, "device_mesh") for parameter in each),  # for shards there is none
         )
 
 
@@ -76,13 +97,12 @@ class Adam(Optimizer):
     def __post_init__(self) -> None:
         check(
             self,
-            lr=above(0),
-            weight_decay=at_least(0),
+            **self._rules(),
             eps=above(0),
             betas=(lambda betas: all(0 <= beta < 1 for beta in betas), "with both in [0, 1)"),
         )
 
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """torch.optim.Adam."""
         import torch
 
@@ -98,7 +118,7 @@ class AdamW(Adam):
     weight_decay: float = 1e-2
     """Decoupled weight decay."""
 
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """torch.optim.AdamW."""
         import torch
 
@@ -157,3 +177,31 @@ class Cosine(Schedule):
             return (step + 1) / warmup
         progress = (step - warmup) / max(1, total - warmup)
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Up along half a cosine and down along another (Smith and Topin, 2018; torch.optim.lr_scheduler.OneCycleLR), with
+    the optimizer's learning rate at the top."""
+
+    rise: float = 0.3
+    """Share of the run's steps that go up."""
+    first: float = 0.04
+    """Factor of the first step."""
+    final: float = 4e-6
+    """Factor of the last step."""
+
+    def __post_init__(self) -> None:
+        check(self, rise=(lambda share: 0 < share < 1, "between 0 and 1"), first=above(0), final=at_least(0))
+
+    def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
+        """The factor on one of the two cosines."""
+        total = steps_per_epoch * epochs
+        top = max(self.rise * total - 1, 1e-9)
+        if step <= top:
+            return _cosine(self.first, 1.0, step / top)
+        return _cosine(1.0, self.final, min(1.0, (step - top) / max(total - 1 - top, 1e-9)))
+
+
+def _cosine(start: float, end: float, way: float) -> float:
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * way))

@@ -178,9 +178,11 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
     if experiment.compile and not any(map(shutil.which, compilers)):
         raise errors.no_compiler(", ".join(compilers))
     resources = find_resources()
+    scaling = _scaling(experiment, resources)
+    experiment.parallel.check(module, max(1, scaling.workers), scaling.gpus_per_worker or 0.0)
     experiment = replace(
         experiment,
-        scaling=_scaling(experiment, resources),
+        scaling=scaling,
         memory_format=memory_format(experiment, sample, len(train.classes), module),
     )
     size = sum(indices[split].bytes for split in ("train", "val"))

@@ -46,10 +46,16 @@ class Precision:
         """Brings the gradients back to their true size, for clipping."""
         self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Updates the weights; with fp16 a step whose gradients overflowed is left out and the scale halves."""
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Updates the weights; with fp16 a step whose gradients overflowed is left out and the scale halves. Returns
+        whether they were updated."""
+        if not self.scaler.is_enabled():
+            optimizer.step()
+            return True
+        before = self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
+        return self.scaler.get_scale() >= before
 
     def state_dict(self) -> dict[str, Any]:
         """The scaler's scale and growth counter; empty for fp32 and bf16."""

@@ -20,6 +20,8 @@ class Progress:
     epoch_loss: float = 0.0
     """Sum of the losses of this epoch's samples so far."""
     epoch_samples: int = 0
+    skipped: int = 0
+    """Steps of the run that left the weights as they were, because the loss or the gradients were not finite."""
     epoch_seconds: float = 0.0
     """Seconds of training in this epoch so far, without validation."""
     train_seconds: float = 0.0
@@ -55,7 +57,7 @@ class Progress:
             "kind": "epoch",
             "epoch": self.epoch + 1,
             "step": self.step,
-            "train_loss": self.epoch_loss / self.epoch_samples,
+            "train_loss": self.epoch_loss / self.epoch_samples if self.epoch_samples else None,
             **found,
             "samples_per_second": self.epoch_samples / max(self.epoch_seconds, 1e-9),
             "seconds": self.epoch_seconds + seconds,
@@ -82,6 +84,7 @@ class Progress:
             "best_epoch": self.best.get("epoch"),
             "epochs": self.epoch,
             "steps": self.step,
+            **({"skipped_steps": self.skipped} if self.skipped else {}),
             "seconds": self.seconds + self.epoch_seconds,
             "samples_per_second": samples / seconds if seconds else None,
         }

@@ -66,9 +66,9 @@ class Run:
         """The rows of `metrics.jsonl` of one kind, `epoch` or `step`, as an Arrow table."""
         import pyarrow as pa
 
-        return pa.Table.from_pylist(
-            [row for row in read_metrics(self.path / "metrics.jsonl")[0] if row["kind"] == kind]
-        )
+        rows = [row for row in read_metrics(self.path / "metrics.jsonl")[0] if row["kind"] == kind]
+        names = dict.fromkeys(name for row in rows for name in row)  # a row may have what the first one has not
+        return pa.table({name: [row.get(name) for row in rows] for name in names})
 
     def checkpoint(self, which: str = "best") -> Path:
         """The best or the last checkpoint, verified; the newest that verifies, where that one has been removed.

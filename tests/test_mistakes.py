@@ -185,3 +185,41 @@ def test_a_broken_mnist_file_is_named(
     good = mnist(tmp_path / "good")
     assert "20 train, 10 val" in succeeds(capsys, "train", file, "--out", no_runs, "--dry_run", "--data.root", good)
     assert "no MNIST files there" in fails(capsys, "train", file, "--out", no_runs, "--data.root", tmp_path / "missing")
+
+
+# Parallel strategies
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--parallel.strategy", "ddpp"],
+            "no parallel strategy 'ddpp', in parallel.strategy; did you mean ddp",
+        ),
+        (["--parallel.strategy"], "there is no parallel strategy ''"),
+        (
+            ["--parallel.strategy=data_parallel", "--scaling.workers", "2"],
+            "DataParallel is one worker",
+        ),
+        (["--parallel.strategy", "model_parallel", "--parallel.parts", "9"], "9 parts need as many layers"),
+        (["--parallel.strategy", "model_parallel", "--parallel.parts", "1"], "parts = 1 is out of range"),
+        (["--parallel.strategy", "fsdp", "--parallel.parts", "2"], "unknown flag --parallel.parts"),
+        (["--parallel.strategy", "fsdp", "--parallel.cpu_offload"], "nothing to offload from on CPUs"),
+        (
+            ["--parallel.strategy", "fsdp", "--parallel.shard_over", "3", "--scaling.workers", "2"],
+            "2 workers do not make sets of 3",
+        ),
+        (["--parallel.reduction", "shared", "--parallel.compression", "bf16"], "in shared memory are not compressed"),
+    ],
+)
+def test_a_strategy_that_does_not_suit(
+    capsys: Capture, tmp_path: Path, no_runs: Path, flags: list[str], message: str
+) -> None:
+    assert message in fails(capsys, "train", experiment(tmp_path), "--out", no_runs, *flags)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "model_parallel", "data_parallel"])
+def test_a_strategy_is_chosen_by_one_value(capsys: Capture, tmp_path: Path, no_runs: Path, name: str) -> None:
+    said = succeeds(capsys, "train", experiment(tmp_path), "--out", no_runs, "--dry_run", "--parallel.strategy", name)
+    assert "the plan" in said or "workers" in said

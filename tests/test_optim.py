@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from raytrain import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepLR, UserError
+from raytrain import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR, UserError
 
 Parameters = Iterable[nn.Parameter]
 
@@ -153,3 +153,25 @@ def test_a_factor_is_a_function_of_the_step_alone() -> None:
     for schedule in (StepLR(step_size=2), Cosine(warmup_epochs=1)):
         forwards = [schedule.factor(step, 3, 6) for step in range(18)]
         assert [schedule.factor(step, 3, 6) for step in reversed(range(18))] == forwards[::-1]
+
+
+def test_groups_follow_the_fields_and_keep_every_parameter() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    next(model.parameters()).requires_grad_(False)
+    assert [group["factor"] for group in SGD().groups(model)] == [1.0]
+    groups = AdamW(decay_norms_and_biases=False, backbone_lr_factor=0.1, weight_decay=0.5).groups(model)
+    shapes = [(g["factor"], g.get("weight_decay"), [tuple(p.shape) for p in g["params"]]) for g in groups]
+    assert shapes == [(0.1, 0.0, [(2,), (2,), (2,)]), (1.0, None, [(3, 8)]), (1.0, 0.0, [(3,)])]
+    optimizer = AdamW(weight_decay=0.5).build(groups)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(10, 3), (7, 1), (100, 2)])
+def test_one_cycle_is_torchs(steps: int, epochs: int) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, steps * epochs, cycle_momentum=False)
+    for step in range(steps * epochs):
+        assert OneCycle().factor(step, steps, epochs) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        if step + 1 < steps * epochs:
+            scheduler.step()

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.side import Turns, Workload, join
 from raytrain import ImageFolder
-from raytrain.data.loader import Loader
+from raytrain.data.loader import Loader, keep_memory
 from raytrain.data.reader import Streaming
 
 
@@ -25,6 +25,7 @@ def main() -> None:
     reader, device = Streaming(data, index, ray.put(index)), torch.device("cpu")
     loader = Loader(data, index, reader, workload.batch_size, 0, 0, 1, device, train=True)
     epoch = 0
+    keep_memory()  # as raytrain's worker does
     while turns.wait():
         started, samples, first = time.perf_counter(), 0, 0.0
         for loaded in loader.epoch(epoch):

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,24 @@ class Reader(Protocol):
         ...
 
 
+class Pass(NamedTuple):
+    """What a model sees at once.
+
+    Attributes:
+        ids: int64 [k].
+        images: float32 [k, channels, height, width].
+        labels: int64 [k].
+        last: whether the step has no further one.
+        blank: whether it stands in for samples that are not there.
+    """
+
+    ids: np.ndarray
+    images: torch.Tensor
+    labels: torch.Tensor
+    last: bool
+    blank: bool
+
+
 @dataclass
 class Loaded:
     """One rank's part of one step's global batch.
@@ -42,6 +60,7 @@ class Loaded:
         images: uint8 [n, channels, height, width] as stored, on the device.
         labels: int64 [n], on the device.
         prepare: turns (images, ids) into the float32 images that the model sees.
+        most: how many samples the rank has that has most.
     """
 
     step: int
@@ -50,12 +69,23 @@ class Loaded:
     images: torch.Tensor
     labels: torch.Tensor
     prepare: Callable[[torch.Tensor, np.ndarray], torch.Tensor]
+    most: int
 
     def micro_batches(self, size: int) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
         """(ids, float32 images, labels) of at most `size` samples each."""
         for start in range(0, len(self.ids), size):
             part = slice(start, start + size)
             yield self.ids[part], self.prepare(self.images[part], self.ids[part]), self.labels[part]
+
+    def passes(self, size: int, together: bool) -> Iterator[Pass]:
+        """The micro-batches. There is at least one, and for ranks that work `together` as many as any rank has: what is
+        missing is a black image, which takes part in what the ranks exchange and must count for nothing."""
+        count = max(1, -(-(self.most if together else len(self.ids)) // size))
+        for number, (ids, images, labels) in enumerate(self.micro_batches(size), 1):
+            yield Pass(ids, images, labels, number == count, blank=False)
+        for number in range(-(-len(self.ids) // size) + 1, count + 1):
+            images, ids = self.images.new_zeros((1, *self.images.shape[1:])), np.zeros(1, np.int64)
+            yield Pass(ids, self.prepare(images, ids), self.labels.new_zeros(1), number == count, blank=True)
 
 
 class Loader:
@@ -87,8 +117,6 @@ class Loader:
     ):
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.shard = order.Shard(len(index), batch, rank, world)
-        if device.type == "cpu":
-            _keep_memory()
         self.labels = index.labels
         self.normalise = Normalise(data.mean, data.std, device, memory_format)
         self.on_device: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -105,7 +133,8 @@ class Loader:
         way = Epoch(self.shard, self.seed, number if self.train else None, first_step)
         prepare = self._augmented(number) if self.train and self.data.augment.random else self._plain
         for step, (ids, images, labels) in enumerate(self._ahead(self._batches(way)), first_step):
-            yield Loaded(step, self.shard.size(step), ids, images, labels, prepare)
+            size = self.shard.size(step)
+            yield Loaded(step, size, ids, images, labels, prepare, -(-size // self.shard.world))
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
         """(ids, uint8 images, labels) of each step, on the device."""
@@ -157,7 +186,7 @@ class Loader:
 
 
 @cache
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Lets this process keep freed memory for the next batch. glibc gives large blocks back to the system, which then
     fills each new one with zeros: for 64 images of 224 x 224 that takes longer than to normalise them."""
     with contextlib.suppress(OSError, AttributeError):  # another C library

@@ -1,6 +1,17 @@
 """Parallel strategies: how a plain module is spread over the workers. A new one is one new file here."""
 
 from raytrain.parallel.base import Parallel
+from raytrain.parallel.data_parallel import DataParallel
 from raytrain.parallel.ddp import DDP
+from raytrain.parallel.fsdp import FSDP
+from raytrain.parallel.model_parallel import ModelParallel
 
-__all__ = ["DDP", "Parallel"]
+STRATEGIES: dict[str, type[Parallel]] = {
+    "ddp": DDP,
+    "data_parallel": DataParallel,
+    "model_parallel": ModelParallel,
+    "fsdp": FSDP,
+}
+"""The values of the command line's `--parallel.strategy`."""
+
+__all__ = ["DDP", "FSDP", "STRATEGIES", "DataParallel", "ModelParallel", "Parallel"]

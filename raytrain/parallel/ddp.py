@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -25,9 +25,23 @@ class DDP(Parallel):
     DistributedDataParallel; auto takes shared where it can. With three or more workers the last bits differ."""
     bucket_cap_mb: float = 25.0
     """Size of the buckets in which DistributedDataParallel exchanges gradients, in MiB."""
+    gradient_as_bucket_view: bool = True
+    """Let gradients live in DistributedDataParallel's buckets: no copy of them."""
+    static_graph: bool = False
+    """Promise DistributedDataParallel that every step uses the same parameters."""
+    find_unused_parameters: bool = False
+    """Let DistributedDataParallel look for parameters without a gradient, which some models have in some steps."""
+    compression: Literal["none", "bf16", "fp16"] = "none"
+    """What DistributedDataParallel's gradients travel in; other than none, it takes DistributedDataParallel."""
 
     def __post_init__(self) -> None:
         check(self, bucket_cap_mb=above(0))
+        if self.compression != "none" and self.reduction == "shared":
+            raise errors.strategy_misfit(
+                "gradients in shared memory are not compressed",
+                "parallel.compression",
+                "take --parallel.reduction auto",
+            )
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
         """The replica; at world size 1 the module itself.
@@ -37,7 +51,7 @@ class DDP(Parallel):
         """
         if world == 1:
             return module
-        if self.reduction != "torch" and device.type == "cpu":
+        if self.reduction != "torch" and self.compression == "none" and device.type == "cpu":
             from raytrain.parallel.shared import replicate
 
             if replica := replicate(module):
@@ -50,16 +64,24 @@ class DDP(Parallel):
         # depends on the buckets: a resumed run would differ in the last bit. Searching for unused parameters keeps
         # the first buckets.
         keep_buckets = device.type == "cpu" and world > 2
-        return DistributedDataParallel(
+        replica = DistributedDataParallel(
             module,
             device_ids=None if device.type == "cpu" else [device],
             bucket_cap_mb=self.bucket_cap_mb,  # type: ignore[arg-type]
-            gradient_as_bucket_view=True,
-            find_unused_parameters=keep_buckets,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            find_unused_parameters=self.find_unused_parameters or keep_buckets,
+            static_graph=self.static_graph and not keep_buckets,
         )
+        if self.compression != "none":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            replica.register_comm_hook(None, getattr(default_hooks, f"{self.compression}_compress_hook"))
+        return replica
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """DistributedDataParallel's own `no_sync`."""
+        """DistributedDataParallel's own `no_sync`; a static graph rules it out, and exchanges every micro-batch."""
+        if self.static_graph:
+            return nullcontext()
         return cast(Any, wrapped).no_sync() if hasattr(wrapped, "no_sync") else super().no_sync(wrapped)
 
     def sync_gradients(self, wrapped: nn.Module) -> None:
@@ -72,11 +94,3 @@ class DDP(Parallel):
         from torch.nn.parallel import DistributedDataParallel
 
         return float(world) if isinstance(wrapped, DistributedDataParallel) else 1.0
-
-    def sync_buffers(self, module: nn.Module, world: int) -> None:
-        """Broadcasts rank 0's buffers, as DistributedDataParallel does before a forward pass."""
-        if world > 1:
-            import torch.distributed as dist
-
-            for buffer in module.buffers():
-                dist.broadcast(buffer, src=0)

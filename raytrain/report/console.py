@@ -99,6 +99,7 @@ class Console(Observer):
         facts = [
             *best,
             *([f"epoch {summary['best_epoch']} of {summary['epochs']}"] if best else []),
+            *([f"{summary['skipped_steps']:,} steps skipped"] if summary.get("skipped_steps") else []),
             *([f"{rate:,.0f} samples/s"] if rate else []),
             *([f"{summary['seconds']:.1f} s of training"] if summary.get("seconds") else []),
         ]
@@ -139,7 +140,7 @@ class Console(Observer):
             rate = (step - before) / (now - then)
         samples = rate * self._samples / self._steps
         left = (self._total - step) / rate if rate else None
-        figures = f"loss {self._last['loss']:.4f}"
+        figures = f"loss {_figure('loss', self._last['loss'])}"
         if rate:
             figures += f"  {samples:,.0f} samples/s  {_clock(left)} left"
         epoch = f"epoch {min(self._last['epoch'], self._epochs)}/{self._epochs}"

@@ -99,9 +99,16 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
     sh(the("raytrain train runs/first/experiment.json"), home)
     both = [Run(home / f"runs/{name}").metrics("step")["loss"].to_pylist() for name in ("first", "again")]
     assert both[0] == both[1] and len(both[0]) == 115
-    sh(the("raytrain resume"), home)
+    sh(the("raytrain resume runs/first"), home)
     assert Run(home / "runs/first").summary["epochs"] == 8
     assert (home / "runs/first/metrics.jsonl").read_text().startswith(first)
+
+
+def test_a_run_goes_on_with_another_strategy(home: Path) -> None:
+    sh(the("raytrain train experiments/digits.py --parallel.strategy fsdp"), home)
+    sh(the("raytrain resume runs/sharded"), home)
+    run = Run(home / "runs/sharded")
+    assert run.summary["epochs"] == 4 and run.summary["workers"] == 1 and run.summary["val_accuracy"] > 0.9
 
 
 def test_mnist(home: Path) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from raytrain import Experiment, config
+from raytrain import Experiment, Run, config, order
 from raytrain.data import Index
+from raytrain.data.augment import DRAWS, Normalise
 from raytrain.data.reader import Resident
 from raytrain.loop import Place, Worker
 
@@ -86,3 +88,33 @@ def new_run(folder: Path, experiment: Experiment) -> Path:
 
 def on_workers(experiment: Experiment, workers: int) -> Experiment:
     return config.replace(experiment, "scaling.workers", workers)
+
+
+def losses(run: Path) -> np.ndarray:
+    return np.array(Run(run).metrics("step")["loss"].to_pylist())
+
+
+def reference(e: Experiment, steps: int) -> tuple[list[float], nn.Module]:
+    """The same training as a plain loop in one process, written without the package's loop and loader."""
+    index = e.data.index()["train"]
+    images = torch.from_numpy(e.data.read(index, np.arange(len(index))))
+    torch.manual_seed(order.key(e.seed, 0) >> 1)
+    model = e.model.build(index.shape, len(index.classes))
+    optimizer = torch.optim.SGD(model.parameters(), lr=e.optimizer.lr, momentum=0.9)
+    found, per_epoch = [], -(-len(index) // e.batch_size)
+    for step in range(steps):
+        epoch, k = divmod(step, per_epoch)
+        positions = np.arange(k * e.batch_size, min((k + 1) * e.batch_size, len(index)))
+        ids = order.samples(e.seed, epoch, len(index), positions)
+        draws = order.uniform(e.seed, epoch, ids, DRAWS)
+        batch = Normalise(e.data.mean, e.data.std)(e.data.augment(images[ids], None, draws))
+        for group in optimizer.param_groups:
+            group["lr"] = e.optimizer.lr * e.schedule.factor(step, per_epoch, e.epochs)
+        loss = nn.functional.cross_entropy(model(batch), torch.from_numpy(index.labels[ids]))
+        optimizer.zero_grad()
+        loss.backward()
+        if e.clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), e.clip_norm)
+        optimizer.step()
+        found.append(loss.item())
+    return found, model

@@ -1,0 +1,33 @@
+"""DataParallel, the baseline of the tutorials: one worker that copies the model to its GPUs in every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raytrain import errors
+from raytrain.parallel.base import Parallel
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class DataParallel(Parallel):
+    """torch.nn.DataParallel over the GPUs of one worker. DistributedDataParallel with a worker a GPU is faster."""
+
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float) -> None:
+        """There is one worker."""
+        if workers > 1:
+            raise errors.strategy_misfit(
+                f"DataParallel is one worker over several GPUs, and there are {workers}",
+                "scaling.workers",
+                "take --scaling.workers 1 --scaling.gpus_per_worker N, or --parallel.strategy ddp",
+            )
+
+    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+        """The module over all GPUs that this process sees; on a CPU the module itself does the work."""
+        from torch import nn
+
+        return nn.DataParallel(module)

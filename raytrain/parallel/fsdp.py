@@ -1,0 +1,126 @@
+"""Fully sharded data parallel: every worker holds a part of each weight, gradient and optimizer state."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+from raytrain import errors
+from raytrain.config import above, at_least, check
+from raytrain.parallel.base import Parallel
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class FSDP(Parallel):
+    """PyTorch's FSDP2 (torch.distributed.fsdp.fully_shard): the weights of a block are gathered when its turn comes and
+    dropped after it."""
+
+    shard_over: int | None = None
+    """Workers that share one set of weights; the sets are replicas of each other (HSDP). None is all workers."""
+    block_parameters: int = 100_000
+    """A child of the model, or of its containers, with at least as many parameters is gathered by itself; the rest of
+    the model together."""
+    reshard_after_forward: bool = True
+    """Drop gathered weights after the forward pass and gather them again for the backward pass: less memory, slower."""
+    param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What gathered weights and activations are kept in (FSDP2's mixed precision policy); shards stay float32."""
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What gradients are reduced in."""
+    cpu_offload: bool = False
+    """Keep shards and optimizer state in the host's memory; GPUs only."""
+
+    sharded: ClassVar[bool] = True
+    """A rank has a part of each parameter."""
+
+    def __post_init__(self) -> None:
+        check(self, shard_over=at_least(1), block_parameters=above(0))
+
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float) -> None:
+        """Workers must fall into whole sets."""
+        if self.shard_over and workers % self.shard_over:
+            raise errors.strategy_misfit(
+                f"{workers} workers do not make sets of {self.shard_over}",
+                "parallel.shard_over",
+                f"take a number that divides {workers}",
+            )
+        if self.cpu_offload and not gpus_per_worker:
+            raise errors.strategy_misfit(
+                "there is nothing to offload from on CPUs", "parallel.cpu_offload", "leave it out"
+            )
+
+    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+        """Shards `module` in place."""
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        if world == 1:
+            return module
+        dtypes = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+        size = self.shard_over or world
+        if size == world:
+            mesh = init_device_mesh(device.type, (world,))
+        else:
+            mesh = init_device_mesh(device.type, (world // size, size), mesh_dim_names=("replicate", "shard"))
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": self.reshard_after_forward,
+            "mp_policy": MixedPrecisionPolicy(dtypes[self.param_dtype], dtypes[self.reduce_dtype]),
+            "offload_policy": CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy(),
+        }
+        module.to(memory_format=torch.contiguous_format)  # FSDP2 takes no other; images keep theirs
+        for block in _blocks(module, self.block_parameters):
+            fully_shard(block, **options)
+        fully_shard(module, **options)
+        return module
+
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """Gradients of a micro-batch stay whole until the last one's are reduced."""
+        return _Unreduced(wrapped)
+
+    def gradient_scale(self, wrapped: nn.Module, world: int) -> float:
+        """FSDP2 averages over the ranks."""
+        return float(world)
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Gathered from all ranks."""
+        from torch.distributed.tensor import DTensor
+
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def part(self, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """Cut as the parameter is."""
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+            return tensor  # such as Adam's step
+        return distribute_tensor(tensor.contiguous(), parameter.device_mesh, parameter.placements)
+
+
+class _Unreduced(AbstractContextManager[None]):
+    def __init__(self, wrapped: nn.Module):
+        self.wrapped = cast(Any, wrapped)
+
+    def __enter__(self) -> None:
+        if hasattr(self.wrapped, "set_requires_gradient_sync"):
+            self.wrapped.set_requires_gradient_sync(False)
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self.wrapped, "set_requires_gradient_sync"):
+            self.wrapped.set_requires_gradient_sync(True)
+
+
+def _blocks(module: nn.Module, least: int) -> list[nn.Module]:
+    """The children, and the children of containers among them, that are large enough to be gathered by themselves."""
+    from torch import nn
+
+    found: list[nn.Module] = []
+    for child in module.children():
+        if sum(parameter.numel() for parameter in child.parameters()) >= least:
+            found += _blocks(child, least) if isinstance(child, nn.ModuleList) else [child]
+    return found

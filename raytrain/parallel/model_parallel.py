@@ -1,0 +1,111 @@
+"""Model parallel: the layers of one model over several devices of a worker, one part after the other."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, cast
+
+from raytrain import errors
+from raytrain.config import at_least, check
+from raytrain.parallel.base import Parallel
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class ModelParallel(Parallel):
+    """The model's layers, in their order, over the GPUs of a worker; with several workers each of them is a
+    DistributedDataParallel replica of several devices."""
+
+    parts: int = 2
+    """Devices of a worker that the layers are spread over, so that each holds about as many parameters. On CPUs all of
+    them are the CPU."""
+
+    def __post_init__(self) -> None:
+        check(self, parts=at_least(2))
+
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float) -> None:
+        """A worker has a GPU for each part, or none; and the model has as many layers."""
+        if 0 < gpus_per_worker < self.parts:
+            raise errors.strategy_misfit(
+                f"{self.parts} parts need as many GPUs of a worker, which has {gpus_per_worker:g}",
+                "parallel.parts",
+                f"take --scaling.gpus_per_worker {self.parts}",
+            )
+        split(module, self.parts)
+
+    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+        """Spreads `module` over devices, in place."""
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        first = device.index or 0
+        devices = [device if device.type == "cpu" else torch.device("cuda", first + i) for i in range(self.parts)]
+        for layers, place in zip(split(module, self.parts), devices, strict=True):
+            for layer in layers:
+                layer.to(place)
+                layer.register_forward_pre_hook(_Moved(place))
+        module.register_forward_hook(_Moved(device))
+        return module if world == 1 else DistributedDataParallel(module, find_unused_parameters=world > 2)
+
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """DistributedDataParallel's own `no_sync`."""
+        return cast(Any, wrapped).no_sync() if hasattr(wrapped, "no_sync") else super().no_sync(wrapped)
+
+    def gradient_scale(self, wrapped: nn.Module, world: int) -> float:
+        """DistributedDataParallel averages over the ranks."""
+        return float(world)
+
+
+class _Moved:
+    """A hook that moves what a layer takes, or what the model gives, to a device."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def __call__(self, module: nn.Module, values: Any, output: Any = None) -> Any:
+        values = values if output is None else output
+        return tuple(map(self._move, values)) if isinstance(values, tuple) else self._move(values)
+
+    def _move(self, value: Any) -> Any:
+        return value.to(self.device, non_blocking=True) if hasattr(value, "to") else value
+
+
+def split(module: nn.Module, parts: int) -> list[list[nn.Module]]:
+    """The model's layers, in order, in parts of which the largest has as few parameters as can be.
+
+    Raises:
+        UserError: there are too few layers.
+    """
+    from torch import nn
+
+    def heavy(layer: nn.Module) -> bool:
+        return any(True for _ in layer.parameters())
+
+    layers = list(module.children())
+    while sum(map(heavy, layers)) < parts and any(isinstance(layer, nn.Sequential) for layer in layers):
+        layers = [one for layer in layers for one in (layer if isinstance(layer, nn.Sequential) else (layer,))]
+    if sum(map(heavy, layers)) < parts:
+        names = ", ".join(type(layer).__name__ for layer in layers if heavy(layer)) or "none"
+        raise errors.strategy_misfit(
+            f"{parts} parts need as many layers with parameters, and {type(module).__name__} has: {names}",
+            "parallel.parts",
+            "take fewer parts, or --parallel.strategy ddp",
+        )
+    before = [0, *accumulate(sum(parameter.numel() for parameter in layer.parameters()) for layer in layers)]
+
+    @cache
+    def cut(pieces: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """(parameters of the largest of so many pieces of the layers before `end`, where they end)."""
+        if pieces == 1:
+            return (before[end] or float("inf")), (end,)
+        tried = [(cut(pieces - 1, start), before[end] - before[start]) for start in range(pieces - 1, end)]
+        return min((max(rest[0], size or float("inf")), (*rest[1], end)) for rest, size in tried)
+
+    ends = cut(parts, len(layers))[1]
+    return [layers[start:end] for start, end in zip((0, *ends), ends, strict=False)]

@@ -1,0 +1,253 @@
+"""Every parallel strategy trains as one plain PyTorch process does, and goes on from any other's checkpoint."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ranks import Ranks, losses, new_run, on_workers, reference, train_rank
+from torch import nn
+
+from raytrain import (
+    CNN,
+    DDP,
+    FSDP,
+    MLP,
+    SGD,
+    AdamW,
+    Augment,
+    Batch,
+    Classification,
+    Cosine,
+    DataParallel,
+    Digits,
+    Experiment,
+    Model,
+    ModelParallel,
+    Parallel,
+    Run,
+    UserError,
+)
+from raytrain.checkpoint import load_optimizer
+from raytrain.parallel.model_parallel import split
+
+BASE = Experiment(
+    model=CNN(channels=(8, 16)),
+    data=Digits(augment=Augment(crop="random", padding=1, flip=0.5)),
+    optimizer=SGD(lr=0.05, momentum=0.9),
+    schedule=Cosine(warmup_epochs=0.5),
+    batch_size=64,
+    micro_batch_size=8,
+    memory_format="channels_last",
+    epochs=2,
+    clip_norm=1.0,
+)
+BLOCKS = FSDP(block_parameters=500)
+WAYS = {
+    "ddp": (DDP(reduction="torch", find_unused_parameters=True), 2),
+    "ddp, static graph": (DDP(reduction="torch", static_graph=True, gradient_as_bucket_view=False), 2),
+    "fsdp": (BLOCKS, 2),
+    "fsdp on 4": (replace(BLOCKS, reshard_after_forward=False), 4),
+    "hsdp": (replace(BLOCKS, shard_over=2), 4),
+    "model parallel": (ModelParallel(), 1),
+    "ddp times model parallel": (ModelParallel(), 2),
+    "data parallel": (DataParallel(), 1),
+}
+
+
+def train(ranks: Ranks, e: Experiment, run: Path, parallel: Parallel, world: int, **changes: object) -> list[str]:
+    e = on_workers(replace(e, parallel=parallel, **changes), world)  # type: ignore[arg-type]
+    return ranks.run(world, train_rank, e, run)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_and_weights_equal_a_plain_pytorch_loop(ranks: Ranks, tmp_path: Path, way: str) -> None:
+    run = new_run(tmp_path / "run", BASE)
+    parallel, world = WAYS[way]
+    assert train(ranks, BASE, run, parallel, world) == ["completed"] * world
+    found = losses(run)
+    expected, model = reference(BASE, len(found))
+    np.testing.assert_allclose(found[:30], expected[:30], rtol=1e-5)
+    weights = Run(run).model("last").state_dict()
+    assert list(weights) == list(model.state_dict())
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.05, momentum=0.9), AdamW(lr=1e-3)], ids=["sgd", "adamw"])
+def test_each_goes_on_from_the_checkpoint_of_each_other(ranks: Ranks, tmp_path: Path, optimizer: SGD | AdamW) -> None:
+    e = replace(BASE, optimizer=optimizer, micro_batch_size=None)
+    names = ("ddp", "fsdp", "model parallel", "data parallel")
+    whole = new_run(tmp_path / "whole", e)
+    train(ranks, e, whole, *WAYS["data parallel"])
+    for first in names:
+        begun = new_run(tmp_path / f"begun {first}", e)
+        stopping = Eventful(stop=str(begun / "stop"))
+        assert "interrupted" in train(ranks, e, begun, *WAYS[first], task=stopping)
+        (begun / "stop").unlink()
+        assert 1 < Run(begun).summary["steps"] <= 23
+        for second in names:
+            run = tmp_path / f"{first} {second}"
+            subprocess.run(["cp", "-r", str(begun), str(run)], check=True)
+            assert set(train(ranks, e, run, *WAYS[second])) == {"completed"}
+            np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5, err_msg=f"{first}, then {second}")
+
+
+@pytest.mark.parametrize("parallel", [BLOCKS, DDP()], ids=["fsdp", "ddp"])
+def test_ranks_with_more_and_with_fewer_micro_batches_stay_together(
+    ranks: Ranks, tmp_path: Path, parallel: Parallel
+) -> None:
+    indices = {split: index.take(np.arange(137)) for split, index in BASE.data.index().items()}  # 137 = 2 * 64 + 9
+    found = {}
+    for world, way in ((1, DDP()), (2, parallel)):
+        e = on_workers(replace(BASE, parallel=way, micro_batch_size=4), world)
+        run = new_run(tmp_path / f"{world}", e)
+        ranks.run(world, train_rank, e, run, indices)
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        found[world] = [row[name] for row in rows for name in ("loss", "val_loss", "val_accuracy") if name in row]
+    np.testing.assert_allclose(found[2], found[1], rtol=1e-5)
+
+
+MEMORY = """
+import resource
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+import torch.distributed as dist
+sys.path.insert(0, {here!r})
+from ranks import train_rank
+from raytrain.experiment import load
+run, rank = Path(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{{run}}/store", rank=rank, world_size=2)
+e = load(str(run / "experiment.json"))[0]
+train_rank(rank, 2, e, run, {{split: index.take(np.arange(64)) for split, index in e.data.index().items()}})
+(run / f"peak_{{rank}}").write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024))
+"""
+
+
+def test_fsdp_takes_less_memory_than_ddp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    peaks = {}
+    for name, parallel in (("ddp", DDP(reduction="torch")), ("fsdp", FSDP())):
+        e = replace(BASE, model=MLP(hidden=(4096,) * 5), parallel=parallel, epochs=1, micro_batch_size=None)
+        run = new_run(tmp_path / name, on_workers(e, 2))
+        code = MEMORY.format(here=str(Path(__file__).parent))
+        started = [subprocess.Popen([sys.executable, "-c", code, str(run), str(rank)]) for rank in range(2)]
+        assert [process.wait(120) for process in started] == [0, 0]
+        peaks[name] = int((run / "peak_1").read_text())  # rank 0 holds a checkpoint besides, which is whole
+    with capsys.disabled():
+        print(f" peak of a worker: ddp {peaks['ddp']} MiB, fsdp {peaks['fsdp']} MiB ", end="")
+    assert peaks["fsdp"] < peaks["ddp"]
+
+
+def test_gradients_travel_compressed_and_training_goes_on(ranks: Ranks, tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run", BASE)
+    assert train(ranks, BASE, run, DDP(compression="bf16"), 2) == ["completed"] * 2
+    expected, _ = reference(BASE, 30)
+    np.testing.assert_allclose(losses(run)[:30], expected, rtol=0.05)
+    assert not np.allclose(losses(run)[:30], expected, rtol=1e-5), "bf16 has 8 bits"
+
+
+def test_layers_are_split_where_the_largest_part_is_smallest() -> None:
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 80), nn.ReLU(), nn.Linear(80, 8))
+    parts = split(layers, 2)
+    assert [one for part in parts for one in part] == list(layers)
+    assert [sum(p.numel() for layer in part for p in layer.parameters()) for part in parts] == [792, 648]
+    assert [len(part) for part in split(nn.Sequential(layers), 3)] == [2, 2, 2]
+    with pytest.raises(
+        UserError, match="5 parts need as many layers with parameters, and Sequential has: Linear, Linear"
+    ):
+        split(layers, 5)
+
+
+@dataclass(frozen=True)
+class Blocks(Model):
+    """A model whose blocks are in a list."""
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.blocks = nn.ModuleList([nn.Linear(64, 64) for _ in range(3)])
+                self.head = nn.Linear(64, classes)
+
+            def forward(self, images: torch.Tensor) -> torch.Tensor:
+                features = images.flatten(1)
+                for block in self.blocks:
+                    features = block(features).relu()
+                return self.head(features)
+
+        return Net()
+
+
+def test_the_blocks_of_a_list_are_sharded_each_by_itself(ranks: Ranks, tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run", BASE)
+    assert train(ranks, replace(BASE, model=Blocks()), run, BLOCKS, 2) == ["completed"] * 2
+    expected, _ = reference(replace(BASE, model=Blocks()), 30)
+    np.testing.assert_allclose(losses(run)[:30], expected, rtol=1e-5)
+
+
+@dataclass(frozen=True)
+class Eventful(Classification):
+    """What happens when one sample is trained on: its rank's loss is multiplied, or a stop is asked for."""
+
+    sample: int = 700
+    factor: float = 1.0
+    stop: str = ""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        loss, count = super().loss(model, batch)
+        if model.training and self.sample in batch.ids:
+            loss = loss * self.factor
+            if self.stop:
+                Path(self.stop).touch()
+        return loss, count
+
+
+@pytest.mark.parametrize("parallel", [DDP(), DDP(reduction="torch"), BLOCKS], ids=["shared", "ddp", "fsdp"])
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_step_that_is_not_finite_is_left_out_on_all_ranks(
+    ranks: Ranks, tmp_path: Path, parallel: Parallel, clip_norm: float | None
+) -> None:
+    task = Eventful(factor=float("nan"))
+    e = replace(BASE, task=task, on_nonfinite="skip", micro_batch_size=None, clip_norm=clip_norm)
+    run = new_run(tmp_path / "run", e)
+    assert train(ranks, e, run, parallel, 2) == ["completed"] * 2
+    rows = Run(run).metrics("step").to_pylist()
+    left_out = [row["step"] for row in rows if row["skipped"]]
+    assert left_out == [row["step"] for row in rows if row["loss"] is None]
+    assert len(left_out) == 2 and left_out[0] <= 23 < left_out[1], "once an epoch"
+    assert Run(run).summary["skipped_steps"] == 2 and Run(run).summary["val_accuracy"] > 0.2
+
+
+@pytest.mark.parametrize("parallel", [DDP(), DDP(reduction="torch"), BLOCKS], ids=["shared", "ddp", "fsdp"])
+def test_fp16_leaves_out_a_step_that_overflows_and_a_resume_has_the_same_scale(
+    ranks: Ranks, tmp_path: Path, parallel: Parallel
+) -> None:
+    e = replace(BASE, model=MLP(hidden=(32,)), precision="fp16", micro_batch_size=None, clip_norm=None)
+    e = replace(e, task=Eventful(factor=1e30))
+    whole, parts = new_run(tmp_path / "whole", e), new_run(tmp_path / "parts", e)
+    assert train(ranks, e, whole, parallel, 2) == ["completed"] * 2
+    rows = steps(whole)
+    assert len([row for row in rows if row["skipped"]]) == 2
+    assert (
+        train(ranks, e, parts, parallel, 2, task=Eventful(factor=1e30, stop=str(parts / "stop"))).count("completed")
+        == 0
+    )
+    (parts / "stop").unlink()
+    assert load_optimizer(Run(parts).checkpoint("last"))["precision"]["scale"] == 2.0**15, "halved once"
+    assert train(ranks, e, parts, parallel, 2) == ["completed"] * 2
+    assert steps(parts) == rows
+    for run in (whole, parts):
+        assert load_optimizer(Run(run).checkpoint("last"))["precision"]["scale"] == 2.0**14
+        assert Run(run).summary["skipped_steps"] == 2
+
+
+def steps(run: Path) -> list[dict]:
+    return [{name: row[name] for name in ("step", "loss", "skipped")} for row in Run(run).metrics("step").to_pylist()]
