@@ -23,7 +23,7 @@ from raytrain.experiment import load as load_experiment
 from raytrain.experiment import refuse_while_loading as _refuse_while_loading
 from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
 from raytrain.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR
-from raytrain.parallel import DDP, FSDP, DataParallel, ModelParallel, Parallel
+from raytrain.parallel import DDP, FSDP, DataParallel, ModelParallel, Parallel, Pipeline, TensorParallel
 from raytrain.run import Run
 from raytrain.task import Batch, Classification, Task
 
@@ -54,12 +54,14 @@ __all__ = [
     "OneCycle",
     "Optimizer",
     "Parallel",
+    "Pipeline",
     "Run",
     "Scaling",
     "Schedule",
     "SimpleModel",
     "StepLR",
     "Task",
+    "TensorParallel",
     "Torchvision",
     "UserError",
     "load_experiment",

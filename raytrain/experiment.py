@@ -111,18 +111,25 @@ class Experiment:
             clip_norm=above(0),
             seed=at_least(0),
         )
+        if self.precision == "fp16" and not self.parallel.scales:
+            raise errors.strategy_misfit(
+                f"fp16's gradients cannot be scaled under {type(self.parallel).__name__}",
+                "precision",
+                "take --precision bf16",
+            )
         workers = max(1, self.scaling.workers)
-        if self.batch_size % workers:
-            low, high = self.batch_size // workers * workers, -(-self.batch_size // workers) * workers
+        replicas = self.parallel.replicas(workers)
+        if self.batch_size % replicas:
+            low, high = self.batch_size // replicas * replicas, -(-self.batch_size // replicas) * replicas
             near = f"{low} or {high}" if low else str(high)
             raise errors.batch_indivisible(
                 "batch_size",
                 self.batch_size,
-                "scaling.workers",
-                workers,
+                "scaling.workers" if replicas == workers else "copies of the model:",
+                replicas,
                 f"take --batch_size {near}, or another number of workers",
             )
-        part = self.batch_size // workers
+        part = self.batch_size // replicas
         if self.micro_batch_size and part % self.micro_batch_size:
             fitting = max(m for m in range(1, min(part, self.micro_batch_size) + 1) if part % m == 0)
             raise errors.batch_indivisible(
@@ -134,14 +141,20 @@ class Experiment:
             )
 
     @property
+    def replicas(self) -> int:
+        """Copies of the model, each of which trains on its share of a batch."""
+        return self.parallel.replicas(max(1, self.scaling.workers))
+
+    @property
     def micro_batch(self) -> int:
-        """Samples in one forward pass of a worker."""
-        return self.micro_batch_size or self.batch_size // max(1, self.scaling.workers)
+        """Samples in one forward pass of a copy of the model."""
+        part = self.batch_size // self.replicas
+        return self.parallel.micro_batch(part, self.micro_batch_size, max(1, self.scaling.workers))
 
     @property
     def accumulation(self) -> int:
-        """Forward passes of a worker in a step."""
-        return self.batch_size // max(1, self.scaling.workers) // self.micro_batch
+        """Forward passes of a copy of the model in a step."""
+        return self.batch_size // self.replicas // self.micro_batch
 
 
 def with_strategy(value: Experiment, name: str) -> Experiment:

@@ -8,7 +8,6 @@ import math
 import resource
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ import torch.distributed as dist
 from torch import nn
 
 from raytrain import checkpoint, config, experiment, order
-from raytrain.data.loader import Loaded, Loader, Reader, keep_memory
+from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.experiment import Experiment
 from raytrain.metrics import Sums
+from raytrain.parallel import Parallel
 from raytrain.precision import Precision, faster, memory_format
 from raytrain.progress import Progress
 from raytrain.run import MetricsLog, Run
@@ -88,6 +88,7 @@ class Worker:
         layout = memory_format(e.memory_format)
         self.model.to(place.device, memory_format=layout)  # type: ignore[call-overload]
         self.precision = Precision(e.precision, place.device)
+        self.replica, self.counts = e.parallel.replica(place.rank, place.world)
         self.loaders = {
             split: Loader(
                 e.data,
@@ -95,8 +96,8 @@ class Worker:
                 readers[split],
                 e.batch_size,
                 e.seed,
-                place.rank,
-                place.world,
+                self.replica,
+                e.parallel.replicas(place.world),
                 place.device,
                 train=split == "train",
                 memory_format=layout,
@@ -162,13 +163,19 @@ class Worker:
         self.wrapped = e.parallel.wrap(self.model, place.device, place.world)
         self.scale = e.parallel.gradient_scale(self.wrapped, place.world)
         groups = e.optimizer.groups(self.model)
-        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        self.parameters = e.parallel.own(self.wrapped, parameters)
         self.optimizer = e.optimizer.build(groups)
         if state is not None:
-            for number, values in state["state"].items():
-                for name, value in values.items():
-                    if isinstance(value, torch.Tensor):
-                        values[name] = e.parallel.part(value, self.parameters[number])
+            here = {id(parameter) for parameter in self.parameters}
+            state["state"] = {
+                number: {
+                    name: e.parallel.part(value, parameters[number]) if isinstance(value, torch.Tensor) else value
+                    for name, value in values.items()
+                }
+                for number, values in state["state"].items()
+                if id(parameters[number]) in here
+            }
             own = self.optimizer.state_dict()["param_groups"]  # how it computes depends on the strategy
             for saved, group in zip(state["param_groups"], own, strict=True):
                 saved |= {name: group[name] for name in ("fused", "foreach") if name in group}
@@ -177,23 +184,25 @@ class Worker:
     def train_step(self, loaded: Loaded) -> None:
         """One optimizer step over one global batch."""
         e, progress = self.experiment, self.progress
-        # Randomness inside the model (dropout) is a function of the step and the rank: there is no state to save.
-        self._seed(1, progress.step, self.place.rank)
+        # Randomness inside the model (dropout) is a function of the step and the replica: there is no state to save.
+        self._seed(1, progress.step, self.replica)
         lr = e.optimizer.lr * e.schedule.factor(progress.step, self.steps_per_epoch, e.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["factor"]
-        total: torch.Tensor | None = None
-        for ids, images, labels, last, blank in loaded.passes(e.micro_batch, e.parallel.sharded):
-            with self._no_sync(not last):
-                with self.precision.forward():
-                    loss, count = e.task.loss(self.wrapped, Batch(images, labels, ids))
-                unit = self._unit(count, len(ids))
-                self.precision.backward(loss * (0.0 if blank else self.scale / (unit * loaded.size)))
-            part = loss.detach().double()
-            part = part * 0 if blank else part
-            total = part if total is None else total + part
+        losses: list[torch.Tensor] = []
+
+        def loss_of(model: nn.Module, one: Pass) -> torch.Tensor:
+            with self.precision.forward():
+                loss, count = e.task.loss(model, Batch(one.images, one.labels, one.ids))
+            unit = self._unit(count, len(one.ids))
+            if self.counts and not one.blank:
+                losses.append(loss.detach().double())
+            return self.precision.scaled(loss * (0.0 if one.blank else self.scale / (unit * loaded.size)))
+
+        passes = loaded.passes(e.micro_batch, e.parallel.lockstep)
+        e.parallel.accumulate(self.wrapped, passes, loss_of, self.precision.forward, (e.accumulation, e.micro_batch))
         e.parallel.sync_gradients(self.wrapped)
-        assert total is not None
+        total = sum(losses[1:], losses[0]) if losses else torch.zeros((), dtype=torch.float64, device=self.place.device)
         updated = self._update()
         for parameter in self.parameters:  # all that the optimizer's zero_grad does, but for its hooks
             parameter.grad = None
@@ -203,10 +212,12 @@ class Worker:
     def _update(self) -> bool:
         """Clips the gradients and updates the weights; returns whether it did, on all ranks alike."""
         e = self.experiment
-        if e.clip_norm is not None or e.on_nonfinite == "skip":
-            self.precision.unscale(self.optimizer)
-            norm = nn.utils.clip_grad_norm_(self.parameters, math.inf if e.clip_norm is None else e.clip_norm)
-            if e.on_nonfinite == "skip" and e.precision != "fp16" and not e.parallel.whole(norm).isfinite():
+        clips = e.clip_norm is not None or e.on_nonfinite == "skip"
+        if clips or e.parallel.sharded:
+            self.precision.unscale(self.optimizer, together=e.parallel.sharded)
+        if clips:
+            norm = e.parallel.clip(self.wrapped, self.parameters, math.inf if e.clip_norm is None else e.clip_norm)
+            if e.on_nonfinite == "skip" and e.precision != "fp16" and not norm.isfinite():
                 return False
         return self.precision.step(self.optimizer)
 
@@ -221,6 +232,7 @@ class Worker:
         wanted = (self.run.path / "stop").exists() if self.place.rank == 0 else False
         pace = _FLUSH_SECONDS * len(pending) / max(now - self.last_flush, 1e-6)
         tail = [float(wanted), max(1.0, min(200.0, pace))] if self.place.rank == 0 else [0.0, 0.0]
+        tail += [self.unit or 0.0, float(self.unit is not None)]  # known where there are losses
         sums = torch.cat(
             [
                 torch.stack([p.loss for p in pending]).cpu() if pending else torch.empty(0, dtype=torch.float64),
@@ -229,7 +241,9 @@ class Worker:
         ).to(self.place.device)
         if self.place.world > 1:
             dist.all_reduce(sums)
-        *losses, stop, every = sums.tolist()
+        *losses, stop, every, units, holders = sums.tolist()
+        if self.unit is None and holders:
+            self.unit = units / holders
         self.flush_every, self.last_flush = int(every), time.monotonic()
         rows = []
         for step, loss in zip(pending, losses, strict=True):
@@ -266,10 +280,10 @@ class Worker:
 
     def evaluate(self, split: str = "val") -> dict[str, float]:
         """The task's metrics over a whole split, every sample counted once. A collective."""
-        self.experiment.parallel.sync_buffers(self.model, self.place.world)
-        together = self.experiment.parallel.sharded
-        sums = evaluate(self.experiment, self.model, self.loaders[split], self.precision, together)
-        return self.experiment.task.metrics(sums.reduce(self.place.device))
+        e = self.experiment
+        e.parallel.sync_buffers(self.wrapped, self.model, self.place.world)
+        sums = evaluate(e, self.model, self.loaders[split], self.precision, self.wrapped, self.counts)
+        return e.task.metrics(sums.reduce(self.place.device))
 
     def end_epoch(self) -> dict[str, Any]:
         """Validates and writes the epoch's row."""
@@ -283,11 +297,11 @@ class Worker:
     def save(self, row: dict[str, Any] | None = None) -> None:
         """Commits a checkpoint; `row` is the epoch's, where one has just ended."""
         parallel = self.experiment.parallel
-        parallel.sync_buffers(self.model, self.place.world)
-        if self.log is None:
-            if parallel.sharded:  # the others' parts are wanted
-                for state in (self.model.state_dict(), self.optimizer.state_dict()):
-                    checkpoint.snapshot(state, parallel.whole, keep=False)
+        parallel.sync_buffers(self.wrapped, self.model, self.place.world)
+        self.background.wait()  # before the copy: there are never more than two states in memory
+        tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        tensors = parallel.gather(self.wrapped, tensors, self.log is not None, checkpoint.snapshot)
+        if self.log is None or tensors is None:
             return
         progress = self.progress
         state = {
@@ -299,10 +313,8 @@ class Worker:
             "workers": self.place.world,
             "unit": self.unit,
         }
-        self.background.wait()  # before the copy: there are never more than two states in memory
-        model = checkpoint.snapshot(self.model.state_dict(), parallel.whole)
-        optimizer = checkpoint.snapshot(self.optimizer.state_dict(), parallel.whole)
-        tensors = {"optimizer": optimizer, "precision": self.precision.state_dict()}
+        model = tensors.pop("model")
+        tensors["precision"] = self.precision.state_dict()
         self.background.start(lambda: self._commit(model, tensors, state, row is not None))
 
     def _commit(self, model: dict[str, Any], tensors: dict[str, Any], state: dict[str, Any], epoch_ended: bool) -> None:
@@ -373,7 +385,7 @@ class Worker:
         def step(precision: Precision) -> None:
             with precision.forward():
                 loss, _ = e.task.loss(self.model, batch)
-            precision.backward(loss)
+            precision.scaled(loss).backward()
             self.model.zero_grad()
 
         self.model.train()
@@ -393,9 +405,6 @@ class Worker:
         if self.place.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _no_sync(self, waits: bool) -> AbstractContextManager[Any]:
-        return self.experiment.parallel.no_sync(self.wrapped) if waits else contextlib.nullcontext()
-
     def _unit(self, count: int, samples: int) -> float:
         """What a task counts for one sample: 1, or for example its pixels. The global batch's count is then known
         to all ranks without asking."""
@@ -410,18 +419,33 @@ class Worker:
         return unit
 
 
-def evaluate(value: Experiment, model: nn.Module, loader: Loader, precision: Precision, together: bool = False) -> Sums:
-    """Adds up the task's sums over this rank's part of a split; `together` where every forward pass needs all ranks."""
-    sums = Sums()
+def evaluate(
+    value: Experiment,
+    model: nn.Module,
+    loader: Loader,
+    precision: Precision,
+    wrapped: nn.Module | None = None,
+    counts: bool = True,
+) -> Sums:
+    """Adds up the task's sums over this rank's part of a split.
+
+    Args:
+        wrapped: the model as the experiment's strategy has spread it; by default it is not spread.
+        counts: whether this rank's sums are wanted.
+    """
+    parallel = Parallel() if wrapped is None else value.parallel
+    sums, shape = Sums(), (value.accumulation, value.micro_batch)
     model.eval()
     with torch.inference_mode():
         for loaded in loader.epoch(0):
-            for ids, images, labels, _, blank in loaded.passes(value.micro_batch, together):
-                if not blank or together:
-                    with precision.forward():
-                        found = value.task.sums(model, Batch(images, labels, ids))
-                    if not blank:
-                        sums.add(found)
+            passes = loaded.passes(value.micro_batch, parallel.lockstep)
+            for one, answering in parallel.answers(wrapped or model, model, passes, precision.forward, shape):
+                if one.blank and not parallel.lockstep:
+                    continue
+                with precision.forward():
+                    found = value.task.sums(answering, Batch(one.images, one.labels, one.ids))
+                if counts and not one.blank:
+                    sums.add(found)
     return sums
 
 

@@ -72,14 +72,13 @@ class SGD(Optimizer):
         import torch
 
         parameters = list(parameters)
-        each = [p for one in parameters for p in (one["params"] if isinstance(one, dict) else [one])]
         return torch.optim.SGD(
             parameters,
             lr=self.lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
-            fused=not any(hasattr(parameter, "device_mesh") for parameter in each),  # for shards there is none
+            **_implementation(parameters, sharded_fused=False),
         )
 
 
@@ -106,8 +105,14 @@ class Adam(Optimizer):
         """torch.optim.Adam."""
         import torch
 
+        parameters = list(parameters)
         return torch.optim.Adam(
-            parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
+            parameters,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            **_implementation(parameters),
         )
 
 
@@ -122,9 +127,25 @@ class AdamW(Adam):
         """torch.optim.AdamW."""
         import torch
 
+        parameters = list(parameters)
         return torch.optim.AdamW(
-            parameters, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
+            parameters,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            **_implementation(parameters),
         )
+
+
+def _implementation(parameters: list[Any], sharded_fused: bool = True) -> dict[str, bool]:
+    """How PyTorch's optimizer computes: fused, but not a mixture of sharded and plain tensors, which it takes only one
+    by one."""
+    each = [p for one in parameters for p in (one["params"] if isinstance(one, dict) else [one])]
+    sharded = [hasattr(parameter, "device_mesh") for parameter in each]
+    if any(sharded) and not all(sharded):
+        return {"fused": False, "foreach": False}
+    return {"fused": sharded_fused or not any(sharded)}
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Plan:
         )
         shape = "x".join(map(str, e.data.image(train)))
         splits = ", ".join(f"{len(index):,} {split}" for split, index in self.indices.items())
-        rows = len(train) / workers
+        rows = len(train) / e.replicas
         lines = [
             (
                 "model",
@@ -117,7 +117,8 @@ class Plan:
             ),
             (
                 "batch",
-                f"{workers} worker{'s' if workers > 1 else ''} x {e.micro_batch} micro-batch x "
+                f"{e.replicas} {'worker' if e.replicas == workers else 'replica'}{'s' if e.replicas > 1 else ''} x "
+                f"{e.micro_batch} micro-batch x "
                 f"{e.accumulation} accumulation = {e.batch_size} global",
             ),
             ("epochs", f"{e.epochs} x {self.steps_per_epoch:,} steps; about {rows:,.0f} rows a rank; {e.precision}"),
@@ -179,7 +180,8 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
         raise errors.no_compiler(", ".join(compilers))
     resources = find_resources()
     scaling = _scaling(experiment, resources)
-    experiment.parallel.check(module, max(1, scaling.workers), scaling.gpus_per_worker or 0.0)
+    workers = max(1, scaling.workers)
+    experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     experiment = replace(
         experiment,
         scaling=scaling,

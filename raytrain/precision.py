@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 _MARGIN = 0.95
 """bf16 is chosen where its step takes at most this share of the fp32 step's time."""
@@ -38,13 +39,24 @@ class Precision:
         """The context for forward passes and losses."""
         return nullcontext() if self.dtype is None else torch.autocast(self.device_type, dtype=self.dtype)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Accumulates the gradients of a scalar loss, scaled where the precision needs it."""
-        self.scaler.scale(loss).backward()
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """A scalar loss to go back from, scaled where the precision needs it."""
+        return self.scaler.scale(loss)
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Brings the gradients back to their true size, for clipping."""
+    def unscale(self, optimizer: torch.optim.Optimizer, together: bool) -> None:
+        """Brings the gradients back to their true size, and finds out whether they overflowed.
+
+        Args:
+            together: whether ranks hold different gradients, and must hear of each other's overflow. A collective then.
+        """
+        if not self.scaler.is_enabled():
+            return
+        if together:  # PyTorch makes the scale when it scales, and a rank of a pipeline may have no loss
+            self.scaler.scale(torch.zeros((), device=optimizer.param_groups[0]["params"][0].device))
         self.scaler.unscale_(optimizer)
+        if together:
+            for found in self.scaler._found_inf_per_device(optimizer).values():
+                dist.all_reduce(found, op=dist.ReduceOp.MAX)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Updates the weights; with fp16 a step whose gradients overflowed is left out and the scale halves. Returns

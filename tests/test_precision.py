@@ -25,7 +25,7 @@ def test_forward_computes_in_the_precision_and_weights_stay_float32(name: str, d
         loss = nn.functional.cross_entropy(outputs, torch.tensor([0, 1]), reduction="sum")
     assert outputs.dtype == dtype and loss.dtype == torch.float32
     before = model.weight.detach().clone()
-    precision.backward(loss)
+    precision.scaled(loss).backward()
     precision.step(optimizer)
     assert model.weight.dtype == torch.float32 and not torch.equal(model.weight, before)
     assert model(torch.ones(2, 4)).dtype == torch.float32, "the context has ended"
@@ -35,7 +35,7 @@ def test_fp32_is_plain_torch_bit_for_bit() -> None:
     precision, (model, optimizer), (plain, own) = Precision("fp32", CPU), model_and_optimizer(), model_and_optimizer()
     for _ in range(3):
         with precision.forward():
-            precision.backward(model(torch.ones(2, 4)).square().sum())
+            precision.scaled(model(torch.ones(2, 4)).square().sum()).backward()
         precision.step(optimizer)
         plain(torch.ones(2, 4)).square().sum().backward()
         own.step()
@@ -44,10 +44,10 @@ def test_fp32_is_plain_torch_bit_for_bit() -> None:
 
 def test_fp16_scales_gradients_and_brings_them_back() -> None:
     precision, (model, optimizer) = Precision("fp16", CPU), model_and_optimizer()
-    precision.backward(model(torch.ones(2, 4)).sum())
+    precision.scaled(model(torch.ones(2, 4)).sum()).backward()
     assert model.weight.grad is not None
     assert torch.equal(model.weight.grad, torch.full((3, 4), 2.0 * 65536))
-    precision.unscale(optimizer)
+    precision.unscale(optimizer, together=False)
     assert torch.equal(model.weight.grad, torch.full((3, 4), 2.0)), "clipping sees true gradients"
     before = model.weight.detach().clone()
     precision.step(optimizer)
@@ -57,11 +57,11 @@ def test_fp16_scales_gradients_and_brings_them_back() -> None:
 def test_an_overflow_skips_the_step_and_halves_the_scale() -> None:
     precision, (model, optimizer) = Precision("fp16", CPU), model_and_optimizer()
     before = model.weight.detach().clone()
-    precision.backward(model(torch.ones(2, 4)).sum() * 1e35)  # times 65,536 is beyond float32
+    precision.scaled(model(torch.ones(2, 4)).sum() * 1e35).backward()  # times 65,536 is beyond float32
     precision.step(optimizer)
     assert torch.equal(model.weight, before) and precision.state_dict()["scale"] == 32768
     optimizer.zero_grad()
-    precision.backward(model(torch.ones(2, 4)).sum())
+    precision.scaled(model(torch.ones(2, 4)).sum()).backward()
     precision.step(optimizer)
     assert not torch.equal(model.weight, before) and precision.state_dict()["scale"] == 32768
 
@@ -70,7 +70,7 @@ def test_the_scaler_s_state_makes_a_round_trip() -> None:
     precision, (model, optimizer) = Precision("fp16", CPU), model_and_optimizer()
     for factor in (1e35, 1.0, 1.0):
         optimizer.zero_grad()
-        precision.backward(model(torch.ones(2, 4)).sum() * factor)
+        precision.scaled(model(torch.ones(2, 4)).sum() * factor).backward()
         precision.step(optimizer)
     state = precision.state_dict()
     assert (state["scale"], state["_growth_tracker"]) == (32768, 2)

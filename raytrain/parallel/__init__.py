@@ -5,13 +5,17 @@ from raytrain.parallel.data_parallel import DataParallel
 from raytrain.parallel.ddp import DDP
 from raytrain.parallel.fsdp import FSDP
 from raytrain.parallel.model_parallel import ModelParallel
+from raytrain.parallel.pipeline import Pipeline
+from raytrain.parallel.tensor import TensorParallel
 
 STRATEGIES: dict[str, type[Parallel]] = {
     "ddp": DDP,
     "data_parallel": DataParallel,
     "model_parallel": ModelParallel,
     "fsdp": FSDP,
+    "pipeline": Pipeline,
+    "tensor": TensorParallel,
 }
 """The values of the command line's `--parallel.strategy`."""
 
-__all__ = ["DDP", "FSDP", "STRATEGIES", "DataParallel", "ModelParallel", "Parallel"]
+__all__ = ["DDP", "FSDP", "STRATEGIES", "DataParallel", "ModelParallel", "Parallel", "Pipeline", "TensorParallel"]

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+class Pass(Protocol):
+    """A micro-batch, as the loader gives it."""
+
+    @property
+    def images(self) -> torch.Tensor:
+        """float32 [k, channels, height, width]."""
+        ...
+
+    @property
+    def last(self) -> bool:
+        """Whether the step has no further one."""
+        ...
+
+    @property
+    def blank(self) -> bool:
+        """Whether it stands in for samples that are not there."""
+        ...
+
+
+Context = Callable[[], AbstractContextManager[Any]]
+"""Makes the context for forward passes, such as that of mixed precision."""
 
 
 @dataclass(frozen=True)
@@ -16,13 +40,36 @@ class Parallel:
     """The base of all parallel strategies."""
 
     sharded: ClassVar[bool] = False
-    """Whether ranks hold parts of the model, so that every forward pass and every checkpoint needs all of them."""
+    """Whether ranks hold parts of the model, so that a checkpoint needs all of them."""
+    lockstep: ClassVar[bool] = False
+    """Whether a forward pass needs all ranks, so that each has as many of them as any other."""
+    scales: ClassVar[bool] = True
+    """Whether fp16's gradient scaling works with it."""
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float) -> None:
+    def replicas(self, workers: int) -> int:
+        """How many copies of the model the workers make; each trains on its share of a batch."""
+        return workers
+
+    def replica(self, rank: int, world: int) -> tuple[int, bool]:
+        """The number of the rank's copy of the model, and whether this rank's losses and sums count: those of one rank
+        of each copy do."""
+        return rank, True
+
+    def micro_batch(self, part: int, asked: int | None, workers: int) -> int:
+        """Samples of a forward pass.
+
+        Args:
+            part: samples of one copy of the model in a step.
+            asked: the experiment's `micro_batch_size`, which divides them.
+        """
+        return asked or part
+
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
         """Checks, before anything starts, that the workers suffice and the model can be spread over them.
 
         Args:
             module: the model, perhaps on the meta device.
+            micro_batches: of a step.
 
         Raises:
             UserError: they do not.
@@ -32,6 +79,37 @@ class Parallel:
         """Returns the module that the loop trains; `module` is on `device` already and keeps the weights, of which a
         sharded strategy leaves it this rank's part."""
         return module
+
+    def own(self, wrapped: nn.Module, parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        """Those of the parameters of which this rank has the values, or a part of each."""
+        return parameters
+
+    def accumulate(
+        self,
+        wrapped: nn.Module,
+        passes: Iterable[Any],
+        loss: Callable[[nn.Module, Any], torch.Tensor],
+        forward: Context,
+        shape: tuple[int, int],
+    ) -> None:
+        """Forward and backward passes of a step.
+
+        Args:
+            passes: this rank's micro-batches.
+            loss: what to go back from, for the model and a micro-batch.
+            forward: the context for the model's passes, which `loss` has of its own.
+            shape: (micro-batches of a full step, samples of each).
+        """
+        for one in passes:
+            with nullcontext() if one.last else self.no_sync(wrapped):
+                loss(wrapped, one).backward()
+
+    def answers(
+        self, wrapped: nn.Module, module: nn.Module, passes: Iterable[Any], forward: Context, shape: tuple[int, int]
+    ) -> Iterator[tuple[Any, nn.Module]]:
+        """Micro-batches for evaluation, each with a model for it; what ranks work on together may be blank."""
+        for one in passes:
+            yield one, module
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """The context for micro-batches whose gradients are not exchanged yet."""
@@ -44,7 +122,14 @@ class Parallel:
         """What the exchange divides summed gradients by; the loop multiplies the loss by it."""
         return 1.0
 
-    def sync_buffers(self, module: nn.Module, world: int) -> None:
+    def clip(self, wrapped: nn.Module, parameters: list[torch.nn.Parameter], most: float) -> torch.Tensor:
+        """Scales the gradients down to a norm, and returns the norm that they had all together."""
+        from torch import nn
+
+        norm = nn.utils.clip_grad_norm_(parameters, most)
+        return self.whole(norm)
+
+    def sync_buffers(self, wrapped: nn.Module, module: nn.Module, world: int) -> None:
         """Gives all ranks rank 0's buffers (BatchNorm's statistics), for evaluation and checkpoints."""
         if world > 1:
             import torch.distributed as dist
@@ -52,16 +137,34 @@ class Parallel:
             for buffer in module.buffers():
                 dist.broadcast(buffer, src=0)
 
+    def gather(
+        self, wrapped: nn.Module, state: dict[str, Any], first: bool, copy: Callable[..., Any]
+    ) -> dict[str, Any] | None:
+        """A copy of the state of model and optimizer with all of its parts, on the first rank. A collective where the
+        strategy is sharded.
+
+        Args:
+            state: {"model": a state dict, "optimizer": the optimizer's}.
+            first: whether this is the first rank.
+            copy: (tree, what makes a tensor whole, whether the copy is wanted) -> the copy.
+        """
+        return copy(state, self.whole, first) if first or self.sharded else None
+
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the model or of the optimizer with all of its parts, as a checkpoint holds it. A collective
         where the strategy is sharded."""
-        return tensor
+        return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[union-attr]
 
     def part(self, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """The inverse of `whole`, for an optimizer's tensor that belongs to a parameter."""
-        if tensor.shape != parameter.shape:
-            return tensor  # such as Adam's step
-        # Fused optimizers take it for granted that both lie in memory in the same order.
         import torch
 
+        if tensor.shape != parameter.shape:
+            return tensor  # such as Adam's step
+        if hasattr(parameter, "device_mesh"):
+            from torch.distributed.tensor import DTensor, distribute_tensor
+
+            assert isinstance(parameter, DTensor)
+            return distribute_tensor(tensor.contiguous(), parameter.device_mesh, parameter.placements)
+        # Fused optimizers take it for granted that both lie in memory in the same order.
         return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

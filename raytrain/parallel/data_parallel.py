@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DataParallel(Parallel):
     """torch.nn.DataParallel over the GPUs of one worker. DistributedDataParallel with a worker a GPU is faster."""
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
         """There is one worker."""
         if workers > 1:
             raise errors.strategy_misfit(

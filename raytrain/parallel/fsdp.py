@@ -36,11 +36,13 @@ class FSDP(Parallel):
 
     sharded: ClassVar[bool] = True
     """A rank has a part of each parameter."""
+    lockstep: ClassVar[bool] = True
+    """The parts are gathered for each forward pass."""
 
     def __post_init__(self) -> None:
         check(self, shard_over=at_least(1), block_parameters=above(0))
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
         """Workers must fall into whole sets."""
         if self.shard_over and workers % self.shard_over:
             raise errors.strategy_misfit(
@@ -86,20 +88,6 @@ class FSDP(Parallel):
     def gradient_scale(self, wrapped: nn.Module, world: int) -> float:
         """FSDP2 averages over the ranks."""
         return float(world)
-
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Gathered from all ranks."""
-        from torch.distributed.tensor import DTensor
-
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def part(self, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-        """Cut as the parameter is."""
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
-            return tensor  # such as Adam's step
-        return distribute_tensor(tensor.contiguous(), parameter.device_mesh, parameter.placements)
 
 
 class _Unreduced(AbstractContextManager[None]):

@@ -29,7 +29,7 @@ class ModelParallel(Parallel):
     def __post_init__(self) -> None:
         check(self, parts=at_least(2))
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
         """A worker has a GPU for each part, or none; and the model has as many layers."""
         if 0 < gpus_per_worker < self.parts:
             raise errors.strategy_misfit(
@@ -97,15 +97,21 @@ def split(module: nn.Module, parts: int) -> list[list[nn.Module]]:
             "parallel.parts",
             "take fewer parts, or --parallel.strategy ddp",
         )
-    before = [0, *accumulate(sum(parameter.numel() for parameter in layer.parameters()) for layer in layers)]
+    sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    ends = balanced(sizes, parts)
+    return [layers[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+
+
+def balanced(sizes: list[int], parts: int) -> tuple[int, ...]:
+    """Where parts of a row end, of which none is all zeros and the largest is as small as can be."""
+    before = [0, *accumulate(sizes)]
 
     @cache
     def cut(pieces: int, end: int) -> tuple[float, tuple[int, ...]]:
-        """(parameters of the largest of so many pieces of the layers before `end`, where they end)."""
+        """(the largest of so many pieces of what comes before `end`, where they end)."""
         if pieces == 1:
             return (before[end] or float("inf")), (end,)
         tried = [(cut(pieces - 1, start), before[end] - before[start]) for start in range(pieces - 1, end)]
         return min((max(rest[0], size or float("inf")), (*rest[1], end)) for rest, size in tried)
 
-    ends = cut(parts, len(layers))[1]
-    return [layers[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+    return cut(parts, len(sizes))[1]

@@ -52,9 +52,11 @@ class Ranks:
         store = self.folder / f"store-{time.time_ns()}"
         for rank in range(world):
             self.jobs[rank].put((function, rank, world, store, arguments))
-        found = [self.results.get(timeout=300) for _ in range(world)]
-        for rank, good, result in found:
-            assert good, f"rank {rank}:\n{result}"
+        found = []
+        for _ in range(world):
+            rank, good, result = self.results.get(timeout=300)
+            assert good, f"rank {rank}:\n{result}"  # at once: the others may wait for it in vain
+            found.append((rank, good, result))
         return [result for _, _, result in sorted(found, key=lambda one: one[0])]
 
     def close(self) -> None:

@@ -101,7 +101,7 @@ def train(rank: int, world: int, reduction: str) -> list[np.ndarray]:
         strategy.sync_gradients(wrapped)
         optimizer.step()
         optimizer.zero_grad()
-    strategy.sync_buffers(module, world)
+    strategy.sync_buffers(wrapped, module, world)
     return [value.numpy() for value in module.state_dict().values()]
 
 

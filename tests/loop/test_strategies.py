@@ -31,7 +31,9 @@ from raytrain import (
     Model,
     ModelParallel,
     Parallel,
+    Pipeline,
     Run,
+    TensorParallel,
     UserError,
 )
 from raytrain.checkpoint import load_optimizer
@@ -58,6 +60,11 @@ WAYS = {
     "model parallel": (ModelParallel(), 1),
     "ddp times model parallel": (ModelParallel(), 2),
     "data parallel": (DataParallel(), 1),
+    "pipeline": (Pipeline(), 2),
+    "pipeline, gpipe": (Pipeline(schedule="gpipe"), 2),
+    "ddp times pipeline": (Pipeline(stages=2), 4),
+    "tensor": (TensorParallel(), 2),
+    "ddp times tensor": (TensorParallel(shards=2), 4),
 }
 
 
@@ -83,7 +90,7 @@ def test_losses_and_weights_equal_a_plain_pytorch_loop(ranks: Ranks, tmp_path: P
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.05, momentum=0.9), AdamW(lr=1e-3)], ids=["sgd", "adamw"])
 def test_each_goes_on_from_the_checkpoint_of_each_other(ranks: Ranks, tmp_path: Path, optimizer: SGD | AdamW) -> None:
     e = replace(BASE, optimizer=optimizer, micro_batch_size=None)
-    names = ("ddp", "fsdp", "model parallel", "data parallel")
+    names = ("ddp", "fsdp", "model parallel", "data parallel", "pipeline", "tensor")
     whole = new_run(tmp_path / "whole", e)
     train(ranks, e, whole, *WAYS["data parallel"])
     for first in names:
@@ -99,7 +106,9 @@ def test_each_goes_on_from_the_checkpoint_of_each_other(ranks: Ranks, tmp_path: 
             np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5, err_msg=f"{first}, then {second}")
 
 
-@pytest.mark.parametrize("parallel", [BLOCKS, DDP()], ids=["fsdp", "ddp"])
+@pytest.mark.parametrize(
+    "parallel", [BLOCKS, DDP(), Pipeline(), TensorParallel()], ids=["fsdp", "ddp", "pipe", "tensor"]
+)
 def test_ranks_with_more_and_with_fewer_micro_batches_stay_together(
     ranks: Ranks, tmp_path: Path, parallel: Parallel
 ) -> None:
@@ -112,6 +121,32 @@ def test_ranks_with_more_and_with_fewer_micro_batches_stay_together(
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         found[world] = [row[name] for row in rows for name in ("loss", "val_loss", "val_accuracy") if name in row]
     np.testing.assert_allclose(found[2], found[1], rtol=1e-5)
+
+
+DEEP = MLP(hidden=(32, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world", "model"),
+    [
+        (Pipeline(schedule="interleaved"), 2, DEEP),
+        (Pipeline(), 4, DEEP),
+        (Pipeline(schedule="gpipe"), 4, DEEP),
+        (TensorParallel(), 4, DEEP),
+        (TensorParallel(), 2, MLP(hidden=(30, 33))),
+    ],
+    ids=["interleaved", "pipeline on 4", "gpipe on 4", "tensor on 4", "tensor, by columns"],
+)
+def test_a_deep_model_over_all_workers(
+    ranks: Ranks, tmp_path: Path, parallel: Parallel, world: int, model: MLP
+) -> None:
+    e = replace(BASE, model=model, memory_format="contiguous", micro_batch_size=None)
+    run = new_run(tmp_path / "run", e)
+    assert train(ranks, e, run, parallel, world) == ["completed"] * world
+    expected, plain = reference(e, 46)
+    np.testing.assert_allclose(losses(run), expected, rtol=1e-5)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(Run(run).model("last").state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
 
 MEMORY = """
@@ -210,7 +245,11 @@ class Eventful(Classification):
         return loss, count
 
 
-@pytest.mark.parametrize("parallel", [DDP(), DDP(reduction="torch"), BLOCKS], ids=["shared", "ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "parallel",
+    [DDP(), DDP(reduction="torch"), BLOCKS, Pipeline(), TensorParallel()],
+    ids=["shared", "ddp", "fsdp", "pipeline", "tensor"],
+)
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_a_step_that_is_not_finite_is_left_out_on_all_ranks(
     ranks: Ranks, tmp_path: Path, parallel: Parallel, clip_norm: float | None
@@ -226,7 +265,11 @@ def test_a_step_that_is_not_finite_is_left_out_on_all_ranks(
     assert Run(run).summary["skipped_steps"] == 2 and Run(run).summary["val_accuracy"] > 0.2
 
 
-@pytest.mark.parametrize("parallel", [DDP(), DDP(reduction="torch"), BLOCKS], ids=["shared", "ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "parallel",
+    [DDP(), DDP(reduction="torch"), BLOCKS, Pipeline()],
+    ids=["shared", "ddp", "fsdp", "pipeline"],
+)
 def test_fp16_leaves_out_a_step_that_overflows_and_a_resume_has_the_same_scale(
     ranks: Ranks, tmp_path: Path, parallel: Parallel
 ) -> None:

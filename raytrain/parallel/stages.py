@@ -1,0 +1,219 @@
+"""A pipeline's stages on one rank: how a model is cut into them, and how micro-batches pass through them.
+
+The model is traced by torch.fx, which keeps its layers as they are (so that train(), eval() and the names of parameters
+mean what they did), and cut where a single tensor goes from one part to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.fx.passes.split_module import split_module
+
+from raytrain import errors
+from raytrain.parallel.base import Context
+from raytrain.parallel.model_parallel import balanced
+
+_SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
+
+
+class Stages(nn.Module):
+    """This rank's stages of a model; `parameters()` are theirs.
+
+    Args:
+        module: the whole model; what other ranks have of it keeps its shape and loses its memory.
+        size: ranks of a pipeline.
+        each: stages of a rank.
+        schedule: the name of the schedule.
+    """
+
+    def __init__(self, module: nn.Module, size: int, each: int, schedule: str, device: torch.device, world: int):
+        super().__init__()
+        mesh = init_device_mesh(device.type, (world // size, size), mesh_dim_names=("replica", "stage"))
+        self.peers, self.line = mesh.get_group("replica"), mesh.get_group("stage")
+        self.size, self.replicas, self.device = size, world // size, device
+        self.replica, rank = divmod(dist.get_rank(), size)
+        self.schedule_of = _SCHEDULES[schedule]
+        everything = cut(module, size * each)
+        if module._compiled_call_impl is not None:
+            for stage in everything:
+                stage.compile()
+        self.numbers = list(range(rank, size * each, size))
+        self.stages = nn.ModuleList(everything[number] for number in self.numbers)
+        self.all_stages = [everything]  # in a list, so that they are no modules of this one
+        self.schedule: Any = None
+        self.loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda output, number: output.sum()
+        mine = {id(tensor) for tensor in (*self.stages.parameters(), *self.stages.buffers())}
+        self.names = {name for name, tensor in module.state_dict(keep_vars=True).items() if id(tensor) in mine}
+        for tensor in (*module.parameters(), *module.buffers()):
+            if id(tensor) not in mine:
+                tensor.data = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+        module.register_forward_pre_hook(_refuse)
+
+    def train_on(
+        self,
+        passes: list[Any],
+        loss: Callable[[nn.Module, Any], torch.Tensor],
+        forward: Context,
+        shape: tuple[int, int],
+    ) -> None:
+        """Forward and backward passes of a step; every rank of the pipeline has the same micro-batches."""
+        images = self._prepare(passes, forward, shape)
+
+        def of(output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+            k = int(number[0])
+            if k >= len(passes):  # it stands in for a micro-batch that a short step does not have
+                return output.sum() * 0
+            return loss(_Given(output[: len(passes[k].images)], training=True), passes[k])
+
+        self.loss_of = of
+        self.schedule.step(*self._first(images), target=self._numbers(shape), return_outputs=False)
+
+    def answer(self, passes: list[Any], forward: Context, shape: tuple[int, int]) -> Iterator[tuple[Any, nn.Module]]:
+        """(micro-batch, model that hands out the answer for it) on the last rank; nothing on the others."""
+        with torch.inference_mode(False), torch.no_grad():  # its buffers serve training too
+            images = self._prepare(passes, forward, shape)
+            self.loss_of = lambda output, number: output.new_zeros(())  # the schedule asks for one
+            outputs = self.schedule.eval(*self._first(images), target=self._numbers(shape))
+        if outputs is not None:
+            for one, output in zip(passes, outputs.split(shape[1]), strict=False):
+                yield one, _Given(output[: len(one.images)], training=False)
+
+    def _first(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (images,) if self.numbers[0] == 0 else ()
+
+    def _numbers(self, shape: tuple[int, int]) -> torch.Tensor | None:
+        """For the last stage, the number of its micro-batch for each sample."""
+        last = self.numbers[-1] == len(self.all_stages[0]) - 1
+        return torch.arange(shape[0]).repeat_interleave(shape[1]) if last else None
+
+    def _prepare(self, passes: list[Any], forward: Context, shape: tuple[int, int]) -> torch.Tensor:
+        """The images of a full step. What a short one lacks are copies of images it has, so that BatchNorm's
+        statistics are of real ones; they count for nothing else."""
+        count, samples = shape
+        full = [one.images[torch.arange(samples, device=self.device) % len(one.images)] for one in passes]
+        images = torch.cat((full * -(-count // len(full)))[:count])
+        if self.schedule is None:
+            self.schedule = self._schedule(images[:samples], forward, count)
+        return images
+
+    def _schedule(self, images: torch.Tensor, forward: Context, count: int) -> Any:
+        """torch's schedule. What goes between stages is measured here, and not by its first step, which would draw
+        random numbers."""
+        ends = [torch.zeros_like(images)]
+        with torch.no_grad(), forward():
+            for stage in self.all_stages[0]:
+                layers = {layer: layer.training for layer in stage.modules()}
+                stage.eval()
+                ends.append(stage(ends[-1]).contiguous())
+                for layer, training in layers.items():
+                    layer.training = training
+        ends = [end.clone().requires_grad_(number > 0) for number, end in enumerate(ends)]
+        stages = [
+            PipelineStage(
+                _Within(stage, forward),
+                number,
+                len(self.all_stages[0]),
+                self.device,
+                input_args=(ends[number],),
+                output_args=(ends[number + 1],),
+                group=self.line,
+            )
+            for number, stage in zip(self.numbers, self.stages, strict=True)
+        ]
+        several = stages if len(stages) > 1 else stages[0]
+        return self.schedule_of(several, count, loss_fn=lambda *given: self.loss_of(*given), scale_grads=False)
+
+
+class _Within(nn.Module):
+    """A stage under the context of forward passes."""
+
+    def __init__(self, stage: nn.Module, forward: Context):
+        super().__init__()
+        self.stage, self.context = stage, forward
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        with self.context():
+            return self.stage(values).contiguous()  # gloo sends nothing else
+
+
+class _Given(nn.Module):
+    """A model whose answer is known: a task calls it as it would call the pipeline."""
+
+    def __init__(self, output: torch.Tensor, training: bool):
+        super().__init__()
+        self.output, self.training = output, training
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.output
+
+
+def _refuse(module: nn.Module, _: Any) -> None:
+    raise RuntimeError("the model is spread over a pipeline: only its stages can be called")
+
+
+def cut(module: nn.Module, stages: int) -> list[nn.Module]:
+    """The model in so many parts, one after the other, of which the largest has as few parameters as can be.
+
+    Raises:
+        UserError: it cannot be traced, or there are fewer places where one tensor alone is handed on.
+    """
+    name = type(module).__name__
+    try:
+        graph = fx.symbolic_trace(module)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise _misfit(f"{name} cannot be traced by torch.fx ({reason})") from None
+    nodes = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
+    place = {node: number for number, node in enumerate(nodes)}
+    blocks: list[list[fx.Node]] = [[]]
+    alive: set[fx.Node] = set()
+    for number, node in enumerate(nodes):
+        blocks[-1].append(node)
+        alive.add(node)
+        alive = {one for one in alive if any(place.get(user, len(nodes)) > number for user in one.users)}
+        if alive == {node} and node.op != "get_attr":
+            blocks.append([])
+    blocks = [block for block in blocks if block]
+    held = [{id(p): p for node in block for p in _parameters(graph, node)} for block in blocks]
+    sizes = [sum(parameter.numel() for parameter in block.values()) for block in held]
+    if sum(size > 0 for size in sizes) < stages:
+        names = [_name(block) for block, size in zip(blocks, sizes, strict=True) if size]
+        raise _misfit(f"{stages} stages need as many blocks with parameters, and {name} has: {', '.join(names)}")
+    ends = balanced(sizes, stages)
+    part = {node: sum(number >= end for end in ends[:-1]) for number, block in enumerate(blocks) for node in block}
+    owners: dict[int, int] = {}
+    for number, block in enumerate(held):
+        for key in block:
+            if owners.setdefault(key, part[blocks[number][0]]) != part[blocks[number][0]]:
+                raise _misfit(f"{_name(blocks[number])} of {name} shares parameters with another stage")
+    whole = split_module(graph, module, lambda node: part[node])  # type: ignore[arg-type]
+    return [whole.get_submodule(f"submod_{number}") for number in range(stages)]
+
+
+def _parameters(graph: fx.GraphModule, node: fx.Node) -> list[nn.Parameter]:
+    if node.op == "call_module":
+        return list(graph.get_submodule(str(node.target)).parameters())
+    if node.op == "get_attr":
+        found: Any = graph
+        for name in str(node.target).split("."):
+            found = getattr(found, name)
+        return [found] if isinstance(found, nn.Parameter) else []
+    return []
+
+
+def _name(block: list[fx.Node]) -> str:
+    """The layers of a block, by the name that they have in common."""
+    names = [str(node.target).split(".") for node in block if node.op in ("call_module", "get_attr")]
+    common = [atoms[0] for atoms in zip(*names, strict=False) if len(set(atoms)) == 1]
+    return ".".join(common) or ".".join(names[0])
+
+
+def _misfit(what: str) -> errors.UserError:
+    return errors.strategy_misfit(what, "parallel.stages", "take fewer stages, or --parallel.strategy fsdp")
