@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,9 @@ import tyro
 from raytrain import __version__, config, errors
 from raytrain.experiment import Experiment, load, with_strategy
 from raytrain.fit import Interrupted, Options, RunFailed, resume, train
+from raytrain.interrupts import terminable
 from raytrain.observe import watched
+from raytrain.optim import Rising
 from raytrain.run import Run
 from raytrain.session import leave
 
@@ -105,6 +108,49 @@ def _train(arguments: list[str]) -> None:
     value, options = _parse(command, arguments[1:], f"raytrain train {path}", _describe(source))
     with watched(_console()) as observer:
         train(value, options, observer, source, _command_started())
+
+
+def _lr(arguments: list[str]) -> None:
+    """Find a learning rate: raytrain lr EXPERIMENT|RUN [--field value ...] [--out lr.png]"""
+    usage, path = "raytrain lr EXPERIMENT", _first(arguments)
+    if path is None:
+        return _show_usage(
+            arguments,
+            usage,
+            "Trains an experiment, or that of a run, for some steps (--steps 100) with a learning rate that rises from "
+            "--low 1e-07 to --high 10,\nsuggests the one at which the loss falls fastest, and plots the losses "
+            "(--out lr.png, and their figures in lr.csv).\nIt begins with the weights that `raytrain train` begins "
+            "with; a run stays as it is.",
+        )
+    value, source = load(path)
+    _, given = _take(arguments[1:], "--steps", "--low", "--high", "--out", "--optimizer.lr")
+    value, arguments = _strategy(value, arguments)
+
+    def command(
+        experiment: Annotated[Experiment, _FLAT] = value,
+        options: Annotated[Rising, _FLAT] = Rising(),
+        out: str = "lr.png",
+    ) -> tuple[Experiment, Rising, str]:
+        """Finds a learning rate.
+
+        Args:
+            out: The plot: a .png, .svg or .pdf file. Its figures go into a .csv file of the same name.
+        """
+        return experiment, options, out
+
+    value, rising, out = _parse(command, arguments[1:], f"raytrain lr {path}", _describe(source))
+    from raytrain import infer
+    from raytrain.report import lr
+
+    file = Path(out)
+    infer.check_output(file, lr.PLOTS)
+    infer.check_output(file.with_suffix(".csv"), (".csv",))
+    from raytrain import lr_range
+
+    with terminable(), lr.bar(rising.steps) as seen:
+        curve = lr_range.find(value, rising, seen)
+    lr.write(curve, Path(path), file)
+    lr.show(curve, file, shlex.join(["raytrain", "train", path, *given]))
 
 
 def _resume(arguments: list[str]) -> None:
@@ -238,6 +284,7 @@ def _export(arguments: list[str]) -> None:
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
+    "lr": _lr,
     "resume": _resume,
     "evaluate": _evaluate,
     "predict": _predict,
@@ -255,15 +302,20 @@ def _help() -> str:
 
 def _strategy(value: Experiment, arguments: list[str]) -> tuple[Experiment, list[str]]:
     """Takes `--parallel.strategy NAME` from the arguments: it decides which fields `parallel` has."""
-    name, rest = None, []
-    following = iter(arguments)
+    found, rest = _take(arguments, "--parallel.strategy")
+    return (with_strategy(value, found[-1]) if found else value), rest
+
+
+def _take(arguments: list[str], *flags: str) -> tuple[list[str], list[str]]:
+    """The values of the given flags, each of which has one, and the arguments without them."""
+    found, rest, following = [], [], iter(arguments)
     for argument in following:
         flag, equals, text = argument.partition("=")
-        if flag == "--parallel.strategy":
-            name = text if equals else next(following, "")
+        if flag in flags:
+            found.append(text if equals else next(following, ""))
         else:
             rest.append(argument)
-    return (value if name is None else with_strategy(value, name)), rest
+    return found, rest
 
 
 def _first(arguments: list[str]) -> str | None:

@@ -168,7 +168,7 @@ def _run(
         leftover.unlink(missing_ok=True)
     with Interrupts(path) as interrupts:
         try:
-            weights = _pretrained(planned, path)
+            weights = pretrained(planned, path)
             observer.status("starting Ray")
             with interrupts.while_ray_starts():
                 session.start()
@@ -241,7 +241,7 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
     )
 
 
-def _pretrained(planned: Plan, path: Path) -> Any:
+def pretrained(planned: Plan, path: Path) -> Any:
     """The initial weights of a model that brings its own; a resumed run has its checkpoint."""
     import torch
 

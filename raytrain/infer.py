@@ -6,10 +6,7 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +15,7 @@ import numpy as np
 from raytrain import checkpoint, config, errors
 from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.imagefolder import EXTENSIONS
+from raytrain.data.reader import Direct
 from raytrain.run import Run
 from raytrain.task import Classification
 
@@ -66,7 +64,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
         raise errors.classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
     device = _device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
-    reader = _FileReader(data, index)
+    reader = Direct(data, index)
     layout = memory_format(e.memory_format)
     loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False, memory_format=layout)
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
@@ -109,7 +107,7 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
     index = _file_index(files, source, tuple(state["classes"]))
     precision = Precision(e.precision, device)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
-    reader = _FileReader(source, index)
+    reader = Direct(source, index)
     loader = Loader(source, index, reader, _CHUNK, 0, 0, 1, device, train=False, memory_format=layout)
     rows = []
     with torch.inference_mode():
@@ -222,41 +220,6 @@ def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProg
         raise errors.cannot_export(reason, type(run.experiment.model).__name__) from None
     finally:
         logging.disable(logged)
-
-
-class _FileReader:
-    """Reads chunks of samples in threads, a few ahead; stands in for Resident and Streaming."""
-
-    def __init__(self, data: Data, index: Index):
-        self.data, self.index = data, index
-        self.skipped: list[str] = []
-
-    def read(self, epoch: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(samples int64 [k], images uint8 [k, ...]) of each step."""
-        threads = min(8, os.cpu_count() or 1)
-        steps = epoch.steps()
-        with ThreadPoolExecutor(threads) as pool:
-            ahead = [(ids, pool.submit(self._read, ids)) for ids in islice(steps, 2 * threads)]
-            while ahead:
-                ids, images = ahead.pop(0)
-                following = next(steps, None)
-                if following is not None:
-                    ahead.append((following, pool.submit(self._read, following)))
-                good, images, bad = images.result()
-                self.skipped += bad
-                yield ids[good], images
-
-    def _read(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Which of the samples could be read (bool [k]), their images, and the paths of the others."""
-        try:
-            return np.ones(len(samples), bool), self.data.read(self.index, samples), []
-        except errors.BadSample as error:
-            if self.data.on_bad_sample == "error":
-                raise errors.bad_image(error.path, error.reason) from None
-            if len(samples) == 1:
-                return np.zeros(1, bool), np.empty((0, *self.index.shape), np.uint8), [error.path]
-        good, images, bad = zip(*(self._read(samples[row : row + 1]) for row in range(len(samples))), strict=True)
-        return np.concatenate(good), np.concatenate(images), [path for paths in bad for path in paths]
 
 
 def _device() -> torch.device:

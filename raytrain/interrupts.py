@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,16 @@ from typing import Any
 
 class Leave(Exception):
     """A request to stop that came before there was anything to save."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Makes of SIGTERM an exit that unwinds, as SIGINT's does, so that what is temporary is removed."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Interrupts:

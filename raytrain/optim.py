@@ -224,5 +224,30 @@ class OneCycle(Schedule):
         return _cosine(1.0, self.final, min(1.0, (step - top) / max(total - 1 - top, 1e-9)))
 
 
+@dataclass(frozen=True)
+class Rising(Schedule):
+    """Exponentially from `low` to `high`, for the learning-rate range test: the factors are the rates, those of an
+    optimizer whose learning rate is 1."""
+
+    steps: int = 100
+    """Steps from the lowest learning rate to the highest."""
+    low: float = 1e-7
+    """Learning rate of the first step."""
+    high: float = 10.0
+    """Learning rate of the last step."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            steps=at_least(10),
+            low=above(0),
+            high=(lambda high: self.low < high < math.inf, f"above low, which is {self.low}"),
+        )
+
+    def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
+        """The learning rate: the same multiple of the last step's in every step."""
+        return self.low * (self.high / self.low) ** (step / (self.steps - 1))
+
+
 def _cosine(start: float, end: float, way: float) -> float:
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * way))

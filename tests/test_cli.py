@@ -32,9 +32,9 @@ def write(path: Path, text: str) -> Path:
 def test_help_lists_every_command(capsys: Capture) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
-        for command in ("train", "resume", "evaluate", "predict", "export"):
+        for command in ("train", "lr", "resume", "evaluate", "predict", "export"):
             assert f"raytrain {command} " in said
-    assert set(cli._COMMANDS) == {"train", "resume", "evaluate", "predict", "export"}
+    assert set(cli._COMMANDS) == {"train", "lr", "resume", "evaluate", "predict", "export"}
     assert succeeds(capsys, "--version") == f"raytrain {__version__}\n"
 
 
@@ -42,6 +42,8 @@ def test_help_lists_every_command(capsys: Capture) -> None:
     ("arguments", "flags"),
     [
         (["train"], ["EXPERIMENT", "--help"]),
+        (["lr"], ["EXPERIMENT", "--steps", "--low", "--high", "--out"]),
+        (["lr", DIGITS], ["--steps", "--low", "--high", "--out", "--batch_size"]),
         (["resume"], ["RUN", "--help"]),
         (["evaluate"], ["RUN", "--data.root", "--split {train,val,test}", "--checkpoint {best,last}", "--json"]),
         (["predict"], ["RUN", "PATH", "--out", "--checkpoint"]),

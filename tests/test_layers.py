@@ -25,12 +25,13 @@ LAYERS = (
     ("interrupts", "observe", "session"),
     ("worker",),
     ("fit", "infer"),
+    ("lr_range",),
     ("report",),
     ("cli",),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 WITHOUT_RAY = (
-    *("loop", "checkpoint", "progress", "run", "experiment", "plan", "config", "errors", "order"),
+    *("loop", "checkpoint", "progress", "run", "experiment", "plan", "config", "errors", "order", "lr_range"),
     *("precision", "optim", "task", "metrics", "models", "parallel"),
 )
 
@@ -118,6 +119,9 @@ def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest
         "from raytrain import cli; cli.run(['--help'])",
         "from raytrain import cli; cli.run(['train', 'experiments/digits.py', '--help'])",
         "from raytrain import cli; cli.run(['evaluate', '--help'])",
+        "from raytrain import cli; cli.run(['lr', '--help'])",
+        "from raytrain import cli; cli.run(['lr', 'experiments/digits.py', '--help'])",
+        "from raytrain import cli; cli.run(['lr', 'experiments/digits.py', '--steps', '9'])",
         "from raytrain import cli; cli.run(['train', 'experiments/digits.py', '--optimizer.lr', '-1'])",
     ],
 )

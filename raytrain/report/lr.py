@@ -1,0 +1,127 @@
+"""The learning-rate range test for people: a bar while it goes on, the plot and its figures, what to do next."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raytrain import errors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from raytrain.lr_range import Curve
+
+PLOTS = (".png", ".svg", ".pdf")
+"""The file names that a plot has."""
+
+_BLUE, _RED = "#1f5fa8", "#c0392b"
+
+
+@contextlib.contextmanager
+def bar(steps: int) -> Iterator[Callable[[], None]]:
+    """A bar on the terminal; what it gives moves it on by one step."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("range test"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console()
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, expand=True, disable=hidden) as progress:
+        task = progress.add_task("", total=steps)
+        yield lambda: progress.advance(task)
+
+
+def write(curve: Curve, tested: Path, file: Path) -> None:
+    """Writes the plot, and beside it a .csv file with lr, loss and smoothed loss of each step.
+
+    Args:
+        tested: the experiment's file, for the title.
+
+    Raises:
+        UserError: the place cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    _draw(figure.add_subplot(), curve, tested)
+    plot, table = io.BytesIO(), io.StringIO(newline="")
+    figure.savefig(plot, format=file.suffix[1:])
+    rows = csv.writer(table)
+    rows.writerow(("step", "lr", "loss", "smoothed"))
+    points = zip(curve.lr.tolist(), curve.loss.tolist(), curve.smoothed.tolist(), strict=True)
+    rows.writerows((step, *point) for step, point in enumerate(points, 1))
+    for path, content in ((file, plot.getvalue()), (file.with_suffix(".csv"), table.getvalue().encode())):
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise errors.cannot_write(path, error.strerror or str(error)) from None
+
+
+def show(curve: Curve, file: Path, command: str) -> None:
+    """Prints what was found, and the command that trains with it."""
+    from rich.console import Console
+
+    from raytrain.report.console import table
+
+    console, figures = Console(highlight=False, soft_wrap=True), file.with_suffix(".csv")
+    lowest, steepest, tenth = curve.lowest, curve.steepest, curve.tenth
+    end = f"learning rates from {curve.lr[0]:.2g} to {curve.lr[-1]:.2g} in {len(curve.lr)} steps"
+    if lowest is None or steepest is None or tenth is None:
+        console.print(f"{end}: the loss never fell, so no learning rate is suggested")
+        console.print(f"the plot is in {file}, its figures in {figures}")
+        console.print("next:  look at the plot; try another --low and --high, or more --steps")
+        return
+    rows = [
+        ("steepest descent", f"{steepest:.2g}"),
+        ("a tenth of the lowest loss's", f"{tenth:.2g}"),
+        ("lowest smoothed loss", f"{curve.smoothed[lowest]:.4f} at {curve.lr[lowest]:.2g}"),
+    ]
+    console.print(table(end, rows))
+    console.print(f"the plot is in {file}, its figures in {figures}")
+    console.print(f"next:  {command} --optimizer.lr {steepest:.2g}")
+
+
+def _draw(axes: Axes, curve: Curve, tested: Path) -> None:
+    axes.semilogx(curve.lr, curve.loss, color=_BLUE, alpha=0.3, linewidth=1, label="loss of each batch")
+    axes.semilogx(curve.lr, curve.smoothed, color=_BLUE, linewidth=2, label="smoothed loss")
+    finite = curve.loss[np.isfinite(curve.loss)]
+    if len(finite):  # losses of a divergence would press the curve flat
+        low, high = finite.min(), finite[0]
+        room = max(high - low, 0.05 * abs(high), 1e-12)
+        axes.set_ylim(low - 0.1 * room, high + 0.3 * room)
+    if curve.steepest is None:
+        axes.text(0.02, 0.95, "no suggestion: the loss never fell", color=_RED, transform=axes.transAxes)
+    else:
+        loss = float(np.interp(curve.steepest, curve.lr, curve.smoothed))
+        axes.axvline(curve.steepest, color=_RED, linestyle="--", linewidth=1)
+        axes.plot(curve.steepest, loss, "o", color=_RED)
+        axes.annotate(
+            f"suggested: {curve.steepest:.2g}\n(steepest descent)",
+            (curve.steepest, 0.97),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(-6, 0),
+            textcoords="offset points",
+            horizontalalignment="right",
+            verticalalignment="top",
+            color=_RED,
+        )
+    axes.set_title(f"Learning-rate range test of {tested.name}", loc="left", weight="bold")
+    axes.set_xlabel("learning rate (logarithmic scale)")
+    axes.set_ylabel("training loss of a sample")
+    axes.margins(x=0.02)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower left")
