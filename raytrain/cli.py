@@ -147,8 +147,8 @@ def _lr(arguments: list[str]) -> None:
     infer.check_output(file.with_suffix(".csv"), (".csv",))
     from raytrain import lr_range
 
-    with terminable(), lr.bar(rising.steps) as seen:
-        curve = lr_range.find(value, rising, seen)
+    with terminable(), watched(lr.Bar(rising.steps)) as observer:
+        curve = lr_range.find(value, rising, observer)
     lr.write(curve, Path(path), file)
     lr.show(curve, file, shlex.join(["raytrain", "train", path, *given]))
 

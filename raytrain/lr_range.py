@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -19,6 +18,7 @@ from raytrain import errors, experiment, fit, plan
 from raytrain.data.reader import Direct
 from raytrain.experiment import Experiment
 from raytrain.loop import Place, Worker
+from raytrain.observe import Observer
 from raytrain.optim import Rising
 from raytrain.parallel import DDP
 
@@ -66,7 +66,8 @@ class Curve:
 
     @property
     def steepest(self) -> float | None:
-        """The learning rate at which the smoothed loss falls fastest, per decade: the one to train with."""
+        """The learning rate at which the smoothed loss falls fastest in the first descent, per decade: the one to
+        train with."""
         if self.lowest is None:
             return None
         first = _first(len(self.lr))
@@ -76,7 +77,7 @@ class Curve:
 
     @property
     def tenth(self) -> float | None:
-        """A tenth of the learning rate with the lowest smoothed loss: the bolder rule."""
+        """A tenth of the learning rate with the lowest smoothed loss: the other rule in use."""
         return None if self.lowest is None else float(self.lr[self.lowest]) / 10
 
 
@@ -93,14 +94,14 @@ class Smoothed:
         return self._sum / self._weight
 
 
-def find(value: Experiment, rising: Rising, seen: Callable[[], None] = lambda: None) -> Curve:
+def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
     """Trains from the initial weights (those of the model's file, where it has one) with a rising learning rate.
 
     All but learning rate and schedule is the experiment's; one worker computes the global batch, in the micro-batches
     that each of the experiment's workers would.
 
     Args:
-        seen: called after every step.
+        observer: sees the plan, and a row after every step.
 
     Raises:
         UserError: the experiment cannot be run.
@@ -115,6 +116,7 @@ def find(value: Experiment, rising: Rising, seen: Callable[[], None] = lambda: N
         micro_batch_size=value.micro_batch,
     )
     planned = plan.make(tested, plan.local_resources, "")
+    observer.planned(planned)
     tested = planned.experiment
     with tempfile.TemporaryDirectory(prefix="raytrain-lr-") as folder:
         run = Path(folder)
@@ -130,7 +132,7 @@ def find(value: Experiment, rising: Rising, seen: Callable[[], None] = lambda: N
             Place(0, 1, device),
             time.time(),
         )
-        worker.reader, worker.seen = reader, seen
+        worker.reader, worker.observer = reader, observer
         worker.fit()
     return Curve(*map(np.array, zip(*worker.points, strict=True)))
 
@@ -139,7 +141,7 @@ class _RangeTest(Worker):
     """A worker that trains until the learning rate is at its top or the loss has diverged."""
 
     reader: Direct
-    seen: Callable[[], None]
+    observer: Observer
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -157,7 +159,7 @@ class _RangeTest(Worker):
                 step = self.pending.pop()
                 loss = step.loss.item() / step.size / (self.unit or 1.0)
                 self.points.append((step.lr, loss, smoothed.add(loss)))
-                self.seen()
+                self.observer.rows([{"kind": "step", "step": len(self.points), "lr": step.lr, "loss": loss}])
                 if len(self.points) == rising.steps or diverged([point[2] for point in self.points], rising.steps):
                     return "completed"
             if not self.points:

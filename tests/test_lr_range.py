@@ -11,13 +11,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from commands import DIGITS, REPOSITORY, fails, finished, succeeds, without_ray
 
-from raytrain import CNN, FSDP, SGD, Digits, Experiment, Run, Scaling, UserError
+from raytrain import CNN, FSDP, SGD, BadSample, Digits, Experiment, Index, Run, Scaling, UserError
 from raytrain.lr_range import Curve, Smoothed, diverged, find
+from raytrain.observe import Observer
 from raytrain.optim import Rising
 
 __all__ = ["finished", "without_ray"]
@@ -29,6 +31,16 @@ Capture = pytest.CaptureFixture[str]
 def curve(losses: np.ndarray, low: float = 1e-7, high: float = 10.0) -> Curve:
     smoothed = Smoothed()
     return Curve(np.geomspace(low, high, len(losses)), losses, np.array([smoothed.add(float(x)) for x in losses]))
+
+
+class Seen(Observer):
+    """Keeps the rows."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        self.steps += rows
 
 
 def noisy(count: int) -> np.ndarray:
@@ -103,13 +115,14 @@ def test_one_worker_trains_as_all_would_and_a_diverging_loss_is_no_error(tmp_pat
     many = Experiment(
         model=one.model, data=one.data, optimizer=SGD(lr=9, momentum=0.9), parallel=FSDP(), scaling=Scaling(workers=4)
     )
-    seen: list[int] = []
-    found = find(one, Rising(40, 1e-4, 1e4), lambda: seen.append(1))
+    seen = Seen()
+    found = find(one, Rising(40, 1e-4, 1e4), seen)
     assert 10 < len(found.lr) < 40, "it ends when the loss has diverged"
-    assert len(seen) == len(found.lr) == len(found.loss) == len(found.smoothed)
+    assert [row["step"] for row in seen.steps] == list(range(1, len(found.lr) + 1))
+    assert [row["loss"] for row in seen.steps] == found.loss.tolist() and len(found.smoothed) == len(found.lr)
     np.testing.assert_allclose(found.lr, np.geomspace(1e-4, 1e4, 40)[: len(found.lr)], rtol=1e-9)
     assert found.loss[0] == pytest.approx(math.log(10), abs=0.1)
-    again = find(many, Rising(40, 1e-4, 1e4))
+    again = find(many, Rising(40, 1e-4, 1e4), Observer())
     np.testing.assert_allclose(again.loss[:20], found.loss[:20], rtol=1e-3)
     assert set(Path(tempfile.gettempdir()).glob("raytrain-lr-*")) == before
 
@@ -189,3 +202,22 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, 
         out, error = process.communicate(timeout=60)
     assert process.returncode == status and out == "" and "Traceback" not in error
     assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_counts_the_samples_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them; the loss of the first steps is that of a guess all the same."""
+
+    def read(self: Digits, index: Index, samples: np.ndarray) -> np.ndarray:
+        bad = samples[samples % 2 == 1] if some else samples
+        if len(bad):
+            raise BadSample(f"{bad[0]}.png", "broken")
+        return whole(self, index, samples)
+
+    some, whole = True, Digits.read
+    monkeypatch.setattr(Digits, "read", read)
+    value = Experiment(model=CNN(channels=(8,)), data=Digits(on_bad_sample="skip"))
+    found = find(value, Rising(10, 1e-7, 1e-6), Observer())
+    np.testing.assert_allclose(found.loss, math.log(10), atol=0.3)
+    some = False
+    with pytest.raises(UserError, match="not one sample can be read"):
+        find(value, Rising(10, 1e-7, 1e-6), Observer())

@@ -1,5 +1,5 @@
-"""Where a rank's images come from, step after step: memory that all ranks share, a Ray Data stream, or
-this process's own threads.
+"""Where a rank's images come from, step after step: memory that all ranks share, a Ray Data stream, or this
+process's own threads.
 
 All give the same bytes in the same order.
 """

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from raytrain import errors
+from raytrain.observe import Observer
+from raytrain.plan import Plan
+from raytrain.report.console import table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,18 +28,29 @@ PLOTS = (".png", ".svg", ".pdf")
 _BLUE, _RED = "#1f5fa8", "#c0392b"
 
 
-@contextlib.contextmanager
-def bar(steps: int) -> Iterator[Callable[[], None]]:
-    """A bar on the terminal; what it gives moves it on by one step."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+class Bar(Observer):
+    """What the plan warns of, and on a terminal a bar."""
 
-    columns = TextColumn("range test"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console()
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, expand=True, disable=hidden) as progress:
-        task = progress.add_task("", total=steps)
-        yield lambda: progress.advance(task)
+    def __init__(self, steps: int):
+        console = Console(highlight=False, soft_wrap=True)
+        columns = TextColumn("range test"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn()
+        hidden = not console.is_terminal
+        self._progress = Progress(*columns, console=console, transient=True, expand=True, disable=hidden)
+        self._task = self._progress.add_task("", total=steps)
+
+    def planned(self, plan: Plan) -> None:
+        """Prints the plan's notes, and begins the bar."""
+        for note in plan.notes:
+            self._progress.console.print(f"note: {note}", style="yellow", markup=False)
+        self._progress.start()
+
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        """Moves the bar."""
+        self._progress.advance(self._task, len(rows))
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._progress.stop()
 
 
 def write(curve: Curve, tested: Path, file: Path) -> None:
@@ -54,13 +68,13 @@ def write(curve: Curve, tested: Path, file: Path) -> None:
     figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     _draw(figure.add_subplot(), curve, tested)
-    plot, table = io.BytesIO(), io.StringIO(newline="")
+    plot, text = io.BytesIO(), io.StringIO(newline="")
     figure.savefig(plot, format=file.suffix[1:])
-    rows = csv.writer(table)
+    rows = csv.writer(text)
     rows.writerow(("step", "lr", "loss", "smoothed"))
     points = zip(curve.lr.tolist(), curve.loss.tolist(), curve.smoothed.tolist(), strict=True)
     rows.writerows((step, *point) for step, point in enumerate(points, 1))
-    for path, content in ((file, plot.getvalue()), (file.with_suffix(".csv"), table.getvalue().encode())):
+    for path, content in ((file, plot.getvalue()), (file.with_suffix(".csv"), text.getvalue().encode())):
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             partial.write_bytes(content)
@@ -72,10 +86,6 @@ def write(curve: Curve, tested: Path, file: Path) -> None:
 
 def show(curve: Curve, file: Path, command: str) -> None:
     """Prints what was found, and the command that trains with it."""
-    from rich.console import Console
-
-    from raytrain.report.console import table
-
     console, figures = Console(highlight=False, soft_wrap=True), file.with_suffix(".csv")
     lowest, steepest, tenth = curve.lowest, curve.steepest, curve.tenth
     end = f"learning rates from {curve.lr[0]:.2g} to {curve.lr[-1]:.2g} in {len(curve.lr)} steps"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raytrain import order
 from raytrain.data import Data, Index, reader
-from raytrain.data.reader import Bad, Epoch, Resident, Streaming
+from raytrain.data.reader import Bad, Direct, Epoch, Resident, Streaming
 from raytrain.errors import BadSample, UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (103, 1, 4, 4), dtype=np.uint8)
@@ -146,3 +146,33 @@ def test_a_split_is_read_here_while_that_is_soon_done_and_by_ray_from_then_on(
     assert Slow.read_here == here + (39 if here == 103 else 0), "a block with a bad sample is read again, one by one"
     with pytest.raises(UserError, match=r"cannot read sample: the file is empty, ants/70\.jpg"):
         reader.pack(Slow(), INDEX)
+
+
+class Array(Data):
+    """IMAGES, of which some cannot be read."""
+
+    bad: tuple[int, ...] = ()
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        for sample in samples:
+            if sample in self.bad:
+                raise BadSample(f"{sample}.png", "broken")
+        return IMAGES[samples]
+
+
+@pytest.mark.parametrize("number", [2, None])
+def test_this_processs_threads_give_what_memory_gives(number: int | None) -> None:
+    for way in ways(2, number, first_step=1):
+        for (ids, images), (expected, theirs) in zip(
+            Direct(Array(), INDEX).read(way), Resident(IMAGES).read(way), strict=True
+        ):
+            assert np.array_equal(ids, expected) and np.array_equal(images, theirs)
+
+
+def test_this_processs_threads_leave_bad_samples_out_or_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Array, "bad", (5, 40))
+    direct = Direct(Array(on_bad_sample="skip"), INDEX)
+    read = np.concatenate([ids for ids, _ in direct.read(ways(1, 1)[0])])
+    assert sorted(read) == sorted(set(range(103)) - {5, 40}) and sorted(direct.skipped) == ["40.png", "5.png"]
+    with pytest.raises(UserError, match="cannot read image: broken"):
+        list(Direct(Array(), INDEX).read(ways(1, 1)[0]))
