@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import DIGITS, REPOSITORY, fails, finished, succeeds, without_ray
+from torch import nn
 
 from raytrain import CNN, FSDP, SGD, BadSample, Digits, Experiment, Index, Run, Scaling, UserError
 from raytrain.lr_range import Curve, Smoothed, diverged, find
@@ -221,3 +222,16 @@ def test_a_batch_counts_the_samples_that_can_be_read(monkeypatch: pytest.MonkeyP
     some = False
     with pytest.raises(UserError, match="not one sample can be read"):
         find(value, Rising(10, 1e-7, 1e-6), Observer())
+
+
+class Zeros(CNN):
+    """Brings weights of its own."""
+
+    def load(self, module: nn.Module) -> None:
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+
+
+def test_it_begins_with_the_weights_that_training_begins_with() -> None:
+    found = find(Experiment(model=Zeros(channels=(8,)), data=Digits()), Rising(10, 1e-12, 1e-11), Observer())
+    np.testing.assert_allclose(found.loss, math.log(10), rtol=1e-6)
