@@ -65,6 +65,6 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for loaded in self.loader.epoch(self.epoch):
-            for _, images, labels in loaded.micro_batches(len(loaded.ids)):
+            for _, images, labels, _ in loaded.micro_batches(len(loaded.ids)):
                 yield images, labels
         self.epoch += 1

@@ -157,6 +157,14 @@ def classes_differ(train: Sequence[str], other: Sequence[str], split: str, root:
     )
 
 
+def policy_misfit(policy: str, channels: int) -> UserError:
+    return UserError(
+        f"{policy} takes images of 1 or 3 channels and these have {channels}",
+        "in data.augment.policy",
+        "take --data.augment.policy none",
+    )
+
+
 def bad_sample(path: str, reason: str) -> UserError:
     return UserError(
         f"cannot read sample: {reason}",

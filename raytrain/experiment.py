@@ -120,14 +120,12 @@ class Experiment:
         workers = max(1, self.scaling.workers)
         replicas = self.parallel.replicas(workers)
         if self.batch_size % replicas:
-            low, high = self.batch_size // replicas * replicas, -(-self.batch_size // replicas) * replicas
-            near = f"{low} or {high}" if low else str(high)
             raise errors.batch_indivisible(
                 "batch_size",
                 self.batch_size,
                 "scaling.workers" if replicas == workers else "copies of the model:",
                 replicas,
-                f"take --batch_size {near}, or another number of workers",
+                f"take --batch_size {_multiples(self.batch_size, replicas)}, or another number of workers",
             )
         part = self.batch_size // replicas
         if self.micro_batch_size and part % self.micro_batch_size:
@@ -138,6 +136,16 @@ class Experiment:
                 "micro_batch_size",
                 self.micro_batch_size,
                 f"take --micro_batch_size {fitting}",
+            )
+        if self.data.augment.mixes and self.micro_batch % 2:
+            if part % 2:
+                how = f"take --batch_size {_multiples(self.batch_size, 2 * replicas)}"
+                how += " and an even --micro_batch_size" if self.micro_batch_size else ""
+            else:
+                even = max(m for m in range(2, self.micro_batch + 2, 2) if part % m == 0)
+                how = f"take --micro_batch_size {even}"
+            raise errors.batch_indivisible(
+                "a worker's micro-batch of", self.micro_batch, "mixup's and cutmix's pairs of", 2, how
             )
 
     @property
@@ -155,6 +163,12 @@ class Experiment:
     def accumulation(self) -> int:
         """Forward passes of a copy of the model in a step."""
         return self.batch_size // self.replicas // self.micro_batch
+
+
+def _multiples(size: int, divisor: int) -> str:
+    """The multiples of `divisor` beside `size`, which is none."""
+    low = size // divisor * divisor
+    return f"{low} or {low + divisor}" if low else str(divisor)
 
 
 def with_strategy(value: Experiment, name: str) -> Experiment:

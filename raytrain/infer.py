@@ -112,7 +112,7 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
     rows = []
     with torch.inference_mode():
         for loaded in loader.epoch(0):
-            for ids, images, _ in loaded.micro_batches(_CHUNK):
+            for ids, images, _, _ in loaded.micro_batches(_CHUNK):
                 with precision.forward():
                     outputs = model(images)
                 shares = outputs.float().softmax(dim=1).cpu()

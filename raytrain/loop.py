@@ -193,7 +193,7 @@ class Worker:
 
         def loss_of(model: nn.Module, one: Pass) -> torch.Tensor:
             with self.precision.forward():
-                loss, count = e.task.loss(model, Batch(one.images, one.labels, one.ids))
+                loss, count = e.task.loss(model, Batch(one.images, one.labels, one.ids, one.targets))
             unit = self._unit(count, len(one.ids))
             if self.counts and not one.blank:
                 losses.append(loss.detach().double())

@@ -174,6 +174,9 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
             raise errors.bad_sample(samples[0].path, samples[0].reason)
     train = indices["train"]
     sample = experiment.data.image(train)
+    if experiment.data.augment.mixes and experiment.batch_size > len(train):
+        allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"
+        raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), not resumed)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if experiment.compile and not any(map(shutil.which, compilers)):

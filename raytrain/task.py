@@ -23,11 +23,14 @@ class Batch:
         images: float32 [n, channels, height, width], augmented and normalised.
         labels: int64 [n].
         ids: int64 [n], the samples' numbers in their split, on the host.
+        targets: float32 [n, classes], each class's share of an image, where mixup or cutmix has mixed it; None
+            elsewhere. A task that looks at labels must take these instead: an image's label is only one of its two.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
     ids: np.ndarray
+    targets: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,11 +95,12 @@ class Classification(Task):
         check(self, label_smoothing=(lambda share: 0 <= share < 1, "in [0, 1)"))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
-        """Cross entropy with label smoothing."""
+        """Cross entropy with label smoothing, to the targets of mixed images."""
         from torch.nn.functional import cross_entropy
 
         logits = model(batch.images)
-        return cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing, reduction="sum"), len(batch)
+        wanted = batch.labels if batch.targets is None else batch.targets
+        return cross_entropy(logits, wanted, label_smoothing=self.label_smoothing, reduction="sum"), len(batch)
 
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         """Cross entropy (without smoothing), right answers among the first 1 and 5, and int64 [classes, classes]

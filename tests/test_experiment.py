@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import raytrain
-from raytrain import CNN, Digits, Experiment, Model, Scaling, UserError, config, experiment
+from raytrain import CNN, Augment, Data, Digits, Experiment, Model, Scaling, UserError, config, experiment
 
 GOOD = """
 from dataclasses import dataclass
@@ -206,6 +206,31 @@ def test_the_micro_batch_that_the_remedy_offers_is_taken_and_is_the_largest_belo
     for larger in range(offered + 1, micro):
         with pytest.raises(UserError):
             build(larger)
+
+
+@pytest.mark.parametrize("mixing", [Augment(mixup=0.2), Augment(cutmix=1.0)])
+@pytest.mark.parametrize(
+    ("batch_size", "workers", "micro"),
+    [(63, 1, None), (66, 2, None), (1, 1, None), (64, 2, 1), (60, 2, 5), (60, 1, 15), (90, 3, 15), (63, 1, 21)],
+)
+def test_an_odd_micro_batch_is_refused_where_pairs_are_mixed_and_the_remedy_is_taken(
+    batch_size: int, workers: int, micro: int | None, mixing: Augment
+) -> None:
+    def build(data: Data, batch_size: int, micro: int | None) -> Experiment:
+        scaling = Scaling(workers=workers)
+        return Experiment(CNN(), data, batch_size=batch_size, micro_batch_size=micro, scaling=scaling)
+
+    odd = build(Digits(augment=Augment(erase=0.5)), batch_size, micro).micro_batch
+    with pytest.raises(UserError) as caught:
+        build(Digits(augment=mixing), batch_size, micro)
+    assert str(caught.value).startswith(
+        f"a worker's micro-batch of {odd} does not divide by mixup's and cutmix's pairs of 2; take --"
+    )
+    for number in map(int, re.findall(r"\d+", caught.value.how)):
+        if "take --micro" in caught.value.how:
+            build(Digits(augment=mixing), batch_size, number)
+        else:
+            build(Digits(augment=mixing), number, 2 if "an even" in caught.value.how else micro)
 
 
 def test_the_arithmetic_of_a_step() -> None:

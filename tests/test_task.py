@@ -53,6 +53,22 @@ def test_the_loss_is_the_sum_of_torchs_cross_entropy(smoothing: float) -> None:
     assert whole.images.grad is not None and whole.images.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_mixed_images_is_that_of_their_targets(smoothing: float, dtype: torch.dtype) -> None:
+    whole, task = batch(33, 10), Classification(label_smoothing=smoothing)
+    logits, other = whole.images.flatten(1).to(dtype), whole.labels.roll(1)
+    share = torch.rand(33, 1, generator=torch.Generator().manual_seed(0))
+    targets = share * nn.functional.one_hot(whole.labels, 10) + (1 - share) * nn.functional.one_hot(other, 10)
+    found, count = task.loss(Logits(), Batch(logits, whole.labels, whole.ids, targets))
+    each = [
+        cross_entropy(logits.float(), wanted, label_smoothing=smoothing, reduction="none")
+        for wanted in (whole.labels, other)
+    ]
+    expected = (share[:, 0] * each[0] + (1 - share[:, 0]) * each[1]).sum().item()
+    assert count == 33 and found.item() == pytest.approx(expected, rel=1e-5 if dtype == torch.float32 else 1e-2)
+
+
 @pytest.mark.parametrize("classes", [2, 5, 6, 10, 100])
 @pytest.mark.parametrize("cuts", [[1000], [256, 256, 256, 232], [1, 998, 1], [7] * 142 + [6]])
 def test_metrics_equal_torchmetrics_over_uneven_batches(classes: int, cuts: list[int]) -> None:

@@ -29,7 +29,7 @@ def main() -> None:
     while turns.wait():
         started, samples, first = time.perf_counter(), 0, 0.0
         for loaded in loader.epoch(epoch):
-            for _, images, _ in loaded.micro_batches(workload.batch_size):
+            for _, images, _, _ in loaded.micro_batches(workload.batch_size):
                 samples += len(images)
                 first = first or time.perf_counter() - started
         turns.reply(samples, time.perf_counter() - started, first=first)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from raytrain.config import at_least, check
+from raytrain import order
+from raytrain.config import Rule, at_least, check, within
 
 if TYPE_CHECKING:
     import torch
 
 DRAWS = 5
 """Random numbers that an image takes: two for the place of the crop, two for its size, one for the flip."""
+_POLICY, _ERASE, _MIX = 1 << 32, 2 << 32, 3 << 32
+"""What a key of a sample is for; larger than the ranks and rounds that other keys end in."""
+_SHARE: Rule = (lambda share: 0 <= share <= 1, "in [0, 1]")
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,33 @@ class Augment:
     """Range of the aspect ratio of a random_resized crop."""
     flip: float = 0.0
     """Probability of a horizontal flip."""
+    policy: Literal["none", "randaugment", "trivialaugment"] = "none"
+    """Changes of colour and shape that every image, of 1 or 3 channels, then gets: policy_ops of them (Cubuk et al.,
+    2020), or one of random strength (Müller and Hutter, 2021), which moves it by up to 32 pixels."""
+    policy_ops: int = 2
+    """Changes that randaugment makes, one after the other."""
+    policy_magnitude: int = 9
+    """Strength of randaugment's changes, from 0 to 30."""
+    erase: float = 0.0
+    """Probability that a rectangle of the normalised image becomes 0 (Zhong et al., 2020)."""
+    mixup: float = 0.0
+    """Blends images and labels of two samples with a share from Beta(mixup, mixup) (Zhang et al., 2018); 0 does not.
+    Samples 2k and 2k + 1 of a global batch are a pair, so that the number of workers does not matter: a worker's
+    micro-batch must be even, and an epoch's last batch, where it is smaller than the others, is left as it is."""
+    cutmix: float = 0.0
+    """Puts a rectangle of one image into the other, with a share from Beta(cutmix, cutmix) (Yun et al., 2019); pairs,
+    micro-batches and last batches as for mixup. With both, each pair gets one of the two, by an equal chance."""
 
     def __post_init__(self) -> None:
         check(
             self,
             padding=at_least(0),
-            flip=(lambda share: 0 <= share <= 1, "in [0, 1]"),
+            flip=_SHARE,
+            policy_ops=at_least(1),
+            policy_magnitude=within(0, 31),
+            erase=_SHARE,
+            mixup=at_least(0),
+            cutmix=at_least(0),
             scale=(lambda r: 0 < r[0] <= r[1] <= 1, "with 0 < low <= high <= 1"),
             ratio=(lambda r: 0 < r[0] <= r[1], "with 0 < low <= high"),
         )
@@ -45,7 +71,12 @@ class Augment:
     @property
     def random(self) -> bool:
         """Whether anything here is random."""
-        return self.crop != "center" or self.flip > 0
+        return self.crop != "center" or self.flip > 0 or self.policy != "none" or self.erase > 0 or self.mixes
+
+    @property
+    def mixes(self) -> bool:
+        """Whether samples are mixed in pairs."""
+        return self.mixup > 0 or self.cutmix > 0
 
     def __call__(self, images: torch.Tensor, side: int | None, draws: np.ndarray) -> torch.Tensor:
         """Crops and flips a batch.
@@ -70,6 +101,69 @@ class Augment:
             flips = torch.from_numpy(draws[:, 4] < self.flip).to(images.device)
             images = torch.where(flips[:, None, None, None], images.flip(-1), images)
         return images
+
+    def apply_policy(self, images: torch.Tensor, seed: int, epoch: int, ids: np.ndarray) -> torch.Tensor:
+        """The images changed by the policy.
+
+        Args:
+            images: [n, c, h, w], uint8 or floats on that scale; they stay as they are.
+            ids: int64 [n], the samples.
+
+        Returns:
+            uint8 [n, c, h, w]; without a policy the images themselves.
+        """
+        if self.policy == "none":
+            return images
+        import torch
+        from torchvision.transforms import v2
+
+        if self.policy == "randaugment":
+            policy = v2.RandAugment(self.policy_ops, self.policy_magnitude)
+        else:
+            policy = v2.TrivialAugmentWide()
+        images = images.round().to(torch.uint8) if images.is_floating_point() else images
+        changed = torch.empty_like(images)
+        for place in _seeded(seed, epoch, ids, _POLICY):
+            changed[place] = policy(images[place])
+        return changed
+
+    def apply_erase(self, images: torch.Tensor, seed: int, epoch: int, ids: np.ndarray) -> None:
+        """Erases rectangles of some of the normalised images, in place."""
+        if not self.erase:
+            return
+        from torchvision.transforms import v2
+
+        erase = v2.RandomErasing(self.erase, inplace=True)
+        for place in _seeded(seed, epoch, ids, _ERASE):
+            erase(images[place])
+
+    def mix_pairs(
+        self, images: torch.Tensor, labels: torch.Tensor, classes: int, seed: int, epoch: int, ids: np.ndarray
+    ) -> torch.Tensor | None:
+        """Mixes the normalised images 2k and 2k + 1, in place.
+
+        Args:
+            images: float32 [n, c, h, w], n even.
+            labels: int64 [n].
+
+        Returns:
+            float32 [n, classes], each class's share of an image; None where nothing mixes.
+        """
+        if not self.mixes:
+            return None
+        from torchvision.transforms import v2
+
+        mixers = [
+            mixer(alpha=alpha, num_classes=classes)
+            for mixer, alpha in ((v2.MixUp, self.mixup), (v2.CutMix, self.cutmix))
+            if alpha > 0
+        ]
+        mix = v2.RandomChoice(mixers) if len(mixers) > 1 else mixers[0]
+        targets = images.new_empty((len(images), classes))
+        for place in _seeded(seed, epoch, ids[::2], _MIX):
+            pair = slice(2 * place, 2 * place + 2)
+            images[pair], targets[pair] = mix(images[pair], labels[pair])
+        return targets
 
     def _random_crop(self, images: torch.Tensor, side: int | None, draws: np.ndarray) -> torch.Tensor:
         import torch
@@ -105,6 +199,17 @@ class Augment:
         return torch.nn.functional.grid_sample(
             images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False
         )
+
+
+def _seeded(seed: int, epoch: int, ids: np.ndarray, purpose: int) -> Iterator[int]:
+    """The place of each sample, with torch's CPU generator seeded for it; at the end the generator is as it was.
+    torchvision's transforms draw from that one, wherever the images are."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        for place, sample in enumerate(ids.tolist()):
+            torch.default_generator.manual_seed(order.key(seed, epoch, sample, purpose) >> 1)
+            yield place
 
 
 def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:

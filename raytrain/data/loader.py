@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ class Reader(Protocol):
         ...
 
 
+Prepare = Callable[[torch.Tensor, torch.Tensor, np.ndarray], tuple[torch.Tensor, torch.Tensor | None]]
+
+
 class Pass(NamedTuple):
     """What a model sees at once.
 
@@ -38,6 +41,7 @@ class Pass(NamedTuple):
         ids: int64 [k].
         images: float32 [k, channels, height, width].
         labels: int64 [k].
+        targets: float32 [k, classes], the shares of the classes in mixed images; None where none are mixed.
         last: whether the step has no further one.
         blank: whether it stands in for samples that are not there.
     """
@@ -45,6 +49,7 @@ class Pass(NamedTuple):
     ids: np.ndarray
     images: torch.Tensor
     labels: torch.Tensor
+    targets: torch.Tensor | None
     last: bool
     blank: bool
 
@@ -59,7 +64,7 @@ class Loaded:
         ids: int64 [n], this rank's samples, on the host.
         images: uint8 [n, channels, height, width] as stored, on the device.
         labels: int64 [n], on the device.
-        prepare: turns (images, ids) into the float32 images that the model sees.
+        prepare: turns (images, labels, ids) into the float32 images that the model sees, and their targets.
         most: how many samples the rank has that has most.
     """
 
@@ -68,24 +73,28 @@ class Loaded:
     ids: np.ndarray
     images: torch.Tensor
     labels: torch.Tensor
-    prepare: Callable[[torch.Tensor, np.ndarray], torch.Tensor]
+    prepare: Prepare
     most: int
 
-    def micro_batches(self, size: int) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
-        """(ids, float32 images, labels) of at most `size` samples each."""
+    def micro_batches(self, size: int) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """(ids, float32 images, labels, targets) of at most `size` samples each."""
         for start in range(0, len(self.ids), size):
             part = slice(start, start + size)
-            yield self.ids[part], self.prepare(self.images[part], self.ids[part]), self.labels[part]
+            ids, labels = self.ids[part], self.labels[part]
+            images, targets = self.prepare(self.images[part], labels, ids)
+            yield ids, images, labels, targets
 
     def passes(self, size: int, together: bool) -> Iterator[Pass]:
         """The micro-batches. There is at least one, and for ranks that work `together` as many as any rank has: what is
         missing is a black image, which takes part in what the ranks exchange and must count for nothing."""
         count = max(1, -(-(self.most if together else len(self.ids)) // size))
-        for number, (ids, images, labels) in enumerate(self.micro_batches(size), 1):
-            yield Pass(ids, images, labels, number == count, blank=False)
+        for number, batch in enumerate(self.micro_batches(size), 1):
+            yield Pass(*batch, number == count, blank=False)
         for number in range(-(-len(self.ids) // size) + 1, count + 1):
-            images, ids = self.images.new_zeros((1, *self.images.shape[1:])), np.zeros(1, np.int64)
-            yield Pass(ids, self.prepare(images, ids), self.labels.new_zeros(1), number == count, blank=True)
+            images, labels = self.images.new_zeros((1, *self.images.shape[1:])), self.labels.new_zeros(1)
+            ids = np.zeros(1, np.int64)
+            images, targets = self.prepare(images, labels, ids)
+            yield Pass(ids, images, labels, targets, number == count, blank=True)
 
 
 class Loader:
@@ -117,7 +126,7 @@ class Loader:
     ):
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.shard = order.Shard(len(index), batch, rank, world)
-        self.labels = index.labels
+        self.labels, self.classes = index.labels, len(index.classes)
         self.normalise = Normalise(data.mean, data.std, device, memory_format)
         self.on_device: tuple[torch.Tensor, torch.Tensor] | None = None
         if isinstance(reader, Resident) and (_fits(reader.images, device) if on_device is None else on_device):
@@ -131,9 +140,11 @@ class Loader:
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
         """The steps of an epoch from `first_step` on."""
         way = Epoch(self.shard, self.seed, number if self.train else None, first_step)
-        prepare = self._augmented(number) if self.train and self.data.augment.random else self._plain
+        augmented = self.train and self.data.augment.random
         for step, (ids, images, labels) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)
+            # How a short batch is split over the ranks might separate pairs.
+            prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self._plain
             yield Loaded(step, size, ids, images, labels, prepare, -(-size // self.shard.world))
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
@@ -174,13 +185,19 @@ class Loader:
                 return
             ready = following, copied
 
-    def _plain(self, images: torch.Tensor, ids: np.ndarray) -> torch.Tensor:
-        return self.normalise(center_crop(images, self.data.crop))
+    def _plain(self, images: torch.Tensor, labels: torch.Tensor, ids: np.ndarray) -> tuple[torch.Tensor, None]:
+        return self.normalise(center_crop(images, self.data.crop)), None
 
-    def _augmented(self, epoch: int) -> Any:
-        def prepare(images: torch.Tensor, ids: np.ndarray) -> torch.Tensor:
-            draws = order.uniform(self.seed, epoch, ids, DRAWS)
-            return self.normalise(self.data.augment(images, self.data.crop, draws))
+    def _augmented(self, epoch: int, mixed: bool) -> Prepare:
+        augment, seed = self.data.augment, self.seed
+
+        def prepare(
+            images: torch.Tensor, labels: torch.Tensor, ids: np.ndarray
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            images = augment(images, self.data.crop, order.uniform(seed, epoch, ids, DRAWS))
+            images = self.normalise(augment.apply_policy(images, seed, epoch, ids))
+            augment.apply_erase(images, seed, epoch, ids)
+            return images, augment.mix_pairs(images, labels, self.classes, seed, epoch, ids) if mixed else None
 
         return prepare
 

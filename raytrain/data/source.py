@@ -150,7 +150,7 @@ class Data:
         """(channels, height, width) of one image as the model sees it.
 
         Raises:
-            UserError: the crop is larger than the stored image, or mean or std do not fit its channels.
+            UserError: the crop is larger than the stored image, or mean, std or the policy do not fit its channels.
         """
         channels, height, width = index.shape
         where = type(self).__name__
@@ -158,6 +158,8 @@ class Data:
             values = getattr(self, name)
             if len(values) not in (1, channels):
                 raise errors.out_of_range(name, values, f"of 1 number or one a channel ({channels})", where)
+        if self.augment.policy != "none" and channels not in (1, 3):
+            raise errors.policy_misfit(self.augment.policy, channels)
         if self.crop is None:
             return index.shape
         pad = 2 * self.augment.padding

@@ -17,6 +17,7 @@ from raytrain.data.augment import DRAWS, Augment, Normalise, center_crop
 from raytrain.errors import UserError
 
 Crop = Literal["center", "random", "random_resized"]
+Policy = Literal["randaugment", "trivialaugment"]
 
 
 def images(n: int, channels: int, height: int, width: int) -> torch.Tensor:
@@ -48,7 +49,9 @@ def test_shapes_and_types(crop: Crop, channels: int, side: int | None, flip: flo
 
 
 def test_only_a_flip_or_a_random_crop_is_random() -> None:
-    assert not Augment().random and not Augment(padding=4).random
+    assert not Augment().random and not Augment(padding=4, policy_ops=3).random
+    for augment in (Augment(policy="randaugment"), Augment(erase=0.1), Augment(mixup=0.1), Augment(cutmix=0.1)):
+        assert augment.random and augment.mixes == (augment.mixup > 0 or augment.cutmix > 0)
     assert Augment(flip=0.1).random and Augment(crop="random").random and Augment(crop="random_resized").random
 
 
@@ -134,6 +137,97 @@ def test_a_sample_is_changed_alike_in_any_batch(seed: int, chosen: list[int], cr
     assert torch.equal(change(ids[:1]), change(ids)[:1])
 
 
+@settings(deadline=None, max_examples=15)
+@given(
+    seed=st.integers(0, 2**63),
+    chosen=st.lists(st.integers(0, 31), min_size=1, max_size=20),
+    policy=st.sampled_from(["randaugment", "trivialaugment"]),
+    channels=st.sampled_from([1, 3]),
+)
+def test_a_policy_and_erasing_change_a_sample_alike_in_any_batch(
+    seed: int, chosen: list[int], policy: Policy, channels: int
+) -> None:
+    stored, ids, normalise = images(32, channels, 12, 11), np.array(chosen), Normalise((0.5,), (0.5,))
+    augment = Augment(policy=policy, erase=0.7)
+
+    def change(ids: np.ndarray) -> torch.Tensor:
+        changed = augment.apply_policy(stored[ids], seed, 3, ids)
+        assert changed.dtype == torch.uint8
+        changed = normalise(changed)
+        augment.apply_erase(changed, seed, 3, ids)
+        return changed
+
+    assert torch.equal(change(ids), change(np.arange(32))[ids])
+    assert torch.equal(change(ids[:1]), change(ids)[:1])
+
+
+def test_a_policy_takes_the_floats_of_a_resized_crop_as_the_nearest_whole_numbers() -> None:
+    augment, batch, ids = Augment(policy="randaugment"), images(8, 3, 9, 9), np.arange(8)
+    expected = augment.apply_policy(batch, 0, 0, ids)
+    for floats in (batch.float(), batch + 0.4, batch - 0.4):
+        assert torch.equal(augment.apply_policy(floats, 0, 0, ids), expected)
+    assert Augment().apply_policy(batch, 0, 0, ids) is batch
+    assert augment.apply_policy(batch[:0], 0, 0, ids[:0]).shape == (0, 3, 9, 9)
+
+
+def test_the_strength_and_number_of_a_policys_changes_are_those_asked_for() -> None:
+    batch, ids = images(64, 3, 16, 16), np.arange(64)
+
+    def distance(ops: int, magnitude: int) -> float:
+        augment = Augment(policy="randaugment", policy_ops=ops, policy_magnitude=magnitude)
+        return (augment.apply_policy(batch, 0, 0, ids).double() - batch).abs().mean().item()
+
+    assert distance(2, 0) < distance(2, 9) < distance(2, 30)
+    assert distance(1, 9) < distance(2, 9) < distance(4, 9)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_share_of_images_asked_for_has_a_rectangle_erased(share: float) -> None:
+    n = 1_000
+    batch = torch.ones(n, 2, 12, 12)
+    Augment(erase=share).apply_erase(batch, 0, 0, np.arange(n))
+    erased = batch[:, 0] == 0
+    assert torch.equal(batch[:, 0], batch[:, 1])
+    count = int(erased.any(2).any(1).sum())
+    assert abs(count / n - share) < 5 * np.sqrt(share * (1 - share) / n) + 1e-9
+    areas = erased.any(2).sum(1) * erased.any(1).sum(1)
+    assert torch.equal(areas, erased.sum((1, 2))) and areas.max() < 0.45 * 144
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(1.0, 0.0), (0.0, 1.0), (0.4, 1.0)])
+def test_a_mixed_images_targets_are_the_shares_of_its_two_samples(mixup: float, cutmix: float) -> None:
+    n = 2_000
+    labels = torch.arange(n) * 3 % 7
+    batch = torch.arange(n).remainder(2).float()[:, None, None, None].repeat(1, 1, 10, 10)  # 0 and 1 in turn
+    targets = Augment(mixup=mixup, cutmix=cutmix).mix_pairs(batch, labels, 7, 0, 0, np.arange(n))
+    assert targets is not None and targets.shape == (n, 7) and targets.dtype == torch.float32
+    torch.testing.assert_close(targets.sum(1), torch.ones(n))
+    second = targets[torch.arange(n), labels[torch.arange(n) // 2 * 2 + 1]]  # the share of the sample that is 1
+    torch.testing.assert_close(batch.mean((1, 2, 3)), second, atol=1e-5, rtol=0)
+    torch.testing.assert_close(second[::2], 1 - second[1::2])
+    cut = ((batch == 0) | (batch == 1)).flatten(1).all(1)[::2]
+    expected = 0.5 if mixup and cutmix else float(cutmix > 0)
+    assert abs(cut.double().mean().item() - expected) < 0.1
+    own = second[1::2]
+    assert own.min() < 0.5 and own.max() > 0.9 and len(own.unique()) > 20
+
+
+def test_a_pair_is_mixed_alike_in_any_batch() -> None:
+    augment, labels, normalise = Augment(mixup=0.4, cutmix=1.0), torch.arange(32) % 5, Normalise((0.5,), (0.5,))
+
+    def mix(ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = normalise(images(32, 3, 12, 11)[ids])
+        targets = augment.mix_pairs(batch, labels[ids], 5, 7, 2, ids)
+        assert targets is not None
+        return batch, targets
+
+    everything = mix(np.arange(32))
+    for ids in (np.array([4, 5]), np.array([30, 31, 0, 1, 16, 17])):
+        for found, expected in zip(mix(ids), everything, strict=True):
+            assert torch.equal(found, expected[ids])
+    assert Augment().mix_pairs(everything[0], labels, 5, 7, 2, np.arange(32)) is None
+
+
 def test_another_epoch_changes_a_sample_otherwise() -> None:
     batch, ids = images(8, 3, 32, 32), np.arange(8)
     augment = Augment(crop="random_resized", flip=0.5)
@@ -170,6 +264,14 @@ def test_normalise_is_torchvisions_on_scaled_floats(
         ("ratio", (0.0, 1.0)),
         ("ratio", (2.0, 1.0)),
         ("ratio", (1.0,)),
+        ("policy", "autoaugment"),
+        ("policy_ops", 0),
+        ("policy_magnitude", -1),
+        ("policy_magnitude", 31),
+        ("erase", -0.1),
+        ("erase", 1.1),
+        ("mixup", -0.1),
+        ("cutmix", float("inf")),
     ],
 )
 def test_values_out_of_range_are_refused(field: str, value: Any) -> None:

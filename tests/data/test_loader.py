@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ PLAIN = Data(crop=16, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 AUGMENTED = [
     Data(crop=16, augment=Augment(crop=crop, padding=2, flip=0.5)) for crop in ("center", "random", "random_resized")
 ]
+EVERYTHING = Augment(crop="random_resized", flip=0.5, policy="randaugment", erase=0.5, mixup=0.4, cutmix=1.0)
+MIXED = Data(crop=16, augment=EVERYTHING)
 
 
 def loaders(data: Data, world: int, train: bool = True, batch: int = BATCH, n: int = N) -> list[Loader]:
@@ -36,7 +39,7 @@ def steps(many: list[Loader], number: int, first_step: int = 0) -> Iterator[tupl
 
 def whole(parts: tuple[Loaded, ...], micro: int = 1_000) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
     """A global batch put together from all ranks' micro-batches."""
-    ids, images, labels = zip(*(batch for part in parts for batch in part.micro_batches(micro)), strict=True)
+    ids, images, labels, _ = zip(*(batch for part in parts for batch in part.micro_batches(micro)), strict=True)
     return np.concatenate(ids), torch.cat(images), torch.cat(labels)
 
 
@@ -97,13 +100,59 @@ def test_micro_batches_are_consecutive_and_of_the_size_asked_for() -> None:
     loaded = next(iter(loaders(AUGMENTED[2], 1)[0].epoch(0)))
     for size in (1, 5, 16, 100):
         batches = list(loaded.micro_batches(size))
-        assert [len(ids) for ids, _, _ in batches] == [len(part) for part in torch.arange(16).split(size)]
-        ids, images, labels = (list(column) for column in zip(*batches, strict=True))
+        assert [len(ids) for ids, *_ in batches] == [len(part) for part in torch.arange(16).split(size)]
+        ids, images, labels, targets = (list(column) for column in zip(*batches, strict=True))
+        assert not any(part is not None for part in targets)
         assert np.array_equal(np.concatenate(ids), loaded.ids) and torch.equal(torch.cat(labels), loaded.labels)
-        assert torch.equal(torch.cat(images), loaded.prepare(loaded.images, loaded.ids))
+        assert torch.equal(torch.cat(images), loaded.prepare(loaded.images, loaded.labels, loaded.ids)[0])
 
 
-@pytest.mark.parametrize("data", [PLAIN, *AUGMENTED])
+def targets(parts: tuple[Loaded, ...], micro: int) -> list[list[float]] | None:
+    found = [batch[3] for part in parts for batch in part.micro_batches(micro)]
+    kept = [part for part in found if part is not None]
+    assert len(kept) in (0, len(found))
+    return torch.cat(kept).tolist() if kept else None
+
+
+@pytest.mark.parametrize("micro", [1_000, 2])
+def test_mixed_batches_and_their_targets_are_bit_equal_for_1_2_and_4_ranks(micro: int) -> None:
+    stored = IMAGES.copy()
+    alone = [(whole(parts), targets(parts, 16)) for parts in steps(loaders(MIXED, 1), 1)]
+    assert [wanted is not None for _, wanted in alone] == [True] * 6 + [False]  # the last one has 7 samples
+    for world in (2, 4):
+        for (expected, wanted), parts in zip(alone, steps(loaders(MIXED, world), 1), strict=True):
+            assert torch.equal(whole(parts, micro)[1], expected[1]) and targets(parts, micro) == wanted
+    assert np.array_equal(IMAGES, stored)
+
+
+def test_mixing_only_mixes_what_comes_without_it() -> None:
+    unmixed = Data(crop=16, augment=replace(EVERYTHING, mixup=0.0, cutmix=0.0))
+    for before, after in zip(steps(loaders(unmixed, 1), 0), steps(loaders(MIXED, 1), 0), strict=True):
+        ids, images, labels = whole(before)
+        expected = MIXED.augment.mix_pairs(images, labels, 10, SEED, 0, ids) if len(ids) == BATCH else None
+        assert torch.equal(whole(after)[1], images)
+        assert targets(after, BATCH) == (None if expected is None else expected.tolist())
+
+
+def test_preparing_images_leaves_torchs_generator_as_it_was() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    for loaded in loaders(MIXED, 1)[0].epoch(0):
+        for _ in loaded.micro_batches(4):
+            assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_rank_without_samples_gets_a_blank_pass_also_where_batches_are_mixed() -> None:
+    *full, last = steps(loaders(MIXED, 4, n=97), 0)
+    for parts in full:
+        passes = [batch for part in parts for batch in part.passes(2, together=True)]
+        assert len(passes) == 8 and not any(p.blank for p in passes) and all(p.targets is not None for p in passes)
+    (one,), (blank,) = last[0].passes(2, together=True), last[3].passes(2, together=True)
+    assert (one.blank, blank.blank) == (False, True) and one.targets is None and blank.targets is None
+    assert blank.images.shape == (1, 3, 16, 16) and blank.last
+
+
+@pytest.mark.parametrize("data", [PLAIN, *AUGMENTED, MIXED])
 def test_an_epoch_continued_at_a_step_is_the_rest_of_it(data: Data) -> None:
     later = [whole(parts) for parts in steps(loaders(data, 1), 2)][4:]
     for world in (1, 4):
@@ -114,7 +163,7 @@ def test_an_epoch_continued_at_a_step_is_the_rest_of_it(data: Data) -> None:
             assert np.array_equal(ids, expected[0]) and torch.equal(images, expected[1])
 
 
-@pytest.mark.parametrize("data", [PLAIN, *AUGMENTED])
+@pytest.mark.parametrize("data", [PLAIN, *AUGMENTED, MIXED])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_evaluation_goes_once_through_all_samples_in_order_without_augmentation(world: int, data: Data) -> None:
     for number in (0, 1):
@@ -145,10 +194,10 @@ def test_images_that_live_on_the_device_make_the_same_batches(data: Data, first_
         assert torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
 
 
-@pytest.mark.parametrize("data", [PLAIN, AUGMENTED[2]])
+@pytest.mark.parametrize("data", [PLAIN, AUGMENTED[2], MIXED])
 def test_channels_last_changes_where_the_pixels_lie_and_nothing_else(data: Data) -> None:
     settings = (data, INDEX, Resident(IMAGES), BATCH, SEED, 0, 1, torch.device("cpu"), True)
     plain, last = Loader(*settings), Loader(*settings, memory_format=torch.channels_last)
     for a, b in zip(plain.epoch(0), last.epoch(0), strict=True):
-        (_, expected, _), (_, images, _) = next(a.micro_batches(99)), next(b.micro_batches(99))
+        (_, expected, *_), (_, images, *_) = next(a.micro_batches(99)), next(b.micro_batches(99))
         assert images.is_contiguous(memory_format=torch.channels_last) and torch.equal(images, expected)

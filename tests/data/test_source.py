@@ -47,6 +47,16 @@ def test_values_out_of_range_are_refused(field: str, value: object) -> None:
         replace(Data(), field, value)
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_a_policy_takes_grey_and_colour_images(channels: int) -> None:
+    stored, data = index(shape=(channels, 8, 8)), Data(augment=Augment(policy="trivialaugment"))
+    if channels in (1, 3):
+        assert data.image(stored) == (channels, 8, 8)
+    else:
+        with pytest.raises(UserError, match=f"trivialaugment takes .* 1 or 3 channels and these have {channels}, in "):
+            data.image(stored)
+
+
 def test_a_source_of_ones_own_without_its_methods_says_which_is_missing() -> None:
     @dataclass(frozen=True)
     class Mine(Data):

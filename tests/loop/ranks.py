@@ -96,7 +96,17 @@ def losses(run: Path) -> np.ndarray:
     return np.array(Run(run).metrics("step")["loss"].to_pylist())
 
 
-def reference(e: Experiment, steps: int) -> tuple[list[float], nn.Module]:
+def cropped(
+    e: Experiment, images: torch.Tensor, labels: torch.Tensor, epoch: int, ids: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of an experiment that only crops and flips: what the model sees, and what it shall answer."""
+    draws = order.uniform(e.seed, epoch, ids, DRAWS)
+    return Normalise(e.data.mean, e.data.std)(e.data.augment(images, None, draws)), labels
+
+
+def reference(
+    e: Experiment, steps: int, prepare: Callable[..., tuple[torch.Tensor, torch.Tensor]] = cropped
+) -> tuple[list[float], nn.Module]:
     """The same training as a plain loop in one process, written without the package's loop and loader."""
     index = e.data.index()["train"]
     images = torch.from_numpy(e.data.read(index, np.arange(len(index))))
@@ -108,11 +118,10 @@ def reference(e: Experiment, steps: int) -> tuple[list[float], nn.Module]:
         epoch, k = divmod(step, per_epoch)
         positions = np.arange(k * e.batch_size, min((k + 1) * e.batch_size, len(index)))
         ids = order.samples(e.seed, epoch, len(index), positions)
-        draws = order.uniform(e.seed, epoch, ids, DRAWS)
-        batch = Normalise(e.data.mean, e.data.std)(e.data.augment(images[ids], None, draws))
+        batch, wanted = prepare(e, images[ids], torch.from_numpy(index.labels[ids]), epoch, ids)
         for group in optimizer.param_groups:
             group["lr"] = e.optimizer.lr * e.schedule.factor(step, per_epoch, e.epochs)
-        loss = nn.functional.cross_entropy(model(batch), torch.from_numpy(index.labels[ids]))
+        loss = nn.functional.cross_entropy(model(batch), wanted)
         optimizer.zero_grad()
         loss.backward()
         if e.clip_norm:

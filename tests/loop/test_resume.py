@@ -122,6 +122,18 @@ def test_a_resumed_run_is_bit_identical(
     assert weights(cut) == weights(whole)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_run_with_every_augmentation_resumes_bit_identical(ranks: Ranks, tmp_path: Path, world: int) -> None:
+    augment = Augment(crop="random_resized", flip=0.5, policy="randaugment", erase=0.5, mixup=0.4, cutmix=1.0)
+    e = on_workers(replace(BASE, data=Digits(augment=augment), optimizer=SGD(lr=0.05, momentum=0.9)), world)
+    whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
+    ranks.run(world, train_rank, e, whole)
+    for call in (13, 4, 19):
+        ranks.run(world, cut_rank, e, cut, call)
+    ranks.run(world, train_rank, e, cut)
+    assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
+
+
 def test_fp16_resumes_with_its_scale(ranks: Ranks, tmp_path: Path) -> None:
     e = replace(BASE, optimizer=SGD(lr=0.05, momentum=0.9), precision="fp16")
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
