@@ -96,6 +96,9 @@ class Experiment:
     """Compile the model with torch.compile before training; on CPUs that needs a C++ compiler."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; longer ones are scaled down to it."""
+    ema_decay: float | None = None
+    """Average the weights over steps, such as 0.999 for the last thousand or so; the average is what is validated,
+    kept and exported. BatchNorm's statistics are not averaged."""
     on_nonfinite: Literal["error", "skip"] = "error"
     """What to do with a step whose loss or gradients are not finite: end the run, or leave the weights as they are and
     count it. fp16 leaves out steps whose gradients overflow in any case."""
@@ -109,6 +112,7 @@ class Experiment:
             batch_size=at_least(1),
             micro_batch_size=at_least(1),
             clip_norm=above(0),
+            ema_decay=(lambda decay: 0 < decay < 1, "between 0 and 1"),
             seed=at_least(0),
         )
         if self.precision == "fp16" and not self.parallel.scales:

@@ -7,7 +7,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import nn
 from raytrain import checkpoint, config, experiment, order
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
+from raytrain.ema import EMA
 from raytrain.experiment import Experiment
 from raytrain.metrics import Sums
 from raytrain.parallel import Parallel
@@ -89,6 +90,7 @@ class Worker:
         self.model.to(place.device, memory_format=layout)  # type: ignore[call-overload]
         self.precision = Precision(e.precision, place.device)
         self.replica, self.counts = e.parallel.replica(place.rank, place.world)
+        self.ema = None if e.ema_decay is None else EMA(e.ema_decay)
         self.loaders = {
             split: Loader(
                 e.data,
@@ -166,8 +168,8 @@ class Worker:
         parameters = [parameter for group in groups for parameter in group["params"]]
         self.parameters = e.parallel.own(self.wrapped, parameters)
         self.optimizer = e.optimizer.build(groups)
+        here = {id(parameter) for parameter in self.parameters}
         if state is not None:
-            here = {id(parameter) for parameter in self.parameters}
             state["state"] = {
                 number: {
                     name: e.parallel.part(value, parameters[number]) if isinstance(value, torch.Tensor) else value
@@ -180,6 +182,8 @@ class Worker:
             for saved, group in zip(state["param_groups"], own, strict=True):
                 saved |= {name: group[name] for name in ("fused", "foreach") if name in group}
             self.optimizer.load_state_dict(state)
+        if self.ema:
+            self.ema.start(self.model, e.parallel.part, here)
 
     def train_step(self, loaded: Loaded) -> None:
         """One optimizer step over one global batch."""
@@ -204,6 +208,8 @@ class Worker:
         e.parallel.sync_gradients(self.wrapped)
         total = sum(losses[1:], losses[0]) if losses else torch.zeros((), dtype=torch.float64, device=self.place.device)
         updated = self._update()
+        if self.ema and updated:
+            self.ema.update()
         for parameter in self.parameters:  # all that the optimizer's zero_grad does, but for its hooks
             parameter.grad = None
         progress.step += 1
@@ -282,7 +288,8 @@ class Worker:
         """The task's metrics over a whole split, every sample counted once. A collective."""
         e = self.experiment
         e.parallel.sync_buffers(self.wrapped, self.model, self.place.world)
-        sums = evaluate(e, self.model, self.loaders[split], self.precision, self.wrapped, self.counts)
+        with self._averaged():
+            sums = evaluate(e, self.model, self.loaders[split], self.precision, self.wrapped, self.counts)
         return e.task.metrics(sums.reduce(self.place.device))
 
     def end_epoch(self) -> dict[str, Any]:
@@ -299,8 +306,7 @@ class Worker:
         parallel = self.experiment.parallel
         parallel.sync_buffers(self.wrapped, self.model, self.place.world)
         self.background.wait()  # before the copy: there are never more than two states in memory
-        tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        tensors = parallel.gather(self.wrapped, tensors, self.log is not None, checkpoint.snapshot)
+        tensors = self._snapshot()
         if self.log is None or tensors is None:
             return
         progress = self.progress
@@ -316,6 +322,28 @@ class Worker:
         model = tensors.pop("model")
         tensors["precision"] = self.precision.state_dict()
         self.background.start(lambda: self._commit(model, tensors, state, row is not None))
+
+    def _snapshot(self) -> dict[str, Any] | None:
+        """Copies of a checkpoint's tensors on rank 0; of others, where they hold parts of them, they are asked for."""
+        first, gather = self.log is not None, self.experiment.parallel.gather
+        with self._averaged():
+            model = gather(self.wrapped, {"model": self.model.state_dict()}, first, checkpoint.snapshot)
+        rest = {"optimizer": self.optimizer.state_dict()}
+        if self.ema:
+            rest["ema"] = self.ema.state_dict(self.model)
+        rest = gather(self.wrapped, rest, first, checkpoint.snapshot)
+        return model | rest if model and rest else None
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The context in which the model has its averaged weights, where there are any."""
+        if self.ema is None:
+            yield
+            return
+        with self.ema.in_place():
+            self.experiment.parallel.refresh(self.wrapped)
+            yield
+        self.experiment.parallel.refresh(self.wrapped)
 
     def _commit(self, model: dict[str, Any], tensors: dict[str, Any], state: dict[str, Any], epoch_ended: bool) -> None:
         """Writes a checkpoint and what points to it; in the side thread, from copies."""
@@ -341,8 +369,9 @@ class Worker:
         path, offset, optimizer = chosen[0], 0, None
         if path is not None:
             device = self.place.device
-            self.model.load_state_dict(checkpoint.load_model(path, device))
-            tensors, state = checkpoint.load_optimizer(path, device), checkpoint.load_state(path)
+            model, tensors = checkpoint.load_model(path, device), checkpoint.load_optimizer(path, device)
+            self.model.load_state_dict(self.ema.load(model, tensors["ema"]) if self.ema else model)
+            state = checkpoint.load_state(path)
             optimizer = tensors["optimizer"]
             self.precision.load_state_dict(tensors["precision"])
             vars(self.progress).update(state["progress"])

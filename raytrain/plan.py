@@ -76,11 +76,12 @@ class Plan:
 
     @property
     def state_bytes(self) -> int:
-        """A worker's weights, gradients and optimizer state, in bytes (float32)."""
+        """A worker's weights, their averages, gradients and optimizer state, in bytes (float32)."""
         slots = {"SGD": int(getattr(self.experiment.optimizer, "momentum", 0) > 0)}.get(
             type(self.experiment.optimizer).__name__, 2
         )
-        return 4 * (self.parameters[0] + (1 + slots) * self.parameters[1])
+        averages = self.experiment.ema_decay is not None
+        return 4 * (self.parameters[0] + (1 + slots + averages) * self.parameters[1])
 
     def lines(self) -> list[tuple[str, str]]:
         """The plan for people: (what, how) of each line."""

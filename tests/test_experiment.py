@@ -240,7 +240,12 @@ def test_the_arithmetic_of_a_step() -> None:
     assert (value.micro_batch, value.accumulation) == (64, 1)
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch_size": 0}, {"seed": -1}, {"clip_norm": 0.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"epochs": 0}, {"batch_size": 0}, {"seed": -1}, {"clip_norm": 0.0}, {"ema_decay": 0.0}, {"ema_decay": 1.0}),
+    ],
+)
 def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match="out of range, in Experiment"):
         Experiment(model=CNN(), data=Digits(), **wrong)  # type: ignore[arg-type]

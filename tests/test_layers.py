@@ -12,7 +12,7 @@ import pytest
 import raytrain
 
 ROOT = Path(raytrain.__file__).parent
-ROOMS = ("precision", "optim", "task", "metrics", "models", "data", "parallel")
+ROOMS = ("precision", "optim", "ema", "task", "metrics", "models", "data", "parallel")
 LAYERS = (
     ("config", "errors", "order"),
     ROOMS,
@@ -32,7 +32,7 @@ LAYERS = (
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 WITHOUT_RAY = (
     *("loop", "checkpoint", "progress", "run", "experiment", "plan", "config", "errors", "order", "lr_range"),
-    *("precision", "optim", "task", "metrics", "models", "parallel"),
+    *("precision", "optim", "ema", "task", "metrics", "models", "parallel"),
 )
 
 

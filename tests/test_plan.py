@@ -160,6 +160,7 @@ def test_the_memory_of_the_training_state_is_what_torch_then_holds(optimizer: Op
     planned = make(model=MLP(hidden=(50,)), optimizer=optimizer)
     count = 64 * 50 + 50 + 50 * 10 + 10
     assert planned.parameters == (count, count) and planned.state_bytes == 4 * count * (2 + slots)
+    assert make(model=MLP(hidden=(50,)), optimizer=optimizer, ema_decay=0.9).state_bytes == 4 * count * (3 + slots)
     module = MLP(hidden=(50,)).build((1, 8, 8), 10)
     own = optimizer.build(module.parameters())
     module(torch.zeros(1, 1, 8, 8)).sum().backward()

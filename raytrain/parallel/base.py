@@ -140,15 +140,17 @@ class Parallel:
     def gather(
         self, wrapped: nn.Module, state: dict[str, Any], first: bool, copy: Callable[..., Any]
     ) -> dict[str, Any] | None:
-        """A copy of the state of model and optimizer with all of its parts, on the first rank. A collective where the
-        strategy is sharded.
+        """A copy of state with all of its parts, on the first rank. A collective where the strategy is sharded.
 
         Args:
-            state: {"model": a state dict, "optimizer": the optimizer's}.
+            state: a tree of the model's or the optimizer's tensors, by the names or numbers of parameters.
             first: whether this is the first rank.
             copy: (tree, what makes a tensor whole, whether the copy is wanted) -> the copy.
         """
         return copy(state, self.whole, first) if first or self.sharded else None
+
+    def refresh(self, wrapped: nn.Module) -> None:
+        """Called when weights have been changed in place, outside of an optimizer's step: drops copies of them."""
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the model or of the optimizer with all of its parts, as a checkpoint holds it. A collective

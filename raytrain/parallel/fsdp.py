@@ -90,6 +90,15 @@ class FSDP(Parallel):
         return float(world)
 
 
+    def refresh(self, wrapped: nn.Module) -> None:
+        """A forward pass without a backward pass may leave gathered weights behind."""
+        from torch.distributed.fsdp import FSDPModule
+
+        for part in wrapped.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+
 class _Unreduced(AbstractContextManager[None]):
     def __init__(self, wrapped: nn.Module):
         self.wrapped = cast(Any, wrapped)

@@ -143,18 +143,9 @@ class Pipeline(Parallel):
         if stages.replica:
             return None
         parts: list[Any] = [None] * stages.size
-        names = {name: tensor for name, tensor in state["model"].items() if name in stages.names}
-        mine = copy({**state, "model": names}, self.whole, True)
+        mine = copy(_without(state, stages.others), self.whole, True)
         dist.gather_object(mine, parts if first else None, group=stages.line, group_dst=0)
-        if not first:
-            return None
-        joined = {name: tensor for part in parts for name, tensor in part["model"].items()}
-        of_optimizer = {number: values for part in parts for number, values in part["optimizer"]["state"].items()}
-        return {
-            **mine,
-            "model": {name: joined[name] for name in state["model"]},
-            "optimizer": {**mine["optimizer"], "state": dict(sorted(of_optimizer.items()))},
-        }
+        return _joined(parts) if first else None
 
     @property
     def _each(self) -> int:
@@ -168,3 +159,17 @@ class Pipeline(Parallel):
         return count >= (1 if self.schedule == "gpipe" else size) and (
             self.schedule != "interleaved" or count % size == 0
         )
+
+
+def _without(state: Any, names: set[str]) -> Any:
+    if not isinstance(state, dict):
+        return state
+    return {name: _without(value, names) for name, value in state.items() if name not in names}
+
+
+def _joined(parts: list[Any]) -> Any:
+    """The union of trees of dicts, of which each has some of the leaves."""
+    if not isinstance(parts[0], dict):
+        return parts[0]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _joined([part[name] for part in parts if name in part]) for name in names}

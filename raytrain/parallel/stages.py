@@ -50,7 +50,7 @@ class Stages(nn.Module):
         self.schedule: Any = None
         self.loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda output, number: output.sum()
         mine = {id(tensor) for tensor in (*self.stages.parameters(), *self.stages.buffers())}
-        self.names = {name for name, tensor in module.state_dict(keep_vars=True).items() if id(tensor) in mine}
+        self.others = {name for name, tensor in module.state_dict(keep_vars=True).items() if id(tensor) not in mine}
         for tensor in (*module.parameters(), *module.buffers()):
             if id(tensor) not in mine:
                 tensor.data = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)

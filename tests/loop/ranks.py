@@ -105,9 +105,13 @@ def cropped(
 
 
 def reference(
-    e: Experiment, steps: int, prepare: Callable[..., tuple[torch.Tensor, torch.Tensor]] = cropped
+    e: Experiment,
+    steps: int,
+    prepare: Callable[..., tuple[torch.Tensor, torch.Tensor]] = cropped,
+    each: Callable[[nn.Module], object] = lambda model: None,
 ) -> tuple[list[float], nn.Module]:
-    """The same training as a plain loop in one process, written without the package's loop and loader."""
+    """The same training as a plain loop in one process, written without the package's loop and loader; `each` sees the
+    model after every step."""
     index = e.data.index()["train"]
     images = torch.from_numpy(e.data.read(index, np.arange(len(index))))
     torch.manual_seed(order.key(e.seed, 0) >> 1)
@@ -127,5 +131,6 @@ def reference(
         if e.clip_norm:
             nn.utils.clip_grad_norm_(model.parameters(), e.clip_norm)
         optimizer.step()
+        each(model)
         found.append(loss.item())
     return found, model
