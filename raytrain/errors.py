@@ -337,6 +337,14 @@ def already_done(run: Path | str, epochs: int) -> UserError:
     return UserError(f"the run is complete at {epochs} epochs", run, "train longer with --epochs N")
 
 
+def stopped_early(run: Path | str, epochs: int, stalled: int, monitor: str) -> UserError:
+    return UserError(
+        f"the run is complete: it stopped early at {epochs} epochs, {stalled} of them without a better {monitor}",
+        run,
+        f"train longer with --patience {stalled + 1} or more, or --patience None",
+    )
+
+
 def still_running(run: Path | str, pid: int) -> UserError:
     return UserError(f"the run is still going (process {pid})", run, "wait for it, or stop it with Ctrl-C there")
 
@@ -345,7 +353,7 @@ def changed_on_resume(fields: Sequence[str], run: Path | str) -> UserError:
     return UserError(
         f"a resumed run cannot change {_listed(fields)}",
         run,
-        "resume takes --epochs, --scaling.* and --checkpoint.*; train a new run for the rest",
+        "resume takes --epochs, --patience, --scaling.* and --checkpoint.*; train a new run for the rest",
     )
 
 

@@ -82,6 +82,8 @@ class Experiment:
     """When checkpoints are written."""
     epochs: int = 1
     """Passes over the training data."""
+    patience: int | None = None
+    """Stop after so many epochs without a better value of task.monitor."""
     batch_size: int = 64
     """Samples in a step, over all workers together."""
     micro_batch_size: int | None = None
@@ -109,6 +111,7 @@ class Experiment:
         check(
             self,
             epochs=at_least(1),
+            patience=at_least(1),
             batch_size=at_least(1),
             micro_batch_size=at_least(1),
             clip_norm=above(0),

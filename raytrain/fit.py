@@ -29,7 +29,7 @@ from raytrain.worker import Job, work, work_on_cluster
 
 _RESUMABLE = (
     *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
-    *("clip_norm", "on_nonfinite"),
+    *("clip_norm", "on_nonfinite", "patience"),
 )
 
 
@@ -133,8 +133,13 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
     ]
     if changed:
         raise errors.changed_on_resume(changed, run.path)
-    if run.summary["status"] == "completed" and run.summary["epochs"] >= value.epochs:
-        raise errors.already_done(run.path, run.summary["epochs"])
+    summary = run.summary
+    if summary["status"] == "completed":
+        if summary["epochs"] >= value.epochs:
+            raise errors.already_done(run.path, summary["epochs"])
+        stalled = summary["epochs"] - summary.get("best_epoch", summary["epochs"])
+        if value.patience is not None and stalled >= value.patience:
+            raise errors.stopped_early(run.path, summary["epochs"], stalled, value.task.monitor)
     if value.scaling.workers != run.experiment.scaling.workers and (
         value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
     ):

@@ -134,7 +134,7 @@ class Worker:
     def _train(self) -> str:
         e, progress = self.experiment, self.progress
         every = e.checkpoint.every_steps
-        while progress.epoch < e.epochs:
+        while not progress.over(e.epochs, e.patience):
             self.clock = time.monotonic()
             self.model.train()
             first = progress.step - progress.epoch * self.steps_per_epoch
@@ -149,7 +149,7 @@ class Worker:
             stop = self.flush()
             row = self.end_epoch()
             self.save(row)
-            if stop and progress.epoch < e.epochs:
+            if stop and not progress.over(e.epochs, e.patience):
                 return self.finish("interrupted")
         return self.finish("completed")
 
@@ -390,9 +390,11 @@ class Worker:
         if self.log:
             self.background.wait()
             self.log.commit()
+            early = status == "completed" and progress.epoch < self.experiment.epochs
             summary = {
                 "status": status,
                 **progress.summary(),
+                **({"stopped_early": True} if early else {}),
                 "first_step_seconds": None if math.isnan(self.first_step_seconds) else self.first_step_seconds,
                 "workers": self.place.world,
                 "device": self.place.device.type,

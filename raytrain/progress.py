@@ -74,6 +74,12 @@ class Progress:
             self.best = {**row, "checkpoint": f"step_{self.step:08d}"}
         return row
 
+    def over(self, epochs: int, patience: int | None) -> bool:
+        """Whether there is nothing left to train: by the number of epochs, or by those since the best one. Validation's
+        sums are reduced over the ranks, so that all of them find the same."""
+        stalled = self.epoch - self.best.get("epoch", self.epoch)
+        return self.epoch >= epochs or (patience is not None and stalled >= patience)
+
     def summary(self) -> dict[str, Any]:
         """What the figures so far say of the run: the best metrics, how far it came, how long and how fast."""
         samples, seconds = self.train_samples, self.train_seconds

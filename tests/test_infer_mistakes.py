@@ -141,6 +141,12 @@ def test_mistakes_of_resume(copied: Run, capsys: Capture) -> None:
     for flag, path in (("--optimizer.lr", "optimizer.lr"), ("--seed", "seed"), ("--model.dropout", "model.dropout")):
         said = fails(capsys, "resume", run, "--epochs", "3", flag, "0.5" if flag != "--seed" else "5")
         assert f"a resumed run cannot change {path}, {run}; resume takes --epochs" in said
+    (run / "summary.json").write_text(json.dumps(Run(run).summary | {"best_epoch": 1}))
+    said = fails(capsys, "resume", run, "--epochs", "3", "--patience", "1")
+    assert "it stopped early at 2 epochs, 1 of them without a better val_accuracy" in said
+    assert "--patience 2 or more, or --patience None" in said
+    for patience in ("2", "None"):
+        succeeds(capsys, "resume", run, "--epochs", "3", "--patience", patience, "--dry_run")
     assert "unknown flag --epoch; did you mean --epochs?" in fails(capsys, "resume", run, "--epoch", "3")
     assert "unexpected argument 'stray'" in fails(capsys, "resume", run, "stray")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

@@ -30,6 +30,30 @@ def test_where_no_metric_is_finite_the_first_epoch_is_the_best_there_is() -> Non
     assert progress.best["epoch"] == 1 and progress.summary()["val_loss"] is None
 
 
+@pytest.mark.parametrize(
+    ("losses", "patience", "end"),
+    [
+        ([3.0, 2.0, 1.0, 0.5], 1, 4),
+        ([1.0, 2.0, 0.5, 0.5], 1, 2),
+        ([1.0, 2.0, 0.5, 0.5], 2, 4),
+        ([1.0, 1.0, 1.0, 0.5], 2, 3),
+        ([math.nan, math.nan, 1.0, 2.0], 2, 4),
+        ([1.0, math.nan, math.nan, 2.0], 3, 4),
+        ([1.0, 2.0, 2.0, 2.0], None, 4),
+    ],
+)
+def test_a_run_is_over_after_patience_epochs_without_a_better_one(
+    losses: list[float], patience: int | None, end: int
+) -> None:
+    progress = Progress()
+    for loss in losses:
+        if progress.over(4, patience):
+            break
+        progress.add(2.0, 4)
+        progress.end_epoch(TASK, {"loss": loss}, 1.0, 4)
+    assert progress.over(4, patience) and progress.epoch == end
+
+
 @pytest.mark.parametrize(("epochs", "rate"), [(1, 8.0), (3, 16.0)])
 def test_the_first_epoch_does_not_count_as_steady_where_there_is_another(epochs: int, rate: float) -> None:
     progress = Progress()

@@ -99,6 +99,7 @@ class Console(Observer):
         facts = [
             *best,
             *([f"epoch {summary['best_epoch']} of {summary['epochs']}"] if best else []),
+            *(["stopped early"] if summary.get("stopped_early") else []),
             *([f"{summary['skipped_steps']:,} steps skipped"] if summary.get("skipped_steps") else []),
             *([f"{rate:,.0f} samples/s"] if rate else []),
             *([f"{summary['seconds']:.1f} s of training"] if summary.get("seconds") else []),
