@@ -209,6 +209,12 @@ def model_fails(why: str, where: str) -> UserError:
     )
 
 
+def no_precision(name: str, why: str, others: str) -> UserError:
+    return UserError(
+        f"{name} needs a GPU of compute capability 8.0 or higher, and {why}", "in precision", f"take {others}"
+    )
+
+
 def no_compiler(looked_for: str) -> UserError:
     return UserError(
         f"torch.compile needs a C++ compiler and there is none ({looked_for})",

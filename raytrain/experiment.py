@@ -88,9 +88,10 @@ class Experiment:
     """Samples in a step, over all workers together."""
     micro_batch_size: int | None = None
     """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes a worker's whole part."""
-    precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
-    """What forward and backward passes compute in; weights stay float32. auto tries fp32 and bf16 before the first step
-    and takes the faster one, which the run keeps."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "auto"] = "fp32"
+    """What forward and backward passes compute in; weights stay float32. tf32 rounds the factors of matrix products, on
+    GPUs alone, where convolutions do so in fp32 too by PyTorch's default. auto tries all that the workers have before
+    the first step and takes the fastest whose loss and gradients are finite, which the run keeps."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Order of images and convolutions' weights in memory. channels_last is faster; auto takes it for models that have
     convolutions and can work so, and the run keeps the choice."""

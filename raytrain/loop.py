@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -24,7 +23,7 @@ from raytrain.ema import EMA
 from raytrain.experiment import Experiment
 from raytrain.metrics import Sums
 from raytrain.parallel import Parallel
-from raytrain.precision import Precision, faster, memory_format
+from raytrain.precision import Precision, check_device, fastest, memory_format
 from raytrain.progress import Progress
 from raytrain.run import MetricsLog, Run
 from raytrain.task import Batch
@@ -88,6 +87,7 @@ class Worker:
             self.model.load_state_dict(weights)
         layout = memory_format(e.memory_format)
         self.model.to(place.device, memory_format=layout)  # type: ignore[call-overload]
+        check_device(e.precision, place.device)
         self.precision = Precision(e.precision, place.device)
         self.replica, self.counts = e.parallel.replica(place.rank, place.world)
         self.ema = None if e.ema_decay is None else EMA(e.ema_decay)
@@ -204,7 +204,9 @@ class Worker:
             return self.precision.scaled(loss * (0.0 if one.blank else self.scale / (unit * loaded.size)))
 
         passes = loaded.passes(e.micro_batch, e.parallel.lockstep)
-        e.parallel.accumulate(self.wrapped, passes, loss_of, self.precision.forward, (e.accumulation, e.micro_batch))
+        shape = (e.accumulation, e.micro_batch)
+        with self.precision.products():
+            e.parallel.accumulate(self.wrapped, passes, loss_of, self.precision.forward, shape)
         e.parallel.sync_gradients(self.wrapped)
         total = sum(losses[1:], losses[0]) if losses else torch.zeros((), dtype=torch.float64, device=self.place.device)
         updated = self._update()
@@ -405,30 +407,35 @@ class Worker:
         return status
 
     def _choose_precision(self) -> None:
-        """Decides `precision=auto` by trying; the run keeps the decision for its resumption and repetition."""
+        """Decides `precision=auto` by trying on the run's own images; the run keeps the decision for its resumption and
+        repetition, and says what it measured."""
         e, device = self.experiment, self.place.device
-        images = torch.zeros((e.micro_batch, *self.sample), device=device).contiguous(
-            memory_format=memory_format(e.memory_format)
-        )
-        batch = Batch(images, torch.zeros(e.micro_batch, dtype=torch.int64, device=device), np.arange(e.micro_batch))
+        loaded = next(self.loaders["train"].epoch(self.progress.epoch))
+        first = next(loaded.passes(e.micro_batch, together=False))
+        batch = Batch(first.images, first.labels, first.ids)
         kept = [buffer.clone() for buffer in self.model.buffers()]
 
-        def step(precision: Precision) -> None:
-            with precision.forward():
-                loss, _ = e.task.loss(self.model, batch)
-            precision.scaled(loss).backward()
+        def step(precision: Precision) -> list[torch.Tensor]:
             self.model.zero_grad()
+            with precision.forward():
+                loss, count = e.task.loss(self.model, batch)
+            with precision.products():
+                (loss / count).backward()  # not scaled as in fp16, since a scale that is too large soon mends itself
+            return [loss, *(parameter.grad for parameter in self.model.parameters() if parameter.grad is not None)]
 
         self.model.train()
-        chosen = [faster(step, device)]  # on all ranks at once, as they will compute; rank 0's counts
+        found = [fastest(step, device, e.parallel.scales)]  # on all ranks at once, as they will compute; rank 0's counts
+        self.model.zero_grad()
         if self.place.world > 1:
-            dist.broadcast_object_list(chosen)
+            dist.broadcast_object_list(found)
         for buffer, value in zip(self.model.buffers(), kept, strict=True):
             buffer.copy_(value)
-        self.experiment = config.replace(e, "precision", chosen[0])
-        self.precision = Precision(chosen[0], device)
+        chosen, self.progress.tried = found[0]
+        self.experiment = config.replace(e, "precision", chosen)
+        self.precision = Precision(chosen, device)
         if self.log:
             checkpoint.write_atomically(self.run.path / "experiment.json", experiment.to_json(self.experiment))
+            self.log.write([{"kind": "precision", "chosen": chosen, "milliseconds": self.progress.tried}])
 
     def _seed(self, *parts: int) -> None:
         seed = order.key(self.experiment.seed, *parts) >> 1

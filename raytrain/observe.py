@@ -58,7 +58,7 @@ class Tail:
             rows, self.offset = read_metrics(self.path, self.offset)
         except ValueError:  # it was cut back and grew again since the last look: go on behind what is there
             rows, self.offset = [], size
-        self.seen = self.seen or bool(rows)
+        self.seen = self.seen or any(row["kind"] == "step" for row in rows)
         self.observer.rows(rows)
 
     @contextlib.contextmanager

@@ -167,6 +167,10 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
     Raises:
         UserError: the run cannot work.
     """
+    import torch
+
+    from raytrain.precision import check_device
+
     to_json(experiment)
     indices = experiment.data.index()
     bad = {split: experiment.data.probe(index) for split, index in indices.items() if split != "test"}
@@ -184,6 +188,7 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
         raise errors.no_compiler(", ".join(compilers))
     resources = find_resources()
     scaling = _scaling(experiment, resources)
+    check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     workers = max(1, scaling.workers)
     experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     experiment = replace(

@@ -1,43 +1,54 @@
 """Precision: what the forward pass computes in, and how gradients are scaled for it.
 
 One small object: a forward context, a backward, a step and a state. Weights and optimizer state stay float32. Beside it
-stand the order of its tensors in memory, and the choice of the faster precision by trying.
+stand the order of its tensors in memory, and the choice of the fastest precision by trying.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from raytrain import errors
+
 _MARGIN = 0.95
-"""bf16 is chosen where its step takes at most this share of the fp32 step's time."""
+"""A less exact precision is chosen where its pass takes at most this share of a more exact one's time."""
+_FAR = 2.0
+"""A precision that takes so many times as long as another, and has taken all the time there is, is not tried again."""
 _ROUNDS, _TRIAL_SECONDS = 7, 2.0
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """Mixed precision by `torch.amp`: fp32 does nothing, bf16 casts, fp16 casts and scales the loss.
+    """Mixed precision by `torch.amp`: fp32 does nothing, tf32 lets a GPU round the factors of matrix products, bf16
+    casts, fp16 casts and scales the loss.
 
     Args:
-        name: fp32, bf16 or fp16.
-        device: where the model lives.
+        name: fp32, tf32, bf16 or fp16.
+        device: where the model lives. What a CPU has no tf32 for is computed in fp32.
     """
 
     def __init__(self, name: str, device: torch.device):
-        self.dtype = _DTYPES.get(name)
+        self.name, self.dtype = name, _DTYPES.get(name)
         self.device_type = device.type
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
     def forward(self) -> AbstractContextManager[Any]:
         """The context for forward passes and losses."""
-        return nullcontext() if self.dtype is None else torch.autocast(self.device_type, dtype=self.dtype)
+        return self.products() if self.dtype is None else torch.autocast(self.device_type, dtype=self.dtype)
+
+    def products(self) -> AbstractContextManager[Any]:
+        """The context for matrix products in tf32, those of backward passes too. The setting is the process's, which may be a user's own."""
+        return _tf32() if self.name == "tf32" and self.device_type == "cuda" else nullcontext()
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """A scalar loss to go back from, scaled where the precision needs it."""
@@ -79,32 +90,72 @@ class Precision:
             self.scaler.load_state_dict(state)
 
 
-def faster(step: Callable[[Precision], object], device: torch.device) -> str:
-    """Tries fp32 and bf16 in turn, for two seconds at most, and names the faster one.
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def check_device(name: str, device: torch.device) -> None:
+    """Checks that a device computes in a precision by itself; a GPU that merely emulates bf16 gains nothing by it.
+
+    Raises:
+        UserError: it does not. Where this process sees no GPU, a worker with one will look.
+    """
+    if name == "tf32" and device.type == "cpu":
+        raise errors.no_precision(name, "the workers are on CPUs", "fp32, bf16 or auto")
+    if name in ("tf32", "bf16") and device.type == "cuda" and torch.cuda.is_available() and not _ampere():
+        raise errors.no_precision(name, f"this is a {torch.cuda.get_device_name()}", "fp32, fp16 or auto")
+
+
+def fastest(
+    step: Callable[[Precision], list[torch.Tensor]], device: torch.device, scales: bool = True
+) -> tuple[str, dict[str, float | None]]:
+    """Tries each precision that the device has in turn, for two seconds, not counting what is far too slow.
 
     Args:
-        step: forward and backward pass of one micro-batch in a given precision.
+        step: forward and backward pass of one micro-batch in a given precision; returns its loss and gradients.
+        scales: whether losses can be scaled, as fp16 needs it.
 
     Returns:
-        `bf16` where it is clearly faster, else `fp32`.
+        The precision that is clearly faster than every more exact one, and the milliseconds of a pass in each; None
+        where the loss or a gradient was not finite.
     """
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return "fp32"
-    sides = {name: Precision(name, device) for name in ("fp32", "bf16")}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    began = time.perf_counter()
+    names = ["fp32", "bf16", "fp16"] if device.type == "cpu" else ["fp32", *(["tf32", "bf16"] * _ampere()), "fp16"]
+    names = [name for name in names if scales or name != "fp16"]
+    left = {name: Precision(name, device) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(1 + _ROUNDS):
-        for name, precision in sides.items():
+        for name, precision in list(left.items()):
             started = time.perf_counter()
-            step(precision)
+            found = step(precision)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            if round_:  # the first of each compiles kernels and allocates memory
-                seconds[name].append(time.perf_counter() - started)
-        if round_ and time.perf_counter() - began > _TRIAL_SECONDS:
+            seconds[name].append(time.perf_counter() - started)
+            if not torch.stack([tensor.isfinite().all() for tensor in found]).all():
+                del left[name], seconds[name]
+        least = min((seconds[name][-1] for name in left), default=0.0)
+        for name in list(left):
+            if seconds[name][-1] > _FAR * least and sum(seconds[name]) > _TRIAL_SECONDS:
+                del left[name]
+        if len(left) < 2 or (round_ and sum(sum(seconds[name]) for name in left) > _TRIAL_SECONDS):
             break
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return "bf16" if medians["bf16"] <= _MARGIN * medians["fp32"] else "fp32"
+    # The first pass of each compiles kernels and allocates memory.
+    medians = {name: statistics.median(values[1:] or values) for name, values in seconds.items()}
+    chosen = "fp32"
+    for name in medians:
+        if medians[name] <= _MARGIN * medians.get(chosen, math.inf):
+            chosen = name
+    return chosen, {name: 1000 * medians[name] if name in medians else None for name in names}
+
+
+def _ampere() -> bool:
+    """Whether this process's GPU has TF32 and bf16: compute capability 8.0 or higher."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def memory_format(name: str) -> torch.memory_format:

@@ -30,6 +30,8 @@ class Progress:
     seconds: float = 0.0
     best: dict[str, Any] = field(default_factory=dict)
     """The best epoch's row and the name of its checkpoint."""
+    tried: dict[str, float | None] = field(default_factory=dict)
+    """What `precision=auto` measured: milliseconds of a pass in each precision; None where it was not finite."""
 
     def add(self, loss: float, samples: int) -> None:
         """Counts a step: the sum of its samples' losses, and how many there were."""
@@ -91,6 +93,7 @@ class Progress:
             "epochs": self.epoch,
             "steps": self.step,
             **({"skipped_steps": self.skipped} if self.skipped else {}),
+            **({"precision_milliseconds": self.tried} if self.tried else {}),
             "seconds": self.seconds + self.epoch_seconds,
             "samples_per_second": samples / seconds if seconds else None,
         }

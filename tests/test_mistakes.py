@@ -187,6 +187,15 @@ def test_a_broken_mnist_file_is_named(
     assert "no MNIST files there" in fails(capsys, "train", file, "--out", no_runs, "--data.root", tmp_path / "missing")
 
 
+# Precision
+
+
+def test_tf32_on_cpus(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
+    flags = ["--scaling.gpus_per_worker", "0", "--precision", "tf32"]
+    said = fails(capsys, "train", experiment(tmp_path), "--out", no_runs, *flags)
+    assert "tf32 needs a GPU of compute capability 8.0 or higher, and the workers are on CPUs, in precision;" in said
+
+
 # Parallel strategies
 
 

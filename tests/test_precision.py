@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import nn
 
-from raytrain.precision import Precision
+from raytrain import UserError, precision
+from raytrain.precision import Precision, check_device, fastest
 
 CPU = torch.device("cpu")
 
@@ -92,3 +95,91 @@ def test_fp16_takes_up_a_run_that_had_no_scaler() -> None:
     precision = Precision("fp16", CPU)
     precision.load_state_dict({})
     assert precision.state_dict()["scale"] == 65536
+
+
+def test_tf32_is_set_within_passes_on_a_gpu_alone_and_put_back() -> None:
+    def setting() -> str:
+        return torch.get_float32_matmul_precision()
+
+    seen: list[str] = []
+    weight = nn.Parameter(torch.ones(1))
+    weight.register_hook(lambda gradient: seen.append(setting()))
+    for device in ("cuda", "cpu"):
+        one = Precision("tf32", torch.device(device))
+        with one.forward():
+            seen.append(setting())
+            loss = weight.sum()
+        seen.append(setting())
+        one.backward(loss)
+        seen.append(setting())
+    assert seen == ["high", "highest", "high", "highest", *["highest"] * 4]
+
+
+@pytest.mark.parametrize("name", ["tf32", "bf16"])
+def test_a_device_without_a_precision_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    check_device("bf16", CPU)
+    with pytest.raises(UserError, match=r"tf32 needs a GPU of compute capability 8.0 or higher, and the workers are"):
+        check_device("tf32", CPU)
+    cuda = torch.device("cuda")
+    check_device(name, cuda)  # there is none to look at here
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    check_device("fp16", cuda)
+    with pytest.raises(UserError, match=f"{name} needs .*, and this is a Tesla T4, in precision; take fp32, fp16 or"):
+        check_device(name, cuda)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({"fp32": 0.010, "bf16": 0.005, "fp16": 0.020}, "bf16"),
+        ({"fp32": 0.010, "bf16": 0.008, "fp16": 0.004}, "fp16"),
+        ({"fp32": 0.010, "bf16": 0.004, "fp16": 0.004}, "bf16"),
+        ({"fp32": 0.010, "bf16": 0.010, "fp16": 0.030}, "fp32"),
+        ({"fp32": 0.010, "bf16": None, "fp16": 0.030}, "fp32"),
+        ({"fp32": 0.020, "bf16": None, "fp16": 0.005}, "fp16"),
+        ({"fp32": None, "bf16": None, "fp16": None}, "fp32"),
+    ],
+)
+def test_the_fastest_that_is_finite_is_taken_and_the_more_exact_of_two_alike(
+    seconds: dict[str, float | None], chosen: str
+) -> None:
+    def step(one: Precision) -> list[torch.Tensor]:
+        time.sleep(seconds[one.name] or 0.001)
+        return [torch.ones(1), torch.tensor([1.0, 1.0 if seconds[one.name] else float("nan")])]
+
+    name, milliseconds = fastest(step, CPU)
+    assert name == chosen and {one for one, value in milliseconds.items() if value is None} == {
+        one for one, value in seconds.items() if value is None
+    }
+    for one, value in seconds.items():
+        assert value is None or 1000 * value <= (milliseconds[one] or 0) < 1000 * value + 5
+
+
+def test_a_precision_that_is_far_too_slow_is_tried_once_and_the_others_as_often_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(precision, "_TRIAL_SECONDS", 0.2)
+    calls: list[str] = []
+
+    def step(one: Precision) -> list[torch.Tensor]:
+        calls.append(one.name)
+        time.sleep({"fp32": 0.004, "bf16": 0.002, "fp16": 0.5}[one.name])
+        return [torch.ones(1)]
+
+    name, milliseconds = fastest(step, CPU)
+    assert name == "bf16" and (milliseconds["fp16"] or 0) >= 500
+    assert calls.count("fp16") == 1 and calls.count("bf16") == 8
+
+
+def test_a_model_whose_passes_take_seconds_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_TRIAL_SECONDS", 0.02)
+    calls: list[str] = []
+
+    def step(one: Precision) -> list[torch.Tensor]:
+        calls.append(one.name)
+        time.sleep(0.03)
+        return [torch.ones(1)]
+
+    assert fastest(step, CPU)[0] == "fp32" and len(calls) == 6

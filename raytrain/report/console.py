@@ -81,8 +81,10 @@ class Console(Observer):
         for row in rows:
             if row["kind"] == "step":
                 self._last = row
-            else:
+            elif row["kind"] == "epoch":
                 self._epoch(row)
+            elif row["kind"] == "precision":
+                self._precision(row)
         if rows and rows[-1]["kind"] == "step":
             self._move()
 
@@ -132,6 +134,13 @@ class Console(Observer):
             self._columns = titles
             self.console.print(Text("  ".join(f"{title:>12}" for title in titles), style="bold"))
         self.console.print("  ".join(f"{text:>12}" for _, text in table))
+
+    def _precision(self, row: dict[str, Any]) -> None:
+        times = ", ".join(
+            f"{name} {'not finite' if value is None else f'{value:.1f} ms'}"
+            for name, value in row["milliseconds"].items()
+        )
+        self.console.print(f"{row['chosen']} is taken, by trying a pass of a micro-batch: {times}")
 
     def _move(self) -> None:
         now, step = time.monotonic(), self._last["step"]

@@ -24,10 +24,16 @@ def train(folder: Path, name: str, *flags: str) -> Run:
     return Run(folder / name)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_a_worker_trains_on_the_gpu_as_on_the_cpu(tmp_path: Path, precision: str) -> None:
     gpu = train(tmp_path, "gpu", "--precision", precision, "--data.augment.flip", "0.5")
     cpu = train(tmp_path, "cpu", "--scaling.gpus_per_worker", "0", "--data.augment.flip", "0.5")
     assert gpu.summary["device"] == "cuda" and cpu.summary["device"] == "cpu"
     there, here = (run.metrics()["train_loss"].to_pylist() for run in (gpu, cpu))
     assert there == pytest.approx(here, rel=0.02 if precision == "fp32" else 0.1)
+
+
+def test_auto_tries_all_precisions_of_the_gpu(tmp_path: Path) -> None:
+    run = train(tmp_path, "auto", "--precision", "auto")
+    times = run.summary["precision_milliseconds"]
+    assert set(times) - {"tf32", "bf16"} == {"fp32", "fp16"} and times[run.summary["precision"]] <= times["fp32"]

@@ -26,6 +26,7 @@ from raytrain import (
     Cosine,
     Digits,
     Experiment,
+    Model,
     Optimizer,
     Run,
     checkpoint,
@@ -73,7 +74,7 @@ def weights(run: Path) -> str:
 
 
 def rows(run: Path) -> list[dict]:
-    """All metrics but the times."""
+    """All metrics but the times of steps and epochs."""
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
 
@@ -96,12 +97,42 @@ def test_the_precision_that_was_faster_stays_with_the_run(ranks: Ranks, tmp_path
     run = new_run(tmp_path / "run", e)
     ranks.run(2, cut_rank, e, run, 50)
     chosen = Run(run).experiment.precision
-    assert chosen in ("fp32", "bf16")
     ranks.run(2, train_rank, Run(run).experiment, run)
     again = new_run(tmp_path / "again", Run(run).experiment)
     ranks.run(2, train_rank, Run(again).experiment, again)
-    assert rows(again) == rows(run) and weights(again) == weights(run)
-    assert json.loads((run / "summary.json").read_text())["precision"] == chosen
+    said, *rest = rows(run)
+    assert rows(again) == rest and weights(again) == weights(run)
+    times, summary = said["milliseconds"], Run(run).summary
+    assert (said["kind"], said["chosen"]) == ("precision", chosen) and list(times) == ["fp32", "bf16", "fp16"]
+    assert times[chosen] <= times["fp32"] and Run(run).metrics("precision")["chosen"].to_pylist() == [chosen]
+    assert summary["precision"] == chosen and summary["precision_milliseconds"] == times
+    assert "precision_milliseconds" not in Run(again).summary
+
+
+@dataclass(frozen=True)
+class Delicate(Model):
+    """Divides by what is zero where there are few digits."""
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        class Net(nn.Sequential):
+            def forward(self, input: torch.Tensor) -> torch.Tensor:
+                logits = super().forward(input)
+                return logits / ((torch.ones_like(logits) + 1e-4) - 1) * 1e-4
+
+        return Net(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
+
+
+def test_a_precision_that_gives_no_finite_numbers_is_not_taken_and_trying_leaves_no_trace(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    e = on_workers(replace(BASE, model=Delicate(), precision="auto"), 2)
+    auto, plain = new_run(tmp_path / "auto", e), new_run(tmp_path / "plain", e)
+    ranks.run(2, train_rank, e, auto)
+    ranks.run(2, train_rank, replace(e, precision="fp32"), plain)
+    said, *rest = rows(auto)
+    assert said["chosen"] == "fp32" and said["milliseconds"]["fp32"] > 0
+    assert said["milliseconds"]["bf16"] is said["milliseconds"]["fp16"] is None
+    assert rest == rows(plain) and weights(auto) == weights(plain)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
