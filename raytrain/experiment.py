@@ -99,6 +99,9 @@ class Experiment:
     """Compile the model with torch.compile before training; on CPUs that needs a C++ compiler."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; longer ones are scaled down to it."""
+    unfreeze_epoch: int | None = None
+    """Train the last layer alone in the first so many epochs, and all layers then, for fine-tuning. It saves no time,
+    and BatchNorm's statistics follow the data from the beginning."""
     ema_decay: float | None = None
     """Average the weights over steps, such as 0.999 for the last thousand or so; the average is what is validated,
     kept and exported. BatchNorm's statistics are not averaged."""
@@ -113,6 +116,7 @@ class Experiment:
             self,
             epochs=at_least(1),
             patience=at_least(1),
+            unfreeze_epoch=at_least(1),
             batch_size=at_least(1),
             micro_batch_size=at_least(1),
             clip_norm=above(0),

@@ -22,6 +22,7 @@ from raytrain.data.source import Index
 from raytrain.ema import EMA
 from raytrain.experiment import Experiment
 from raytrain.metrics import Sums
+from raytrain.optim import backbone
 from raytrain.parallel import Parallel
 from raytrain.precision import Precision, check_device, fastest, memory_format
 from raytrain.progress import Progress
@@ -167,8 +168,12 @@ class Worker:
         groups = e.optimizer.groups(self.model)
         parameters = [parameter for group in groups for parameter in group["params"]]
         self.parameters = e.parallel.own(self.wrapped, parameters)
+        self.backbone = backbone(self.model)
         self.optimizer = e.optimizer.build(groups)
         here = {id(parameter) for parameter in self.parameters}
+        for parameter in parameters:
+            if id(parameter) not in here:
+                self.optimizer.state.pop(parameter, None)
         if state is not None:
             state["state"] = {
                 number: {
@@ -220,6 +225,9 @@ class Worker:
     def _update(self) -> bool:
         """Clips the gradients and updates the weights; returns whether it did, on all ranks alike."""
         e = self.experiment
+        if e.unfreeze_epoch is not None and self.progress.epoch < e.unfreeze_epoch:
+            for parameter in self.backbone:  # optimizers leave alone what has no gradient, weight decay included
+                parameter.grad = None
         clips = e.clip_norm is not None or e.on_nonfinite == "skip"
         if clips or e.parallel.sharded:
             self.precision.unscale(self.optimizer, together=e.parallel.sharded)

@@ -34,20 +34,26 @@ class Optimizer:
 
     def groups(self, module: torch.nn.Module) -> list[dict[str, Any]]:
         """The module's trained parameters in PyTorch's groups; `factor` is each one's on the learning rate."""
-        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-        head = named[-1][0].rpartition(".")[0] if named else ""
+        below_head = {id(parameter) for parameter in backbone(module)} if self.backbone_lr_factor != 1 else set()
         found: dict[tuple[bool, bool], dict[str, Any]] = {}
-        for name, parameter in named:
-            backbone = self.backbone_lr_factor != 1 and name.rpartition(".")[0] != head
+        for parameter in (parameter for parameter in module.parameters() if parameter.requires_grad):
+            slower = id(parameter) in below_head
             undecayed = not self.decay_norms_and_biases and parameter.ndim <= 1
-            group = {"params": [], "factor": self.backbone_lr_factor if backbone else 1.0}
+            group = {"params": [], "factor": self.backbone_lr_factor if slower else 1.0}
             group |= {"weight_decay": 0.0} if undecayed else {}
-            found.setdefault((backbone, undecayed), group)["params"].append(parameter)
+            found.setdefault((slower, undecayed), group)["params"].append(parameter)
         return list(found.values())
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """Returns PyTorch's optimizer over the given parameters, or groups of them as `groups` makes them."""
         raise NotImplementedError(f"{type(self).__name__} needs a build(parameters)")
+
+
+def backbone(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The trained parameters of all layers but the last, which is the head."""
+    named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    head = named[-1][0].rpartition(".")[0] if named else ""
+    return [parameter for name, parameter in named if name.rpartition(".")[0] != head]
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class SGD(Optimizer):
         import torch
 
         parameters = list(parameters)
-        return torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             parameters,
             lr=self.lr,
             momentum=self.momentum,
@@ -80,6 +86,11 @@ class SGD(Optimizer):
             weight_decay=self.weight_decay,
             **_implementation(parameters, sharded_fused=False),
         )
+        # The fused form fails where some parameters have had a gradient before and others have not, and takes memory as
+        # it finds it for the momentum after a first step that overflowed in fp16. From zero the first step is the same.
+        for parameter in _each(parameters) if self.momentum else ():
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
 
 
 @dataclass(frozen=True)
@@ -138,11 +149,15 @@ class AdamW(Adam):
         )
 
 
+def _each(parameters: list[Any]) -> list[torch.nn.Parameter]:
+    """Parameters that may come in groups."""
+    return [p for one in parameters for p in (one["params"] if isinstance(one, dict) else [one])]
+
+
 def _implementation(parameters: list[Any], sharded_fused: bool = True) -> dict[str, bool]:
     """How PyTorch's optimizer computes: fused, but not a mixture of sharded and plain tensors, which it takes only one
     by one."""
-    each = [p for one in parameters for p in (one["params"] if isinstance(one, dict) else [one])]
-    sharded = [hasattr(parameter, "device_mesh") for parameter in each]
+    sharded = [hasattr(parameter, "device_mesh") for parameter in _each(parameters)]
     if any(sharded) and not all(sharded):
         return {"fused": False, "foreach": False}
     return {"fused": sharded_fused or not any(sharded)}

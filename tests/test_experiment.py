@@ -244,7 +244,7 @@ def test_the_arithmetic_of_a_step() -> None:
     "wrong",
     [
         *({"epochs": 0}, {"batch_size": 0}, {"seed": -1}, {"clip_norm": 0.0}, {"ema_decay": 0.0}, {"ema_decay": 1.0}),
-        {"patience": 0},
+        *({"patience": 0}, {"unfreeze_epoch": 0}),
     ],
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:

@@ -52,6 +52,30 @@ def test_three_steps_equal_torchs_own_to_the_last_bits_of_its_fused_form(
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+def test_momentum_works_where_a_parameter_s_first_gradient_comes_late() -> None:
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        early, late = parameters = [nn.Parameter(torch.randn(3)) for _ in range(2)]
+        plain = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        optimizer = SGD(lr=0.1, momentum=0.9).build(parameters) if fused else plain
+        for step in range(4):
+            optimizer.zero_grad()
+            (early.square().sum() + (late.square().sum() if step > 1 else 0)).backward()
+            optimizer.step()
+        results.append(torch.cat([parameter.detach() for parameter in parameters]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
+
+
+def test_a_first_step_that_overflows_in_fp16_leaves_no_momentum() -> None:
+    weight = nn.Parameter(torch.ones(1000))
+    optimizer, scaler = SGD(lr=0.1, momentum=0.9).build([weight]), torch.amp.GradScaler("cpu")
+    scaler.scale(weight.sum() * 1e35).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], torch.zeros(1000))
+
+
 def test_every_setting_of_an_optimizer_changes_what_it_does() -> None:
     """The comparison above would pass if a field reached neither side."""
     settings = [

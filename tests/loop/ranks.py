@@ -27,9 +27,9 @@ def _serve(number: int, jobs: Any, results: Any) -> None:
         function, rank, world, store, arguments = job
         try:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-            results.put((rank, True, function(rank, world, *arguments)))
+            results.put((store, rank, True, function(rank, world, *arguments)))
         except BaseException:
-            results.put((rank, False, traceback.format_exc()))
+            results.put((store, rank, False, traceback.format_exc()))
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -52,9 +52,11 @@ class Ranks:
         store = self.folder / f"store-{time.time_ns()}"
         for rank in range(world):
             self.jobs[rank].put((function, rank, world, store, arguments))
-        found = []
-        for _ in range(world):
-            rank, good, result = self.results.get(timeout=300)
+        found: list[tuple[int, bool, Any]] = []
+        while len(found) < world:
+            of, rank, good, result = self.results.get(timeout=300)
+            if of != store:
+                continue  # of a job that failed on another rank
             assert good, f"rank {rank}:\n{result}"  # at once: the others may wait for it in vain
             found.append((rank, good, result))
         return [result for _, _, result in sorted(found, key=lambda one: one[0])]
