@@ -219,6 +219,7 @@ def test_tf32_on_cpus(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
             ["--parallel.strategy", "fsdp", "--parallel.shard_over", "3", "--scaling.workers", "2"],
             "2 workers do not make sets of 3",
         ),
+        (["--parallel.sync_batchnorm", "--scaling.gpus_per_worker", "0"], "SyncBatchNorm does not work on CPUs"),
         (["--parallel.reduction", "shared", "--parallel.compression", "bf16"], "in shared memory are not compressed"),
     ],
 )

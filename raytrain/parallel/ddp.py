@@ -33,6 +33,9 @@ class DDP(Parallel):
     """Let DistributedDataParallel look for parameters without a gradient, which some models have in some steps."""
     compression: Literal["none", "bf16", "fp16"] = "none"
     """What DistributedDataParallel's gradients travel in; other than none, it takes DistributedDataParallel."""
+    sync_batchnorm: bool = False
+    """Let BatchNorm normalise by the statistics of all workers' samples (torch.nn.SyncBatchNorm), for workers with few
+    samples each; GPUs only."""
 
     def __post_init__(self) -> None:
         check(self, bucket_cap_mb=above(0))
@@ -41,6 +44,13 @@ class DDP(Parallel):
                 "gradients in shared memory are not compressed",
                 "parallel.compression",
                 "take --parallel.reduction auto",
+            )
+
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float) -> None:
+        """SyncBatchNorm is for GPUs."""
+        if self.sync_batchnorm and not gpus_per_worker:
+            raise errors.strategy_misfit(
+                "PyTorch's SyncBatchNorm does not work on CPUs", "parallel.sync_batchnorm", "leave it out"
             )
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
@@ -58,8 +68,11 @@ class DDP(Parallel):
                 return replica
         if self.reduction == "shared":
             raise errors.no_shared_memory()
+        from torch.nn import SyncBatchNorm
         from torch.nn.parallel import DistributedDataParallel
 
+        if self.sync_batchnorm:  # in place: the layers keep their names and their tensors
+            SyncBatchNorm.convert_sync_batchnorm(module)
         # DDP rebuilds its buckets after the first backward pass, and gloo adds three or more ranks in an order that
         # depends on the buckets: a resumed run would differ in the last bit. Searching for unused parameters keeps
         # the first buckets.

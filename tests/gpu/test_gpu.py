@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -37,3 +38,34 @@ def test_auto_tries_all_precisions_of_the_gpu(tmp_path: Path) -> None:
     run = train(tmp_path, "auto", "--precision", "auto")
     times = run.summary["precision_milliseconds"]
     assert set(times) - {"tf32", "bf16"} == {"fp32", "fp16"} and times[run.summary["precision"]] <= times["fp32"]
+
+
+RANK = """
+import json, sys, torch, torch.distributed as dist
+from raytrain import DDP
+rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.cuda.set_device(device := torch.device("cuda", rank))
+dist.init_process_group("nccl", init_method=f"file://{folder}/store-{world}", rank=rank, world_size=world)
+torch.manual_seed(0)
+module = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4)).to(device)
+images = torch.randn(8, 1, 6, 6).to(device)
+wrapped = DDP(sync_batchnorm=True).wrap(module, device, world)
+wrapped(images.chunk(world)[rank]).square().mean().backward()
+print(json.dumps([module[1].running_mean.tolist(), module[1].running_var.tolist(), module[0].weight.grad.sum().item()]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_synchronised_batch_normalisation_sees_the_whole_batch(tmp_path: Path) -> None:
+    found = {}
+    for world in (1, 2):
+        command = [sys.executable, "-c", RANK]
+        ranks = [
+            subprocess.Popen([*command, str(rank), str(world), str(tmp_path)], stdout=subprocess.PIPE)
+            for rank in range(world)
+        ]
+        found[world] = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
+    for one in found[2]:
+        for value, expected in zip(one, found[1][0], strict=True):
+            assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)

@@ -189,6 +189,22 @@ def test_gradients_travel_compressed_and_training_goes_on(ranks: Ranks, tmp_path
     assert not np.allclose(losses(run)[:30], expected, rtol=1e-5), "bf16 has 8 bits"
 
 
+def convert_rank(rank: int, world: int) -> tuple[list[str], int, bool]:
+    """What SyncBatchNorm makes of a model: its names, how many layers it changed, whether the tensors are the same."""
+    module = CNN(channels=(8, 16), batch_norm=True).build((1, 8, 8), 10)
+    before, tensors = list(module.state_dict()), [*module.parameters(), *module.buffers()]
+    with pytest.raises(ValueError, match="SyncBatchNorm layers only work with GPU modules"):
+        DDP(reduction="torch", sync_batchnorm=True).wrap(module, torch.device("cpu"), world)
+    assert list(module.state_dict()) == before
+    same = all(one is other for one, other in zip(tensors, [*module.parameters(), *module.buffers()], strict=True))
+    return before, sum(isinstance(part, nn.SyncBatchNorm) for part in module.modules()), same
+
+
+def test_synchronised_batch_normalisation_keeps_a_model_s_names_and_tensors(ranks: Ranks) -> None:
+    (names, layers, same), _ = ranks.run(2, convert_rank)
+    assert layers == 2 and same and sum("running_mean" in name for name in names) == 2
+
+
 def test_layers_are_split_where_the_largest_part_is_smallest() -> None:
     layers = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 80), nn.ReLU(), nn.Linear(80, 8))
     parts = split(layers, 2)
