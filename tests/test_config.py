@@ -178,7 +178,7 @@ def test_what_is_not_given_takes_its_default() -> None:
         ({"epochs": 1.0}, r"epochs = 1.0 is of the wrong type"),
         ({"epochs": None}, r"epochs = None is of the wrong type"),
         ({"epochs": [3]}, r"epochs = \(3,\) is of the wrong type"),
-        ({"precision": "fp8"}, r"precision = 'fp8' is of the wrong type.*'fp32', 'bf16', 'fp16'"),
+        ({"precision": "fp8"}, r"precision = 'fp8' is of the wrong type.*'fp32', 'tf32', 'bf16', 'fp16'"),
         ({"clip_norm": "1"}, r"clip_norm = '1' is of the wrong type, in Experiment; give a number or None"),
         ({"clip_norm": math.nan}, r"clip_norm = nan is out of range"),
         ({"clip_norm": math.inf}, r"clip_norm = inf is out of range"),
