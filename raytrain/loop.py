@@ -432,7 +432,9 @@ class Worker:
             return [loss, *(parameter.grad for parameter in self.model.parameters() if parameter.grad is not None)]
 
         self.model.train()
-        found = [fastest(step, device, e.parallel.scales)]  # on all ranks at once, as they will compute; rank 0's counts
+        found = [
+            fastest(step, device, e.parallel.scales)
+        ]  # on all ranks at once, as they will compute; rank 0's counts
         self.model.zero_grad()
         if self.place.world > 1:
             dist.broadcast_object_list(found)
@@ -482,7 +484,8 @@ def evaluate(
     parallel = Parallel() if wrapped is None else value.parallel
     sums, shape = Sums(), (value.accumulation, value.micro_batch)
     model.eval()
-    with torch.inference_mode():
+    # What sharded strategies allocate for a pass serves training too, where it must not be an inference tensor.
+    with torch.no_grad() if parallel.sharded else torch.inference_mode():
         for loaded in loader.epoch(0):
             passes = loaded.passes(value.micro_batch, parallel.lockstep)
             for one, answering in parallel.answers(wrapped or model, model, passes, precision.forward, shape):

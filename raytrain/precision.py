@@ -47,7 +47,8 @@ class Precision:
         return self.products() if self.dtype is None else torch.autocast(self.device_type, dtype=self.dtype)
 
     def products(self) -> AbstractContextManager[Any]:
-        """The context for matrix products in tf32, those of backward passes too. The setting is the process's, which may be a user's own."""
+        """The context for matrix products in tf32, also of backward passes. The setting is the process's, which may
+        be a user's own."""
         return _tf32() if self.name == "tf32" and self.device_type == "cuda" else nullcontext()
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:

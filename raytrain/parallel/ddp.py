@@ -46,7 +46,7 @@ class DDP(Parallel):
                 "take --parallel.reduction auto",
             )
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
         """SyncBatchNorm is for GPUs."""
         if self.sync_batchnorm and not gpus_per_worker:
             raise errors.strategy_misfit(

@@ -89,7 +89,6 @@ class FSDP(Parallel):
         """FSDP2 averages over the ranks."""
         return float(world)
 
-
     def refresh(self, wrapped: nn.Module) -> None:
         """A forward pass without a backward pass may leave gathered weights behind."""
         from torch.distributed.fsdp import FSDPModule

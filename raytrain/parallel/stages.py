@@ -77,10 +77,9 @@ class Stages(nn.Module):
 
     def answer(self, passes: list[Any], forward: Context, shape: tuple[int, int]) -> Iterator[tuple[Any, nn.Module]]:
         """(micro-batch, model that hands out the answer for it) on the last rank; nothing on the others."""
-        with torch.inference_mode(False), torch.no_grad():  # its buffers serve training too
-            images = self._prepare(passes, forward, shape)
-            self.loss_of = lambda output, number: output.new_zeros(())  # the schedule asks for one
-            outputs = self.schedule.eval(*self._first(images), target=self._numbers(shape))
+        images = self._prepare(passes, forward, shape)
+        self.loss_of = lambda output, number: output.new_zeros(())  # the schedule asks for one
+        outputs = self.schedule.eval(*self._first(images), target=self._numbers(shape))
         if outputs is not None:
             for one, output in zip(passes, outputs.split(shape[1]), strict=False):
                 yield one, _Given(output[: len(one.images)], training=False)

@@ -55,7 +55,7 @@ def test_averages_are_torchs_and_training_does_not_notice_them(ranks: Ranks, tmp
             averaged.append(AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY)))
         averaged[0].update_parameters(model)
 
-    _, model = reference(e, len(losses(run)), each)
+    _, model = reference(e, len(losses(run)), each=each)
     found = Run(run).model("last").state_dict()
     assert list(found) == list(model.state_dict())
     for name, value in averaged[0].module.state_dict().items():
