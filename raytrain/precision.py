@@ -63,12 +63,16 @@ class Precision:
         """
         if not self.scaler.is_enabled():
             return
+        device = optimizer.param_groups[0]["params"][0].device
         if together:  # PyTorch makes the scale when it scales, and a rank of a pipeline may have no loss
-            self.scaler.scale(torch.zeros((), device=optimizer.param_groups[0]["params"][0].device))
+            self.scaler.scale(torch.zeros((), device=device))
         self.scaler.unscale_(optimizer)
         if together:
-            for found in self.scaler._found_inf_per_device(optimizer).values():
-                dist.all_reduce(found, op=dist.ReduceOp.MAX)
+            found = self.scaler._found_inf_per_device(optimizer)
+            if not found:  # no parameter of this rank has a gradient
+                found[device] = torch.zeros(1, device=device)
+            for each in found.values():
+                dist.all_reduce(each, op=dist.ReduceOp.MAX)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Updates the weights; with fp16 a step whose gradients overflowed is left out and the scale halves. Returns

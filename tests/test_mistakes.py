@@ -198,6 +198,8 @@ def test_tf32_on_cpus(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
 
 # Parallel strategies
 
+_TWO, _FOUR = (["--scaling.workers", number, "--scaling.cpus_per_worker", "0.25"] for number in ("2", "4"))
+
 
 @pytest.mark.parametrize(
     ("flags", "message"),
@@ -219,6 +221,22 @@ def test_tf32_on_cpus(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
             ["--parallel.strategy", "fsdp", "--parallel.shard_over", "3", "--scaling.workers", "2"],
             "2 workers do not make sets of 3",
         ),
+        (
+            ["--parallel.strategy", "pipeline"],
+            "1 worker makes no pipeline of 2, in parallel.stages; take",
+        ),
+        (["--parallel.strategy", "pipeline", *_FOUR, "--parallel.stages", "3"], "4 workers make no pipelines of 3"),
+        (
+            ["--parallel.strategy", "pipeline", *_FOUR],
+            "4 stages need as many blocks with parameters, and Sequential has: 1, 3, 5, in parallel.stages",
+        ),
+        (
+            ["--parallel.strategy", "pipeline", *_TWO, "--micro_batch_size", "64"],
+            "1 micro-batches a step do not keep 2 workers of a pipeline busy: 1f1b takes at least 2",
+        ),
+        (["--parallel.strategy", "tensor"], "1 worker does not share copies of a model by 2, in parallel.shards"),
+        (["--parallel.strategy", "tensor", *_FOUR, "--parallel.shards", "3"], "4 workers do not share copies of a mod"),
+        (["--parallel.strategy", "tensor", *_TWO, "--precision", "fp16"], "fp16's gradients cannot be scaled under Te"),
         (["--parallel.sync_batchnorm", "--scaling.gpus_per_worker", "0"], "SyncBatchNorm does not work on CPUs"),
         (["--parallel.reduction", "shared", "--parallel.compression", "bf16"], "in shared memory are not compressed"),
     ],
@@ -227,6 +245,54 @@ def test_a_strategy_that_does_not_suit(
     capsys: Capture, tmp_path: Path, no_runs: Path, flags: list[str], message: str
 ) -> None:
     assert message in fails(capsys, "train", experiment(tmp_path), "--out", no_runs, *flags)
+
+
+@pytest.mark.parametrize(
+    ("body", "strategy", "message"),
+    [
+        ("Branching()", "pipeline", "Branching cannot be traced by torch.fx ("),
+        (
+            "nn.Sequential(nn.Flatten(), nn.Linear(64, 9).requires_grad_(False), nn.Linear(9, 10))",
+            "pipeline",
+            "stage 1 of Sequential, which begins with 1, has nothing to train",
+        ),
+        (
+            "nn.Sequential(nn.Flatten(), one := nn.Linear(64, 64), nn.Linear(64, 64), one, nn.Linear(64, 10))",
+            "pipeline",
+            "shares parameters with another stage",
+        ),
+        (
+            "Odd()",
+            "tensor",
+            "no linear layer of Odd can be cut into 2: inner (63 to 5), in parallel.shards",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_spread_as_asked(
+    capsys: Capture, tmp_path: Path, no_runs: Path, body: str, strategy: str, message: str
+) -> None:
+    net = f"""
+import torch
+from torch import nn
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 10), nn.Linear(64, 10)
+    def forward(self, x):
+        return self.one(x.flatten(1)) if x.sum() > 0 else self.two(x.flatten(1))
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.inner = nn.Conv2d(1, 10, 3), nn.Linear(63, 5)
+    def forward(self, x):
+        return self.conv(x).mean((2, 3)) + 0 * self.inner(x.flatten(1)[:, 1:]).sum()
+@dataclass(frozen=True)
+class Net(Model):
+    def build(self, sample, classes):
+        return {body}
+"""
+    flags = ["--parallel.strategy", strategy, *_TWO]
+    assert message in fails(capsys, "train", experiment(tmp_path, "Net()", before=net), "--out", no_runs, *flags)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "model_parallel", "data_parallel"])

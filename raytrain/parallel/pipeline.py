@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Pipeline(Parallel):
     """Stages of the model on the workers (torch.distributed.pipelining); micro-batches keep all stages busy. With more
-    workers than stages there are several such pipelines, whose gradients are added up: DDP times pipeline."""
+    workers than stages there are several such pipelines, whose gradients are added up: DDP times pipeline.
+
+    All micro-batches have one size: a short last batch is filled up with copies, which count for nothing but in
+    BatchNorm's statistics. The task calls the model once for a batch."""
 
     stages: int | None = None
     """Workers of a pipeline; None is all workers."""
@@ -118,8 +121,9 @@ class Pipeline(Parallel):
         from torch import nn
 
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        square = nn.utils.get_total_norm(gradients).square()
-        dist.all_reduce(square, group=cast("Stages", wrapped).line)
+        stages = cast("Stages", wrapped)
+        square = nn.utils.get_total_norm(gradients).square().to(stages.device)
+        dist.all_reduce(square, group=stages.line)
         norm = torch.sqrt(square)
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
         return norm

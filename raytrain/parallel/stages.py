@@ -187,6 +187,12 @@ def cut(module: nn.Module, stages: int) -> list[nn.Module]:
         raise _misfit(f"{stages} stages need as many blocks with parameters, and {name} has: {', '.join(names)}")
     ends = balanced(sizes, stages)
     part = {node: sum(number >= end for end in ends[:-1]) for number, block in enumerate(blocks) for node in block}
+    trained = {
+        part[block[0]] for block, of in zip(blocks, held, strict=True) if any(p.requires_grad for p in of.values())
+    }
+    if idle := sorted(set(range(stages)) - trained):
+        first = next(block for block, size in zip(blocks, sizes, strict=True) if size and part[block[0]] == idle[0])
+        raise _misfit(f"stage {idle[0] + 1} of {name}, which begins with {_name(first)}, has nothing to train")
     owners: dict[int, int] = {}
     for number, block in enumerate(held):
         for key in block:

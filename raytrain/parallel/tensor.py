@@ -96,7 +96,7 @@ class TensorParallel(Parallel):
         from torch import nn
 
         shards, others = _gradients(parameters)
-        square = nn.utils.get_total_norm(shards).square()
+        square = nn.utils.get_total_norm(shards).square().to(parameters[0].device)
         dist.all_reduce(square, group=cast(Any, wrapped)._mesh.get_group("shard"))
         norm = torch.sqrt(square + nn.utils.get_total_norm(others).square())
         factor = torch.clamp(most / (norm + 1e-6), max=1.0)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from ranks import Ranks, losses, new_run, on_workers, reference, train_rank
 from test_resume import BASE as DROPOUT
-from test_resume import cut_rank, rows, weights
+from test_resume import cut_between_steps_rank, cut_rank, rows, weights
 from test_strategies import BASE, BLOCKS, Eventful
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from raytrain import DDP, MLP, SGD, AdamW, Checkpoint, Experiment, Parallel, Run
+from raytrain import DDP, MLP, SGD, AdamW, Checkpoint, Experiment, Parallel, Pipeline, Run, TensorParallel
 from raytrain.checkpoint import load_optimizer
 from raytrain.infer import evaluate
 from raytrain.loop import Worker
@@ -27,6 +27,8 @@ WAYS: dict[str, tuple[Parallel, int]] = {
     "one": (DDP(), 1),
     "shared": (DDP(), 2),
     "fsdp": (BLOCKS, 2),
+    "pipeline": (Pipeline(), 2),
+    "tensor": (TensorParallel(), 2),
     "fsdp, weights stay gathered": (replace(BLOCKS, reshard_after_forward=False), 2),
 }
 
@@ -81,7 +83,7 @@ def test_a_validation_leaves_no_averages_behind_where_weights_stay_gathered(rank
     np.testing.assert_array_equal(losses(runs[0]), losses(runs[1]))
 
 
-@pytest.mark.parametrize("way", ["shared", "fsdp"])
+@pytest.mark.parametrize("way", ["shared", "fsdp", "pipeline", "tensor"])
 def test_a_resumed_run_is_bit_identical(ranks: Ranks, tmp_path: Path, way: str) -> None:
     parallel, world = WAYS[way]
     e = replace(DROPOUT, optimizer=AdamW(lr=1e-2), ema_decay=DECAY, parallel=parallel)
@@ -91,7 +93,7 @@ def test_a_resumed_run_is_bit_identical(ranks: Ranks, tmp_path: Path, way: str) 
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(world, train_rank, e, whole)
     for call in (13, 4, 19):
-        ranks.run(world, cut_rank, e, cut, call)
+        ranks.run(world, cut_between_steps_rank if way == "pipeline" else cut_rank, e, cut, call)
     ranks.run(world, train_rank, e, cut)
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
     assert digest(trained(cut)) == digest(trained(whole)) != weights(whole)

@@ -12,7 +12,7 @@ from ranks import Ranks, new_run, on_workers, train_rank
 from test_resume import cut_rank, rows, weights
 from test_strategies import BASE, BLOCKS
 
-from raytrain import DDP, MLP, SGD, AdamW, Checkpoint, Optimizer, Parallel, Run, order
+from raytrain import DDP, MLP, SGD, AdamW, Checkpoint, Optimizer, Parallel, Pipeline, Run, TensorParallel, order
 from raytrain.checkpoint import load_model
 
 # Early stopping
@@ -52,6 +52,7 @@ def test_a_run_that_gets_better_to_its_end_is_not_said_to_have_stopped(ranks: Ra
 
 # The head first
 
+FP = ("fp32", "fp16")
 HEAD_FIRST = replace(
     BASE, model=MLP(hidden=(32, 32)), unfreeze_epoch=2, epochs=3, micro_batch_size=None, checkpoint=Checkpoint(keep=9)
 )
@@ -60,8 +61,14 @@ HEAD_FIRST = replace(
 @pytest.mark.parametrize(
     "optimizer", [SGD(lr=0.05, momentum=0.9, weight_decay=0.1), AdamW(lr=1e-2)], ids=["sgd", "adamw"]
 )
-@pytest.mark.parametrize("parallel", [DDP(), DDP(reduction="torch"), BLOCKS], ids=["shared", "ddp", "fsdp"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("parallel", "precision"),
+    [
+        *((way, precision) for way in (DDP(), DDP(reduction="torch"), BLOCKS, Pipeline()) for precision in FP),
+        (TensorParallel(), "fp32"),
+    ],
+    ids=[*(f"{way}-{precision}" for way in ("shared", "ddp", "fsdp", "pipeline") for precision in FP), "tensor-fp32"],
+)
 def test_all_layers_but_the_last_stay_bit_for_bit_until_their_epoch(
     ranks: Ranks, tmp_path: Path, parallel: Parallel, optimizer: Optimizer, precision: str
 ) -> None:

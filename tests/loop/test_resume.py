@@ -31,6 +31,8 @@ from raytrain import (
     Run,
     checkpoint,
 )
+from raytrain.data.loader import Loaded
+from raytrain.loop import Worker
 
 BASE = Experiment(
     model=CNN(channels=(8, 16), batch_norm=True, dropout=0.2),
@@ -66,6 +68,21 @@ def cut_rank(rank: int, world: int, e: Experiment, run: Path, call: int) -> None
     _CALLS.clear()
     with pytest.raises(Cut):
         train_rank(rank, world, replace(e, task=CutAt(call=call)), run)
+
+
+def cut_between_steps_rank(rank: int, world: int, e: Experiment, run: Path, call: int) -> None:
+    """For a pipeline, where one rank alone computes losses and the others would wait for it."""
+    step, left = Worker.train_step, [call - 1]
+
+    def train_step(worker: Worker, loaded: Loaded) -> None:
+        if not left[0]:
+            raise Cut
+        left[0] -= 1
+        step(worker, loaded)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(Worker, "train_step", train_step)
+        train_rank(rank, world, e, run)
 
 
 def weights(run: Path) -> str:

@@ -34,10 +34,12 @@ from raytrain import (
     Pipeline,
     Run,
     TensorParallel,
+    Torchvision,
     UserError,
 )
 from raytrain.checkpoint import load_optimizer
 from raytrain.parallel.model_parallel import split
+from raytrain.parallel.stages import cut
 
 BASE = Experiment(
     model=CNN(channels=(8, 16)),
@@ -215,6 +217,36 @@ def test_layers_are_split_where_the_largest_part_is_smallest() -> None:
         UserError, match="5 parts need as many layers with parameters, and Sequential has: Linear, Linear"
     ):
         split(layers, 5)
+
+
+def test_a_residual_network_is_cut_between_its_blocks_and_computes_the_same() -> None:
+    module = Torchvision("resnet18").build((3, 64, 64), 10)
+    stages = cut(module, 4)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    held = [[names[id(parameter)] for parameter in stage.parameters()] for stage in stages]
+    assert sorted(name for part in held for name in part) == sorted(names.values())
+    assert held[0][0] == "conv1.weight" and held[-1][-1] == "fc.bias"
+    for train in (True, False):
+        module.train(train)
+        values = images = torch.randn(2, 3, 64, 64)
+        for stage in stages:
+            values = stage(values)
+        torch.testing.assert_close(values, module(images), rtol=0, atol=0)
+    with pytest.raises(UserError, match="blocks with parameters, and ResNet has: conv1, bn1, layer1"):
+        cut(module, 40)
+
+
+def test_batch_norms_statistics_are_those_of_micro_batches_in_one_process(ranks: Ranks, tmp_path: Path) -> None:
+    e = replace(BASE, model=CNN(channels=(8, 16), batch_norm=True), micro_batch_size=16)
+    found = {}
+    for name, (parallel, world) in {"one": (DDP(), 1), "pipeline": (Pipeline(), 2)}.items():
+        run = new_run(tmp_path / name, e)
+        assert train(ranks, e, run, parallel, world) == ["completed"] * world
+        found[name] = losses(run), Run(run).model("last").state_dict()
+    np.testing.assert_allclose(found["pipeline"][0][:22], found["one"][0][:22], rtol=1e-5)
+    for name, value in found["one"][1].items():
+        if "running" not in name and "num" not in name:  # the short last batch is filled up with copies
+            torch.testing.assert_close(found["pipeline"][1][name], value, rtol=1e-3, atol=1e-4)
 
 
 @dataclass(frozen=True)
