@@ -111,6 +111,11 @@ def test_a_run_goes_on_with_another_strategy(home: Path) -> None:
     assert run.summary["epochs"] == 4 and run.summary["workers"] == 1 and run.summary["val_accuracy"] > 0.9
 
 
+def test_a_learning_rate_is_found(home: Path) -> None:
+    output = sh(the("raytrain lr"), home)
+    assert "raytrain train experiments/digits.py --optimizer.lr 0." in output and (home / "lr.png").is_file()
+
+
 def test_mnist(home: Path) -> None:
     sh(the("raytrain train experiments/mnist.py") + " --epochs 1 --batch_size 256", home)
     assert Run(home / "runs/mnist-1").summary["val_accuracy"] > 0.93

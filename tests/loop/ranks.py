@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import Experiment, Run, config, order
+from raytrain import SGD, Experiment, Run, config, order
 from raytrain.data import Index
 from raytrain.data.augment import DRAWS, Normalise
 from raytrain.data.reader import Resident
@@ -111,14 +111,16 @@ def reference(
     steps: int,
     prepare: Callable[..., tuple[torch.Tensor, torch.Tensor]] = cropped,
     each: Callable[[nn.Module], object] = lambda model: None,
+    index: Index | None = None,
 ) -> tuple[list[float], nn.Module]:
     """The same training as a plain loop in one process, written without the package's loop and loader; `each` sees the
     model after every step."""
-    index = e.data.index()["train"]
+    index = index or e.data.index()["train"]
     images = torch.from_numpy(e.data.read(index, np.arange(len(index))))
     torch.manual_seed(order.key(e.seed, 0) >> 1)
     model = e.model.build(index.shape, len(index.classes))
-    optimizer = torch.optim.SGD(model.parameters(), lr=e.optimizer.lr, momentum=0.9)
+    assert isinstance(e.optimizer, SGD)
+    optimizer = torch.optim.SGD(model.parameters(), lr=e.optimizer.lr, momentum=e.optimizer.momentum)
     found, per_epoch = [], -(-len(index) // e.batch_size)
     for step in range(steps):
         epoch, k = divmod(step, per_epoch)
