@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def state_bytes(self) -> int:
-        """A worker's weights, their averages, gradients and optimizer state, in bytes (float32)."""
+        """A copy's weights, their averages, gradients and optimizer state, in bytes (float32)."""
         slots = {"SGD": int(getattr(self.experiment.optimizer, "momentum", 0) > 0)}.get(
             type(self.experiment.optimizer).__name__, 2
         )
@@ -125,7 +125,9 @@ class Plan:
             ("epochs", f"{e.epochs} x {self.steps_per_epoch:,} steps; about {rows:,.0f} rows a rank; {e.precision}"),
             (
                 "memory",
-                f"{_size(self.state_bytes)} of weights, gradients and optimizer state a worker; images "
+                f"{_size(self.state_bytes)} of weights, gradients and optimizer state "
+                + ("a copy, shared out among its workers" if e.parallel.sharded and workers > 1 else "a worker")
+                + "; images "
                 + (f"resident, {_size(self._resident_bytes)} once a node" if self.mode == "resident" else "streamed"),
             ),
             ("run", self.run),

@@ -14,6 +14,8 @@ from torch import nn
 
 from raytrain import (
     CNN,
+    DDP,
+    FSDP,
     MLP,
     SGD,
     Adam,
@@ -26,9 +28,11 @@ from raytrain import (
     Index,
     Model,
     Optimizer,
+    Pipeline,
     Scaling,
     SimpleModel,
     Task,
+    TensorParallel,
     Torchvision,
     UserError,
     plan,
@@ -169,6 +173,15 @@ def test_the_memory_of_the_training_state_is_what_torch_then_holds(optimizer: Op
     tensors += [value for state in own.state.values() for value in state.values() if torch.is_tensor(value)]
     held = sum(t.numel() * t.element_size() for t in tensors if t is not None and t.dim() > 0)
     assert held == planned.state_bytes
+
+
+def test_the_memory_of_a_sharded_model_is_not_said_to_be_each_worker_s() -> None:
+    one, two = Scaling(workers=1), Scaling(workers=2)
+    for parallel, scaling in ((FSDP(), one), (DDP(), two)):
+        assert "optimizer state a worker;" in text(make(parallel=parallel, scaling=scaling), "memory")
+    for parallel in (FSDP(), TensorParallel(), Pipeline()):
+        said = text(make(model=MLP(), parallel=parallel, scaling=two), "memory")
+        assert "optimizer state a copy, shared out among its workers;" in said
 
 
 @dataclass(frozen=True)
