@@ -253,6 +253,11 @@ def nothing_to_train(where: str) -> UserError:
     return UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
 
 
+def nothing_to_unfreeze(where: str) -> UserError:
+    what = "all layers but the last stay frozen throughout"
+    return UserError(what, f"in {where}", "leave out --unfreeze_epoch, or the model's freeze")
+
+
 # Plan
 
 

@@ -68,5 +68,5 @@ class Interrupts:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
-        os.write(2, b"\nstopping, after a checkpoint where a step was done; once more stops at once\n")
+        os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
         (self.path / "stop").touch()

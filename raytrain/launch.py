@@ -81,6 +81,17 @@ def cancel(running: TorchTrainer) -> None:
         running.cancel()
 
 
+def noted_cluster() -> str | None:
+    """The cluster that `auto` means where none is seen to run on this machine: the last one started, which may be
+    gone."""
+    try:
+        from ray._private.services import find_gcs_addresses
+        from ray._private.utils import read_ray_address
+    except ImportError:
+        return None
+    return None if find_gcs_addresses() else read_ray_address() or None
+
+
 def defer_compiler() -> None:
     """Lets this process do without torch.compile's imports until something compiles."""
     import torch

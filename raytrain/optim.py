@@ -70,7 +70,7 @@ class SGD(Optimizer):
             self,
             **self._rules(),
             momentum=within(0, 1),
-            nesterov=(lambda on: not on or self.momentum > 0, "of False while momentum is 0"),
+            nesterov=(lambda on: not on or self.momentum > 0, "of False, or momentum above 0"),
         )
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:

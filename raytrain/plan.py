@@ -13,6 +13,7 @@ from raytrain import errors
 from raytrain.data import Index
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling, to_json
+from raytrain.optim import backbone
 
 if TYPE_CHECKING:
     from torch import nn
@@ -185,6 +186,8 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
         allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), not resumed)
+    if experiment.unfreeze_epoch is not None and not backbone(module):
+        raise errors.nothing_to_unfreeze(type(experiment.model).__name__)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if experiment.compile and not any(map(shutil.which, compilers)):
         raise errors.no_compiler(", ".join(compilers))
@@ -207,7 +210,8 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
             "keeping all images resident", size, room, "in data.mode", "take --data.mode streaming, or smaller images"
         )
     counts = _parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return Plan(experiment, indices, resources, mode, counts, bad, tuple(experiment.model.notes()), run)
+    notes = (*experiment.model.notes(), *experiment.data.notes())
+    return Plan(experiment, indices, resources, mode, counts, bad, notes, run)
 
 
 def local_resources() -> Resources:

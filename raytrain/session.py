@@ -160,7 +160,10 @@ def _knock(address: str) -> None:
         UserError: nothing does, or the address is of another form.
     """
     if address == "auto":
-        return
+        noted = None if os.environ.get("RAY_ADDRESS") else launch.noted_cluster()
+        if noted is None:
+            return
+        address = noted
     host, _, port = address.rpartition(":")
     if "//" in address or not host or not port.isdigit():
         raise errors.no_cluster(address, "an address is HOST:PORT (6379 by default) or `auto`")

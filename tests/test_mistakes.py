@@ -74,6 +74,15 @@ def test_a_model_of_torchvision_that_cannot_be_had(
     assert message in fails(capsys, "train", file, "--out", no_runs)
 
 
+def test_a_frozen_model_has_nothing_to_unfreeze(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
+    folder(tmp_path / "images", {"train": ("a", "b"), "val": ("a", "b")})
+    file = experiment(
+        tmp_path, "Torchvision(freeze=True)", f"ImageFolder(root='{tmp_path}/images', crop=64)", rest="unfreeze_epoch=1"
+    )
+    said = fails(capsys, "train", file, "--out", no_runs)
+    assert "all layers but the last stay frozen throughout, in Torchvision; leave out --unfreeze_epoch" in said
+
+
 def test_grey_images_for_a_colour_model(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
     said = fails(capsys, "train", experiment(tmp_path, "Torchvision()"), "--out", no_runs)
     assert "torchvision's resnet18 takes images of 3 channels and these have 1" in said

@@ -91,7 +91,7 @@ def test_every_setting_of_an_optimizer_changes_what_it_does() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: SGD(nesterov=True), "nesterov = True is out of range, in SGD; give a value of False while momentum"),
+        (lambda: SGD(nesterov=True), "nesterov = True is out of range, in SGD; give a value of False, or momentum"),
         (lambda: SGD(momentum=1.0), r"momentum = 1.0 is out of range, in SGD; give a value in \[0, 1\)"),
         (lambda: SGD(momentum=-0.1), "momentum"),
         (lambda: SGD(lr=0), "lr = 0 is out of range, in SGD; give a value above 0"),

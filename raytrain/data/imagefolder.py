@@ -109,15 +109,31 @@ class ImageFolder(Data):
                 raise errors.BadSample(path, getattr(error, "strerror", None) or str(error)) from error
         return images
 
+    def notes(self) -> list[str]:
+        """Says when decoded images cannot be kept."""
+        if self.cache == "off":
+            return []
+        folder = self._cache_folder()
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            return []
+        return [f"decoded images cannot be kept in {folder}: the next run decodes them again (--data.cache FOLDER)"]
+
     def cache_entry(self, index: Index) -> Path | None:
         """An entry of the cache folder, named by the files, their times and how they are decoded."""
         if self.cache == "off" or index.times is None or type(self).read is not ImageFolder.read:
             return None
         from raytrain.data import cache
 
-        folder = cache.default_folder() if self.cache == "auto" else Path(self.cache).expanduser()
         root = os.path.abspath(os.path.expanduser(self.root))
-        return cache.entry(folder, index, repr((root, self.size, self.channels, decode.VERSION, decode.libraries())))
+        return cache.entry(
+            self._cache_folder(), index, repr((root, self.size, self.channels, decode.VERSION, decode.libraries()))
+        )
+
+    def _cache_folder(self) -> Path:
+        from raytrain.data import cache
+
+        return cache.default_folder() if self.cache == "auto" else Path(self.cache).expanduser()
 
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Looks at both ends of each file (of 20,000 evenly chosen ones, where there are more), and decodes those

@@ -142,6 +142,10 @@ class Data:
         their pixels; None, as here, keeps none."""
         return None
 
+    def notes(self) -> list[str]:
+        """Lines that the plan shows about this data."""
+        return []
+
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Looks, on the driver and in little time, for samples that cannot be read."""
         return []
@@ -167,7 +171,7 @@ class Data:
             raise errors.out_of_range(
                 "crop",
                 self.crop,
-                f"of at most {min(height, width)}, the stored image's side"
+                f"of at most {min(height, width)}, the stored image's side, or None for all of it"
                 + (" (padding is added in training only)" if pad else ""),
                 where,
             )

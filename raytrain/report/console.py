@@ -99,6 +99,7 @@ class Console(Observer):
             if summary.get(name) is not None
         ][:1]
         facts = [
+            *([f"step {summary['steps']:,}"] if status != "completed" and summary.get("steps") else []),
             *best,
             *([f"epoch {summary['best_epoch']} of {summary['epochs']}"] if best else []),
             *(["stopped early"] if summary.get("stopped_early") else []),

@@ -268,3 +268,11 @@ def test_the_fingerprint_tells_another_set_of_files_and_nothing_else(tmp_path: P
     (root / "train/bee/3.png").rename(root / "train/bee/4.png")
     smaller = fingerprint(ImageFolder(root=str(root), size=128))
     assert len({first, longer, more, fingerprint(), smaller}) == 5
+
+
+def test_a_cache_that_cannot_be_kept_is_said_in_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (note,) = ImageFolder(root=str(tmp_path), cache=str(tmp_path / "file" / "cache")).notes()
+    assert note.startswith(f"decoded images cannot be kept in {tmp_path}/file/cache: the next run decodes them again")
+    for cache in (str(tmp_path / "new" / "cache"), "off"):
+        assert ImageFolder(root=str(tmp_path), cache=cache).notes() == []

@@ -40,6 +40,32 @@ def test_auto_tries_all_precisions_of_the_gpu(tmp_path: Path) -> None:
     assert set(times) - {"tf32", "bf16"} == {"fp32", "fp16"} and times[run.summary["precision"]] <= times["fp32"]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "flags"),
+    [
+        (1, ["--parallel.strategy", "data_parallel"]),
+        (2, ["--parallel.strategy", "data_parallel", "--scaling.gpus_per_worker", "2"]),
+        (2, ["--parallel.strategy", "model_parallel", "--scaling.gpus_per_worker", "2"]),
+        (2, ["--scaling.workers", "2"]),
+        (2, ["--parallel.strategy", "fsdp", "--scaling.workers", "2"]),
+        (2, ["--parallel.strategy", "fsdp", "--scaling.workers", "2", "--parallel.cpu_offload"]),
+        (2, ["--parallel.strategy", "pipeline", "--scaling.workers", "2"]),
+        (2, ["--parallel.strategy", "tensor", "--scaling.workers", "2"]),
+        (4, ["--parallel.strategy", "pipeline", "--parallel.stages", "2", "--scaling.workers", "4"]),
+        (4, ["--parallel.strategy", "model_parallel", "--scaling.workers", "2", "--scaling.gpus_per_worker", "2"]),
+    ],
+    ids=lambda value: " ".join(value[1::2]) if isinstance(value, list) else str(value),
+)
+def test_a_strategy_trains_on_gpus_as_one_cpu_does(tmp_path: Path, gpus: int, flags: list[str]) -> None:
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} GPUs")
+    gpu = train(tmp_path, "gpu", *flags)
+    cpu = train(tmp_path, "cpu", "--scaling.gpus_per_worker", "0")
+    assert gpu.summary["device"] == "cuda"
+    there, here = (run.metrics()["train_loss"].to_pylist() for run in (gpu, cpu))
+    assert there == pytest.approx(here, rel=0.02)
+
+
 RANK = """
 import json, sys, torch, torch.distributed as dist
 from raytrain import DDP
