@@ -110,7 +110,8 @@ def test_tf32_is_set_within_passes_on_a_gpu_alone_and_put_back() -> None:
             seen.append(setting())
             loss = weight.sum()
         seen.append(setting())
-        one.scaled(loss).backward()
+        with one.products():
+            loss.backward()
         seen.append(setting())
     assert seen == ["high", "highest", "high", "highest", *["highest"] * 4]
 
