@@ -229,8 +229,9 @@ class Worker:
             for parameter in self.backbone:  # optimizers leave alone what has no gradient, weight decay included
                 parameter.grad = None
         clips = e.clip_norm is not None or e.on_nonfinite == "skip"
-        if clips or e.parallel.sharded:
-            self.precision.unscale(self.optimizer, together=e.parallel.sharded)
+        together = e.parallel.sharded and self.place.world > 1
+        if clips or together:
+            self.precision.unscale(self.optimizer, together)
         if clips:
             norm = e.parallel.clip(self.wrapped, self.parameters, math.inf if e.clip_norm is None else e.clip_norm)
             if e.on_nonfinite == "skip" and e.precision != "fp16" and not norm.isfinite():

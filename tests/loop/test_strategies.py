@@ -344,3 +344,8 @@ def test_fp16_leaves_out_a_step_that_overflows_and_a_resume_has_the_same_scale(
 
 def steps(run: Path) -> list[dict]:
     return [{name: row[name] for name in ("step", "loss", "skipped")} for row in Run(run).metrics("step").to_pylist()]
+
+
+def test_a_sharded_strategy_alone_in_its_process_has_nobody_to_ask(tmp_path: Path) -> None:
+    e = replace(BASE, parallel=BLOCKS, precision="fp16", micro_batch_size=None, epochs=1)
+    assert train_rank(0, 1, e, new_run(tmp_path / "run", e)) == "completed"
