@@ -23,10 +23,14 @@ from raytrain.fit import Interrupted, Options, RunFailed, resume, train
 from raytrain.interrupts import terminable
 from raytrain.observe import watched
 from raytrain.optim import Rising
+from raytrain.parallel import STRATEGIES
 from raytrain.run import Run
 from raytrain.session import leave
 
 _FLAT = tyro.conf.arg(name="")
+_STRATEGIES = (
+    f"--parallel.strategy NAME is one of {', '.join(STRATEGIES)}, and decides which other --parallel flags there are."
+)
 _RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
 
 
@@ -105,7 +109,7 @@ def _train(arguments: list[str]) -> None:
     ) -> tuple[Experiment, Options]:
         return experiment, options
 
-    value, options = _parse(command, arguments[1:], f"raytrain train {path}", _describe(source))
+    value, options = _parse(command, arguments[1:], f"raytrain train {path}", f"{_describe(source)}\n\n{_STRATEGIES}")
     with watched(_console()) as observer:
         train(value, options, observer, source, _command_started())
 
@@ -171,7 +175,7 @@ def _resume(arguments: list[str]) -> None:
     ) -> tuple[Experiment, Resume]:
         return experiment, options
 
-    value, options = _parse(command, arguments[1:], f"raytrain resume {path}", "Goes on with a run.")
+    value, options = _parse(command, arguments[1:], f"raytrain resume {path}", f"Goes on with a run.\n\n{_STRATEGIES}")
     with watched(_console()) as observer:
         resume(
             found,
@@ -350,7 +354,12 @@ def _parse(command: Callable, arguments: list[str], usage: str, description: str
     if unknown:
         known = [f"--{path}" for path in _flags(command)]
         if unknown[0].startswith("-"):
-            raise errors.unknown_flag(unknown[0].partition("=")[0], known, usage)
+            flag = unknown[0].partition("=")[0]
+            field = flag.removeprefix("--parallel.").removeprefix("no_")
+            others = [name for name, strategy in STRATEGIES.items() if hasattr(strategy, field)]
+            if flag.startswith("--parallel.") and others:
+                raise errors.flag_of_another_strategy(flag, others)
+            raise errors.unknown_flag(flag, known, usage)
         raise errors.unexpected_argument(unknown[0], usage)
     return parsed
 

@@ -62,6 +62,12 @@ def unknown_flag(flag: str, known: Sequence[str], usage: str) -> UserError:
     return UserError(f"unknown flag {flag}", "", f"{_nearest(flag, known)}`{usage} --help` lists the flags")
 
 
+def flag_of_another_strategy(flag: str, names: Sequence[str]) -> UserError:
+    return UserError(
+        f"{flag} belongs to another parallel strategy", "", f"take it with --parallel.strategy {_listed(names)}"
+    )
+
+
 def unexpected_argument(value: str, usage: str) -> UserError:
     return UserError(f"unexpected argument {value!r}", "", f"see `{usage} --help`")
 
@@ -345,7 +351,7 @@ def broken_checkpoint(path: Path | str, reason: str) -> UserError:
 
 
 def already_done(run: Path | str, epochs: int) -> UserError:
-    return UserError(f"the run is complete at {epochs} epochs", run, "train longer with --epochs N")
+    return UserError(f"the run is complete at {epochs} epochs", run, f"train longer with --epochs above {epochs}")
 
 
 def stopped_early(run: Path | str, epochs: int, stalled: int, monitor: str) -> UserError:
@@ -364,7 +370,8 @@ def changed_on_resume(fields: Sequence[str], run: Path | str) -> UserError:
     return UserError(
         f"a resumed run cannot change {_listed(fields)}",
         run,
-        "resume takes --epochs, --patience, --scaling.* and --checkpoint.*; train a new run for the rest",
+        "resume takes --epochs, --patience, --parallel.*, --scaling.*, --checkpoint.*, --micro_batch_size, "
+        "--clip_norm, --on_nonfinite and --data.root; train a new run for the rest",
     )
 
 

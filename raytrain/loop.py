@@ -124,7 +124,7 @@ class Worker:
         """
         optimizer = self.restore()
         if self.experiment.precision == "auto":
-            self._choose_precision()
+            self.choose_precision()
         self._spread(optimizer)
         with contextlib.ExitStack() as stack:
             if self.log:
@@ -268,9 +268,9 @@ class Worker:
             if not finite and self.experiment.on_nonfinite == "error":
                 committed = sorted(path.parent.name for path in self.run.checkpoints.glob("step_*/manifest.json"))
                 raise FloatingPointError(
-                    f"the loss became {loss} at step {step.step}: lower the learning rate, clip gradients with "
-                    "--clip_norm 1, or leave such steps out with --on_nonfinite skip; the last checkpoint is "
-                    + (committed[-1] if committed else "none")
+                    f"the loss became {loss} at step {step.step}: train a new run with a lower learning rate, or go on "
+                    "with --clip_norm 1, or with --on_nonfinite skip to leave such steps out; "
+                    + (f"the last checkpoint is {committed[-1]}" if committed else "there is no checkpoint yet")
                 )
             loss /= self.unit or 1.0
             if finite:
@@ -415,7 +415,7 @@ class Worker:
             checkpoint.write_atomically(self.run.path / "summary.json", json.dumps(summary, indent=2))
         return status
 
-    def _choose_precision(self) -> None:
+    def choose_precision(self) -> None:
         """Decides `precision=auto` by trying on the run's own images; the run keeps the decision for its resumption and
         repetition, and says what it measured."""
         e, device = self.experiment, self.place.device

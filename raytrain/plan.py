@@ -14,6 +14,7 @@ from raytrain.data import Index
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling, to_json
 from raytrain.optim import backbone
+from raytrain.parallel import STRATEGIES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,6 +55,7 @@ class Plan:
         experiment: the experiment, with what was left open decided.
         indices: the samples of each split.
         resources: what there is.
+        spread: how the parallel strategy spreads the model.
         mode: where images are kept.
         parameters: the model's parameters: all, and those that are trained.
         bad: samples that the preflight found unreadable, per split; they will be left out.
@@ -64,6 +66,7 @@ class Plan:
     experiment: Experiment
     indices: dict[str, Index]
     resources: Resources
+    spread: str
     mode: Literal["resident", "streaming"]
     parameters: tuple[int, int]
     bad: dict[str, list[BadSample]]
@@ -117,6 +120,7 @@ class Plan:
                 f"({self.resources.cpus:g} CPUs, {self.resources.gpus:g} GPUs, {self.resources.nodes} node"
                 f"{'s' if self.resources.nodes > 1 else ''})",
             ),
+            ("parallel", _strategy(e) + (f": {self.spread}" if self.spread else "")),
             (
                 "batch",
                 f"{e.replicas} {'worker' if e.replicas == workers else 'replica'}{'s' if e.replicas > 1 else ''} x "
@@ -195,7 +199,7 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
     scaling = _scaling(experiment, resources)
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     workers = max(1, scaling.workers)
-    experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
+    spread = experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     experiment = replace(
         experiment,
         scaling=scaling,
@@ -210,8 +214,10 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
             "keeping all images resident", size, room, "in data.mode", "take --data.mode streaming, or smaller images"
         )
     counts = _parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    notes = (*experiment.model.notes(), *experiment.data.notes())
-    return Plan(experiment, indices, resources, mode, counts, bad, notes, run)
+    notes = [*experiment.model.notes(), *experiment.data.notes()]
+    if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
+        notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
+    return Plan(experiment, indices, resources, spread, mode, counts, bad, tuple(notes), run)
 
 
 def local_resources() -> Resources:
@@ -307,6 +313,12 @@ def _pass(module: nn.Module, sample: tuple[int, int, int], layout: Any = None) -
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]):
         module.to(memory_format=layout)  # type: ignore[call-overload]
         return module(torch.zeros(1, *sample).contiguous(memory_format=layout))
+
+
+def _strategy(experiment: Experiment) -> str:
+    """Its name on the command line, or its class's, where the experiment brings its own."""
+    kind = type(experiment.parallel)
+    return next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
 
 
 def _on_meta(module: nn.Module) -> bool:

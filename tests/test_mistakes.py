@@ -224,7 +224,11 @@ _TWO, _FOUR = (["--scaling.workers", number, "--scaling.cpus_per_worker", "0.25"
         ),
         (["--parallel.strategy", "model_parallel", "--parallel.parts", "9"], "9 parts need as many layers"),
         (["--parallel.strategy", "model_parallel", "--parallel.parts", "1"], "parts = 1 is out of range"),
-        (["--parallel.strategy", "fsdp", "--parallel.parts", "2"], "unknown flag --parallel.parts"),
+        (
+            ["--parallel.strategy", "fsdp", "--parallel.parts", "2"],
+            "--parallel.parts belongs to another parallel strategy; take it with --parallel.strategy model_parallel",
+        ),
+        (["--parallel.strategy", "fsdp", "--parallel.party", "2"], "unknown flag --parallel.party"),
         (["--parallel.strategy", "fsdp", "--parallel.cpu_offload"], "nothing to offload from on CPUs"),
         (
             ["--parallel.strategy", "fsdp", "--parallel.shard_over", "3", "--scaling.workers", "2"],
@@ -304,7 +308,20 @@ class Net(Model):
     assert message in fails(capsys, "train", experiment(tmp_path, "Net()", before=net), "--out", no_runs, *flags)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "model_parallel", "data_parallel"])
-def test_a_strategy_is_chosen_by_one_value(capsys: Capture, tmp_path: Path, no_runs: Path, name: str) -> None:
-    said = succeeds(capsys, "train", experiment(tmp_path), "--out", no_runs, "--dry_run", "--parallel.strategy", name)
-    assert "the plan" in said or "workers" in said
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("ddp", "ddp"),
+        ("fsdp", "fsdp"),
+        ("model_parallel", "model_parallel: 1 | 3 to 5"),
+        ("data_parallel", "data_parallel"),
+        ("pipeline", "pipeline: 1 | 3 to 5, by 1f1b"),
+        ("tensor", "tensor: 1 by columns, 3 by rows, 5 by rows"),
+    ],
+)
+def test_a_strategy_is_chosen_by_one_value(
+    capsys: Capture, tmp_path: Path, no_runs: Path, name: str, shown: str
+) -> None:
+    workers = _TWO if name in ("pipeline", "tensor") else []
+    flags = ["--out", no_runs, "--dry_run", "--parallel.strategy", name, *workers]
+    assert f"parallel  {shown}\n" in succeeds(capsys, "train", experiment(tmp_path), *flags)

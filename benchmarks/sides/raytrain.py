@@ -75,6 +75,8 @@ def main() -> None:
         steps = worker.steps_per_epoch
         if workload.segment:
             steps = min(steps, workload.segment // value.batch_size)
+        if value.precision == "auto":
+            worker.choose_precision()  # it takes a batch, which is no turn
         worker.loaders["train"] = cast(Any, Cut(worker, turns, steps))
         worker.fit()
 

@@ -64,16 +64,20 @@ class Parallel:
         """
         return asked or part
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Checks, before anything starts, that the workers suffice and the model can be spread over them.
 
         Args:
             module: the model, perhaps on the meta device.
             micro_batches: of a step.
 
+        Returns:
+            How the model will be spread, for the plan.
+
         Raises:
             UserError: they do not.
         """
+        return ""
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
         """Returns the module that the loop trains; `module` is on `device` already and keeps the weights, of which a

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DataParallel(Parallel):
     """torch.nn.DataParallel over the GPUs of one worker. DistributedDataParallel with a worker a GPU is faster."""
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """There is one worker."""
         if workers > 1:
             raise errors.strategy_misfit(
@@ -25,6 +25,7 @@ class DataParallel(Parallel):
                 "scaling.workers",
                 "take --scaling.workers 1 --scaling.gpus_per_worker N, or --parallel.strategy ddp",
             )
+        return ""
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
         """The module over all GPUs that this process sees; on a CPU the module itself does the work."""

@@ -46,12 +46,13 @@ class DDP(Parallel):
                 "take --parallel.reduction auto",
             )
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """SyncBatchNorm is for GPUs."""
         if self.sync_batchnorm and not gpus_per_worker:
             raise errors.strategy_misfit(
                 "PyTorch's SyncBatchNorm does not work on CPUs", "parallel.sync_batchnorm", "leave it out"
             )
+        return ""
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
         """The replica; at world size 1 the module itself.

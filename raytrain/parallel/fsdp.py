@@ -42,7 +42,7 @@ class FSDP(Parallel):
     def __post_init__(self) -> None:
         check(self, shard_over=at_least(1), block_parameters=above(0))
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers must fall into whole sets."""
         if self.shard_over and workers % self.shard_over:
             raise errors.strategy_misfit(
@@ -54,6 +54,7 @@ class FSDP(Parallel):
             raise errors.strategy_misfit(
                 "there is nothing to offload from on CPUs", "parallel.cpu_offload", "leave it out"
             )
+        return f"in sets of {self.shard_over} workers" if self.shard_over else ""
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
         """Shards `module` in place."""

@@ -29,7 +29,7 @@ class ModelParallel(Parallel):
     def __post_init__(self) -> None:
         check(self, parts=at_least(2))
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """A worker has a GPU for each part, or none; and the model has as many layers."""
         if 0 < gpus_per_worker < self.parts:
             raise errors.strategy_misfit(
@@ -37,7 +37,9 @@ class ModelParallel(Parallel):
                 "parallel.parts",
                 f"take --scaling.gpus_per_worker {self.parts}",
             )
-        split(module, self.parts)
+        return described(
+            module, [[p for layer in part for p in layer.parameters()] for part in split(module, self.parts)]
+        )
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
         """Spreads `module` over devices, in place."""
@@ -100,6 +102,13 @@ def split(module: nn.Module, parts: int) -> list[list[nn.Module]]:
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
     ends = balanced(sizes, parts)
     return [layers[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+
+
+def described(module: nn.Module, parts: list[list[nn.Parameter]]) -> str:
+    """The names of each part's first and last layer."""
+    names = {id(parameter): name.rpartition(".")[0] or name for name, parameter in module.named_parameters()}
+    each = [list(dict.fromkeys(names[id(parameter)] for parameter in part)) for part in parts]
+    return " | ".join(layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}" for layers in each)
 
 
 def balanced(sizes: list[int], parts: int) -> tuple[int, ...]:

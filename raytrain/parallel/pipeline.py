@@ -55,9 +55,10 @@ class Pipeline(Parallel):
         counts = [n for n in range(1, part + 1) if part % n == 0 and self._takes(n, size)]
         return asked or part // next((n for n in counts if n >= 2 * size), max(counts, default=1))
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers make whole pipelines, the model has as many blocks as there are stages, and the schedule has enough
         micro-batches."""
+        from raytrain.parallel.model_parallel import described
         from raytrain.parallel.stages import cut
 
         size = self._size(workers)
@@ -67,7 +68,7 @@ class Pipeline(Parallel):
                 "parallel.stages",
                 f"take a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
             )
-        cut(module, size * self._each)
+        stages = cut(module, size * self._each)
         if not self._takes(micro_batches, size):
             raise errors.strategy_misfit(
                 f"{micro_batches} micro-batches a step do not keep {size} workers of a pipeline busy: {self.schedule} "
@@ -75,6 +76,7 @@ class Pipeline(Parallel):
                 "batch_size and micro_batch_size",
                 f"take --batch_size {2 * size * self.replicas(workers)} or a multiple of it, and no --micro_batch_size",
             )
+        return f"{described(module, [list(stage.parameters()) for stage in stages])}, by {self.schedule}"
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
         """This rank's stages; of all other parameters and buffers the module keeps the shape."""

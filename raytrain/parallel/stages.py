@@ -221,4 +221,4 @@ def _name(block: list[fx.Node]) -> str:
 
 
 def _misfit(what: str) -> errors.UserError:
-    return errors.strategy_misfit(what, "parallel.stages", "take fewer stages, or --parallel.strategy fsdp")
+    return errors.strategy_misfit(what, "parallel.stages", "take fewer stages or workers, or --parallel.strategy fsdp")

@@ -44,7 +44,7 @@ class TensorParallel(Parallel):
         size = self._size(world)
         return rank // size, rank % size == 0
 
-    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> None:
+    def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers make whole copies, and some linear layer can be sharded."""
         size = self._size(workers)
         if workers < 2 or workers % size:
@@ -53,7 +53,8 @@ class TensorParallel(Parallel):
                 "parallel.shards",
                 f"take a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
             )
-        styles(module, size)
+        how = {"first": "columns", "second": "rows"}
+        return ", ".join(f"{name} by {how.get(style, style)}" for name, style in styles(module, size).items())
 
     def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
         """Shards `module` in place."""
