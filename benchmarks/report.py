@@ -47,7 +47,9 @@ class Line:
             why = limits.sentence(self.row.name, self.found, bench.parts)
         except SideFailed as error:
             why = f"The profile failed: {error}"
-        return f"{self.found.ratio:.2f} instead of {self.row.goal}: {off:.0%} off. {unequal}{why}"
+        close = any(map(self.row.goal.met, self.found.ratios))
+        noise = "Some of its rounds meet it, so that the machine's noise decides. " if close else ""
+        return f"{self.found.ratio:.2f} instead of {self.row.goal}: {off:.0%} off. {unequal}{noise}{why}"
 
     def cells(self) -> list[str]:
         """The texts of the columns."""
