@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from torch import nn
@@ -131,6 +129,26 @@ def test_a_device_without_a_precision_is_refused(monkeypatch: pytest.MonkeyPatch
         check_device(name, cuda)
 
 
+class FakeClock:
+    """What `fastest` asks of the module `time`."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """A clock that stands still but for its `sleep`, so that a busy machine changes no measurement."""
+    fake = FakeClock()
+    monkeypatch.setattr(precision, "time", fake)
+    return fake
+
+
 @pytest.mark.parametrize(
     ("seconds", "chosen"),
     [
@@ -144,10 +162,10 @@ def test_a_device_without_a_precision_is_refused(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_the_fastest_that_is_finite_is_taken_and_the_more_exact_of_two_alike(
-    seconds: dict[str, float | None], chosen: str
+    seconds: dict[str, float | None], chosen: str, clock: FakeClock
 ) -> None:
     def step(one: Precision) -> list[torch.Tensor]:
-        time.sleep(seconds[one.name] or 0.001)
+        clock.sleep(seconds[one.name] or 0.001)
         return [torch.ones(1), torch.tensor([1.0, 1.0 if seconds[one.name] else float("nan")])]
 
     name, milliseconds = fastest(step, CPU)
@@ -155,18 +173,18 @@ def test_the_fastest_that_is_finite_is_taken_and_the_more_exact_of_two_alike(
         one for one, value in seconds.items() if value is None
     }
     for one, value in seconds.items():
-        assert value is None or 1000 * value <= (milliseconds[one] or 0) < 1000 * value + 5
+        assert value is None or milliseconds[one] == pytest.approx(1000 * value)
 
 
 def test_a_precision_that_is_far_too_slow_is_tried_once_and_the_others_as_often_as_ever(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     monkeypatch.setattr(precision, "_TRIAL_SECONDS", 0.2)
     calls: list[str] = []
 
     def step(one: Precision) -> list[torch.Tensor]:
         calls.append(one.name)
-        time.sleep({"fp32": 0.004, "bf16": 0.002, "fp16": 0.5}[one.name])
+        clock.sleep({"fp32": 0.004, "bf16": 0.002, "fp16": 0.5}[one.name])
         return [torch.ones(1)]
 
     name, milliseconds = fastest(step, CPU)
@@ -174,13 +192,13 @@ def test_a_precision_that_is_far_too_slow_is_tried_once_and_the_others_as_often_
     assert calls.count("fp16") == 1 and calls.count("bf16") == 8
 
 
-def test_a_model_whose_passes_take_seconds_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_passes_take_seconds_is_tried_twice(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
     monkeypatch.setattr(precision, "_TRIAL_SECONDS", 0.02)
     calls: list[str] = []
 
     def step(one: Precision) -> list[torch.Tensor]:
         calls.append(one.name)
-        time.sleep(0.03)
+        clock.sleep(0.03)
         return [torch.ones(1)]
 
     assert fastest(step, CPU)[0] == "fp32" and len(calls) == 6
