@@ -26,6 +26,7 @@ LAYERS = (
     ("worker",),
     ("fit", "infer"),
     ("lr_range",),
+    ("search",),
     ("report",),
     ("cli",),
 )

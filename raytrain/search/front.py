@@ -1,0 +1,34 @@
+"""The Pareto front: which of several results no other one beats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def pareto_front(points: Sequence[Sequence[float | None]], modes: Sequence[str]) -> list[int]:
+    """The indices, ascending, of the points that no other point dominates: is at least as good in everything and better
+    in something. Equal points do not dominate each other, so that both are on the front or neither is.
+
+    Args:
+        points: each with one figure a mode; a point with a None or NaN among them is never on the front.
+        modes: `max` or `min` of each figure.
+
+    Raises:
+        ValueError: a point has more or fewer figures than there are modes, or a mode is neither.
+    """
+    if not set(modes) <= {"max", "min"}:
+        raise ValueError(f"the modes are {list(modes)}: each must be max or min")
+    if any(len(point) != len(modes) for point in points):
+        raise ValueError(f"a point has not the {len(modes)} figures of {list(modes)}")
+    signs = np.array([1.0 if mode == "max" else -1.0 for mode in modes])
+    values = np.array([[np.nan if x is None else x for x in point] for point in points], dtype=np.float64)
+    values = values.reshape(len(points), len(modes)) * signs
+    whole = np.flatnonzero(~np.isnan(values).any(axis=1))
+    rivals = values[whole]
+    return [int(i) for i in whole if not _dominated(values[i], rivals)]
+
+
+def _dominated(point: np.ndarray, rivals: np.ndarray) -> bool:
+    return bool(((rivals >= point).all(axis=1) & (rivals > point).any(axis=1)).any())
