@@ -336,6 +336,18 @@ def not_a_run(path: Path | str) -> UserError:
     return UserError("no run there (it has no experiment.json)", path, "give a folder that `raytrain train` made")
 
 
+def not_a_sweep(path: Path | str) -> UserError:
+    return UserError("no sweep there (it has no sweep.json)", path, "give a folder that `raytrain sweep` made")
+
+
+def broken_sweep(file: Path | str, reason: str) -> UserError:
+    return UserError(
+        f"the sweep's file cannot be read: {reason}",
+        file,
+        "restore it from a copy; its trials' directories are runs, which `raytrain evaluate` reads",
+    )
+
+
 def no_checkpoint(run: Path | str) -> UserError:
     return UserError(
         "the run has no checkpoint that verifies", run, "train it again, or restore its checkpoints folder"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -43,12 +44,7 @@ class Console(Observer):
 
     def planned(self, plan: Plan) -> None:
         """Prints the plan."""
-        for name, text in plan.lines():
-            self.console.print(
-                Text(f"{name:>8}  ", style="bold").append(
-                    text, style="yellow" if name in ("note", "skipped", "ignored") else "not bold"
-                )
-            )
+        show_plan(self.console, plan.lines())
 
     def status(self, text: str) -> None:
         """A spinner, or a line."""
@@ -153,7 +149,7 @@ class Console(Observer):
         left = (self._total - step) / rate if rate else None
         figures = f"loss {_figure('loss', self._last['loss'])}"
         if rate:
-            figures += f"  {samples:,.0f} samples/s  {_clock(left)} left"
+            figures += f"  {samples:,.0f} samples/s  {clock(left)} left"
         epoch = f"epoch {min(self._last['epoch'], self._epochs)}/{self._epochs}"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, epoch=epoch, figures=figures)
@@ -181,12 +177,20 @@ def _figure(key: str, value: float | None) -> str:
     return f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
 
 
-def _clock(seconds: float | None) -> str:
+def clock(seconds: float | None) -> str:
+    """Minutes and seconds, with hours where there are any."""
     if seconds is None:
         return "?"
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def show_plan(console: RichConsole, lines: Sequence[tuple[str, str]]) -> None:
+    """Prints a plan's lines: a name and what there is to say."""
+    for name, text in lines:
+        style = "yellow" if name in ("note", "skipped", "ignored") else "not bold"
+        console.print(Text(f"{name:>8}  ", style="bold").append(text, style=style))
 
 
 def table(title: str, rows: list[tuple[str, str]]) -> Table:

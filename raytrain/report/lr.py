@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raytrain import errors
 from raytrain.observe import Observer
 from raytrain.plan import Plan
 from raytrain.report.console import table
+from raytrain.report.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,14 +73,8 @@ def write(curve: Curve, tested: Path, file: Path) -> None:
     rows.writerow(("step", "lr", "loss", "smoothed"))
     points = zip(curve.lr.tolist(), curve.loss.tolist(), curve.smoothed.tolist(), strict=True)
     rows.writerows((step, *point) for step, point in enumerate(points, 1))
-    for path, content in ((file, plot.getvalue()), (file.with_suffix(".csv"), text.getvalue().encode())):
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(content)
-            os.replace(partial, path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise errors.cannot_write(path, error.strerror or str(error)) from None
+    write_whole(file, plot.getvalue())
+    write_whole(file.with_suffix(".csv"), text.getvalue().encode())
 
 
 def show(curve: Curve, file: Path, command: str) -> None:

@@ -1,0 +1,94 @@
+"""What each trial reached, and when: a curve a trial, from the epochs of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raytrain.report.plots import canvas
+from raytrain.report.plots.canvas import BLUE, GREY, LOG_RATIO, RED
+from raytrain.report.trials import Results, number
+from raytrain.run import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(results: Results, path: Path) -> Figure | None:
+    """The picture; None of fewer than two trials with an epoch.
+
+    Args:
+        path: the sweep's directory.
+    """
+    rows = {trial.number: _epochs(path / "trials" / f"{trial.number:04d}") for trial in results.trials}
+    metric = "val_accuracy"
+    if not any(number(row.get(metric)) is not None for found in rows.values() for row in found):
+        metric = "val_loss"
+    curves = [(trial, curve) for trial in results.trials if len(curve := _curve(rows[trial.number], metric))]
+    if len(curves) < 2:
+        return None
+    figure = canvas.new_figure(7.4, 4.6)
+    plot = figure.add_subplot()
+    many, labelled = len(curves) > 40, set()
+    curves.sort(key=lambda found: found[0].number == results.best)
+    kinds = {"completed": (BLUE, "o"), "stopped": ("#E69F00", "v"), "running": ("#56B4E9", "o")}
+    for trial, curve in curves:
+        best = trial.number == results.best
+        colour, marker = (RED, "*") if best else kinds.get(trial.status, (GREY, "X"))
+        word = trial.word if trial.status in kinds else "without a result"
+        label = f"best: trial {trial.number}" if best else word
+        plot.plot(
+            *(curve[:, 0], curve[:, 1]),
+            color=colour,
+            linewidth=2.4 if best else 1.1,
+            alpha=1.0 if best else 0.35 if many else 0.6,
+            zorder=4 if best else 2,
+        )
+        if not many or best:
+            plot.plot(curve[:-1, 0], curve[:-1, 1], ".", color=colour, markersize=5 if best else 3, alpha=0.8)
+        plot.plot(
+            *(curve[-1:, 0], curve[-1:, 1], marker),
+            color=colour,
+            markersize=13 if best else 5,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            zorder=5 if best else 3,
+            label=None if label in labelled else label,
+        )
+        labelled.add(label)
+    longest = max(curve[-1, 0] for _, curve in curves)
+    shortest = min(curve[-1, 0] for _, curve in curves)
+    if shortest > 0 and longest / shortest > LOG_RATIO:
+        canvas.logarithmic(plot, "x")
+    else:
+        plot.set_xlim(left=0)
+    if metric == "val_loss":
+        ends = np.concatenate([curve[:, 1] for _, curve in curves])
+        if ends.min() > 0 and ends.max() / ends.min() > LOG_RATIO:
+            canvas.logarithmic(plot, "y")
+    canvas.finish(plot, "seconds of training and validation", metric)
+    plot.set_title("What each trial reached, and when", loc="left", weight="bold", size=11)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    return figure
+
+
+def _epochs(run: Path) -> list[dict[str, Any]]:
+    """The rows of a run's epochs; none where there are none to read."""
+    try:
+        rows = read_metrics(run / "metrics.jsonl")[0]
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [row for row in rows if isinstance(row, dict) and row.get("kind") == "epoch"]
+
+
+def _curve(rows: Sequence[dict[str, Any]], metric: str) -> np.ndarray:
+    """(seconds, metric) after each epoch that has both: shape (points, 2), float64."""
+    seconds, points = 0.0, []
+    for row in rows:
+        seconds += number(row.get("seconds")) or 0.0
+        if (value := number(row.get(metric))) is not None:
+            points.append((seconds, value))
+    return np.array(points, dtype=np.float64).reshape(-1, 2)

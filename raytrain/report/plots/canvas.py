@@ -1,0 +1,72 @@
+"""What all pictures share: colours, axes, and texts that no picture breaks on."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from raytrain.report.trials import cut, plain, text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which all can tell apart
+BLUE, RED, GREY, LIGHT, INK = "#0072B2", "#D55E00", "#8c8c8c", "#c8d3dc", "#333333"
+LOG_RATIO = 30
+"""Figures that span more are drawn on a logarithmic scale."""
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches that no window belongs to."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def finish(plot: Axes, x: str, y: str) -> None:
+    """Names the axes, and draws a grid."""
+    plot.set_xlabel(x)
+    plot.set_ylabel(safe(y))
+    plot.grid(alpha=0.25)
+    plot.spines[["top", "right"]].set_visible(False)
+
+
+def logarithmic(plot: Axes, which: str) -> None:
+    """A logarithmic scale whose numbers are written out."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    (plot.set_xscale if which == "x" else plot.set_yscale)("log")
+    axis = plot.xaxis if which == "x" else plot.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=8))
+    axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else text(float(value), 3))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def note(figure: Figure, words: str, width: float) -> None:
+    """Writes below a figure, in lines of so many characters."""
+    lines = "\n".join(textwrap.wrap(words, int(width)))
+    figure.supxlabel(safe(lines), x=0.01, ha="left", size=8, color="#666666")
+
+
+def wrapped(path: str, width: int) -> list[str]:
+    """A dotted path in lines of at most `width` characters, broken behind a dot or an underscore where it can be."""
+    lines = [""]
+    for part in plain(path).replace(".", ".\0").replace("_", "_\0").split("\0"):
+        if len(lines[-1]) + len(part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return [cut(line, width) for line in lines[:4]]
+
+
+def end(words: str, limit: int) -> str:
+    """The end of a text that is too long: of a dotted path, the part that says most."""
+    return words if len(words) <= limit else "…" + words[1 - limit :]
+
+
+def safe(words: str) -> str:
+    """Without a meaning for matplotlib, which takes what stands between two dollars for mathematics."""
+    return words.replace("$", r"\$")

@@ -1,0 +1,109 @@
+"""Which axes mattered: a bar for the share of each in the variance of what the trials reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raytrain.report.importance import LEAST_TRIALS, importance
+from raytrain.report.plots import canvas
+from raytrain.report.plots.canvas import BLUE, GREY, INK, LIGHT, safe
+from raytrain.report.trials import Axis, Objective, Results, Trial, number, plain, text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MAIN_EFFECTS = (
+    "Main effect of each axis (omega squared, numbers in groups of equal size); "
+    "| what chance alone would exceed once in 20 times."
+)
+
+
+def draw(results: Results) -> Figure | None:
+    """The picture, a panel for each of the first three objectives; None of fewer than two trials with a result."""
+    trials = [trial for trial in results.trials if trial.counts]
+    if len(trials) < 2 or not results.axes:
+        return None
+    goals = results.objectives[:3]
+    figure = canvas.new_figure(3.4 + 3.8 * len(goals), 1.9 + 0.36 * (len(results.axes) + 1))
+    plots = figure.subplots(1, len(goals), sharey=True, squeeze=False)[0]
+    order: list[int] | None = None
+    for place, (plot, goal) in enumerate(zip(plots, goals, strict=True)):
+        scores = [trial.objective[place] if place < len(trial.objective) else None for trial in trials]
+        known = [(trial, score) for trial, score in zip(trials, scores, strict=True) if score is not None]
+        values = np.array([score for _, score in known], dtype=np.float64)
+        found = importance([_column(axis, [trial for trial, _ in known]) for axis in results.axes], values)
+        if order is None:
+            order = sorted(range(len(found)), key=lambda i: -(share.share if (share := found[i]) else -1.0))
+        _bars(plot, results.axes, found, order, goal, values)
+    if any(plot.patches for plot in plots):
+        rows = [
+            *(safe(canvas.end(plain(results.axes[i].path), 38)) for i in order or []),
+            "the rest: interactions, noise",
+        ]
+        plots[0].set_yticks(range(len(rows)))
+        plots[0].set_yticklabels(rows, size=9)
+        plots[0].invert_yaxis()
+        canvas.note(figure, _MAIN_EFFECTS + _stopped(trials), 16 * figure.get_figwidth())
+    figure.suptitle("Which axes matter", x=0.01, ha="left", weight="bold", size=11)
+    return figure
+
+
+def _stopped(trials: Sequence[Trial]) -> str:
+    count = sum(trial.status == "stopped" for trial in trials)
+    were = "1 trial was" if count == 1 else f"{count} trials were"
+    return f" {were} stopped early, and what was reached by then counts." if count else ""
+
+
+def _bars(
+    plot: Axes, axes: Sequence[Axis], found: list[Any], order: list[int], goal: Objective, values: np.ndarray
+) -> None:
+    rows = len(axes) + 1
+    shares = [found[i] for i in order]
+    known = [share for share in shares if share is not None]
+    plot.set_title(safe(f"{goal.name}, {len(values)} trials"), size=10)
+    plot.set_ylim(-0.6, rows - 0.4)
+    plot.spines[["top", "right", "left"]].set_visible(False)
+    plot.tick_params(axis="y", length=0)
+    plot.set_xlabel("share of the variance")
+    if not known:
+        why = (
+            f"{len(values)} trials with a result are too few\nto say which axis matters ({LEAST_TRIALS} at the least)"
+            if len(values) < LEAST_TRIALS
+            else "all trials reached the same"
+            if len(np.unique(values)) < 2
+            else "too few trials for each value\nto say which axis matters"
+        )
+        plot.text(0.5, 0.5, why, transform=plot.transAxes, ha="center", va="center", color=INK, size=10)
+        plot.set(xticks=[], yticks=[], xlabel="")
+        plot.spines["bottom"].set_visible(False)
+        return
+    from matplotlib.ticker import MaxNLocator
+
+    rest = max(0.0, 1.0 - sum(share.share for share in known))
+    widest = max(rest, *(max(share.share, share.chance) for share in known))
+    for row, share in enumerate([*shares, None]):
+        if row < rows - 1 and share is None:
+            plot.text(0.0, row, " too few trials for each of its values", va="center", size=8, color=GREY)
+            continue
+        width = rest if share is None else share.share
+        beyond = share is not None and share.share > share.chance
+        plot.barh(row, width, height=0.62, color=BLUE if beyond else LIGHT)
+        end = width if share is None else max(width, share.chance)
+        label = f"{100 * width:.0f}%" + ("" if share is None or beyond else "  not beyond chance")
+        plot.text(end + 0.015 * widest, row, f" {label}", va="center", size=8, color=INK if beyond else "#666666")
+        if share is not None:
+            plot.plot([share.chance] * 2, [row - 0.36, row + 0.36], color=INK, linewidth=1.4)
+    plot.set_xlim(0, min(1.0, widest) * 1.3)
+    plot.xaxis.set_major_locator(MaxNLocator(4))
+    plot.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%" if value <= 1.0 else "")
+
+
+def _column(axis: Axis, trials: Sequence[Trial]) -> list[Any]:
+    """The values of an axis as `importance` takes them: numbers, or texts where there is a choice."""
+    if axis.levels is None:
+        return [number(trial.values.get(axis.path)) for trial in trials]
+    return [text(trial.values[axis.path]) if axis.path in trial.values else None for trial in trials]

@@ -1,0 +1,250 @@
+"""A sweep for people: a table of its trials while it goes on, what came of it, and the files that keep it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.console import ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from raytrain import errors
+from raytrain.report import sweep_table
+from raytrain.report.console import show_plan
+from raytrain.report.files import write_whole
+from raytrain.report.sweep_plots import write_plots
+from raytrain.report.trials import FIGURES, Results, plain
+
+_FINAL_ROWS, _WHAT_HAPPENED = 30, 4
+_LOG_WIDTH = 160  # columns of a table that goes to a file
+
+
+class Table:
+    """Shows a sweep on standard output: on a terminal a table that changes, elsewhere a line when a trial ends."""
+
+    def __init__(self, console: RichConsole | None = None):
+        self.console = console or RichConsole(highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._view = _View()
+        self._said: set[tuple[int, float | None]] = set()
+
+    def planned(self, lines: list[tuple[str, str]]) -> None:
+        """Prints the plan: a name and what there is to say, a line each."""
+        show_plan(self.console, [(plain(name), plain(text)) for name, text in lines])
+
+    def status(self, text: str) -> None:
+        """What goes on besides the trials; an empty text takes it away."""
+        text = plain(text)
+        if self.console.is_terminal:
+            self._show(replace(self._view, status=text))
+        elif text and text != self._view.status:
+            self._print(f"{text} ...")
+            self._view = _View(status=text)
+
+    def trials(self, records: list[dict[str, Any]], objectives: list[dict[str, Any]], elapsed: float) -> None:
+        """Shows the trials as they are.
+
+        Args:
+            records: `trials` of sweep.json.
+            objectives: `objectives` of sweep.json.
+            elapsed: seconds of the sweep so far.
+        """
+        results = Results.of({"trials": records, "objectives": objectives})
+        if self.console.is_terminal:
+            begun = any(trial.status != "pending" for trial in results.trials)
+            status = self._view.status if self._view.begun or not begun else ""  # it was of what came before the trials
+            self._show(_View(results, elapsed, status, begun))
+            return
+        for trial in results.trials:
+            which = trial.number, trial.attempts
+            if trial.status not in ("pending", "running") and which not in self._said:
+                self._said.add(which)
+                self._print(sweep_table.line(trial, results))
+
+    def finished(self, path: Path, answer: dict[str, Any]) -> None:
+        """Prints the trials from the best one on, how many came to what end, and what to type next.
+
+        Args:
+            path: the sweep's directory.
+            answer: what its sweep.json holds.
+        """
+        self.close()
+        results = Results.of(answer)
+        width = self.console.width if self.console.is_terminal else max(self.console.width, _LOG_WIDTH)
+        shown, more = results.ranked()[:_FINAL_ROWS], max(0, len(results.trials) - _FINAL_ROWS)
+        if shown:
+            lines, left_out = sweep_table.grid(results, shown, width)
+            for line in lines:
+                self.console.print(line)
+            notes = [
+                *([f"{more} more"] if more else []),
+                *([f"no room for {', '.join(left_out)}"] if left_out else []),
+            ]
+            if notes:
+                self._print(f"... and {'; '.join(notes)}: all is in trials.csv", "dim")
+        for text in sweep_table.what_happened(results, 2 * _WHAT_HAPPENED):
+            self._print(text, "yellow")
+        done = results.status == "completed"
+        self.console.print(
+            Text(f"{results.status}: ", style="bold green" if done else "bold yellow").append(
+                sweep_table.outcome(results), style="not bold"
+            )
+        )
+        files = [name for name in ("trials.csv", "plots") if (path / name).exists()]
+        self._print(f"the sweep is in {path}" + (f", with {' and '.join(files)}" if files else ""))
+        self._next(path, results)
+
+    def close(self) -> None:
+        """Takes the table away, for what is printed after a failure."""
+        if self._live is not None:
+            self._live.stop()
+        self._live = None
+
+    def _next(self, path: Path, results: Results) -> None:
+        if results.best is None:
+            self._print("next:  no trial has a result: see the errors above, and logs in the trials' directories")
+            return
+        trial = shlex.quote(str(path / "trials" / f"{results.best:04d}"))
+        best = f"raytrain train {shlex.quote(str(path / 'best.json'))}"
+        self._print(f"next:  {best}\n       raytrain evaluate {trial}\n       raytrain export {trial} model.pth")
+
+    def _print(self, text: str, style: str = "") -> None:
+        for line in text.split("\n"):
+            indent = line[: len(line) - len(line.lstrip())]
+            self.console.print(Text(indent + _visible(line.strip()), style=style))
+
+    def _show(self, view: _View) -> None:
+        self._view = view
+        if self._live is None:
+            self._live = Live(view, console=self.console, transient=True, refresh_per_second=8)
+            self._live.start()
+        self._live.update(view)
+
+
+@dataclass(frozen=True)
+class _View:
+    """What stands on the terminal; laid out when it is drawn, since a window may change its size."""
+
+    results: Results | None = None
+    elapsed: float = 0.0
+    status: str = ""
+    begun: bool = False
+
+    def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
+        width, room = options.max_width, max(1, console.height - 1)
+        foot = [Text(f"{self.status} ...", style="dim")] if self.status else []
+        if self.results is None or not self.results.trials:
+            yield from map(_cropped, foot)
+            return
+        yield _cropped(Text(sweep_table.headline(self.results, self.elapsed), style="bold"))
+        room -= 1 + len(foot)
+        happened = sweep_table.what_happened(self.results, max(0, min(_WHAT_HAPPENED, room // 4)))
+        room -= len(happened)
+        ranked = self.results.ranked()
+        rows = len(ranked) if len(ranked) < room else room - 2  # the head of the table, and a line that counts the rest
+        if rows > 0:
+            yield from map(_cropped, sweep_table.grid(self.results, ranked[:rows], width)[0])
+            if rows < len(ranked):
+                yield _cropped(Text(f"... and {len(ranked) - rows} more", style="dim"))
+        yield from (_cropped(Text(text, style="yellow")) for text in happened)
+        if room + len(happened) > 0:
+            yield from map(_cropped, foot)
+
+
+def write_csv(path: Path, answer: dict[str, Any]) -> Path:
+    """Writes `trials.csv`: a row a trial with its number, status, value of each axis (under its dotted path),
+    objectives, figures and error. A figure that has the name of an axis is called `trial.<name>`; what is missing is
+    empty; a value that is an object or a list is JSON.
+
+    Args:
+        path: the sweep's directory.
+        answer: what its sweep.json holds.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    results = Results.of(answer)
+    axes, goals = [axis.path for axis in results.axes], [objective.name for objective in results.objectives]
+    figures = [name for name in FIGURES if name not in goals]
+    own = [f"trial.{name}" if name in axes else name for name in ("number", "status", *goals, *figures, "error")]
+    buffer = io.StringIO(newline="")
+    rows = csv.writer(buffer)
+    rows.writerow((*own[:2], *axes, *own[2:]))
+    for trial in results.trials:
+        aims = (*trial.objective, *[None] * len(goals))[: len(goals)]
+        rows.writerow(
+            _cell(value)
+            for value in (
+                *(trial.number, trial.status),
+                *(trial.values.get(axis) for axis in axes),
+                *(*aims, *(getattr(trial, name) for name in figures), trial.error),
+            )
+        )
+    file = path / "trials.csv"
+    write_whole(file, buffer.getvalue().encode(errors="backslashreplace"))
+    return file
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What a sweep's sweep.json holds.
+
+    Args:
+        path: the sweep's directory.
+
+    Raises:
+        UserError: there is no sweep, or the file is damaged or another program's.
+    """
+    file = path / "sweep.json"
+    try:
+        answer = json.loads(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise errors.not_a_sweep(path) from None
+    except OSError as error:
+        raise errors.broken_sweep(file, error.strerror or str(error)) from None
+    except (ValueError, RecursionError):
+        raise errors.broken_sweep(file, "it is no JSON") from None
+    if not isinstance(answer, dict) or not isinstance(answer.get("trials"), list):
+        raise errors.broken_sweep(file, "it has no list of trials")
+    if not all(isinstance(record, dict) for record in answer["trials"]):
+        raise errors.broken_sweep(file, "a trial in it is no object")
+    return answer
+
+
+def report(path: Path, console: RichConsole | None = None) -> None:
+    """Reads a sweep again: writes its trials.csv and plots anew and prints its table.
+
+    Args:
+        path: the sweep's directory.
+
+    Raises:
+        UserError: there is no sweep, its file is damaged, or its directory cannot be written.
+    """
+    answer = load(path)
+    write_csv(path, answer)
+    write_plots(path, answer)
+    Table(console).finished(path, answer)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value)
+    return "" if value is None else value
+
+
+def _cropped(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _visible(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)

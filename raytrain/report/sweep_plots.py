@@ -1,0 +1,56 @@
+"""A sweep in four pictures: which values led where, which axes mattered, accuracy against time, and what it costs."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raytrain import errors
+from raytrain.report.files import write_whole
+from raytrain.report.plots import accuracy_time, importance, parallel_coordinates, pareto
+from raytrain.report.trials import Results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
+    """Draws `plots/parallel_coordinates.png`, `importance.png`, `accuracy_time.png` and `pareto.png`. One that fewer
+    than two trials have the figures for is left out, and its file of an earlier call removed.
+
+    Args:
+        path: the sweep's directory; `trials/<number>/metrics.jsonl` below it holds the trials' epochs.
+        answer: what its sweep.json holds.
+
+    Returns:
+        The files that are there.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    results, folder = Results.of(answer), path / "plots"
+    drawings: dict[str, Callable[[], Figure | None]] = {
+        "parallel_coordinates.png": lambda: parallel_coordinates.draw(results),
+        "importance.png": lambda: importance.draw(results),
+        "accuracy_time.png": lambda: accuracy_time.draw(results, path),
+        "pareto.png": lambda: pareto.draw(results),
+    }
+    try:
+        folder.mkdir(exist_ok=True)
+        written = []
+        for name, draw in drawings.items():
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a character that no font has
+                figure, image = draw(), io.BytesIO()
+                if figure is None:
+                    (folder / name).unlink(missing_ok=True)
+                    continue
+                figure.savefig(image, format="png")
+            write_whole(folder / name, image.getvalue())
+            written.append(folder / name)
+    except OSError as error:
+        raise errors.cannot_write(folder, error.strerror or str(error)) from None
+    return written

@@ -1,0 +1,171 @@
+"""The lines that say how a sweep goes: its trials as a table, how far it is, what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from raytrain.report import trials as read
+from raytrain.report.console import clock
+from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, cut, figure
+
+_WIDE, _NARROW, _LONGEST = 28, 14, 300
+_STYLES = {"running": "cyan", "completed": "", "stopped": "yellow", "pending": "dim"}
+
+
+def headline(results: Results, elapsed: float) -> str:
+    """How far a sweep has come, after so many seconds."""
+    counted = results.counted()
+    total, waiting, running = len(results.trials), counted.get("pending", 0), counted.get("running", 0)
+    parts = [f"{total - waiting - running} of {total} trials ended", f"{running} running", clock(elapsed)]
+    return ", ".join([*parts, *_best(results)])
+
+
+def _best(results: Results) -> list[str]:
+    best = next((trial for trial in results.trials if trial.number == results.best), None)
+    if best is None or best.goal is None:
+        return []
+    name = results.objectives[0].name
+    return [f"best {_title(name)} {figure(name, best.goal)} (trial {best.number})"]
+
+
+def outcome(results: Results) -> str:
+    """What came of a sweep."""
+    seconds = [] if results.seconds is None else [f"{results.seconds:.1f} s"]
+    count = len(results.trials)
+    front = ", ".join(map(str, results.front[:12])) + (" ..." if len(results.front) > 12 else "")
+    several = len(results.objectives) > 1 and results.front
+    return ", ".join(
+        [
+            f"{count} trial{'s' if count != 1 else ''} ("
+            + ", ".join(f"{times} {word}" for word, times in results.counted().items())
+            + ")",
+            *seconds,
+            *_best(results),
+            *([f"Pareto front: trial{'s' if len(results.front) > 1 else ''} {front}"] if several else []),
+        ]
+    )
+
+
+def line(trial: Trial, results: Results) -> str:
+    """A trial that has ended, in one line."""
+    done = f"epoch {trial.epochs:g}/{trial.of_epochs:g}" if trial.epochs is not None and trial.of_epochs else ""
+    seconds = "" if trial.seconds is None else f"{trial.seconds:.1f} s"
+    rate = "" if trial.samples_per_second is None else f"{trial.samples_per_second:,.0f} samples/s"
+    goals = zip(results.objectives, trial.objective, strict=False)
+    facts = (
+        " ".join(
+            f"{axis.name}={cut(_value(trial, axis.path), _WIDE)}" for axis in results.axes if axis.path in trial.values
+        ),
+        *(f"{_title(o.name)} {figure(o.name, x)}" for o, x in goals if x is not None),
+        *(done, *([] if "samples_per_second" in {o.name for o in results.objectives} else [rate]), seconds),
+        figure("peak_memory_bytes", trial.peak_memory_bytes),
+        f"attempt {trial.attempts:g}" if (trial.attempts or 1) > 1 else "",
+        cut(trial.error, _LONGEST),
+    )
+    return f"trial {trial.number} {trial.word}:  " + "  ".join(filter(None, facts))
+
+
+def what_happened(results: Results, limit: int) -> list[str]:
+    """A line for each kind of failure, the commonest first."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for trial in results.trials:
+        if trial.status in WITHOUT_RESULT or (trial.error and trial.status != "running"):
+            found.setdefault((trial.word, trial.error), []).append(trial.number)
+    ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    lines = []
+    for (word, error), numbers in ordered[:limit]:
+        listed = ", ".join(map(str, numbers[:6])) + (f" and {len(numbers) - 6} more" if len(numbers) > 6 else "")
+        lines.append(
+            f"trial{'s' if len(numbers) > 1 else ''} {listed} {word}" + (f": {cut(error, _LONGEST)}" if error else "")
+        )
+    if limit and len(ordered) > limit:
+        rest = sum(len(numbers) for _, numbers in ordered[limit - 1 :])
+        lines[limit - 1 :] = [f"{rest} other trials failed in {len(ordered) - limit + 1} other ways"]
+    return lines
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cells: list[str]
+    left: bool = False
+    keep: int = 0
+    """Of the columns that a terminal has no room for, those of the lowest number go first."""
+
+    def width(self, limit: int) -> int:
+        """Columns of the terminal that it takes."""
+        return min(limit, max(map(cell_len, (self.title, *self.cells))))
+
+    def cell(self, words: str, limit: int) -> str:
+        """A text of the column, cut and padded to its width."""
+        width = self.width(limit)
+        if cell_len(words) > width:
+            return set_cell_size(words, width - 1) + "…"
+        gap = " " * (width - cell_len(words))
+        return words + gap if self.left else gap + words
+
+
+def grid(results: Results, rows: Sequence[Trial], width: int) -> tuple[list[Text], list[str]]:
+    """A line for the titles and one for each trial, none wider than `width`; and the titles of the columns left out."""
+    columns, left_out = _columns(results, rows), []
+    limit = _WIDE if _total(columns, _WIDE) <= width else _NARROW
+    while _total(columns, limit) > width and len(columns) > 3:
+        dropped = min(columns, key=lambda column: column.keep)
+        left_out.append(dropped.title)
+        columns.remove(dropped)
+    lines = [Text("  ".join(column.cell(column.title, limit) for column in columns), style="bold")]
+    for place, trial in enumerate(rows):
+        style = "bold green" if trial.number in results.marked else _STYLES.get(trial.status, "red")
+        lines.append(Text("  ".join(column.cell(column.cells[place], limit) for column in columns), style=style))
+    for text in lines:
+        text.truncate(width, overflow="ellipsis")
+    return lines, left_out
+
+
+def _total(columns: Sequence[_Column], limit: int) -> int:
+    return sum(column.width(limit) + 2 for column in columns) - 2
+
+
+def _columns(results: Results, rows: Sequence[Trial]) -> list[_Column]:
+    epochs = [f"{t.epochs or 0:g}/{t.of_epochs:g}" if t.of_epochs else f"{t.epochs or 0:g}" for t in rows]
+    goals = [
+        _Column(
+            _title(objective.name),
+            [figure(objective.name, t.objective[i] if i < len(t.objective) else None) for t in rows],
+            keep=1000 - i,
+        )
+        for i, objective in enumerate(results.objectives)
+    ]
+    named = {objective.name for objective in results.objectives}
+    figures = [
+        _Column(_title(name), [figure(name, getattr(t, name)) for t in rows], keep=place)
+        for place, name in enumerate(("peak_memory_bytes", "seconds", "samples_per_second"))
+        if name not in named
+    ]
+    axes = []
+    for place, axis in enumerate(results.axes):
+        varies = len({_value(trial, axis.path) for trial in results.trials}) > 1
+        cells = [_value(trial, axis.path) for trial in rows]
+        axes.append(_Column(axis.name, cells, axis.levels is not None, (500 if varies else 20) - place))
+    marks = [f"{'*' if t.number in results.marked else ''}{t.number}" for t in rows]
+    columns = [
+        _Column("trial", marks, keep=5000),
+        *axes,
+        _Column("status", [t.word for t in rows], left=True, keep=5000),
+        _Column("epoch", epochs, keep=10),
+        *goals,
+        *reversed(figures),
+    ]
+    return [column for column in columns if column.keep >= 500 or any(column.cells)]
+
+
+def _value(trial: Trial, path: str) -> str:
+    return read.text(trial.values[path], digits=3) if path in trial.values else ""
+
+
+def _title(name: str) -> str:
+    return UNITS.get(name, name)

@@ -1,0 +1,258 @@
+"""What reports read of a sweep's sweep.json. Any figure may be missing, and the file may be a damaged or foreign one:
+what is not of the kind that it should be is None here, and no text breaks a terminal or a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raytrain.search.front import pareto_front
+
+ENDED_WELL = ("completed", "stopped")
+"""Statuses of trials whose objective counts."""
+WITHOUT_RESULT = ("infeasible", "diverged", "timed_out", "crashed", "failed")
+"""Statuses of trials that ended in another way."""
+WORDS = {"stopped": "stopped early", "timed_out": "timed out"}
+"""What people read instead of a status."""
+UNITS = {"samples_per_second": "samples/s", "peak_memory_bytes": "memory"}
+"""What people read instead of a figure's name."""
+
+_HUGE = 1e100
+_VAGUE = ("name", "class", "strategy")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the search."""
+
+    path: str
+    """The dotted path of the field."""
+    name: str
+    """The shortest end of the path that no other axis has."""
+    levels: tuple[str, ...] | None = None
+    """The texts of the values to choose from, numbers in ascending order; None: an axis of numbers."""
+    low: float = 0.0
+    high: float = 1.0
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the search is for."""
+
+    name: str
+    highest_is_best: bool
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial as it is, or as it was left. Figures are finite or None."""
+
+    number: int
+    values: dict[str, Any]
+    status: str
+    objective: tuple[float | None, ...]
+    epochs: float | None
+    of_epochs: float | None
+    val_accuracy: float | None
+    val_loss: float | None
+    samples_per_second: float | None
+    seconds: float | None
+    peak_memory_bytes: float | None
+    attempts: float | None
+    started: float | None
+    ended: float | None
+    error: str
+
+    @classmethod
+    def of(cls, record: dict[str, Any], place: int) -> Trial:
+        """Reads a record of sweep.json's `trials`.
+
+        Args:
+            place: the number of a trial that has none.
+        """
+        given, values, objective = (record.get(key) for key in ("number", "values", "objective"))
+        return cls(
+            given if isinstance(given, int) and not isinstance(given, bool) else place,
+            values if isinstance(values, dict) else {},
+            str(record.get("status") or "pending"),
+            tuple(map(number, objective)) if isinstance(objective, list | tuple) else (number(objective),),
+            *(number(record.get(name)) for name in FIGURES),
+            error=plain(str(record.get("error") or "")),
+        )
+
+    @property
+    def goal(self) -> float | None:
+        """The first objective."""
+        return self.objective[0] if self.objective else None
+
+    @property
+    def word(self) -> str:
+        """The status, for people."""
+        return plain(WORDS.get(self.status, self.status))
+
+    @property
+    def counts(self) -> bool:
+        """Whether it has a result that others can be compared with."""
+        return self.status in ENDED_WELL and self.goal is not None
+
+
+FIGURES = (
+    *("epochs", "of_epochs", "val_accuracy", "val_loss", "samples_per_second", "seconds", "peak_memory_bytes"),
+    *("attempts", "started", "ended"),
+)
+"""The figures of a trial, as sweep.json names them."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """A sweep, as far as it has come."""
+
+    status: str
+    seconds: float | None
+    axes: tuple[Axis, ...]
+    objectives: tuple[Objective, ...]
+    trials: tuple[Trial, ...]
+    best: int | None
+    """The number of the trial that is best in the first objective."""
+    front: tuple[int, ...]
+    """The numbers of the trials that no other one beats in all objectives."""
+
+    @classmethod
+    def of(cls, answer: dict[str, Any]) -> Results:
+        """Reads what sweep.json holds."""
+        records, goals = _dicts(answer.get("trials")), _dicts(answer.get("objectives"))
+        sweep = answer.get("sweep")
+        trials = tuple(Trial.of(record, place) for place, record in enumerate(records))
+        objectives = tuple(
+            Objective(plain(str(goal.get("name") or "objective")), goal.get("mode") != "min") for goal in goals
+        ) or (Objective("objective", True),)
+        found_best, found_front = _best(trials, objectives[0]), _front(trials, objectives)
+        numbers = {trial.number for trial in trials}
+        best, front = answer.get("best", found_best), answer.get("front", found_front)
+        return cls(
+            plain(str(answer.get("status") or "unfinished")),
+            number(answer.get("seconds")),
+            _axes(_dicts(sweep.get("axes")) if isinstance(sweep, dict) else [], trials),
+            objectives,
+            trials,
+            best if isinstance(best, int) and best in numbers else found_best,
+            tuple(n for n in front if isinstance(n, int) and n in numbers) if isinstance(front, list) else found_front,
+        )
+
+    @property
+    def marked(self) -> set[int]:
+        """The numbers of the trials to point at: the best one, or with several objectives the front."""
+        if len(self.objectives) > 1:
+            return set(self.front)
+        return set() if self.best is None else {self.best}
+
+    def ranked(self) -> list[Trial]:
+        """Running trials, those with a result from the best one on, those without one, and those to come."""
+        sign = -1.0 if self.objectives[0].highest_is_best else 1.0
+
+        def key(trial: Trial) -> tuple[int, float, int]:
+            if trial.status == "running":
+                return 0, 0.0, trial.number
+            if trial.counts and trial.goal is not None:
+                return 1, sign * trial.goal, trial.number
+            return (3 if trial.status == "pending" else 2), 0.0, trial.number
+
+        return sorted(self.trials, key=key)
+
+    def counted(self) -> dict[str, int]:
+        """How many trials have each status, in the order of a trial's life."""
+        order = ("running", "pending", *ENDED_WELL, *WITHOUT_RESULT)
+        found: dict[str, int] = {}
+        for trial in sorted(self.trials, key=lambda t: order.index(t.status) if t.status in order else len(order)):
+            found[trial.word] = found.get(trial.word, 0) + 1
+        return found
+
+
+def number(value: Any) -> float | None:
+    """A finite number that can be squared and drawn, or None."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if known and abs(value) < _HUGE else None  # not so for NaN
+
+
+def plain(text: str) -> str:
+    """One line of characters that all can be seen: a `?` for each that a terminal might obey."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def cut(words: str, limit: int) -> str:
+    """The beginning of a text that is too long."""
+    return words if len(words) <= limit else words[: limit - 1] + "…"
+
+
+def text(value: Any, digits: int = 12) -> str:
+    """A value of an axis, as one would write it."""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
+    if isinstance(value, dict):
+        name = str(value.get("class", "")).rpartition(":")[2]
+        return f"{plain(name)}({', '.join(f'{plain(k)}={text(v)}' for k, v in value.items() if k != 'class')})"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(text(item) for item in value)}]"
+    return plain(str(value))
+
+
+def figure(name: str, value: float | None) -> str:
+    """A figure with the digits and the unit that it is read with; nothing for None."""
+    if value is None:
+        return ""
+    if name == "peak_memory_bytes":
+        return f"{value / 2**20:,.0f} MiB"
+    if name == "samples_per_second" or (abs(value) >= 1e4 and not name.startswith("val_")):
+        return f"{value:,.0f}" if abs(value) < 1e12 else f"{value:.3g}"
+    return f"{value:.1f}" if name == "seconds" else (f"{value:.4f}" if 1e-3 <= abs(value) < 1e6 else f"{value:.3g}")
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list | tuple) else []
+
+
+def _axes(saved: list[dict[str, Any]], trials: Sequence[Trial]) -> tuple[Axis, ...]:
+    """The sweep's axes, and what else its trials have values of."""
+    described = {str(axis["path"]): axis for axis in saved if "path" in axis}
+    paths = list(dict.fromkeys([*described, *(path for trial in trials for path in trial.values)]))
+    return tuple(_axis(path, _short(path, paths), described.get(path, {}), trials) for path in paths)
+
+
+def _axis(path: str, name: str, saved: dict[str, Any], trials: Sequence[Trial]) -> Axis:
+    seen = [trial.values[path] for trial in trials if path in trial.values]
+    low, high = number(saved.get("low")), number(saved.get("high"))
+    if low is not None and high is not None and all(number(value) is not None for value in seen):
+        numbers = [low, high, *(float(value) for value in seen)]
+        log = "Log" in str(saved.get("class", "")).rpartition(":")[2] or saved.get("log") is True
+        return Axis(path, name, None, min(numbers), max(numbers), log and min(numbers) > 0)
+    listed = saved.get("values")
+    values = [*(listed if isinstance(listed, list) else []), *seen]
+    if all(number(value) is not None for value in values):
+        values.sort()
+    return Axis(path, name, tuple(dict.fromkeys(map(text, values))))
+
+
+def _short(path: str, paths: Sequence[str]) -> str:
+    parts = path.split(".")
+    for count in range(1, len(parts) + 1):
+        end = ".".join(parts[-count:])
+        alone = sum(other == end or other.endswith(f".{end}") for other in paths) == 1
+        if alone and (end not in _VAGUE or count == len(parts)):
+            return plain(end)
+    return plain(path)
+
+
+def _best(trials: Sequence[Trial], objective: Objective) -> int | None:
+    found = [(trial.goal, -trial.number) for trial in trials if trial.counts and trial.goal is not None]
+    if not found:
+        return None
+    sign = 1.0 if objective.highest_is_best else -1.0
+    return -max(found, key=lambda pair: (sign * pair[0], pair[1]))[1]
+
+
+def _front(trials: Sequence[Trial], objectives: Sequence[Objective]) -> tuple[int, ...]:
+    fit = [trial for trial in trials if trial.counts and len(trial.objective) == len(objectives)]
+    modes = ["max" if objective.highest_is_best else "min" for objective in objectives]
+    return tuple(fit[i].number for i in pareto_front([trial.objective for trial in fit], modes))
