@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -25,21 +26,45 @@ from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
 from raytrain.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR
 from raytrain.parallel import DDP, FSDP, DataParallel, ModelParallel, Parallel, Pipeline, TensorParallel
 from raytrain.run import Run
+from raytrain.search import (
+    ASHA,
+    PB2,
+    PBT,
+    TPE,
+    Choice,
+    Grid,
+    HyperBand,
+    Int,
+    LogUniform,
+    MedianStopping,
+    RandomSearch,
+    Sweep,
+    Uniform,
+)
 from raytrain.task import Batch, Classification, Task
 
+if TYPE_CHECKING:
+    from raytrain.observe import SweepObserver
+    from raytrain.tuning import SweepRun
+
 __all__ = [
+    "ASHA",
     "CNN",
     "DDP",
     "FSDP",
     "MLP",
     "MNIST",
+    "PB2",
+    "PBT",
     "SGD",
+    "TPE",
     "Adam",
     "AdamW",
     "Augment",
     "BadSample",
     "Batch",
     "Checkpoint",
+    "Choice",
     "Classification",
     "Constant",
     "Cosine",
@@ -47,25 +72,34 @@ __all__ = [
     "DataParallel",
     "Digits",
     "Experiment",
+    "Grid",
+    "HyperBand",
     "ImageFolder",
     "Index",
+    "Int",
+    "LogUniform",
+    "MedianStopping",
     "Model",
     "ModelParallel",
     "OneCycle",
     "Optimizer",
     "Parallel",
     "Pipeline",
+    "RandomSearch",
     "Run",
     "Scaling",
     "Schedule",
     "SimpleModel",
     "StepLR",
+    "Sweep",
     "Task",
     "TensorParallel",
     "Torchvision",
+    "Uniform",
     "UserError",
     "load_experiment",
     "resume",
+    "sweep",
     "train",
 ]
 
@@ -135,6 +169,45 @@ def resume(
         return fit.resume(Run(run.path), value, fit.Options(address=address, verbose=verbose), observer, started)
 
 
+def sweep(
+    value: Sweep,
+    *,
+    out: str = "runs",
+    name: str | None = None,
+    address: str | None = None,
+    quiet: bool = False,
+    verbose: bool = False,
+) -> SweepRun:
+    """Runs a sweep, as `raytrain sweep` does.
+
+    Args:
+        value: what to try.
+        out: folder in which the sweep's directory is made.
+        name: the directory's name; by default a number is given.
+        address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
+        quiet: print nothing.
+        verbose: show Ray's own messages.
+
+    Returns:
+        The sweep: `trials`, `best` (a run), `answer`.
+
+    Raises:
+        UserError: the sweep cannot be run; nothing has been started.
+        raytrain.fit.Interrupted: it was asked to stop.
+    """
+    from raytrain import fit, tuning
+    from raytrain.observe import watched
+
+    started = time.time()
+    _refuse_while_loading()
+    with watched(_table(quiet)) as observer:
+        done = tuning.sweep(
+            value, fit.Options(out, name, address, verbose=verbose), observer, _source(value.experiment), started
+        )
+    assert done is not None
+    return done
+
+
 def _observer(quiet: bool):
     from raytrain.observe import Observer
 
@@ -143,6 +216,16 @@ def _observer(quiet: bool):
     from raytrain.report.console import Console
 
     return Console()
+
+
+def _table(quiet: bool) -> SweepObserver:
+    from raytrain.observe import SweepObserver
+
+    if quiet:
+        return SweepObserver()
+    from raytrain.report.sweep import Table
+
+    return Table()
 
 
 def _source(experiment: Experiment) -> Path | None:

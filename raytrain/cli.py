@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from raytrain.observe import watched
 from raytrain.optim import Rising
 from raytrain.parallel import STRATEGIES
 from raytrain.run import Run
+from raytrain.search import Scheduler, Search
 from raytrain.session import leave
 
 _FLAT = tyro.conf.arg(name="")
@@ -155,6 +157,84 @@ def _lr(arguments: list[str]) -> None:
         curve = lr_range.find(value, rising, observer)
     lr.write(curve, Path(path), file)
     lr.show(curve, file, shlex.join(["raytrain", "train", path, *given]))
+
+
+def _sweep(arguments: list[str]) -> None:
+    """Run a sweep: raytrain sweep SWEEP [--field value ...] [--out runs] [--name N]"""
+    usage, path = "raytrain sweep SWEEP", _first(arguments)
+    if path is None:
+        return _show_usage(
+            arguments,
+            usage,
+            "Runs the sweep of a Python file (`sweep = Sweep(...)`), or goes on with that of a sweep's directory.\n"
+            "`raytrain sweep SWEEP --help` lists its fields, and those of its experiment.",
+        )
+    from raytrain.search import sweep as sweeps
+
+    value, source = sweeps.load(path)
+    base, arguments = _strategy(value.experiment, arguments)
+    again = Path(path).is_dir()
+
+    def command(
+        experiment: Annotated[Experiment, _FLAT] = base,
+        options: Annotated[Options, _FLAT] = Options(),
+        objective: tuple[str, ...] = tuple(objective.name for objective in value.objectives),
+        search: Search = value.search,
+        scheduler: Scheduler = value.scheduler,
+        trials: int | None = value.trials,
+        budget_seconds: float | None = value.budget_seconds,
+        concurrent: int | None = value.concurrent,
+        memory_gib: float | None = value.memory_gib,
+        timeout_seconds: float = value.timeout_seconds,
+        retries: int = value.retries,
+        keep: int = value.keep,
+    ) -> tuple[dict[str, Any], Options]:
+        """Runs a sweep.
+
+        Args:
+            objective: What to look for: one name, or two for a Pareto front.
+            search: What to try next.
+            scheduler: Which trials end early, or change on the way.
+            trials: How many; None tries every combination of Grid axes once.
+            budget_seconds: Seconds after which the sweep ends.
+            concurrent: Trials at once; None takes as many as fit.
+            memory_gib: Memory that a trial may take.
+            timeout_seconds: Seconds without a finished step after which a trial is stuck.
+            retries: How often a trial goes on after its process died or was stuck.
+            keep: The best so many trials keep their weights.
+        """
+        given = {name: found for name, found in locals().items() if name in sweeps.FLAGS}
+        if tuple(objective) == tuple(o.name for o in value.objectives):
+            given["objective"] = value.objective
+        return given, options
+
+    given, options = _parse(command, arguments[1:], f"raytrain sweep {path}", f"{_describe(source)}\n\n{_STRATEGIES}")
+    wanted = dataclasses.replace(value, **given)
+    from raytrain import tuning
+    from raytrain.report.sweep import Table
+
+    with watched(Table()) as observer:
+        if again:
+            tuning.resume(Path(path), wanted, options, observer, _command_started())
+        else:
+            tuning.sweep(wanted, options, observer, source, _command_started())
+
+
+def _report(arguments: list[str]) -> None:
+    """Show a sweep again: raytrain report SWEEP"""
+
+    def command(sweep: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SWEEP")]]) -> str:
+        """Prints a sweep's table, and writes its trials.csv and plots again.
+
+        Args:
+            sweep: The sweep's directory.
+        """
+        return sweep
+
+    path = _parse(command, arguments, "raytrain report")
+    from raytrain.report import sweep
+
+    sweep.report(Path(path))
 
 
 def _resume(arguments: list[str]) -> None:
@@ -290,6 +370,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "lr": _lr,
     "resume": _resume,
+    "sweep": _sweep,
+    "report": _report,
     "evaluate": _evaluate,
     "predict": _predict,
     "export": _export,

@@ -71,6 +71,13 @@ def replace(config: T, path: str, value: Any) -> T:
     return dataclasses.replace(config, **{head: replace(getattr(config, head), rest, value) if rest else value})  # type: ignore[type-var]
 
 
+def get(config: Any, path: str) -> Any:
+    """The value of the field at the dotted `path`, which must be there."""
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
 def paths(config: Any, prefix: str = "") -> list[str]:
     """The dotted paths of all leaf fields, in order."""
     if not dataclasses.is_dataclass(config):
@@ -102,8 +109,20 @@ def to_dict(config: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value):
             named = {} if type(value) is hints[field.name] else {"class": _class_name(type(value))}
             value = named | to_dict(value)
-        result[field.name] = _lists(value)
+        result[field.name] = plain(value)
     return result
+
+
+def labels(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What to call each of some values in a table or in JSON: itself, or a dataclass's name, with its fields where
+    another has the same name."""
+    names = [type(value).__name__ for value in values]
+    return tuple(
+        plain(value)
+        if not dataclasses.is_dataclass(value)
+        else (name if names.count(name) == 1 else str(value).removeprefix(type(value).__module__ + "."))
+        for name, value in zip(names, values, strict=True)
+    )
 
 
 def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
@@ -127,7 +146,8 @@ def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
         nested: list[type] = [hint for hint in declared if isinstance(hint, type) and dataclasses.is_dataclass(hint)]
         if nested and (isinstance(value, dict) or nested[0] is hints[key]):
             value = from_dict(nested[0], value, where, f"{path}{key}.")
-        arguments[key] = _tuples(value)
+        items = [arg for arg in typing.get_args(hints[key]) if isinstance(arg, type) and dataclasses.is_dataclass(arg)]
+        arguments[key] = _tuples(value, items[0] if items else None, where, f"{path}{key}.")
     for name, field in fields.items():
         no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if no_default and name not in arguments:
@@ -149,17 +169,33 @@ def _find_class(name: Any, base: type[T], where: object) -> type[T]:
     found: Any = loaded or sys.modules.get(EXPERIMENT_MODULE)
     for part in qualname.split("."):
         found = vars(found).get(part) if isinstance(found, types.ModuleType | type) else None
-    if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
+    own = isinstance(found, type) and found.__module__.startswith(("raytrain.", EXPERIMENT_MODULE))
+    fits = own if base is _OneOfSeveral else isinstance(found, type) and issubclass(found, base)
+    if not (fits and dataclasses.is_dataclass(found)):
         raise errors.unknown_class(str(name), where)
-    return found
+    return found  # type: ignore[return-value]
 
 
-def _lists(value: Any) -> Any:
-    return [_lists(item) for item in value] if isinstance(value, tuple) else value
+def plain(value: Any) -> Any:
+    """A field's value as JSON has it: lists for tuples, and objects that name their classes for dataclasses."""
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value):  # one of several: each names its class
+        return {"class": _class_name(type(value))} | to_dict(value)
+    return value
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def _tuples(value: Any, item: type | None, where: object, path: str) -> Any:
+    """Tuples of JSON's lists; objects in them, which name their classes, become dataclasses of the type `item`."""
+    if isinstance(value, list):
+        return tuple(_tuples(one, item, where, f"{path}{number}.") for number, one in enumerate(value))
+    if isinstance(value, dict) and "class" in value:
+        return from_dict(item or _OneOfSeveral, value, where, path)
+    return value
+
+
+class _OneOfSeveral:
+    """Stands for any dataclass of raytrain's or of the experiment file, where a field's type does not say which."""
 
 
 @cache

@@ -307,6 +307,14 @@ def no_room(what: str, needs: int, has: int, where: object, how: str) -> UserErr
     return UserError(f"{what} needs {needs / 2**20:,.0f} MiB and there are {has / 2**20:,.0f} MiB", where, how)
 
 
+def shared_gpu(workers: int, gpus: float) -> UserError:
+    return UserError(
+        f"{workers} workers of {gpus:g} GPU could share one, which NCCL cannot do",
+        "in scaling.gpus_per_worker",
+        "give each worker a whole GPU, or take one worker",
+    )
+
+
 def no_cluster(address: str, reason: str) -> UserError:
     return UserError(
         f"no Ray cluster answers: {reason}",
@@ -432,4 +440,87 @@ def not_a_classifier(run: Path | str, task: str) -> UserError:
         f"predict classifies images, and this run's task is {task}",
         run,
         "use its model from Python: raytrain.Run(path).model()",
+    )
+
+
+# Sweeps
+
+
+def holds_no_sweep(path: Path, why: str) -> UserError:
+    return UserError(
+        f"not a sweep: {why}", path, "give a .py file that ends in `sweep = Sweep(...)`, or a sweep's directory"
+    )
+
+
+def empty_sweep() -> UserError:
+    return UserError(
+        "a sweep without axes", "in Sweep", 'say what differs, as in axes=(Grid("optimizer.lr", (0.1, 1)),)'
+    )
+
+
+def empty_axis(path: str, kind: str, low: float | None = None, high: float | None = None) -> UserError:
+    if low is None:
+        return UserError(f"axis {path} has no values", f"in {kind}", "give at least one")
+    return UserError(f"axis {path} has no values from {low} to {high}", f"in {kind}", "let low be below high")
+
+
+def axis_twice(path: str) -> UserError:
+    return UserError(f"two axes have the path {path}", "in Sweep.axes", "make one of them")
+
+
+def axis_refused(path: str, why: str) -> UserError:
+    return UserError(f"axis {path} has a value that its field refuses", "in Sweep.axes", why)
+
+
+def axis_without_effect(path: str) -> UserError:
+    return UserError(
+        f"{path} cannot be an axis", "in Sweep.axes", "set it in the experiment; it is no part of the recipe"
+    )
+
+
+def axis_not_finite(path: str) -> UserError:
+    return UserError(
+        f"axis {path} decides what is read, and has no end of values", "in Sweep.axes", "make it a Grid or a Choice"
+    )
+
+
+def no_combination(why: str) -> UserError:
+    return UserError("no combination of the axes' values makes an experiment", "in Sweep.axes", why)
+
+
+def trials_missing(paths: Sequence[str]) -> UserError:
+    return UserError(
+        f"how many trials is not said, and {_listed(paths)} is no Grid", "in Sweep", "set trials, or --trials 20"
+    )
+
+
+def unknown_objective(name: str, known: Sequence[str]) -> UserError:
+    return UserError(
+        f"no run reports {name!r}", "in Sweep.objective", f"{_nearest(name, known)}there are {_listed(known, 12)}"
+    )
+
+
+def search_misfit(kind: str, why: str, path: str) -> UserError:
+    return UserError(f"{kind} {why}", f"in {path}", "take another kind of axis, or RandomSearch()")
+
+
+def scheduler_misfit(kind: str, why: str, where: str) -> UserError:
+    return UserError(f"{kind} {why}", f"in {where}", "change that, or take another scheduler")
+
+
+def extra_missing(what: str, package: str, extra: str) -> UserError:
+    return UserError(f"{what} needs {package}, which is not installed", "", f"pip install 'raytrain[{extra}]'")
+
+
+def sweep_changed(paths: Sequence[str], sweep: object) -> UserError:
+    return UserError(
+        f"a sweep that goes on cannot change {_listed(paths)}",
+        sweep,
+        "start a new sweep for that (trials, budget_seconds, concurrent, timeout_seconds, retries, keep can change)",
+    )
+
+
+def too_many_at_once(concurrent: int, fits: int) -> UserError:
+    return UserError(
+        f"{concurrent} trials at once do not fit, {fits} do", "in Sweep.concurrent", f"take --concurrent {fits}"
     )

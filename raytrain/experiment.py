@@ -212,7 +212,7 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         return _load_json(path)
     if path.suffix != ".py":
         raise errors.not_an_experiment(path, f"its name ends in {path.suffix or 'nothing'}")
-    found = getattr(_execute(path), "experiment", None)
+    found = getattr(execute(path), "experiment", None)
     if not isinstance(found, Experiment):
         raise errors.not_an_experiment(
             path, "it defines no `experiment`" if found is None else f"its `experiment` is a {type(found).__name__}"
@@ -238,6 +238,17 @@ def to_json(experiment: Experiment) -> str:
 
 
 def _load_json(path: Path) -> tuple[Experiment, Path | None]:
+    values, copy = read_json(path)
+    return config.from_dict(Experiment, values, path), copy
+
+
+def read_json(path: Path) -> tuple[Any, Path | None]:
+    """The values of a saved experiment or sweep, for `config.from_dict`; the classes of the experiment file's copy
+    beside it, which is returned too, are there then.
+
+    Raises:
+        UserError: it is no JSON.
+    """
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
@@ -245,10 +256,10 @@ def _load_json(path: Path) -> tuple[Experiment, Path | None]:
     copy = path.with_name("experiment.py")
     if _foreign_classes(values):
         if copy.is_file() and not _is_main(copy):
-            _execute(copy)
+            execute(copy)
         else:  # a script or a notebook looks at a run of its own
             sys.modules[config.EXPERIMENT_MODULE] = sys.modules["__main__"]
-    return config.from_dict(Experiment, values, path), copy if copy.is_file() else None
+    return values, copy if copy.is_file() else None
 
 
 def _is_main(copy: Path) -> bool:
@@ -259,14 +270,20 @@ def _is_main(copy: Path) -> bool:
 
 def _foreign_classes(values: Any) -> bool:
     """Whether any class named in saved JSON is not raytrain's own."""
+    if isinstance(values, list):
+        return any(map(_foreign_classes, values))
     if not isinstance(values, dict):
         return False
     own = str(values.get("class", "raytrain.")).startswith("raytrain.")
     return not own or any(map(_foreign_classes, values.values()))
 
 
-def _execute(path: Path) -> ModuleType:
-    """Runs a Python file as the module that holds experiments. Its text counts, never old bytecode."""
+def execute(path: Path) -> ModuleType:
+    """Runs a Python file as the module that holds experiments. Its text counts, never old bytecode.
+
+    Raises:
+        UserError: it does not run.
+    """
     module = ModuleType(config.EXPERIMENT_MODULE)
     module.__file__ = str(path.resolve())
     sys.modules[config.EXPERIMENT_MODULE] = module

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import __version__, config, errors, experiment, launch, plan
+from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
 from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import Observer, Tail
@@ -34,16 +35,16 @@ _RESUMABLE = (
 
 
 class Interrupted(Exception):
-    """A run that was asked to stop, and did, with a checkpoint where a step was done.
+    """A run or a sweep that was asked to stop, and did, with a checkpoint where a step was done.
 
     Attributes:
-        run: the run.
+        path: its directory.
         signal: the signal that asked, such as 2 for SIGINT.
     """
 
-    def __init__(self, run: Run, signal_number: int):
+    def __init__(self, path: Path, signal_number: int):
         super().__init__(f"interrupted by signal {signal_number}")
-        self.run, self.signal = run, signal_number
+        self.path, self.signal = path, signal_number
 
 
 class RunFailed(Exception):
@@ -107,8 +108,8 @@ def train(
         try:
             if source:
                 shutil.copyfile(source, path / "experiment.py")
-            _write_environment(path, planned)
-            experiment.save(_with_threads(value, planned), path / "experiment.json")  # it is a run from here on
+            write_environment(path, planned)
+            experiment.save(with_threads(value, planned), path / "experiment.json")  # it is a run from here on
             return _run(path, planned, session, options, observer, command_started)
         except errors.UserError:  # found while the data was read: no run has begun
             shutil.rmtree(path, ignore_errors=True)
@@ -153,11 +154,11 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
         observer.planned(planned)
         if options.dry_run:
             return run
-        experiment.save(_with_threads(value, planned), run.path / "experiment.json")
+        experiment.save(with_threads(value, planned), run.path / "experiment.json")
         return _run(run.path, planned, session, options, observer, command_started)
 
 
-def _with_threads(value: Experiment, planned: Plan) -> Experiment:
+def with_threads(value: Experiment, planned: Plan) -> Experiment:
     """The experiment to keep: a repetition needs the number of threads for the same bits."""
     return config.replace(value, "scaling.threads_per_worker", planned.experiment.scaling.threads_per_worker)
 
@@ -173,7 +174,7 @@ def _run(
         leftover.unlink(missing_ok=True)
     with Interrupts(path) as interrupts:
         try:
-            weights = pretrained(planned, path)
+            weights = pretrained(planned.experiment, planned.indices["train"], path)
             observer.status("starting Ray")
             with interrupts.while_ray_starts():
                 session.start()
@@ -190,7 +191,7 @@ def _run(
             if planned.experiment.scaling.workers == 0:
                 _work_here(job, tail)
             else:
-                _watch(job, planned, tail, interrupts, can_leave=not session.found)
+                _watch(job, tail, interrupts, can_leave=not session.found)
         except Leave:
             _summarise(path, planned, "interrupted")
         except errors.UserError:
@@ -210,7 +211,7 @@ def _run(
             raise RunFailed("the workers ended without a summary", path, None)
         observer.finished(run)
     if run.summary["status"] == "interrupted":
-        raise Interrupted(run, interrupts.signal)
+        raise Interrupted(run.path, interrupts.signal)
     return run
 
 
@@ -218,18 +219,7 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
     """Reads the data into shared memory (or checks it, for streaming) and puts everything into the object store."""
     import ray
 
-    from raytrain.data import reader
-
-    data, indices, images, skipped = planned.experiment.data, {}, {}, {}
-    for split in ("train", "val"):
-        index, bad = planned.indices[split], []
-        if planned.mode == "resident":
-            array, index, bad = reader.pack(data, index)
-            images[split] = ray.put(array)
-            del array
-        elif data.on_bad_sample == "skip":
-            index, bad = reader.drop_bad(data, index)
-        indices[split], skipped[split] = index, bad
+    indices, images, skipped = read(planned.experiment.data, planned.indices, planned.mode)
     if any(skipped.values()):
         report = {
             split: [{"path": sample, "reason": reason} for sample, reason in bad] for split, bad in skipped.items()
@@ -246,14 +236,39 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
     )
 
 
-def pretrained(planned: Plan, path: Path) -> Any:
-    """The initial weights of a model that brings its own; a resumed run has its checkpoint."""
+def read(
+    data: Data, found: dict[str, Index], mode: str
+) -> tuple[dict[str, Index], dict[str, Any], dict[str, list[tuple[str, str]]]]:
+    """Reads the images of training and validation into the object store, or checks them, for streaming.
+
+    Returns:
+        The indices, the references to the images (none for streaming), and the samples that were skipped, with the
+        reason; by split.
+    """
+    import ray
+
+    from raytrain.data import reader
+
+    indices, images, skipped = {}, {}, {}
+    for split in ("train", "val"):
+        index, bad = found[split], []
+        if mode == "resident":
+            array, index, bad = reader.pack(data, index)
+            images[split] = ray.put(array)
+            del array
+        elif data.on_bad_sample == "skip":
+            index, bad = reader.drop_bad(data, index)
+        indices[split], skipped[split] = index, bad
+    return indices, images, skipped
+
+
+def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
+    """The initial weights of a model that brings its own; a resumed run in the directory `path` has its checkpoint."""
     import torch
 
     from raytrain import order
     from raytrain.models import Model
 
-    e, train_index = planned.experiment, planned.indices["train"]
     if type(e.model).load is Model.load or any((path / "checkpoints").glob("step_*/manifest.json")):
         return None
     torch.manual_seed(order.key(e.seed, 0) >> 1)
@@ -271,11 +286,28 @@ def _work_here(job: Job, tail: Tail) -> None:
         raise _failure(error, job.run) from error
 
 
-def _watch(job: Job, planned: Plan, tail: Tail, interrupts: Interrupts, can_leave: bool) -> None:
+def distribute(job: Job, leave: threading.Event) -> BaseException | None:
+    """Trains a job on Ray Train's workers, and returns what went wrong.
+
+    Args:
+        leave: when it is set, the run's `stop` file has been asked for; workers that have not started yet are given up.
+    """
+    trainer = _trainer(job)
+    thread = threading.Thread(target=lambda: outcome.append(_fit(trainer)), daemon=True, name="ray-train")
+    outcome: list[BaseException | None] = []
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+        if leave.is_set() and not (job.run / "metrics.jsonl").is_file():
+            launch.cancel(trainer)
+    return None if outcome[0] is None else _failure(outcome[0], job.run)
+
+
+def _watch(job: Job, tail: Tail, interrupts: Interrupts, can_leave: bool) -> None:
     """Runs Ray Train's trainer in a side thread, and shows the metrics file as it grows."""
     # Ray's trainer would take SIGINT for itself in the main thread; in a side thread it leaves signals to us.
     outcome: list[BaseException | None] = []
-    trainer = _trainer(job, planned)
+    trainer = _trainer(job)
     thread = threading.Thread(target=lambda: outcome.append(_fit(trainer)), daemon=True, name="ray-train")
     thread.start()
     try:
@@ -308,11 +340,11 @@ def _work_on_cluster(settings: dict[str, Any]) -> None:
     work_on_cluster(settings)
 
 
-def _trainer(job: Job, planned: Plan) -> Any:
+def _trainer(job: Job) -> Any:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
 
-    scaling = planned.experiment.scaling
+    scaling = job.experiment.scaling
     resources = {"CPU": scaling.cpus_per_worker or 1.0}
     if scaling.gpus_per_worker:
         resources["GPU"] = scaling.gpus_per_worker
@@ -345,7 +377,8 @@ def _last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
-def _write_environment(path: Path, planned: Plan) -> None:
+def write_environment(path: Path, planned: Plan) -> None:
+    """Writes `environment.json`: versions, what there was to train on, and the data's fingerprint."""
     import ray
     import torch
 

@@ -81,6 +81,17 @@ def cancel(running: TorchTrainer) -> None:
         running.cancel()
 
 
+def without_messages() -> None:
+    """Keeps Ray from printing, in this process, what the cluster says of a worker that died: who runs the worker says
+    it, in a line."""
+    if _known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private import worker
+
+            worker.print_to_stdstream  # noqa: B018  (what is replaced must be there)
+            worker.print_to_stdstream = _nothing
+
+
 def noted_cluster() -> str | None:
     """The cluster that `auto` means where none is seen to run on this machine: the last one started, which may be
     gone."""

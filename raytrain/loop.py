@@ -150,9 +150,14 @@ class Worker:
             stop = self.flush()
             row = self.end_epoch()
             self.save(row)
+            stop = self.stops_after(row) or stop
             if stop and not progress.over(e.epochs, e.patience):
                 return self.finish("interrupted")
         return self.finish("completed")
+
+    def stops_after(self, row: dict[str, Any]) -> bool:
+        """Whether to stop after the epoch of this row, on all ranks alike; for a subclass that says when to go on."""
+        return False
 
     def _spread(self, state: dict[str, Any] | None) -> None:
         """Hands the model, whose weights are known now, to the parallel strategy, and builds the optimizer.

@@ -128,7 +128,7 @@ def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
             run,
             planned.indices,
             {"train": reader},
-            fit.pretrained(planned, run),
+            fit.pretrained(tested, planned.indices["train"], run),
             Place(0, 1, device),
             time.time(),
         )

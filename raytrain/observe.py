@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from raytrain.plan import Plan
 from raytrain.run import Run, read_metrics
@@ -34,8 +34,30 @@ class Observer:
         """Whatever happened, nothing more will."""
 
 
+class SweepObserver:
+    """Sees a sweep from the driver; the base class looks away."""
+
+    def planned(self, lines: list[tuple[str, str]]) -> None:
+        """The plan, before anything starts."""
+
+    def status(self, text: str) -> None:
+        """What goes on while no trial is under way."""
+
+    def trials(self, records: list[dict[str, Any]], objectives: list[dict[str, Any]], elapsed: float) -> None:
+        """How the trials stand; a few times a second."""
+
+    def finished(self, path: Path, answer: dict[str, Any]) -> None:
+        """The sweep has ended, and its answer is written."""
+
+    def close(self) -> None:
+        """Whatever happened, nothing more will."""
+
+
+Watching = TypeVar("Watching", Observer, SweepObserver)
+
+
 @contextlib.contextmanager
-def watched(observer: Observer) -> Iterator[Observer]:
+def watched(observer: Watching) -> Iterator[Watching]:
     """Closes the observer at the end, however that comes about."""
     try:
         yield observer

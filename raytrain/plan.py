@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from raytrain import errors
-from raytrain.data import Index
+from raytrain.data import Data, Index
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling, to_json
 from raytrain.optim import backbone
@@ -130,10 +130,10 @@ class Plan:
             ("epochs", f"{e.epochs} x {self.steps_per_epoch:,} steps; about {rows:,.0f} rows a rank; {e.precision}"),
             (
                 "memory",
-                f"{_size(self.state_bytes)} of weights, gradients and optimizer state "
+                f"{size(self.state_bytes)} of weights, gradients and optimizer state "
                 + ("a copy, shared out among its workers" if e.parallel.sharded and workers > 1 else "a worker")
                 + "; images "
-                + (f"resident, {_size(self._resident_bytes)} once a node" if self.mode == "resident" else "streamed"),
+                + (f"resident, {size(self._resident_bytes)} once a node" if self.mode == "resident" else "streamed"),
             ),
             ("run", self.run),
         ]
@@ -163,13 +163,34 @@ class Plan:
         return sum(self.indices[split].bytes for split in ("train", "val"))
 
 
-def make(experiment: Experiment, find_resources: Callable[[], Resources], run: str, resumed: bool = False) -> Plan:
+def survey(data: Data) -> tuple[dict[str, Index], dict[str, list[BadSample]]]:
+    """The samples of each split, and those of them that a first look finds unreadable.
+
+    Raises:
+        UserError: there is no data, or a sample is bad and may not be.
+    """
+    indices = data.index()
+    bad = {split: data.probe(index) for split, index in indices.items() if split != "test"}
+    for samples in bad.values():
+        if samples and data.on_bad_sample == "error":
+            raise errors.bad_sample(samples[0].path, samples[0].reason)
+    return indices, bad
+
+
+def make(
+    experiment: Experiment,
+    find_resources: Callable[[], Resources],
+    run: str,
+    resumed: bool = False,
+    surveyed: tuple[dict[str, Index], dict[str, list[BadSample]]] | None = None,
+) -> Plan:
     """Plans a run; it reads the data's index and builds the model without memory, and starts nothing.
 
     Args:
         find_resources: asked last, since to count GPUs takes seconds.
         run: what to call the run's directory.
         resumed: whether the weights will come from a checkpoint.
+        surveyed: what `survey` found, where that is known.
 
     Raises:
         UserError: the run cannot work.
@@ -179,11 +200,7 @@ def make(experiment: Experiment, find_resources: Callable[[], Resources], run: s
     from raytrain.precision import check_device
 
     to_json(experiment)
-    indices = experiment.data.index()
-    bad = {split: experiment.data.probe(index) for split, index in indices.items() if split != "test"}
-    for samples in bad.values():
-        if samples and experiment.data.on_bad_sample == "error":
-            raise errors.bad_sample(samples[0].path, samples[0].reason)
+    indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     sample = experiment.data.image(train)
     if experiment.data.augment.mixes and experiment.batch_size > len(train):
@@ -337,6 +354,8 @@ def _scaling(experiment: Experiment, resources: Resources) -> Scaling:
     gpus = scaling.gpus_per_worker
     if gpus is None:
         gpus = 1.0 if resources.gpus >= workers else 0.0
+    if 0 < gpus < 1 and workers > 1:
+        raise errors.shared_gpu(workers, gpus)
     if gpus * workers > resources.gpus:
         raise errors.too_few("GPUs", gpus * workers, resources.gpus, "scaling.workers x scaling.gpus_per_worker")
     spare = max(resources.cpus - 1, resources.cpus / 2)
@@ -372,5 +391,6 @@ def _memory() -> int:
         return memory
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes for people."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -69,6 +69,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self._protect_token()
         if not self.found:
             self._imports.join()
+            if not self.verbose:
+                launch.without_messages()
 
     def stop(self) -> None:
         """Ends what `start` started, or the connection."""

@@ -8,15 +8,18 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raytrain import errors
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.run import Lock
+
+if TYPE_CHECKING:
+    from raytrain.loop import Worker
 
 
 @dataclass
@@ -37,8 +40,12 @@ def work_on_cluster(settings: dict[str, Any]) -> None:
     work(settings["job"])
 
 
-def work(job: Job) -> None:
-    """Trains as one rank: of the process group that is there, or alone."""
+def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
+    """Trains as one rank: of the process group that is there, or alone.
+
+    Args:
+        make: what makes the worker, where it is not one of the class `loop.Worker` itself.
+    """
     import ray
     import torch
     import torch.distributed as dist
@@ -64,7 +71,8 @@ def work(job: Job) -> None:
             for split, index in indices.items()
         }
         weights: Any = ray.get(job.weights) if job.weights is not None else None
-        Worker(job.experiment, job.run, indices, readers, weights, place, job.command_started).fit()
+        worker = (make or Worker)(job.experiment, job.run, indices, readers, weights, place, job.command_started)
+        worker.fit()
 
 
 @contextlib.contextmanager

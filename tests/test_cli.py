@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from commands import DIGITS, REPOSITORY, fails, no_runs, succeeds, without_ray
 
-from raytrain import Experiment, __version__, cli, config
+from raytrain import Experiment, Sweep, __version__, cli, config
 from raytrain.experiment import load
+from raytrain.search.sweep import load as load_sweep
 
 __all__ = ["no_runs", "without_ray"]
 
@@ -32,9 +33,9 @@ def write(path: Path, text: str) -> Path:
 def test_help_lists_every_command(capsys: Capture) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
-        for command in ("train", "lr", "resume", "evaluate", "predict", "export"):
+        for command in ("train", "lr", "resume", "evaluate", "predict", "export", "sweep"):
             assert f"raytrain {command} " in said
-    assert set(cli._COMMANDS) == {"train", "lr", "resume", "evaluate", "predict", "export"}
+    assert set(cli._COMMANDS) == {"train", "lr", "resume", "evaluate", "predict", "export", "sweep", "report"}
     assert succeeds(capsys, "--version") == f"raytrain {__version__}\n"
 
 
@@ -228,4 +229,7 @@ def test_the_command_ends_with_its_status_and_one_line(
 
 def test_every_experiment_of_the_repository_loads() -> None:
     files = sorted((REPOSITORY / "experiments").glob("*.py"))
-    assert files and all(isinstance(load(file)[0], Experiment) for file in files)
+    sweeps = [file for file in files if file.name.startswith("sweep_")]
+    assert len(files) > len(sweeps) > 0
+    assert all(isinstance(load(file)[0], Experiment) for file in files if file not in sweeps)
+    assert all(isinstance(load_sweep(file)[0], Sweep) for file in sweeps)

@@ -27,6 +27,7 @@ LAYERS = (
     ("fit", "infer"),
     ("lr_range",),
     ("search",),
+    ("tuning",),
     ("report",),
     ("cli",),
 )
@@ -93,8 +94,15 @@ def test_only_launch_imports_the_trainer_and_private_names_of_ray() -> None:
         assert [name for name, path in MODULES.items() if mark in path.read_text()] == ["raytrain.launch"]
 
 
-def test_nothing_imports_ray_tune() -> None:
-    assert not [name for name, path in MODULES.items() if any(i.startswith("ray.tune") for i in imports(path))]
+def test_only_sweeps_import_ray_tune() -> None:
+    found = {name for name, path in MODULES.items() if any(f"{i}.".startswith("ray.tune.") for i in imports(path))}
+    assert found == {"raytrain.search.schedulers", "raytrain.search.trial", "raytrain.tuning"}
+
+
+def test_what_describes_a_sweep_knows_nothing_of_ray() -> None:
+    values = {f"raytrain.search.{name}" for name in ("space", "objective", "base", "tpe", "sweep", "record", "front")}
+    assert values <= set(INSIDE)
+    assert not {i for name in values for i in imports(INSIDE[name]) if i.split(".")[0] in ("ray", "torch")}
 
 
 def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +128,9 @@ def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest
         "from raytrain import cli; cli.run(['--help'])",
         "from raytrain import cli; cli.run(['train', 'experiments/digits.py', '--help'])",
         "from raytrain import cli; cli.run(['evaluate', '--help'])",
+        "from raytrain import cli; cli.run(['sweep', '--help'])",
+        "from raytrain import cli; cli.run(['sweep', 'experiments/sweep_amp_batch.py', '--help'])",
+        "from raytrain import cli; cli.run(['sweep', 'experiments/sweep_amp_batch.py', '--objective', 'nonsense'])",
         "from raytrain import cli; cli.run(['lr', '--help'])",
         "from raytrain import cli; cli.run(['lr', 'experiments/digits.py', '--help'])",
         "from raytrain import cli; cli.run(['lr', 'experiments/digits.py', '--steps', '9'])",

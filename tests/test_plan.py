@@ -96,7 +96,9 @@ def test_gpus_are_taken_where_there_are_enough(gpus: int, workers: int, share: f
 def test_more_gpus_than_there_are_are_refused() -> None:
     with pytest.raises(UserError, match=r"the run asks for 2 GPUs and the cluster has 1, in scaling.workers x"):
         make(replace(SMALL, gpus=1), scaling=Scaling(workers=2, gpus_per_worker=1))
-    assert make(replace(SMALL, gpus=1), scaling=Scaling(workers=2, gpus_per_worker=0.5))
+    assert make(replace(SMALL, gpus=1), scaling=Scaling(workers=1, gpus_per_worker=0.5))
+    with pytest.raises(UserError, match=r"2 workers of 0.5 GPU could share one, which NCCL cannot do, in scaling"):
+        make(replace(SMALL, gpus=1), scaling=Scaling(workers=2, gpus_per_worker=0.5))
     assert make(replace(SMALL, gpus=8), scaling=Scaling(workers=2, gpus_per_worker=0)).experiment.scaling == Scaling(
         workers=2, gpus_per_worker=0, cpus_per_worker=0.5, threads_per_worker=1
     )

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from raytrain import errors
+from raytrain.observe import SweepObserver
 from raytrain.report import sweep_table
 from raytrain.report.console import show_plan
 from raytrain.report.files import write_whole
@@ -26,7 +27,7 @@ _FINAL_ROWS, _WHAT_HAPPENED = 30, 4
 _LOG_WIDTH = 160  # columns of a table that goes to a file
 
 
-class Table:
+class Table(SweepObserver):
     """Shows a sweep on standard output: on a terminal a table that changes, elsewhere a line when a trial ends."""
 
     def __init__(self, console: RichConsole | None = None):

@@ -1,0 +1,386 @@
+"""One attempt at a trial: a run of the training loop whose epochs are taken one at a time.
+
+With one worker the loop runs in a thread of this process, which has torch loaded and the images mapped since the trial
+before; after each epoch it waits to be asked on. With more, Ray Train's workers run it, and their metrics are followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import queue
+import resource
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raytrain import checkpoint, errors, fit
+from raytrain.data import Index
+from raytrain.experiment import Experiment
+from raytrain.loop import Worker
+from raytrain.run import MetricsLog
+from raytrain.search import record
+from raytrain.worker import Job, work
+
+_STUCK = "stuck.log"
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a trial may take.
+
+    Attributes:
+        memory: bytes beyond what the process has before the trial, or None.
+        seconds: without a finished step.
+        share: of the GPU's memory, where trials share one.
+    """
+
+    memory: int | None
+    seconds: float
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """One way to read the data, packed once for all trials of a node: references into the object store."""
+
+    indices: Any
+    images: dict[str, Any]
+
+
+class Attempt:
+    """A trial under way in this process.
+
+    Args:
+        run: its run directory, with `experiment.json`.
+        value: its experiment.
+        data: its images.
+        limits: what it may take.
+    """
+
+    def __init__(self, run: Path, value: Experiment, data: Data, limits: Limits):
+        self.run, self.value, self.data, self.limits = run, value, data, limits
+        self.peak, self.skip = 0, 0
+        self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._go, self._stop = threading.Semaphore(0), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._waiting = False
+        self._worker: _Gated | None = None
+
+    def next(self) -> tuple[dict[str, Any] | None, str | None]:
+        """Trains up to the end of the next epoch.
+
+        Returns:
+            The epoch's row, if another one ended, and what became of the trial, if it did.
+        """
+        if self._thread is None:
+            self._replay()
+            self._thread = threading.Thread(target=self._train, daemon=True, name="trial")
+            self._thread.start()
+        if self._said.empty() and self._waiting:
+            self._waiting = False
+            self._go.release()
+        kind, what = self._take()
+        if kind == "end":
+            return None, what
+        if what.pop("last", False):
+            return what, self._take()[1]
+        self._waiting = what.pop("live", False)
+        return what, None
+
+    def stop(self) -> None:
+        """Ends it, with a checkpoint, and frees what it took."""
+        if self._thread is not None:
+            self._stop.set()
+            if self._thread.is_alive():
+                (self.run / "stop").touch()
+            self._go.release()
+            self._thread.join()
+            (self.run / "stop").unlink(missing_ok=True)
+        self._worker = None
+        gc.collect()
+        _give_back()
+
+    def settle(self) -> Path | None:
+        """The checkpoint of the last epoch, written to its end; the loop must be between two epochs."""
+        if self._worker is not None:
+            self._worker.background.wait()
+        return checkpoint.newest(self.run / "checkpoints")
+
+    def _take(self) -> tuple[str, Any]:
+        """The next thing that the loop says; of workers elsewhere, that their metrics say, in time."""
+        if self.value.scaling.workers <= 1:
+            return self._said.get()
+        deadline, size = time.monotonic() + self.limits.seconds, -1
+        while True:
+            ended = not self._said.empty()  # before the rows are read: all of them are there then
+            rows = record.epochs(self.run)[self._handed :]
+            if rows:
+                self._handed += 1
+                return "row", rows[0]
+            if ended:
+                return self._said.get()
+            time.sleep(0.1)
+            written = _size(self.run / "metrics.jsonl")
+            if written != size:
+                deadline, size = time.monotonic() + self.limits.seconds, written
+            if time.monotonic() > deadline:
+                (self.run / "logs" / _STUCK).write_text("no step was finished in time")
+                os._exit(1)  # with this process its workers end
+
+    def _replay(self) -> None:
+        """Cuts the metrics back to the newest checkpoint; the epochs before it are said again."""
+        found = checkpoint.newest(self.run / "checkpoints")
+        MetricsLog(self.run / "metrics.jsonl", checkpoint.load_state(found)["metrics_bytes"] if found else 0).close()
+        self._handed = self.skip
+        if self.value.scaling.workers <= 1:
+            for row in record.epochs(self.run)[self.skip :]:
+                self._said.put(("row", row))
+
+    def _train(self) -> None:
+        """The whole attempt; whatever comes of it is said, never raised."""
+        found = record.read(self.run) or {}
+        record.update(
+            self.run,
+            status="running",
+            attempts=found.get("attempts", 0) + 1,
+            pid=os.getpid(),
+            started=found.get("started") or time.time(),
+        )
+        (self.run / "stop").unlink(missing_ok=True)
+        (self.run / "summary.json").unlink(missing_ok=True)
+        for leftover in (self.run / "logs").glob("rank_*.json"):
+            leftover.unlink()
+        try:
+            job = self._job()
+            if self.value.scaling.workers <= 1:
+                with self._watched(), _limited(self.limits, bool(self.value.scaling.gpus_per_worker)):
+                    work(job, self._make)
+            else:
+                failure = fit.distribute(job, self._stop)
+                if failure is not None:
+                    raise failure
+            status = json.loads((self.run / "summary.json").read_text())["status"]
+            error = None
+        except BaseException as caught:
+            traceback.print_exc()
+            status, error = kind_of(caught), _one_line(caught)
+        finally:
+            self.peak = _peak(bool(self.value.scaling.gpus_per_worker))
+            self._worker = None
+        if status != "interrupted":
+            record.update(self.run, status=status, error=error, ended=time.time(), peak_memory_bytes=self.peak)
+        self._said.put(("end", status))
+
+    def _job(self) -> Job:
+        import ray
+
+        indices: dict[str, Index] = ray.get(self.data.indices)
+        weights = fit.pretrained(self.value, indices["train"], self.run)
+        return Job(
+            self.value,
+            self.run.absolute(),
+            self.data.indices,
+            self.data.images,
+            None if weights is None else ray.put(weights),
+            time.time(),
+            own_output=True,
+        )
+
+    def _make(self, *arguments: Any) -> Worker:
+        self._worker = _Gated(self, *arguments)
+        return self._worker
+
+    def ended_epoch(self, row: dict[str, Any], last: bool) -> bool:
+        """What the loop calls after each epoch; returns whether it shall stop."""
+        faulthandler.cancel_dump_traceback_later()
+        self._said.put(("row", row | ({"last": True} if last else {"live": True})))
+        if not last:
+            self._go.acquire()
+        self.alive()
+        return self._stop.is_set()
+
+    def alive(self) -> None:
+        """What the loop calls when it has done steps."""
+        faulthandler.dump_traceback_later(self.limits.seconds, exit=True, file=self._stuck)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Ends this process, with a traceback, when the loop is stuck: by a clock in C, which needs no interpreter."""
+        (self.run / "logs").mkdir(exist_ok=True)
+        with open(self.run / "logs" / _STUCK, "w") as self._stuck:
+            self.alive()
+            try:
+                yield
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+
+
+class Ended:
+    """A trial that ended before the sweep was interrupted: its epochs once more, from its metrics."""
+
+    def __init__(self, run: Path, status: str):
+        self._rows, self._status = record.epochs(run), status
+
+    def next(self) -> tuple[dict[str, Any] | None, str | None]:
+        """As `Attempt.next`."""
+        row = self._rows.pop(0) if self._rows else None
+        return row, None if self._rows else self._status
+
+    def stop(self) -> None:
+        """Nothing is under way."""
+
+
+class _Gated(Worker):
+    """A worker that waits after each epoch until the next one is wanted."""
+
+    def __init__(self, attempt: Attempt, *arguments: Any):
+        super().__init__(*arguments)
+        self.attempt = attempt
+
+    def flush(self) -> bool:
+        """As ever; and a sign of life."""
+        done = bool(self.pending)
+        stop = super().flush()
+        if done:
+            self.attempt.alive()
+        return stop
+
+    def stops_after(self, row: dict[str, Any]) -> bool:
+        """Hands the epoch's row over and waits."""
+        return self.attempt.ended_epoch(row, self.progress.over(self.experiment.epochs, self.experiment.patience))
+
+
+def kind_of(error: BaseException) -> str:
+    """What an error makes of a trial: infeasible (out of memory), diverged (not finite) or failed."""
+    import torch
+
+    text = str(error).lower()
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(mark in text for mark in _OUT_OF_MEMORY):
+        return "infeasible"
+    if isinstance(error, FloatingPointError) or "FloatingPointError" in str(error):
+        return "diverged"
+    return "failed"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def was_stuck(run: Path) -> bool:
+    """Whether the last attempt's process ended because the loop was stuck."""
+    with contextlib.suppress(OSError):
+        return (run / "logs" / _STUCK).stat().st_size > 0
+    return False
+
+
+def keep(run: Path, path: Path, pool: Path) -> None:
+    """Keeps a checkpoint, the best one and the metrics up to it for other trials, whatever this one removes."""
+    partial = pool.with_name(f".{pool.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    state = checkpoint.load_state(path)
+    best = run / "checkpoints" / str(state["progress"]["best"].get("checkpoint"))
+    for source in {path, best} if best.is_dir() else {path}:
+        shutil.copytree(source, partial / source.name, copy_function=os.link)
+    rows = (run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
+    (partial / "metrics.jsonl").write_bytes(rows)
+    shutil.rmtree(pool, ignore_errors=True)
+    partial.rename(pool)
+
+
+def adopt(run: Path, pool: Path) -> None:
+    """Puts what `keep` kept, of this trial or of another, in the place of a run's checkpoints and metrics.
+
+    Raises:
+        UserError: it does not verify.
+    """
+    sources = sorted(pool.glob("step_*"))
+    for source in sources:
+        checkpoint.verify(source)
+    own = run / "checkpoints"
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir()
+    partial = run / ".metrics"
+    shutil.copyfile(pool / "metrics.jsonl", partial)
+    for pointer in ("best.json", "last.json"):
+        (run / pointer).unlink(missing_ok=True)
+    state = checkpoint.load_state(sources[-1])
+    best = state["progress"]["best"]
+    checkpoint.write_atomically(run / "best.json", json.dumps(best, indent=2))
+    for source in sources:  # links, with the newest last: a crash before it leaves a run that begins earlier
+        shutil.copytree(source, own / source.name, copy_function=os.link)
+    os.replace(partial, run / "metrics.jsonl")
+
+
+def drop(pool: Path) -> None:
+    """Removes what `keep` kept."""
+    shutil.rmtree(pool, ignore_errors=True)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error) if isinstance(error, (errors.UserError, fit.RunFailed)) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:500]
+
+
+@contextlib.contextmanager
+def _limited(limits: Limits, gpu: bool) -> Iterator[None]:
+    """Caps what this process may take from here on, and counts its peak anew."""
+    _count_anew(gpu)
+    if gpu:
+        import torch
+
+        total = torch.cuda.get_device_properties(0).total_memory
+        share = limits.share or 1.0
+        if limits.memory is not None:
+            share = min(share, limits.memory / total)
+        torch.cuda.set_per_process_memory_fraction(share, 0)
+        yield
+    elif limits.memory is None:
+        yield
+    else:
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + limits.memory, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _count_anew(gpu: bool) -> None:
+    if gpu:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the process's peak becomes what it has now
+
+
+def _peak(gpu: bool) -> int:
+    """Bytes."""
+    if gpu:
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _give_back() -> None:
+    """Returns what a trial took to the system: workers on CPUs keep freed memory, and the next trial's peak counts."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,98 @@
+"""Objectives: what a sweep looks for in a trial, read from the run's own figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from raytrain import errors
+
+_HIGHEST = ("val_accuracy", "samples_per_second")
+_LOWEST = ("val_loss", "peak_memory_bytes", "seconds")
+NAMES = (*_HIGHEST, *_LOWEST, "time_to_accuracy(0.95)")
+"""What there is; the number in the last is any accuracy."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One figure of a trial.
+
+    Attributes:
+        name: as it was given.
+        figure: the figure's name, without its target.
+        target: the accuracy to reach, for `time_to_accuracy`.
+    """
+
+    name: str
+    figure: str
+    target: float | None = None
+
+    @property
+    def mode(self) -> str:
+        """Whether the highest or the lowest is best: `max` or `min`."""
+        return "max" if self.figure in _HIGHEST else "min"
+
+    @property
+    def every_epoch(self) -> bool:
+        """Whether each epoch has one that tells how good the trial is, so that a scheduler may end it early."""
+        return self.figure in ("val_accuracy", "val_loss")
+
+    def now(self, rows: list[dict[str, Any]]) -> float | None:
+        """The last epoch's, for a scheduler."""
+        value = rows[-1].get(self.figure) if rows else None
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def of(self, rows: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:
+        """The whole trial's: the best epoch's metric, or the run's figure.
+
+        Args:
+            rows: the epoch rows of its metrics, in order.
+            summary: its run's summary; of a run that ended early, what there is.
+
+        Returns:
+            None where there is none, as of an accuracy that was not reached.
+        """
+        if self.target is not None:
+            seconds = 0.0
+            for row in rows:
+                seconds += row.get("seconds") or 0.0
+                if (row.get("val_accuracy") or 0.0) >= self.target:
+                    return seconds
+            return None
+        if self.every_epoch:
+            found = [row[self.figure] for row in rows if row.get(self.figure) is not None]
+            return (max(found) if self.mode == "max" else min(found)) if found else None
+        value = summary.get(self.figure)
+        if value is None and rows and self.figure == "samples_per_second":
+            value = rows[-1].get(self.figure)
+        if value is None and rows and self.figure == "seconds":
+            value = sum(row.get("seconds") or 0.0 for row in rows)
+        return value
+
+    def better(self, value: float | None, than: float | None) -> bool:
+        """Whether one value is better than another; any is better than none."""
+        if value is None or than is None:
+            return value is not None
+        return value > than if self.mode == "max" else value < than
+
+
+def parse(name: str) -> Objective:
+    """Reads an objective's name.
+
+    Raises:
+        UserError: no run reports it.
+    """
+    timed = re.fullmatch(r"time_to_accuracy\(([0-9.]+)\)", name)
+    if timed:
+        try:
+            target = float(timed[1])
+        except ValueError:
+            raise errors.unknown_objective(name, NAMES) from None
+        if not 0 < target <= 1:
+            raise errors.out_of_range("time_to_accuracy", target, "above 0 and at most 1", "Sweep.objective")
+        return Objective(name, "time_to_accuracy", target)
+    if name not in (*_HIGHEST, *_LOWEST):
+        raise errors.unknown_objective(name, NAMES)
+    return Objective(name, name)

@@ -1,0 +1,80 @@
+"""What a sweep keeps of each trial beside its run: trial.json, with its values, what became of it, and its figures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raytrain import config
+from raytrain.checkpoint import write_atomically
+from raytrain.data import Augment
+from raytrain.experiment import Experiment
+from raytrain.run import read_metrics
+from raytrain.search.objective import Objective
+
+ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed", "failed")
+"""What a trial does not come back from. The others are `pending`, `running` and `interrupted`."""
+
+_FILE = "trial.json"
+
+
+def folder(sweep: Path, number: int) -> Path:
+    """The run directory of a trial."""
+    return sweep / "trials" / f"{number:04d}"
+
+
+def read(run: Path) -> dict[str, Any] | None:
+    """A trial's record; None where the trial was not begun."""
+    try:
+        return json.loads((run / _FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def update(run: Path, **changes: Any) -> dict[str, Any]:
+    """Changes fields of a trial's record; one that has ended stays as it is."""
+    found = read(run) or {}
+    if found.get("status") in ENDED:
+        return found
+    found |= changes
+    write_atomically(run / _FILE, json.dumps(found, indent=2))
+    return found
+
+
+def reads(experiment: Experiment) -> str:
+    """What decides which images are read, as text: trials for which it is the same share them."""
+    data = replace(experiment.data, augment=Augment())
+    return json.dumps(config.to_dict(data) | {"class": type(data).__qualname__}, sort_keys=True)
+
+
+def epochs(run: Path) -> list[dict[str, Any]]:
+    """The epoch rows of a trial's metrics."""
+    with contextlib.suppress(ValueError):
+        return [row for row in read_metrics(run / "metrics.jsonl")[0] if row["kind"] == "epoch"]
+    return []
+
+
+def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int) -> dict[str, Any]:
+    """A trial's record with the figures of its run, as `sweep.json` lists it."""
+    found, rows, summary = read(run) or {}, epochs(run), {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        summary = json.loads((run / "summary.json").read_text())
+    if found.get("peak_memory_bytes"):
+        summary["peak_memory_bytes"] = found["peak_memory_bytes"]
+    usable = found.get("status") in ("completed", "stopped", "running", "interrupted")
+    accuracies = [row["val_accuracy"] for row in rows if row.get("val_accuracy") is not None]
+    losses = [row["val_loss"] for row in rows if row.get("val_loss") is not None]
+    return found | {
+        "objective": [objective.of(rows, summary) if usable else None for objective in objectives],
+        "epochs": len(rows),
+        "of_epochs": of_epochs,
+        "val_accuracy": max(accuracies, default=None),
+        "val_loss": min(losses, default=None),
+        "samples_per_second": summary.get("samples_per_second")
+        or (rows[-1].get("samples_per_second") if rows else None),
+        "seconds": summary.get("seconds") or sum(row.get("seconds") or 0.0 for row in rows) or None,
+        "peak_memory_bytes": summary.get("peak_memory_bytes"),
+    }

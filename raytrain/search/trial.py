@@ -1,0 +1,109 @@
+"""Tune's side of a trial: an actor that stays when a trial ends, and takes the next one up with torch loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from raytrain import config, experiment, launch
+from raytrain.search import attempt, record
+from raytrain.search.attempt import Attempt, Data, Ended, Limits
+from raytrain.search.objective import Objective
+from raytrain.search.schedulers import EPOCH, SCORE
+from raytrain.search.space import apply
+from raytrain.session import ship_classes
+
+NUMBER = "trial"
+"""The trial's number in Tune's configuration, beside the values of its axes."""
+STATUS = "status"
+"""What became of a trial, in its last report."""
+
+
+class Trial(tune.Trainable):
+    """Trains one trial after the other in one process; Tune asks for an epoch at a time."""
+
+    def setup(  # type: ignore[override]
+        self, config: dict[str, Any], folder: str, objective: Objective, shelf: dict[str, Data], limits: Limits
+    ) -> None:
+        """Begins the first trial.
+
+        Args:
+            config: Tune's configuration.
+            folder: the sweep's directory.
+            objective: what schedulers compare by.
+            shelf: the data, by the part of the experiment that decides what is read.
+            limits: what a trial may take.
+        """
+        self.folder, self.objective, self.shelf, self.limits = Path(folder), objective, shelf, limits
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Ends the trial and begins another one."""
+        self.attempt.stop()
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Trains one epoch.
+
+        Returns:
+            Its number, the objective after it, and at the end what became of the trial.
+        """
+        row, status = self.attempt.next()
+        if row is not None:
+            self.rows.append(row)
+        score = self.objective.now(self.rows)
+        found = {EPOCH: len(self.rows), SCORE: float("nan") if score is None else score}
+        return found if status is None else found | {"done": True, STATUS: status}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Keeps the checkpoint of the last epoch for whoever takes this trial up: itself after a pause, or another."""
+        path = self.attempt.settle() if isinstance(self.attempt, Attempt) else None
+        if path is None:
+            return {}
+        pool = self.folder / "pool" / f"{self.number:04d}_{path.name}"
+        if not pool.is_dir():
+            attempt.keep(self.run, path, pool)
+            for old in sorted(pool.parent.glob(f"{self.number:04d}_*"))[:-2]:
+                attempt.drop(old)
+        return {"pool": pool.name, "from": self.number}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Takes up what a trial kept: this one before a pause, or one whose weights are better."""
+        if not checkpoint or isinstance(self.attempt, Ended):
+            return
+        attempt.adopt(self.run, self.folder / "pool" / checkpoint["pool"])
+        if checkpoint["from"] != self.number:
+            taken = {"from": checkpoint["from"], "epoch": len(record.epochs(self.run)), "values": self.values}
+            found = record.read(self.run) or {}
+            record.update(self.run, taken=[*found.get("taken", []), taken])
+        self.rows = record.epochs(self.run)
+        self.attempt.skip = len(self.rows)
+
+    def cleanup(self) -> None:
+        """Ends the trial."""
+        self.attempt.stop()
+
+    def _begin(self, given: dict[str, Any]) -> None:
+        self.number, self.rows = int(given[NUMBER]), []
+        self.attempt: Attempt | Ended
+        self.values = {name: value for name, value in given.items() if name != NUMBER}
+        self.run = record.folder(self.folder, self.number)
+        value = experiment.load(self.run / "experiment.json")[0]
+        changed = {path: new for path, new in self.values.items() if config.get(value, path) != new}
+        if changed:  # by a scheduler, on the way
+            value = apply(value, changed)
+            experiment.save(value, self.run / "experiment.json")
+        ship_classes(value)
+        if not (value.compile or value.parallel.sharded):
+            launch.defer_compiler()
+        found = record.read(self.run) or {}
+        if found.get("status") in record.ENDED:  # before the sweep was interrupted: its scheduler is told once more
+            self.attempt = Ended(self.run, found["status"])
+            return
+        if changed:
+            values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
+            record.update(self.run, values=values)
+        self.attempt = Attempt(self.run, value, self.shelf[record.reads(value)], self.limits)

@@ -1,0 +1,648 @@
+"""The driver of a sweep: plan it, read the data once, let Ray Tune run the trials, and say which was best.
+
+The state of a sweep is in its trials' directories alone: each is a run, with a record of its values and of what became
+of it. Tune keeps none of it. A sweep that goes on proposes the trials that were begun again, in the same order; those
+that had ended stay as they are, the others go on from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from raytrain import config, errors, experiment, fit, plan
+from raytrain.checkpoint import write_atomically
+from raytrain.experiment import Experiment
+from raytrain.fit import Interrupted, Options, RunFailed
+from raytrain.interrupts import Interrupts, Leave
+from raytrain.observe import SweepObserver
+from raytrain.plan import Plan, Resources
+from raytrain.run import Lock, Run, check_writable, create
+from raytrain.search import record
+from raytrain.search.base import crossed
+from raytrain.search.front import pareto_front
+from raytrain.search.space import combinations
+from raytrain.search.sweep import Sweep, impossible, to_dict
+from raytrain.session import Session, ship_classes
+
+_MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
+_TAKES = 1 << 24
+"""Bytes that a trial's logs and metrics are reckoned with, beside its checkpoints."""
+
+
+class SweepRun:
+    """A sweep on disk: `sweep.json`, `trials.csv`, `best.json`, and `trials/0000`, each of which is a run.
+
+    Args:
+        path: the sweep's directory.
+
+    Raises:
+        UserError: there is none.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        if not os.path.isfile(self.path / "sweep.json"):
+            raise errors.not_a_sweep(self.path)
+
+    def __repr__(self) -> str:
+        return f"SweepRun({str(self.path)!r})"
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """All of `sweep.json`: `status`, `best` (a trial's number), `front`, `trials` with their figures."""
+        return json.loads((self.path / "sweep.json").read_text())
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        """The trials' values, what became of them, and their figures."""
+        return self.answer["trials"]
+
+    @property
+    def best(self) -> Run | None:
+        """The best trial's run; None where no trial has given anything."""
+        number = self.answer["best"]
+        return None if number is None else Run(record.folder(self.path, number))
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """How a sweep will be laid out.
+
+    Attributes:
+        base: the plan of the first trial.
+        share: what each trial's plan is made for.
+        concurrent: trials at once.
+        cpus: that a trial of one worker holds; all of them together leave one for Ray Data, where images are streamed.
+        weights: bytes of checkpoints at the most, of all trials together.
+        variants: what is read: an experiment for each way of reading, by what decides it.
+    """
+
+    sweep: Sweep
+    base: Plan
+    share: Resources
+    concurrent: int
+    cpus: float
+    weights: int
+    variants: dict[str, Experiment]
+
+    def lines(self, path: str) -> list[tuple[str, str]]:
+        """The plan for people: the base experiment's, and the sweep's own."""
+        s = self.sweep
+        workers, scaling = max(1, s.experiment.scaling.workers), self.base.experiment.scaling
+        each = (
+            f"{scaling.gpus_per_worker:g} GPU"
+            if scaling.gpus_per_worker
+            else f"{scaling.threads_per_worker} thread{'s' if scaling.threads_per_worker != 1 else ''}"
+        )
+        own = {
+            "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}; looking for "
+            + " and ".join(f"the {_superlative(o.mode)} {o.name}" for o in s.objectives),
+            "search": f"{type(s.search).__name__}, {type(s.scheduler).__name__}",
+            "at once": f"{self.concurrent} of {workers} worker{'s' if workers > 1 else ''} with {each}"
+            + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else ""),
+            "disk": f"{plan.size(self.weights)} of checkpoints at the most: those under way and the best "
+            + (f"{s.keep} trials'" if s.keep > 1 else "trial's"),
+            **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
+        }
+        base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
+        return [*own.items(), *base, ("in", path)]
+
+
+def sweep(
+    value: Sweep, options: Options, observer: SweepObserver, source: Path | None, command_started: float
+) -> SweepRun | None:
+    """Runs a sweep in a new directory.
+
+    Args:
+        source: the Python file that the sweep came from, of which the directory keeps a copy.
+        command_started: Unix time at which the user's command began.
+
+    Returns:
+        The sweep, or None after a dry run.
+
+    Raises:
+        UserError: it cannot be run; nothing has been started.
+        Interrupted: it was asked to stop.
+        RunFailed: no trial could be run.
+    """
+    check_writable(options.out, options.name)
+    stem = source.stem if source else "sweep"
+    if source and source.name == "experiment.py" and (source.parent / "sweep.json").is_file():
+        stem = source.parent.name.rpartition("-")[0] or source.parent.name
+    to_dict(value)
+    reason = impossible(value)
+    if reason:
+        raise errors.no_combination(reason)
+    with Session(options.address, options.verbose) as session:
+        planned, surveyed = make(value, session.resources, Path(options.out))
+        shown = str(Path(options.out) / (options.name or f"{stem}-N"))
+        if options.dry_run:
+            observer.planned(planned.lines(shown))
+            return None
+        path = create(options.out, options.name, stem)
+        observer.planned(planned.lines(str(path)))
+        try:
+            if source:
+                shutil.copyfile(source, path / "experiment.py")
+            (path / "trials").mkdir()
+            driver = _Driver(path, planned, surveyed, observer, command_started)
+            driver.write("running")
+            return driver.run(session, options)
+        except errors.UserError:  # found while the data was read: no trial has begun
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+
+def resume(
+    path: Path, value: Sweep, options: Options, observer: SweepObserver, command_started: float
+) -> SweepRun | None:
+    """Goes on with a sweep: trials that have ended stay, those under way go on from their checkpoints.
+
+    Args:
+        value: the sweep, perhaps with other trials, budget_seconds, concurrent, timeout_seconds, retries or keep.
+
+    Raises:
+        UserError: it is still running, its data has changed, or `value` changes what must stay.
+        Interrupted: it was asked to stop.
+        RunFailed: no trial could be run.
+    """
+    kept = json.loads((path / "sweep.json").read_text())
+    before, now = kept["sweep"], to_dict(value)
+    changed = [name for name in now if now[name] != before.get(name) and name not in _MAY_CHANGE]
+    if changed:
+        raise errors.sweep_changed(changed, path)
+    Lock(path, wait=10).release()
+    with Session(options.address, options.verbose) as session:
+        planned, surveyed = make(value, session.resources, path)
+        if kept.get("data_fingerprint") != _fingerprints(surveyed):
+            raise errors.data_changed(path)
+        observer.planned(planned.lines(str(path)))
+        if options.dry_run:
+            return None
+        driver = _Driver(path, planned, surveyed, observer, command_started)
+        if all((record.read(record.folder(path, n)) or {}).get("status") in record.ENDED for n in range(value.count)):
+            driver.write("completed")
+            observer.finished(path, driver.answer("completed"))
+            return SweepRun(path)
+        return driver.run(session, options)
+
+
+Surveyed = dict[str, Any]
+
+
+def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> tuple[SweepPlan, Surveyed]:
+    """Plans a sweep: what is read, how many trials run at once, what they leave on disk; it starts nothing.
+
+    Returns:
+        The plan, and what was found of the data, by what decides how it is read.
+
+    Raises:
+        UserError: the sweep cannot work.
+    """
+    resources = find_resources()
+    first = _first(value)
+    workers = max(1, first.scaling.workers)
+    gpus = first.scaling.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if resources.gpus >= workers else 0.0
+    if gpus:
+        fits = int(resources.gpus / (gpus * workers) + 1e-9)
+    else:
+        each = max(first.scaling.cpus_per_worker or 0, first.scaling.threads_per_worker or 1)
+        fits = int(resources.cpus / (each * workers))
+    if value.concurrent and value.concurrent > max(1, fits):
+        raise errors.too_many_at_once(value.concurrent, max(1, fits))
+    concurrent = min(value.concurrent or max(1, fits), value.count)
+    share = replace(
+        resources,
+        cpus=resources.cpus / concurrent,
+        gpus=max(gpus * workers, resources.gpus / concurrent) if fits else resources.gpus,
+        memory=resources.memory,
+    )
+    variants: dict[str, Experiment] = {}
+    data_axes = [a for a in value.axes if a.path.startswith("data") and not a.path.startswith("data.augment")]
+    for axis in data_axes:
+        if axis.finite is None:
+            raise errors.axis_not_finite(axis.path)
+    for values in combinations(data_axes):
+        with contextlib.suppress(errors.UserError):
+            one = value.trial(values)
+            variants.setdefault(record.reads(one), one)
+    if not variants:
+        variants[record.reads(first)] = first
+    surveyed = {key: plan.survey(one.data) for key, one in variants.items()}
+    base = plan.make(first, lambda: share, "", surveyed=surveyed.get(record.reads(first)))
+    spare = 0 if base.mode == "resident" else min(1.0, resources.cpus / 2)
+    cpus = int(100 * min((resources.cpus - spare) / concurrent, resources.cpus / resources.nodes)) / 100
+    weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
+    free = shutil.disk_usage(_existing(out)).free
+    needs = weights + _TAKES * concurrent
+    if needs > free:
+        raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
+    return SweepPlan(value, base, share, concurrent, cpus, weights, variants), surveyed
+
+
+def _first(value: Sweep) -> Experiment:
+    """The experiment of a trial that can be: the base, where it can."""
+    for values in ({axis.path: axis.examples()[0] for axis in value.axes}, *combinations(value.axes)):
+        with contextlib.suppress(errors.UserError):
+            return value.trial(values)
+    return value.experiment
+
+
+def _existing(path: Path) -> Path:
+    path = path.expanduser().absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _superlative(mode: str) -> str:
+    return "highest" if mode == "max" else "lowest"
+
+
+def _fingerprints(surveyed: Surveyed) -> dict[str, dict[str, str]]:
+    return {
+        key: {split: index.fingerprint() for split, index in indices.items()} for key, (indices, _) in surveyed.items()
+    }
+
+
+class _Driver:
+    """One session of a sweep."""
+
+    def __init__(
+        self, path: Path, planned: SweepPlan, surveyed: Surveyed, observer: SweepObserver, command_started: float
+    ):
+        self.path, self.planned, self.surveyed, self.observer = path, planned, surveyed, observer
+        self.sweep, self.command_started = planned.sweep, command_started
+        self.objectives = self.sweep.objectives
+        self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
+        self.leaving = False
+        self.ended: dict[int, dict[str, Any]] = {}
+        self.before = 0.0
+        with contextlib.suppress(OSError, ValueError):
+            self.before = json.loads((path / "sweep.json").read_text()).get("seconds") or 0.0
+
+    def run(self, session: Session, options: Options) -> SweepRun:
+        """Everything from the start of Ray to the answer."""
+        for leftover in self.path.glob("trials/*/stop"):
+            leftover.unlink()
+        (self.path / "stop").unlink(missing_ok=True)
+        status = "interrupted"
+        with Lock(self.path, wait=10), Interrupts(self.path) as interrupts:
+            try:
+                self.observer.status("starting Ray")
+                with interrupts.while_ray_starts():
+                    session.start()
+                for variant in self.planned.variants.values():
+                    ship_classes(variant)
+                interrupts.stop_if_asked()
+                self.observer.status("reading the data")
+                shelf = self._read()
+                interrupts.stop_if_asked()
+                self.observer.status("starting the first trials")
+                status = self._watch(shelf, interrupts)
+            except Leave:
+                pass
+            except (errors.UserError, RunFailed):
+                raise
+            except Exception as error:
+                (self.path / "logs").mkdir(exist_ok=True)
+                (self.path / "logs" / "driver.log").write_text(traceback.format_exc())
+                self.write("failed")
+                raise RunFailed(f"{type(error).__name__}: {error}", self.path, None) from error
+            finally:
+                (self.path / "stop").unlink(missing_ok=True)
+                session.keep_logs(self.path / "logs")
+            answer = self.write(status)
+            self.observer.finished(self.path, answer)
+        if status == "interrupted":
+            raise Interrupted(self.path, interrupts.signal)
+        return SweepRun(self.path)
+
+    def _read(self) -> dict[str, Any]:
+        """The data of each variant, once for all trials."""
+        import ray
+
+        from raytrain.search.attempt import Data
+
+        shelf, skipped = {}, {}
+        for key, one in self.planned.variants.items():
+            indices, _ = self.surveyed[key]
+            planned = plan.make(one, lambda: self.planned.share, "", surveyed=self.surveyed[key])
+            found, images, bad = fit.read(one.data, indices, planned.mode)
+            shelf[key] = Data(ray.put(found), images)
+            skipped |= {split: samples for split, samples in bad.items() if samples}
+        if skipped:
+            report = {split: [{"path": p, "reason": r} for p, r in bad] for split, bad in skipped.items()}
+            (self.path / "skipped.json").write_text(json.dumps(report, indent=2))
+        return shelf
+
+    def _watch(self, shelf: dict[str, Any], interrupts: Interrupts) -> str:
+        """Lets Tune run in a side thread, and looks after what the trials leave; returns how the sweep ended."""
+        outcome: list[BaseException | None] = []
+        tuner = self._tuner(shelf)
+        if tuner is None:
+            return "completed"
+        thread = threading.Thread(target=lambda: outcome.append(_fit(tuner)), daemon=True, name="ray-tune")
+        thread.start()
+        deadline = self.command_started + (self.sweep.budget_seconds or float("inf"))
+        over = False
+        while thread.is_alive():
+            thread.join(0.2)
+            records = self.records()
+            self.observer.trials(records, self._modes(), time.time() - self.command_started + self.before)
+            self._tidy(records)
+            over = over or time.time() > deadline
+            if (interrupts.signal or over) and not self.leaving:
+                self.leaving = True
+            if self.leaving:
+                for one in records:
+                    if one["status"] == "running":
+                        (record.folder(self.path, one["number"]) / "stop").touch()
+        self._tidy(self.records())
+        shutil.rmtree(self.path / "pool", ignore_errors=True)
+        if interrupts.signal:
+            return "interrupted"
+        if outcome[0] is not None:
+            raise outcome[0]
+        if over:
+            return "out_of_time"
+        return "completed"
+
+    def _tuner(self, shelf: dict[str, Any]) -> Any:
+        """Tune's tuner for the trials that have not ended; None where there are none."""
+        with _quiet():
+            from ray import tune
+            from ray.tune.search import Searcher
+
+            from raytrain.search import trial
+        s = self.sweep
+        scheduler = s.scheduler.build(s.axes, self.objectives[0], s.experiment.epochs)
+        again = list(range(s.count))
+        for number in again:
+            found = record.read(record.folder(self.path, number))
+            if found is not None:
+                self._repeat(number, found)
+        waiting = [
+            number
+            for number in again
+            if scheduler is not None
+            or (record.read(record.folder(self.path, number)) or {}).get("status") not in record.ENDED
+        ]
+        if not waiting:
+            return None
+        driver = self
+
+        class Proposed(Searcher):
+            """Gives Tune the trials' numbers; their values are in their directories by then."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.numbers: dict[str, int] = {}
+
+            def suggest(self, trial_id: str) -> dict[str, Any] | None:
+                while waiting:
+                    number = waiting.pop(0)
+                    values = driver.propose(number)
+                    if values is not None:
+                        self.numbers[trial_id] = number
+                        return {trial.NUMBER: number, **(values if s.scheduler.mutates else {})}
+                return Searcher.FINISHED  # type: ignore[return-value]
+
+            def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
+                driver.tell(self.numbers[trial_id])
+
+            def save(self, checkpoint_path: str) -> None:
+                """The directories are the state."""
+
+            def restore(self, checkpoint_path: str) -> None:
+                """The directories are the state."""
+
+        class Watch(tune.Callback):
+            """Says of each trial that ended how it did, where it could not say so itself."""
+
+            def on_trial_complete(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
+                driver.ended_by_tune(trial.config[number_key], None)
+
+            def on_trial_error(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
+                driver.ended_by_tune(trial.config[number_key], trial.get_pickled_error() or trial.get_error() or "")
+
+        number_key = trial.NUMBER
+
+        class Stop(tune.Stopper):
+            """Ends the sweep when it was asked to."""
+
+            def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+                return False
+
+            def stop_all(self) -> bool:
+                return driver.leaving and driver.still()
+
+        scaling, gib = self.planned.base.experiment.scaling, s.memory_gib
+        limits = trial.Limits(None if gib is None else int(gib * 2**30), s.timeout_seconds)
+        if scaling.gpus_per_worker and scaling.gpus_per_worker < 1 and limits.memory is None:
+            limits = replace(limits, share=scaling.gpus_per_worker)
+        trainable = tune.with_parameters(
+            trial.Trial, folder=str(self.path.absolute()), objective=self.objectives[0], shelf=shelf, limits=limits
+        )
+        # Trials of one worker are held back by what they ask for, and one waits behind them: it takes the first actor
+        # that is free, where Tune would otherwise end that one and start another.
+        own: dict[str, float] = {"CPU": 0}
+        if scaling.workers <= 1:
+            own = {"CPU": self.planned.cpus, "GPU": scaling.gpus_per_worker or 0}
+        metric = {"metric": trial.SCORE, "mode": self.objectives[0].mode} if scheduler is not None else {}
+        return tune.Tuner(
+            tune.with_resources(trainable, tune.PlacementGroupFactory([own])),
+            tune_config=tune.TuneConfig(
+                search_alg=Proposed(),
+                scheduler=scheduler,
+                num_samples=len(waiting),
+                max_concurrent_trials=self.planned.concurrent + (scaling.workers <= 1),
+                reuse_actors=True,
+                **metric,  # type: ignore[arg-type]
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=str((self.path / "logs").absolute()),
+                stop=Stop(),
+                failure_config=tune.FailureConfig(max_failures=s.retries),
+                callbacks=[Watch()],
+                verbose=0,
+            ),
+        )
+
+    def propose(self, number: int) -> dict[str, Any] | None:
+        """The values of a trial's axes, with its directory made ready; None for a trial that cannot be."""
+        folder = record.folder(self.path, number)
+        found = record.read(folder)
+        if found is not None:
+            return None if found.get("refused") else self._values(found)
+        values = self.search.propose(number, crossed(self.sweep.axes, number))
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {path: self._label(path, value) for path, value in values.items()}
+        try:
+            one = self.sweep.trial(values)
+            planned = plan.make(one, lambda: self.planned.share, str(folder), surveyed=self.surveyed[record.reads(one)])
+        except errors.UserError as refused:
+            record.update(folder, number=number, values=names, status="infeasible", error=str(refused), refused=True)
+            self.tell(number)
+            return None
+        if (self.path / "experiment.py").is_file():
+            shutil.copyfile(self.path / "experiment.py", folder / "experiment.py")
+        fit.write_environment(folder, planned)
+        experiment.save(fit.with_threads(one, planned), folder / "experiment.json")
+        record.update(folder, number=number, values=names, status="pending", attempts=0)
+        return values
+
+    def tell(self, number: int) -> None:
+        """Lets the search know what came of a trial."""
+        figures = record.figures(record.folder(self.path, number), self.objectives, self.sweep.experiment.epochs)
+        if figures.get("status") in record.ENDED:
+            found = figures["objective"]
+            self.search.tell(number, None if any(value is None for value in found) else found)
+
+    def ended_by_tune(self, number: int, error: Any) -> None:
+        """Records how a trial ended: stopped by the scheduler, or with its process."""
+        from raytrain.search import attempt
+
+        folder = record.folder(self.path, number)
+        if error is None:
+            status = "interrupted" if self.leaving else "stopped"
+            record.update(folder, status=status, **({} if self.leaving else {"ended": time.time()}))
+            return
+        text = str(error)
+        if attempt.was_stuck(folder):
+            status, said = "timed_out", f"no step was finished in {self.sweep.timeout_seconds:g} s"
+        elif "OutOfMemory" in text:
+            status, said = "infeasible", "the system ended its process for want of memory"
+        else:
+            last = [line.strip() for line in text.splitlines() if line.strip()]
+            status, said = "crashed", f"its process died: {last[-1][:300] if last else ''}"
+        record.update(folder, status=status, error=said, ended=time.time())
+
+    def still(self) -> bool:
+        """Whether no trial is under way: those that were asked to have stopped."""
+        return not any(one["status"] == "running" for one in self.records())
+
+    def records(self) -> list[dict[str, Any]]:
+        """The trials so far, in their order, with their figures."""
+        found = []
+        for number in range(self.sweep.count):
+            if number not in self.ended:
+                folder = record.folder(self.path, number)
+                if record.read(folder) is None:
+                    continue
+                one = record.figures(folder, self.objectives, self.sweep.experiment.epochs)
+                if one.get("status") in record.ENDED:
+                    self.ended[number] = one
+                found.append(one)
+            else:
+                found.append(self.ended[number])
+        return found
+
+    def ranked(self, records: list[dict[str, Any]]) -> list[int]:
+        """The numbers of the trials that have the first objective, best first."""
+        first = self.objectives[0]
+        usable = [one for one in records if one["objective"][0] is not None and one["status"] in record.ENDED]
+        return [
+            one["number"] for one in sorted(usable, key=lambda one: one["objective"][0], reverse=first.mode == "max")
+        ]
+
+    def answer(self, status: str) -> dict[str, Any]:
+        """All of sweep.json."""
+        records = self.records()
+        ranked = self.ranked(records)
+        points = [tuple(one["objective"]) for one in records]
+        usable = set(ranked)
+        front = [
+            records[place]["number"]
+            for place in pareto_front(points, [o.mode for o in self.objectives])
+            if records[place]["number"] in usable
+        ]
+        return {
+            "status": status,
+            "sweep": to_dict(self.sweep),
+            "objectives": self._modes(),
+            "best": ranked[0] if ranked else None,
+            "front": front,
+            "seconds": time.time() - self.command_started + self.before,
+            "concurrent": self.planned.concurrent,
+            "data_fingerprint": _fingerprints(self.surveyed),
+            "trials": records,
+        }
+
+    def write(self, status: str) -> dict[str, Any]:
+        """Writes sweep.json, and best.json where there is a best trial."""
+        answer = self.answer(status)
+        write_atomically(self.path / "sweep.json", json.dumps(answer, indent=2))
+        if answer["best"] is not None:
+            best = record.folder(self.path, answer["best"]) / "experiment.json"
+            write_atomically(self.path / "best.json", best.read_text())
+        return answer
+
+    def _tidy(self, records: list[dict[str, Any]]) -> None:
+        """Removes the checkpoints of trials that have ended and are not among the best."""
+        kept = self.ranked(records)[: self.sweep.keep]
+        for one in records:
+            if one["status"] in record.ENDED and one["number"] not in kept:
+                shutil.rmtree(record.folder(self.path, one["number"]) / "checkpoints", ignore_errors=True)
+
+    def _repeat(self, number: int, found: dict[str, Any]) -> None:
+        values = self._values(found)
+        if values is not None:
+            self.search.repeat(number, values)
+        self.tell(number)
+
+    def _values(self, found: dict[str, Any]) -> dict[str, Any] | None:
+        """A trial's values as they were proposed, from their names in its record."""
+        values = {}
+        for axis in self.sweep.axes:
+            name = found["values"].get(axis.path)
+            if axis.finite is None:
+                values[axis.path] = name
+                continue
+            names = [config.plain(label) for label in config.labels(axis.finite)]
+            if name not in names:  # a scheduler has changed it
+                return None
+            values[axis.path] = axis.finite[names.index(name)]
+        return values
+
+    def _label(self, path: str, value: Any) -> Any:
+        axis = next(axis for axis in self.sweep.axes if axis.path == path)
+        return value if axis.finite is None else config.plain(config.labels(axis.finite)[axis.finite.index(value)])
+
+    def _modes(self) -> list[dict[str, Any]]:
+        return [{"name": objective.name, "mode": objective.mode} for objective in self.objectives]
+
+
+def _fit(tuner: Any) -> BaseException | None:
+    try:
+        tuner.fit()
+    except BaseException as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Settings that Tune reads when it is imported: no logs of its own, no snapshots of a state that is not its."""
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")
+    os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
+    os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
+    yield
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)

@@ -1,0 +1,250 @@
+"""search: axes, objectives, random search and TPE, what a sweep refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytrain import (
+    ASHA,
+    CNN,
+    MLP,
+    PB2,
+    PBT,
+    SGD,
+    TPE,
+    AdamW,
+    Choice,
+    Digits,
+    Experiment,
+    Grid,
+    HyperBand,
+    Int,
+    LogUniform,
+    MedianStopping,
+    RandomSearch,
+    Scaling,
+    Sweep,
+    Uniform,
+    UserError,
+    config,
+)
+from raytrain.search import objective
+from raytrain.search.base import crossed
+from raytrain.search.space import apply, combinations
+from raytrain.search.sweep import impossible, load, to_dict
+
+BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.1), epochs=4)
+LR = LogUniform("optimizer.lr", 1e-4, 1.0)
+
+
+@given(st.floats(0, 1, exclude_max=True))
+def test_every_quantile_is_a_value_between_the_ends(quantile: float) -> None:
+    assert 1e-4 <= LR.draw(quantile) <= 1.0
+    assert -1 <= Uniform("x", -1, 3).draw(quantile) <= 3
+    assert Int("x", 2, 5).draw(quantile) in (2, 3, 4, 5)
+    assert 1 <= Int("x", 1, 1000, log=True).draw(quantile) <= 1000
+    assert Choice("x", (1, 2, 3)).draw(quantile) in (1, 2, 3)
+
+
+def test_uniform_quantiles_give_the_axis_distribution() -> None:
+    quantiles = [(k + 0.5) / 1200 for k in range(1200)]
+    assert set(Counter(map(Int("x", 2, 5).draw, quantiles)).values()) == {300}
+    assert set(Counter(map(Choice("x", ("a", "b", "c")).draw, quantiles)).values()) == {400}
+    below = sum(LR.draw(q) < 1e-2 for q in quantiles)
+    assert below == 600  # half of the decades
+    low = sum(Int("x", 1, 63, log=True).draw(q) < 8 for q in quantiles)
+    assert low == 600  # log2(8) of log2(64)
+
+
+def test_grid_axes_are_crossed_and_each_combination_is_as_frequent() -> None:
+    axes = (Grid("precision", ("fp32", "bf16")), Choice("epochs", (1, 2)), Grid("batch_size", (64, 128, 256)))
+    seen = [crossed(axes, number) for number in range(12)]
+    assert seen[0] == {"precision": "fp32", "batch_size": 64} and seen[1] == {"precision": "fp32", "batch_size": 128}
+    assert set(Counter(tuple(one.values()) for one in seen).values()) == {2}
+    assert len(combinations(axes)) == 12 and combinations(()) == [{}] == [crossed((LR,), 5)]
+
+
+def test_a_trial_of_random_search_is_a_function_of_the_seed_and_its_number() -> None:
+    axes = (LR, Choice("epochs", (1, 2, 3)), Grid("precision", ("fp32", "bf16")))
+    one, other = RandomSearch().start(axes, (), 3), RandomSearch().start(axes, (), 3)
+    forth = [one.propose(n, crossed(axes, n)) for n in range(50)]
+    back = [other.propose(n, crossed(axes, n)) for n in reversed(range(50))]
+    assert forth == back[::-1] and len({found["optimizer.lr"] for found in forth}) == 50
+    assert [found["precision"] for found in forth] == ["fp32", "bf16"] * 25
+    assert RandomSearch().start(axes, (), 4).propose(0, {}) != one.propose(0, {})
+    mean = sum(math.log10(found["optimizer.lr"]) for found in forth) / 50
+    assert -2.5 < mean < -1.5  # of a uniform logarithm over four decades: -2 within 0.16 standard errors of 3
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_tpe_finds_what_is_good_and_leaves_what_does_not_fit(both: bool) -> None:
+    pytest.importorskip("optuna")
+    axes = (LR, Choice("batch_size", (64, 128, 4096)))
+    names = ("val_accuracy", "samples_per_second") if both else ("val_accuracy",)
+    goals = tuple(map(objective.parse, names))
+    search = TPE(startup=8).start(axes, goals, 0)
+    late = []
+    for number in range(48):
+        values = search.propose(number, {})
+        score = -abs(math.log10(values["optimizer.lr"]) + 1)  # best at 0.1
+        fits = values["batch_size"] != 4096
+        search.tell(number, ([score, 1.0] if both else [score]) if fits else None)
+        late += [values] if number >= 28 else []
+    assert sum(values["batch_size"] == 4096 for values in late) <= (8 if both else 4)  # a third of them by chance
+    assert sum(abs(math.log10(values["optimizer.lr"]) + 1) < 0.7 for values in late) >= 9  # 35 % by chance
+
+
+def test_tpe_goes_on_as_if_it_had_never_stopped() -> None:
+    pytest.importorskip("optuna")
+    axes, goals = (LR, Grid("precision", ("fp32", "bf16"))), (objective.parse("val_loss"),)
+
+    def score(values: dict) -> list[float]:
+        return [abs(math.log10(values["optimizer.lr"]) + 2)]
+
+    whole, seen = TPE(startup=3).start(axes, goals, 1), []
+    for number in range(12):
+        seen.append(whole.propose(number, crossed(axes, number)))
+        assert seen[-1]["precision"] == ("fp32", "bf16")[number % 2]
+        whole.tell(number, score(seen[-1]))
+    again = TPE(startup=3).start(axes, goals, 1)
+    for number in range(7):
+        again.repeat(number, seen[number])
+        again.tell(number, score(seen[number]))
+    for number in range(7, 12):
+        assert again.propose(number, crossed(axes, number)) == seen[number]
+        again.tell(number, score(seen[number]))
+
+
+ROWS = [
+    {"epoch": 1, "val_accuracy": 0.5, "val_loss": 2.0, "seconds": 3.0, "samples_per_second": 10.0},
+    {"epoch": 2, "val_accuracy": 0.9, "val_loss": 1.0, "seconds": 4.0, "samples_per_second": 30.0},
+    {"epoch": 3, "val_accuracy": 0.8, "val_loss": 1.5, "seconds": 5.0, "samples_per_second": 20.0},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "whole", "last"),
+    [
+        ("val_accuracy", "max", 0.9, 0.8),
+        ("val_loss", "min", 1.0, 1.5),
+        ("samples_per_second", "max", 25.0, 20.0),
+        ("seconds", "min", 12.5, 5.0),
+        ("peak_memory_bytes", "min", 100, None),
+        ("time_to_accuracy(0.85)", "min", 7.0, None),
+        ("time_to_accuracy(0.5)", "min", 3.0, None),
+        ("time_to_accuracy(0.95)", "min", None, None),
+    ],
+)
+def test_objectives_are_read_from_a_run_s_figures(
+    name: str, mode: str, whole: float | None, last: float | None
+) -> None:
+    found = objective.parse(name)
+    summary = {"samples_per_second": 25.0, "seconds": 12.5, "peak_memory_bytes": 100}
+    assert (found.mode, found.of(ROWS, summary), found.now(ROWS)) == (mode, whole, last)
+    assert found.of([], {}) is None and found.now([]) is None
+    assert found.better(1.0, None) and not found.better(None, 1.0)
+    assert found.better(2.0, 1.0) == (mode == "max")
+
+
+def test_values_that_only_fit_together_are_set_together() -> None:
+    two = apply(BASE, {"batch_size": 63, "scaling.workers": 3})
+    assert (two.batch_size, two.scaling.workers) == (63, 3)
+    with pytest.raises(UserError, match="batch_size 63 does not divide"):
+        apply(BASE, {"batch_size": 63, "scaling.workers": 2})
+    assert apply(BASE, {"optimizer": AdamW(lr=0.5)}).optimizer == AdamW(lr=0.5)
+
+
+def test_a_sweep_s_json_gives_the_sweep_back(tmp_path: Path) -> None:
+    sweep = Sweep(
+        BASE,
+        (Choice("model", (MLP(hidden=(4,)), CNN(channels=(4,)))), LR),
+        objective=("val_accuracy", "samples_per_second"),
+        search=TPE(startup=3),
+        trials=5,
+    )
+    (tmp_path / "sweep.json").write_text(json.dumps({"sweep": to_dict(sweep)}))
+    assert load(tmp_path)[0] == load(tmp_path / "sweep.json")[0] == sweep
+    assert config.labels((MLP(), CNN(), 3, (1, 2))) == ("MLP", "CNN", 3, [1, 2])
+    assert config.labels((SGD(lr=0.1), SGD(lr=0.2)))[0] != config.labels((SGD(lr=0.1), SGD(lr=0.2)))[1]
+
+
+@pytest.mark.parametrize("name", ["subprocess:Popen", "pathlib:Path", "os:_Environ", "raytrain.run:Run"])
+def test_a_sweep_s_json_makes_nothing_but_raytrain_s_own_values(tmp_path: Path, name: str) -> None:
+    values = to_dict(Sweep(BASE, (Choice("optimizer", (SGD(), AdamW())),), trials=1))
+    values["axes"][0]["values"][0] = {"class": name, "args": ["true"]}
+    (tmp_path / "sweep.json").write_text(json.dumps({"sweep": values}))
+    with pytest.raises(UserError, match="cannot be found"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"axes": ()}, "a sweep without axes"),
+        ({"axes": (Grid("optimiser.lr", (1,)),)}, r"refuses.*unknown field 'optimiser.lr'.*did you mean optimizer"),
+        ({"axes": (Grid("optimizer.lrr", (1,)),)}, r"did you mean optimizer.lr\?"),
+        ({"axes": (Grid("optimizer.lr", (0.1, -1)),)}, r"axis optimizer.lr has a value.*lr = -1 is out of range"),
+        ({"axes": (Grid("precision", ("fp32", "fp8")),)}, r"precision = 'fp8' is of the wrong type.*one of 'fp32'"),
+        ({"axes": (Uniform("batch_size", 1, 4),), "trials": 3}, r"batch_size = 1.0 is of the wrong type"),
+        ({"axes": (LogUniform("optimizer.lr", 0.5, 2), LR), "trials": 2}, "two axes have the path optimizer.lr"),
+        ({"axes": (LR,)}, "how many trials is not said"),
+        ({"axes": (Grid("checkpoint.keep", (1, 2)),)}, "checkpoint.keep cannot be an axis"),
+        ({"objective": "val_acuracy"}, r"no run reports 'val_acuracy'.*did you mean val_accuracy"),
+        ({"objective": "time_to_accuracy(1.5)"}, "time_to_accuracy = 1.5 is out of range"),
+        ({"objective": ("val_loss", "val_loss")}, "of one name, or of two different ones"),
+        ({"trials": 0}, "trials = 0 is out of range"),
+        ({"memory_gib": -1.0}, "memory_gib = -1.0 is out of range"),
+        ({"scheduler": ASHA(grace_epochs=4)}, "ASHA has nothing to save: 4 epochs, 4 for all"),
+        (
+            {"scheduler": HyperBand(), "objective": "samples_per_second"},
+            "HyperBand compares by val_accuracy or val_loss",
+        ),
+        ({"scheduler": MedianStopping(), "objective": ("val_loss", "seconds")}, "compares by one objective"),
+        ({"scheduler": PBT(), "axes": (Grid("batch_size", (32, 64)),)}, "PBT cannot change batch_size on the way"),
+        ({"scheduler": PBT(every_epochs=4), "axes": (LR,), "trials": 4}, "PBT never compares"),
+        ({"scheduler": PBT(), "axes": (LR,), "trials": 1}, "PBT needs a population"),
+        ({"scheduler": PB2(), "axes": (LR,), "trials": 4}, "PB2 needs scikit-learn"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_in_a_line(
+    changes: dict, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sklearn" else find(name))
+    with pytest.raises(UserError, match=message) as caught:
+        Sweep(**{"experiment": BASE, "axes": (Grid("batch_size", (32, 64)),), **changes})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "axis",
+    [
+        lambda: Choice("epochs", ()),
+        lambda: Uniform("optimizer.lr", 1, 1),
+        lambda: Int("epochs", 3, 2),
+        lambda: LogUniform("optimizer.lr", 0.0, 1),
+        lambda: Int("epochs", 0, 2, log=True),
+        lambda: Uniform("optimizer.lr", 0, math.inf),
+        lambda: Uniform("optimizer.lr", math.nan, 1),
+    ],
+)
+def test_an_axis_without_values_is_refused(axis) -> None:
+    with pytest.raises(UserError, match=r"has no values|out of range"):
+        axis()
+
+
+def test_a_space_without_a_single_experiment_is_seen_before_anything_starts() -> None:
+    odd = Grid("batch_size", (63, 65))
+    sweep = Sweep(Experiment(MLP(), Digits()), (odd, Grid("scaling.workers", (1, 2))))
+    assert impossible(sweep) is None  # one worker takes them
+    with pytest.raises(UserError, match="batch_size 63 does not divide"):
+        Sweep(Experiment(MLP(), Digits(), scaling=Scaling(workers=2)), (odd,))
