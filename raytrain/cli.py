@@ -247,6 +247,8 @@ def _resume(arguments: list[str]) -> None:
             "Goes on with a run from its newest checkpoint, also on another number of "
             "workers. `raytrain resume RUN --help` lists the fields.",
         )
+    if (Path(path) / "sweep.json").is_file():
+        return _sweep(arguments)
     found = Run(path)
     begun_with, arguments = _strategy(found.experiment, arguments)
 

@@ -27,6 +27,7 @@ from raytrain.fit import Interrupted, Options, RunFailed
 from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import SweepObserver
 from raytrain.plan import Plan, Resources
+from raytrain.report.sweep import write_csv, write_plots
 from raytrain.run import Lock, Run, check_writable, create
 from raytrain.search import record
 from raytrain.search.base import crossed
@@ -326,6 +327,8 @@ class _Driver:
                 (self.path / "stop").unlink(missing_ok=True)
                 session.keep_logs(self.path / "logs")
             answer = self.write(status)
+            write_csv(self.path, answer)
+            write_plots(self.path, answer)
             self.observer.finished(self.path, answer)
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)
@@ -361,7 +364,10 @@ class _Driver:
         over = False
         while thread.is_alive():
             thread.join(0.2)
+            before = len(self.ended)
             records = self.records()
+            if len(self.ended) > before:
+                self.write("running")
             self.observer.trials(records, self._modes(), time.time() - self.command_started + self.before)
             self._tidy(records)
             over = over or time.time() > deadline
@@ -404,6 +410,7 @@ class _Driver:
         if not waiting:
             return None
         driver = self
+        number_key, number_of = trial.NUMBER, trial.number_of
 
         class Proposed(Searcher):
             """Gives Tune the trials' numbers; their values are in their directories by then."""
@@ -415,10 +422,9 @@ class _Driver:
             def suggest(self, trial_id: str) -> dict[str, Any] | None:
                 while waiting:
                     number = waiting.pop(0)
-                    values = driver.propose(number)
-                    if values is not None:
+                    if driver.propose(number) is not None:
                         self.numbers[trial_id] = number
-                        return {trial.NUMBER: number, **(values if s.scheduler.mutates else {})}
+                        return {number_key: number}
                 return Searcher.FINISHED  # type: ignore[return-value]
 
             def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
@@ -434,12 +440,10 @@ class _Driver:
             """Says of each trial that ended how it did, where it could not say so itself."""
 
             def on_trial_complete(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
-                driver.ended_by_tune(trial.config[number_key], None)
+                driver.ended_by_tune(number_of(str(trial)), None)
 
             def on_trial_error(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
-                driver.ended_by_tune(trial.config[number_key], trial.get_pickled_error() or trial.get_error() or "")
-
-        number_key = trial.NUMBER
+                driver.ended_by_tune(number_of(str(trial)), trial.get_pickled_error() or trial.get_error() or "")
 
         class Stop(tune.Stopper):
             """Ends the sweep when it was asked to."""
@@ -459,18 +463,29 @@ class _Driver:
         )
         # Trials of one worker are held back by what they ask for, and one waits behind them: it takes the first actor
         # that is free, where Tune would otherwise end that one and start another.
-        own: dict[str, float] = {"CPU": 0}
+        own: dict[str, float] = {"CPU": 0.001}  # Tune takes no request for nothing
         if scaling.workers <= 1:
             own = {"CPU": self.planned.cpus, "GPU": scaling.gpus_per_worker or 0}
+        space: dict[str, Any] = {}
+        proposed: dict[str, Any] = {"search_alg": Proposed(), "num_samples": len(waiting)}
+        if s.scheduler.mutates:  # Tune takes no search beside such a scheduler: the whole population is there at once
+            population = {number: values for number in waiting if (values := self.propose(number)) is not None}
+            space[number_key] = tune.grid_search(list(population))
+            for axis in s.axes:
+                space[axis.path] = tune.sample_from(
+                    lambda spec, path=axis.path: population[spec["config"][number_key]][path]
+                )
+            proposed = {}
         metric = {"metric": trial.SCORE, "mode": self.objectives[0].mode} if scheduler is not None else {}
         return tune.Tuner(
             tune.with_resources(trainable, tune.PlacementGroupFactory([own])),
+            param_space=space,
             tune_config=tune.TuneConfig(
-                search_alg=Proposed(),
+                **proposed,
                 scheduler=scheduler,
-                num_samples=len(waiting),
                 max_concurrent_trials=self.planned.concurrent + (scaling.workers <= 1),
                 reuse_actors=True,
+                trial_name_creator=trial.name_of,
                 **metric,  # type: ignore[arg-type]
             ),
             run_config=tune.RunConfig(
@@ -488,7 +503,10 @@ class _Driver:
         folder = record.folder(self.path, number)
         found = record.read(folder)
         if found is not None:
-            return None if found.get("refused") else self._values(found)
+            if found.get("refused"):
+                return None
+            one = experiment.load(folder / "experiment.json")[0]
+            return {axis.path: config.get(one, axis.path) for axis in self.sweep.axes}
         values = self.search.propose(number, crossed(self.sweep.axes, number))
         folder.mkdir(parents=True, exist_ok=True)
         names = {path: self._label(path, value) for path, value in values.items()}

@@ -27,8 +27,8 @@ LAYERS = (
     ("fit", "infer"),
     ("lr_range",),
     ("search",),
-    ("tuning",),
     ("report",),
+    ("tuning",),
     ("cli",),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -77,6 +77,11 @@ class Attempt:
         self._waiting = False
         self._worker: _Gated | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything has been trained or is being."""
+        return self._thread is not None
+
     def next(self) -> tuple[dict[str, Any] | None, str | None]:
         """Trains up to the end of the next epoch.
 

@@ -119,7 +119,10 @@ class MedianStopping(_Early):
         from ray.tune.schedulers import MedianStoppingRule
 
         return MedianStoppingRule(
-            time_attr=EPOCH, grace_period=self.grace_epochs, min_samples_required=self.samples, hard_stop=True
+            time_attr=EPOCH,
+            grace_period=self.grace_epochs,
+            min_samples_required=self.samples,
+            min_time_slice=epochs,  # or trials would take turns until there are enough to compare
         )
 
 

@@ -21,6 +21,16 @@ STATUS = "status"
 """What became of a trial, in its last report."""
 
 
+def name_of(trial: Any) -> str:
+    """A trial's name in Tune, by which it is known again: of its configuration PBT may make another trial's."""
+    return f"trial_{trial.config[NUMBER]:04d}"
+
+
+def number_of(name: str) -> int:
+    """The number in a trial's name."""
+    return int(name.rpartition("_")[2])
+
+
 class Trial(tune.Trainable):
     """Trains one trial after the other in one process; Tune asks for an epoch at a time."""
 
@@ -74,6 +84,9 @@ class Trial(tune.Trainable):
         """Takes up what a trial kept: this one before a pause, or one whose weights are better."""
         if not checkpoint or isinstance(self.attempt, Ended):
             return
+        if self.attempt.begun:
+            self.attempt.stop()
+            self.attempt = self._attempt()
         attempt.adopt(self.run, self.folder / "pool" / checkpoint["pool"])
         if checkpoint["from"] != self.number:
             taken = {"from": checkpoint["from"], "epoch": len(record.epochs(self.run)), "values": self.values}
@@ -87,7 +100,7 @@ class Trial(tune.Trainable):
         self.attempt.stop()
 
     def _begin(self, given: dict[str, Any]) -> None:
-        self.number, self.rows = int(given[NUMBER]), []
+        self.number, self.rows = number_of(self.trial_name), []
         self.attempt: Attempt | Ended
         self.values = {name: value for name, value in given.items() if name != NUMBER}
         self.run = record.folder(self.folder, self.number)
@@ -106,4 +119,8 @@ class Trial(tune.Trainable):
         if changed:
             values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
             record.update(self.run, values=values)
-        self.attempt = Attempt(self.run, value, self.shelf[record.reads(value)], self.limits)
+        self.attempt = self._attempt()
+
+    def _attempt(self) -> Attempt:
+        value = experiment.load(self.run / "experiment.json")[0]
+        return Attempt(self.run, value, self.shelf[record.reads(value)], self.limits)
