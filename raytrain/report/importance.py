@@ -11,7 +11,7 @@ import numpy as np
 LEAST_TRIALS = 10
 """Of fewer trials nothing is said."""
 
-_MOST_GROUPS = 5
+_MOST_GROUPS = 8
 _SHUFFLES = 400
 
 

@@ -85,11 +85,11 @@ class Table(SweepObserver):
             for line in lines:
                 self.console.print(line)
             notes = [
-                *([f"{more} more"] if more else []),
+                *([f"... and {more} more"] if more else []),
                 *([f"no room for {', '.join(left_out)}"] if left_out else []),
             ]
             if notes:
-                self._print(f"... and {'; '.join(notes)}: all is in trials.csv", "dim")
+                self._print(f"{'; '.join(notes)}: all is in trials.csv", "dim")
         for text in sweep_table.what_happened(results, 2 * _WHAT_HAPPENED):
             self._print(text, "yellow")
         done = results.status == "completed"
@@ -124,7 +124,7 @@ class Table(SweepObserver):
     def _show(self, view: _View) -> None:
         self._view = view
         if self._live is None:
-            self._live = Live(view, console=self.console, transient=True, refresh_per_second=8)
+            self._live = Live(view, console=self.console, transient=True, refresh_per_second=4)
             self._live.start()
         self._live.update(view)
 

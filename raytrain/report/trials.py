@@ -172,8 +172,9 @@ class Results:
 
 def number(value: Any) -> float | None:
     """A finite number that can be squared and drawn, or None."""
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if known and abs(value) < _HUGE else None  # not so for NaN
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _HUGE:  # NaN is not less
+        return None
+    return value if abs(value) > 1 / _HUGE else 0
 
 
 def plain(text: str) -> str:
@@ -222,9 +223,9 @@ def _axes(saved: list[dict[str, Any]], trials: Sequence[Trial]) -> tuple[Axis, .
 
 def _axis(path: str, name: str, saved: dict[str, Any], trials: Sequence[Trial]) -> Axis:
     seen = [trial.values[path] for trial in trials if path in trial.values]
-    low, high = number(saved.get("low")), number(saved.get("high"))
-    if low is not None and high is not None and all(number(value) is not None for value in seen):
-        numbers = [low, high, *(float(value) for value in seen)]
+    found = [number(value) for value in (saved.get("low"), saved.get("high"), *seen)]
+    numbers = [float(value) for value in found if value is not None]
+    if len(numbers) == len(found):
         log = "Log" in str(saved.get("class", "")).rpartition(":")[2] or saved.get("log") is True
         return Axis(path, name, None, min(numbers), max(numbers), log and min(numbers) > 0)
     listed = saved.get("values")

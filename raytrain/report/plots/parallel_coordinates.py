@@ -147,7 +147,7 @@ def _fraction(axis: Axis, value: float | None) -> float:
     low, high = axis.low, axis.high
     if axis.log:
         low, high, value = math.log(low), math.log(high), math.log(value)
-    return (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+    return (value - low) / (high - low) if high > low else 0.5
 
 
 def _spread(axis: Axis, heights: list[float]) -> np.ndarray:
@@ -168,8 +168,8 @@ def _ticks(axis: Axis) -> list[tuple[float, str]]:
         count = len(axis.levels)
         step = math.ceil(count / 16)
         return [(i / (count - 1) if count > 1 else 0.5, axis.levels[i]) for i in range(0, count, step)]
-    if axis.high <= axis.low:
-        return [(0.5, text(axis.low, 4))]
+    if axis.high - axis.low <= 1e-9 * max(abs(axis.low), abs(axis.high)):
+        return [(0.5, text(axis.low, 6))]
     if axis.log:
         first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
         step = max(1, round((last - first) / 6))

@@ -1,0 +1,572 @@
+"""What a user sees of a sweep: numbers of the front and of importance, the table's text, trials.csv, the pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from rich.cells import cell_len
+from rich.console import Console
+
+from raytrain import UserError
+from raytrain.report import sweep
+from raytrain.report.importance import LEAST_TRIALS, importance
+from raytrain.report.sweep_plots import write_plots
+from raytrain.report.trials import Results
+from raytrain.search.front import pareto_front
+
+PLOTS = ["parallel_coordinates.png", "importance.png", "accuracy_time.png", "pareto.png"]
+HOSTILE = "[red]x[/red]\x1b[2J\r\n\x00\u202e$\\frac{$ _☃名\ud800 a,b;\"'" + "long " * 40
+ACCURACY = [{"name": "val_accuracy", "mode": "max"}]
+
+
+def trial(number: int, values: dict[str, Any], accuracy: float | None = None, **more: Any) -> dict[str, Any]:
+    """A record of sweep.json."""
+    status = more.pop("status", "completed" if accuracy is not None else "infeasible")
+    return {
+        "number": number,
+        "values": values,
+        "status": status,
+        "objective": [accuracy],
+        "epochs": 3,
+        "of_epochs": 3,
+        "val_accuracy": accuracy,
+        "val_loss": None if accuracy is None else 1 - accuracy,
+        "samples_per_second": None if accuracy is None else 12_000.0 + 100 * number,
+        "seconds": 4.1,
+        "peak_memory_bytes": 400 * 2**20 - 2**20 * number,
+        "attempts": 1,
+        "error": None,
+        "started": 1.0,
+        "ended": 5.0,
+    } | more
+
+
+def answer(trials: list[dict[str, Any]], axes: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
+    return {
+        "status": "completed",
+        "sweep": {"axes": axes or []},
+        "objectives": ACCURACY,
+        "seconds": 41.2,
+        "trials": trials,
+    } | more
+
+
+def searched(count: int, fail: bool = True) -> dict[str, Any]:
+    """A random search in which the learning rate matters."""
+    axes: list[dict[str, Any]] = [
+        {"class": "m:LogUniform", "path": "optimizer.lr", "low": 1e-4, "high": 1.0},
+        {"class": "m:Choice", "path": "precision", "values": ["fp32", "bf16"]},
+        {"class": "m:Int", "path": "batch_size", "low": 16, "high": 512, "log": True},
+    ]
+    random, trials = np.random.default_rng(0), []
+    for number in range(count):
+        lr = float(10 ** random.uniform(-4, 0))
+        values = {
+            "optimizer.lr": lr,
+            "precision": ["fp32", "bf16"][number % 2],
+            "batch_size": int(2 ** random.uniform(4, 9)),
+        }
+        bad = fail and number % 7 == 3
+        trials.append(trial(number, values, None if bad else 0.97 - 0.05 * (math.log10(lr) + 2) ** 2))
+        if bad:
+            trials[-1]["error"] = "CUDA out of memory"
+    return answer(trials, axes)
+
+
+def saved(path: Path, content: dict[str, Any]) -> Path:
+    """A sweep's directory, with the epochs of each trial that has an accuracy."""
+    path.mkdir(exist_ok=True)
+    (path / "sweep.json").write_text(json.dumps(content))
+    for record in content["trials"]:
+        run = path / "trials" / f"{record['number']:04d}"
+        run.mkdir(parents=True)
+        if record.get("val_accuracy") is not None:
+            rows = [
+                {"kind": "epoch", "epoch": e, "val_accuracy": record["val_accuracy"] * e / 3, "seconds": 1.5}
+                for e in (1, 2, 3)
+            ]
+            (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def terminal(width: int = 120, height: int = 40) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width, height=height, record=True)
+
+
+def log_file() -> Console:
+    return Console(file=io.StringIO(), highlight=False, soft_wrap=True, width=80)
+
+
+def said(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# The front
+
+
+def test_the_front_of_two_figures() -> None:
+    points = [(0.9, 100), (0.8, 200), (0.7, 150), (0.9, 100), (None, 900), (math.nan, 900), (0.95, 10)]
+    assert pareto_front(points, ["max", "max"]) == [0, 1, 3, 6]
+    assert pareto_front(points, ["max", "min"]) == [6]
+    assert pareto_front(points, ["min", "min"]) == [0, 2, 3, 6]
+    assert pareto_front([], ["max"]) == [] and pareto_front([(None,)], ["min"]) == []
+    assert pareto_front([(1,), (3,), (3,)], ["max"]) == [1, 2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_the_front_is_that_of_brute_force(data: st.DataObject) -> None:
+    modes = data.draw(st.lists(st.sampled_from(["max", "min"]), min_size=1, max_size=4))
+    figure = st.one_of(st.none(), st.integers(0, 3), st.sampled_from([math.nan, 0.5, math.inf, -math.inf]))
+    points = data.draw(st.lists(st.tuples(*[figure] * len(modes)), max_size=25))
+
+    def better(a: Any, b: Any, mode: str) -> bool:
+        return a > b if mode == "max" else a < b
+
+    def dominates(one: tuple, other: tuple) -> bool:
+        pairs = list(zip(one, other, modes, strict=True))
+        return not any(better(b, a, m) for a, b, m in pairs) and any(better(a, b, m) for a, b, m in pairs)
+
+    whole = [i for i, point in enumerate(points) if not any(x is None or math.isnan(x) for x in point)]
+    expected = [i for i in whole if not any(dominates(points[j], points[i]) for j in whole)]
+    assert pareto_front(points, modes) == expected
+
+
+@pytest.mark.parametrize(("points", "modes"), [([(1, 2)], ["max"]), ([(1,)], ["best"]), ([(1, 2), (1,)], ["max"] * 2)])
+def test_a_front_of_points_that_do_not_fit_its_modes(points: list[tuple], modes: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"modes are|has not"):
+        pareto_front(points, modes)
+
+
+# Importance
+
+
+def test_the_shares_of_an_additive_function_are_those_of_its_variance() -> None:
+    """3 a + b with a, b from {-1, 1}, every pair equally often: nine tenths and one tenth of the variance."""
+    a, b, unused = (np.tile(np.repeat([-1.0, 1.0], 2**i), 64 // 2**i) for i in range(3))
+    found = importance([a.tolist(), ["xy"[int(x > 0)] for x in b], unused.tolist()], 3 * a + b)
+    shares = [share.share for share in found if share]
+    assert shares == pytest.approx([0.9, 0.1, 0.0], abs=0.01)
+    chances = [share.chance for share in found if share]
+    assert all(0 < chance < 0.06 for chance in chances)
+    assert shares[0] > chances[0] and shares[1] > chances[1]
+
+
+def test_an_axis_without_effect_explains_nothing_on_average_and_seldom_more_than_chance() -> None:
+    """The plain share of variance would be 4 / 29 = 14 % on average."""
+    random = np.random.default_rng(5)
+    shares, beyond = [], 0
+    for _ in range(120):
+        (found,) = importance([random.random(30).tolist()], random.standard_normal(30))
+        assert found is not None
+        shares.append(found.share)
+        beyond += found.share > found.chance
+    assert np.mean(shares) < 0.05
+    assert 1 <= beyond <= 14, "one in twenty of 120 is 6"
+
+
+def test_a_smooth_effect_of_a_logarithmic_axis_is_found_among_noise() -> None:
+    random = np.random.default_rng(6)
+    lr, other = 10 ** random.uniform(-4, 0, 100), random.random(100)
+    first, second = importance([lr.tolist(), other.tolist()], -((np.log10(lr) + 2) ** 2))
+    assert first is not None and second is not None
+    assert first.share > 0.8 and first.share > first.chance and second.share < 0.1
+
+
+def test_nothing_is_claimed_from_too_little() -> None:
+    few, enough = list(range(LEAST_TRIALS - 1)), [float(i % 3) for i in range(LEAST_TRIALS + 2)]
+    assert importance([few], np.array(few, dtype=float)) == [None]
+    assert importance([enough], np.ones(len(enough))) == [None], "all results are equal"
+    names = [f"name {i}" for i in range(len(enough))]
+    same, missing, fine = ["one"] * len(enough), [None] * len(enough), enough
+    found = importance([names, same, missing, fine], np.array(enough))
+    assert found[:3] == [None] * 3 and found[3] is not None and found[3].share == 1
+
+
+# What is read of sweep.json
+
+
+def test_axes_have_the_shortest_name_that_is_theirs_alone_and_choices_their_order() -> None:
+    paths = ["optimizer.lr", "schedule.lr", "batch_size", "model.name"]
+    results = Results.of(answer([trial(0, {"batch_size": 64, "new": True}, 0.5)], [{"path": path} for path in paths]))
+    names = [axis.name for axis in results.axes]
+    assert names == ["optimizer.lr", "schedule.lr", "batch_size", "model.name", "new"]
+    grid = {"class": "m:Grid", "path": "batch_size", "values": [256, 32, 64]}
+    words = {"class": "m:Choice", "path": "precision", "values": ["fp32", "bf16", None]}
+    numbers = {"class": "m:LogUniform", "path": "optimizer.lr", "low": 1e-4, "high": 0.1}
+    record = trial(0, {"batch_size": 128, "precision": "fp32", "optimizer.lr": 0.5}, 0.5)
+    axes = Results.of(answer([record], [grid, words, numbers])).axes
+    assert axes[0].levels == ("32", "64", "128", "256") and axes[1].levels == ("fp32", "bf16", "None")
+    assert axes[2].levels is None and axes[2].log and (axes[2].low, axes[2].high) == (1e-4, 0.5)
+
+
+def test_trials_are_ranked_with_running_ones_first_and_the_best_one_next() -> None:
+    trials = [
+        *(trial(0, {}, 0.5), trial(1, {}, 0.9), trial(2, {}), trial(3, {}, status="pending")),
+        *(trial(4, {}, status="running"), trial(5, {}, 0.99, status="diverged"), trial(6, {}, 0.7, status="stopped")),
+    ]
+    highest = Results.of(answer(trials))
+    assert [t.number for t in highest.ranked()] == [4, 1, 6, 0, 2, 5, 3] and highest.best == 1
+    lowest = Results.of(answer(trials, objectives=[{"name": "val_loss", "mode": "min"}]))
+    assert [t.number for t in lowest.ranked()] == [4, 0, 6, 1, 2, 5, 3] and lowest.best == 0
+    assert Results.of(answer(trials, best=6)).best == 6, "the sweep's own word counts"
+    assert Results.of(answer(trials, best=77)).best == 1
+    assert Results.of(answer([trial(0, {}), trial(1, {})])).best is None
+
+
+def test_with_several_objectives_the_front_is_marked() -> None:
+    goals = [*ACCURACY, {"name": "samples_per_second", "mode": "max"}]
+    trials = [trial(i, {}, a, objective=[a, s]) for i, (a, s) in enumerate([(0.9, 1.0), (0.8, 2.0), (0.7, 1.5)])]
+    results = Results.of(answer(trials, objectives=goals))
+    assert results.front == (0, 1) and results.marked == {0, 1}
+    assert Results.of(answer(trials, objectives=goals, front=[1])).marked == {1}
+    console = terminal()
+    sweep.Table(console).finished(Path("s"), answer(trials, objectives=goals))
+    assert "best val_accuracy 0.9000 (trial 0), Pareto front: trials 0, 1" in said(console)
+
+
+# The table
+
+
+@pytest.mark.parametrize("count", [1, 2, 200])
+@pytest.mark.parametrize(("width", "height"), [(200, 50), (120, 24), (80, 24), (40, 10), (20, 5), (9, 2), (80, 1)])
+def test_the_live_table_is_never_larger_than_the_terminal(count: int, width: int, height: int) -> None:
+    content = searched(count)
+    for record in content["trials"][:2]:
+        record["status"] = "running"
+    view = sweep._View(Results.of(content), 92.0, "stopping", True)
+    console = terminal(width, height)
+    console.print(view)
+    lines = said(console).splitlines()
+    assert 1 <= len(lines) <= max(1, height - 1) and max(map(cell_len, lines)) <= width
+    if (width, height, count) == (120, 24, 200):
+        assert lines[0].startswith("198 of 200 trials ended, 2 running, 1:32, best val_accuracy 0.9")
+        titles = "trial lr precision batch_size status epoch val_accuracy samples/s seconds memory"
+        assert lines[1].split() == titles.split()
+        assert [line.split()[4] for line in lines[2:4]] == ["running"] * 2 and lines[4].split()[0].startswith("*")
+        shown = sum(line.split()[-1] == "MiB" for line in lines)
+        assert f"... and {200 - shown} more" in lines
+        assert lines[-2].startswith("trials 3, 10, 17, 24, 31, 38 and 23 more infeasible: CUDA out of memory")
+        assert lines[-1] == "stopping ..."
+
+
+def test_a_narrow_terminal_leaves_the_least_important_columns_out_and_the_final_table_says_which() -> None:
+    console = terminal(width=64)
+    sweep.Table(console).finished(Path("s"), searched(4, fail=False))
+    out = said(console).splitlines()
+    assert out[0].split() == ["trial", "lr", "precision", "batch_size", "status", "val_accuracy"]
+    assert "no room for memory, seconds, samples/s, epoch: all is in trials.csv" in said(console).replace(" \n", " ")
+
+
+def test_the_live_table_comes_with_the_first_trials_and_goes_in_the_end() -> None:
+    console = terminal()
+    table = sweep.Table(console)
+    table.planned([("trials", "3 of [b]all[/b]"), ("note", "a\x1b[2Jb")])
+    table.status("starting Ray")
+    content = searched(3, fail=False)
+    table.trials([record | {"status": "pending"} for record in content["trials"]], ACCURACY, 0.5)
+    assert table._live is not None and table._view.status == "starting Ray"
+    table.trials(content["trials"], ACCURACY, 1.5)
+    assert table._view.status == "", "it was of what came before the trials"
+    table.status("stopping")
+    table.trials(content["trials"], ACCURACY, 2.5)
+    assert table._view.status == "stopping" and table._view.elapsed == 2.5
+    table.finished(Path("s"), content)
+    assert table._live is None
+    table.close()
+    assert "trials  3 of [b]all[/b]\n    note  a?[2Jb\n" in said(console)
+
+
+def test_without_a_terminal_each_trial_that_ends_is_one_line_and_nothing_is_said_twice() -> None:
+    console = log_file()
+    table = sweep.Table(console)
+    table.status("starting Ray")
+    table.status("starting Ray")
+    running = trial(0, {"optimizer.lr": 0.0123456, "precision": "fp32"}, status="running")
+    done = trial(0, {"optimizer.lr": 0.0123456, "precision": "fp32"}, 0.98765)
+    failed = trial(1, {"optimizer.lr": 1.0}, status="crashed", error="Error: died\nbadly", peak_memory_bytes=None)
+    for records in ([running, failed | {"status": "pending"}], [done, failed], [done, failed], [done, failed]):
+        table.trials(records, ACCURACY, 1.0)
+    again = failed | {"attempts": 2, "status": "stopped", "objective": [0.5], "error": None}
+    table.trials([done, again], ACCURACY, 2.0)
+    assert said(console).splitlines() == [
+        "starting Ray ...",
+        "trial 0 completed:  lr=0.0123 precision=fp32  val_accuracy 0.9877  "
+        "epoch 3/3  12,000 samples/s  4.1 s  400 MiB",
+        "trial 1 crashed:  lr=1  epoch 3/3  4.1 s  Error: died badly",
+        "trial 1 stopped early:  lr=1  val_accuracy 0.5000  epoch 3/3  4.1 s  attempt 2",
+    ]
+
+
+def test_what_came_of_a_sweep_and_what_to_type_next(tmp_path: Path) -> None:
+    content, console = searched(40), log_file()
+    path = saved(tmp_path / "my sweep", content)
+    sweep.report(path, console)
+    out = said(console).splitlines()
+    best = max((r for r in content["trials"] if r["val_accuracy"]), key=lambda r: r["val_accuracy"])
+    assert out[1].split()[:2] == [f"*{best['number']}", f"{best['values']['optimizer.lr']:.3g}"]
+    assert "... and 10 more: all is in trials.csv" in out
+    assert "trials 3, 10, 17, 24, 31, 38 infeasible: CUDA out of memory" in out
+    figures = f"best val_accuracy {best['val_accuracy']:.4f} (trial {best['number']})"
+    assert out[-5:] == [
+        f"completed: 40 trials (34 completed, 6 infeasible), 41.2 s, {figures}",
+        f"the sweep is in {path}, with trials.csv and plots",
+        f"next:  raytrain train '{path}/best.json'",
+        f"       raytrain evaluate '{path}/trials/{best['number']:04d}'",
+        f"       raytrain export '{path}/trials/{best['number']:04d}' model.pth",
+    ]
+    assert sorted(file.name for file in (path / "plots").iterdir()) == sorted(PLOTS)
+
+
+def test_a_sweep_without_any_result_says_where_to_look(tmp_path: Path) -> None:
+    console = log_file()
+    trials = [trial(0, {}, error="out of memory"), trial(1, {}, error="out of memory")]
+    sweep.Table(console).finished(tmp_path, answer(trials, status="failed"))
+    assert "trials 0, 1 infeasible: out of memory" in said(console)
+    assert "failed: 2 trials (2 infeasible), 41.2 s\n" in said(console)
+    assert "next:  no trial has a result" in said(console) and "raytrain evaluate" not in said(console)
+    sweep.Table(console).finished(tmp_path, answer([], status="interrupted"))
+    assert "interrupted: 0 trials" in said(console)
+
+
+# trials.csv
+
+
+def test_the_csv_holds_every_trial_exactly(tmp_path: Path) -> None:
+    content = searched(9)
+    content["trials"][0]["values"]["epochs"] = 5
+    content["trials"][1]["values"]["model"] = {"class": "m:CNN", "channels": [8, 16]}
+    content["trials"][2]["error"] = 'a "quoted", one\nand more'
+    content["trials"].append({"number": 9})
+    file = sweep.write_csv(tmp_path, content)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name] == ["trials.csv"]
+    with open(file, newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    assert list(rows[0])[:7] == ["number", "status", "optimizer.lr", "precision", "batch_size", "epochs", "model"]
+    assert len(rows) == 10 and rows[9]["status"] == "pending" and rows[9]["val_accuracy"] == ""
+    for row, record in zip(rows[:9], content["trials"], strict=False):
+        assert float(row["optimizer.lr"]) == record["values"]["optimizer.lr"], "to the last bit"
+        assert int(row["batch_size"]) == record["values"]["batch_size"]
+        assert row["precision"] == record["values"]["precision"]
+        for name in ("val_accuracy", "val_loss", "samples_per_second", "seconds", "peak_memory_bytes", "attempts"):
+            assert row[name] == ("" if record[name] is None else str(record[name]))
+        assert row["trial.epochs"] == "3"
+    assert rows[0]["epochs"] == "5" and rows[1]["epochs"] == ""
+    assert json.loads(rows[1]["model"]) == {"class": "m:CNN", "channels": [8, 16]}
+    assert rows[2]["error"] == 'a "quoted", one and more'
+
+
+def test_several_objectives_are_columns(tmp_path: Path) -> None:
+    goals = [{"name": "val_top5", "mode": "max"}, {"name": "seconds", "mode": "min"}]
+    content = answer([trial(0, {}, 0.5, objective=[0.25, 7.0]), trial(1, {}, objective=[None])], objectives=goals)
+    rows = list(csv.DictReader(sweep.write_csv(tmp_path, content).read_text().splitlines()))
+    assert [(row["val_top5"], row["seconds"]) for row in rows] == [("0.25", "7.0"), ("", "")]
+    assert list(rows[0]).count("seconds") == 1
+
+
+# Pictures
+
+
+def drawn(path: Path) -> np.ndarray:
+    """The pixels of a picture, which has more than a blank page or one colour."""
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert pixels.shape[0] > 200 and pixels.shape[1] > 600
+    assert len(np.unique(pixels.astype(np.uint32) @ (1, 256, 65536))) > 30
+    return pixels
+
+
+def has(pixels: np.ndarray, colour: tuple[int, int, int]) -> bool:
+    return bool((np.abs(pixels.astype(int) - colour).max(axis=2) <= 2).sum() > 20)
+
+
+BLUE, RED, GREY = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x8C, 0x8C, 0x8C)
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_all_four_pictures_are_drawn_with_the_best_trial_in_its_colour(tmp_path: Path, count: int) -> None:
+    path = saved(tmp_path / "s", searched(count))
+    written = write_plots(path, searched(count))
+    assert written == [path / "plots" / name for name in PLOTS]
+    assert sorted(os.listdir(path / "plots")) == sorted(PLOTS), "nothing half-written is left"
+    parallel, shares, curves, front = map(drawn, written)
+    assert has(parallel, RED) and has(curves, RED) and has(front, RED)
+    assert has(shares, BLUE) == (count == 40), "of too few trials nothing is claimed"
+
+
+def test_without_accuracies_the_loss_is_drawn(tmp_path: Path) -> None:
+    content = searched(12)
+    for record in content["trials"]:
+        record["objective"] = [record["val_loss"]]
+    path = saved(tmp_path / "s", content)
+    for record in content["trials"]:
+        record["val_accuracy"] = None
+    for metrics in path.glob("trials/*/metrics.jsonl"):
+        metrics.write_text(metrics.read_text().replace("val_accuracy", "val_loss"))
+    content["objectives"] = [{"name": "val_loss", "mode": "min"}]
+    assert [file.name for file in write_plots(path, content)] == PLOTS
+
+
+def test_a_picture_that_two_trials_cannot_fill_is_left_out_and_an_old_one_removed(tmp_path: Path) -> None:
+    content = searched(4, fail=False)
+    path = saved(tmp_path / "s", content)
+    assert len(write_plots(path, content)) == 4
+    for record in content["trials"]:
+        record["samples_per_second"] = None
+    for metrics in list(path.glob("trials/*/metrics.jsonl"))[1:]:
+        metrics.unlink()
+    assert [file.name for file in write_plots(path, content)] == PLOTS[:2]
+    assert sorted(os.listdir(path / "plots")) == sorted(PLOTS[:2])
+    assert write_plots(path, content | {"trials": content["trials"][:1]}) == []
+    assert not os.listdir(path / "plots")
+
+
+def test_broken_metrics_of_a_trial_cost_only_its_curve(tmp_path: Path) -> None:
+    content = searched(4, fail=False)
+    path = saved(tmp_path / "s", content)
+    (path / "trials/0000/metrics.jsonl").write_bytes(b"\xff\xfe not json\n")
+    (path / "trials/0001/metrics.jsonl").write_text('[1]\n{"kind": "epoch"}\n{"kind": "epoch", "val_accuracy": "x"}\n')
+    assert len(write_plots(path, content)) == 4
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "plots").write_text("a file")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_plots(tmp_path, searched(3))
+    with pytest.raises(UserError, match="cannot be written"):
+        sweep.write_csv(tmp_path / "missing", searched(3))
+
+
+# Damaged, foreign and hostile files
+
+
+def test_hostile_values_break_neither_table_nor_files(tmp_path: Path) -> None:
+    values = [HOSTILE, HOSTILE + "2", "$x$", "", None, True, 1e308, {"class": "a:B", "c": [HOSTILE]}]
+    axes = [
+        {"class": "m:Choice", "path": HOSTILE, "values": values},
+        {"class": "m:LogUniform", "path": "lr", "low": 0, "high": 1},
+    ]
+    trials = [
+        trial(i, {HOSTILE: values[i % 8], "lr": 0.1 * (i % 3)}, 0.5 + i / 100 if i % 5 else None, error=HOSTILE)
+        for i in range(24)
+    ]
+    content = answer(trials, axes, status=HOSTILE, objectives=[{"name": HOSTILE, "mode": "max"}])
+    path = saved(tmp_path / "s[red]", content)
+    for console in (terminal(60, 12), log_file()):
+        table = sweep.Table(console)
+        table.status(HOSTILE)
+        table.trials(trials, content["objectives"], 1.0)
+        sweep.report(path, console)
+        text = said(console)
+        assert "\x1b[2J" not in text and "\x00" not in text and "\u202e" not in text and "\ud800" not in text
+        assert "[red]x[/red]" in text and "s[red]" in text.replace("\n", "")
+        text.encode()
+    assert sorted(os.listdir(path / "plots")) == sorted(PLOTS)
+    with open(path / "trials.csv", newline="") as opened:
+        rows = list(csv.reader(opened))
+    assert len(rows) == 25 and rows[3][2] == "$x$"
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+RECORDS = st.fixed_dictionaries({}, optional={name: JSON for name in trial(0, {})}) | st.builds(
+    trial,
+    st.integers(0, 5),
+    st.dictionaries(st.sampled_from(["a", "b.a"]), JSON, max_size=2),
+    st.floats(),
+    status=st.sampled_from(["completed", "stopped", "running", "crashed", "?"]),
+    samples_per_second=JSON | st.floats(),
+    peak_memory_bytes=JSON | st.floats(),
+)
+AXES = st.fixed_dictionaries(
+    {"path": st.sampled_from(["a", "b.a"])},
+    optional={"class": st.sampled_from(["m:Log", 3]), "low": JSON, "high": JSON, "values": JSON, "log": JSON},
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(RECORDS, max_size=6), st.lists(AXES, max_size=3), JSON, JSON, JSON)
+def test_no_foreign_trials_break_the_table(trials: list, axes: list, objectives: Any, best: Any, seconds: Any) -> None:
+    content = answer(trials, axes, objectives=objectives, best=best, front=best, seconds=seconds)
+    console = terminal(80, 24)
+    table = sweep.Table(console)
+    table.finished(Path("s"), content)
+    console.print(sweep._View(Results.of(content), 1.0, "x", True))
+    assert "the sweep is in s" in said(console)
+
+
+FIGURES = [*(0, -1, 1, 5e-324, 1e-30, 1 + 1e-15, 0.5, 12_000, 1e30, -1e30, 1e99, 1.7e308, 10**400), math.nan, None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_foreign_figures_break_the_pictures(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+
+    def figure() -> Any:
+        return FIGURES[random.integers(len(FIGURES))]
+
+    names = ("val_accuracy", "val_loss", "samples_per_second", "peak_memory_bytes", "seconds")
+    trials = [
+        trial(i, {"a": figure(), "b": [figure()]}, 0.5, objective=[figure(), figure()])
+        | {name: figure() for name in names}
+        for i in range(12)
+    ]
+    axes = [{"path": "a", "class": "m:Log", "low": figure(), "high": figure()}, {"path": "b", "values": figure()}]
+    goals = [*ACCURACY, {"name": "seconds", "mode": "min"}]
+    content = answer(trials, axes, objectives=goals)
+    path = tmp_path / "s"
+    for record in trials:
+        (path / "trials" / f"{record['number']:04d}").mkdir(parents=True)
+        rows = [{"kind": "epoch", "val_accuracy": figure(), "seconds": figure()} for _ in range(3)]
+        metrics = "".join(json.dumps(row) + "\n" for row in rows)
+        (path / "trials" / f"{record['number']:04d}" / "metrics.jsonl").write_text(metrics)
+    sweep.write_csv(path, content)
+    written = write_plots(path, content)
+    assert len(written) == 4
+    for picture in written:
+        drawn(picture)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read: it is no JSON"),
+        (b'{"trials": [{"number"', "it is no JSON"),
+        (b"\xff\xfe\x00", "it is no JSON"),
+        (b"[" * 100_000, "it is no JSON"),
+        (b"[]", "it has no list of trials"),
+        (b'{"name": "package"}', "it has no list of trials"),
+        (b'{"trials": [1]}', "a trial in it is no object"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "sweep.json").write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        sweep.report(tmp_path)
+    assert message in str(raised.value) and str(tmp_path / "sweep.json") in str(raised.value)
+    assert os.listdir(tmp_path) == ["sweep.json"]
+
+
+def test_no_sweep_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
+        with pytest.raises(UserError, match=r"no sweep there \(it has no sweep.json\), .*; give a folder that"):
+            sweep.report(path)
+    (tmp_path / "sweep.json").mkdir()
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+        sweep.report(tmp_path)
