@@ -10,7 +10,7 @@ from rich.text import Text
 
 from raytrain.report import trials as read
 from raytrain.report.console import clock
-from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, cut, figure
+from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, cut, figure, number
 
 _WIDE, _NARROW, _LONGEST = 28, 14, 300
 _STYLES = {"running": "cyan", "completed": "", "stopped": "yellow", "pending": "dim"}
@@ -73,7 +73,7 @@ def what_happened(results: Results, limit: int) -> list[str]:
     """A line for each kind of failure, the commonest first."""
     found: dict[tuple[str, str], list[int]] = {}
     for trial in results.trials:
-        if trial.status in WITHOUT_RESULT or (trial.error and trial.status != "running"):
+        if trial.status in WITHOUT_RESULT or (trial.error and trial.status not in ("pending", "running")):
             found.setdefault((trial.word, trial.error), []).append(trial.number)
     ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[1][0]))
     lines = []
@@ -150,7 +150,8 @@ def _columns(results: Results, rows: Sequence[Trial]) -> list[_Column]:
     for place, axis in enumerate(results.axes):
         varies = len({_value(trial, axis.path) for trial in results.trials}) > 1
         cells = [_value(trial, axis.path) for trial in rows]
-        axes.append(_Column(axis.name, cells, axis.levels is not None, (500 if varies else 20) - place))
+        numbers = all(number(trial.values.get(axis.path, 0)) is not None for trial in results.trials)
+        axes.append(_Column(axis.name, cells, not numbers, (500 if varies else 20) - place))
     marks = [f"{'*' if t.number in results.marked else ''}{t.number}" for t in rows]
     columns = [
         _Column("trial", marks, keep=5000),

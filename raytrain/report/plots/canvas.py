@@ -67,6 +67,12 @@ def end(words: str, limit: int) -> str:
     return words if len(words) <= limit else "…" + words[1 - limit :]
 
 
+def middle(words: str, limit: int) -> str:
+    """The beginning and the end of a text that is too long: names of one family differ at their end."""
+    half = (limit - 1) // 2
+    return words if len(words) <= limit else f"{words[: limit - 1 - half]}…{words[-half:]}"
+
+
 def safe(words: str) -> str:
     """Without a meaning for matplotlib, which takes what stands between two dollars for mathematics."""
     return words.replace("$", r"\$")

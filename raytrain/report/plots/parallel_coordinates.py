@@ -11,7 +11,7 @@ import numpy as np
 
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import GREY, INK, RED, safe
-from raytrain.report.trials import WITHOUT_RESULT, WORDS, Axis, Objective, Results, Trial, cut, number, text
+from raytrain.report.trials import WITHOUT_RESULT, WORDS, Axis, Objective, Results, Trial, number, text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def draw(results: Results) -> Figure | None:
     width = min(22.0, 1.75 * len(axes) + 2.2)
     figure = canvas.new_figure(width, max(4.6, width / 3) + 0.25 * len(kinds))
     plot = figure.add_subplot()
-    plot.set(xlim=(-0.62, len(axes) - 1 + (0.62 if kinds else 0.12)), ylim=(low, 1.06))
+    plot.set(xlim=(-0.72, len(axes) - 1 + (0.62 if kinds else 0.12)), ylim=(low, 1.06))
     plot.axis("off")
     curves = [_smooth(line) for line in lines]
     failed = LineCollection(
@@ -104,7 +104,7 @@ def _vertical(plot: Axes, place: int, axis: Axis) -> None:
     )
     for height, label in _ticks(axis):
         plot.plot([place - 0.02, place], [height, height], color=INK, linewidth=1, zorder=4)
-        _written(plot, place - 0.04, height, cut(label, 14), "right", INK)
+        _written(plot, place - 0.04, height, canvas.middle(label, 16), "right", INK)
 
 
 def _written(plot: Axes, x: float, y: float, words: str, side: str, colour: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, INK, LOG_RATIO, RED, safe
-from raytrain.report.trials import ENDED_WELL, WORDS, Axis, Results, Trial, cut, text
+from raytrain.report.trials import ENDED_WELL, WORDS, Axis, Results, Trial, text
 from raytrain.search.front import pareto_front
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _naming(results: Results) -> list[Axis]:
 def _name(axes: Sequence[Axis], trial: Trial) -> str:
     if not axes:
         return f"trial {trial.number}"
-    return " × ".join(cut(text(trial.values.get(axis.path)), 14) for axis in axes)  # noqa: RUF001
+    return " × ".join(canvas.middle(text(trial.values.get(axis.path)), 16) for axis in axes)  # noqa: RUF001
 
 
 def _label(
