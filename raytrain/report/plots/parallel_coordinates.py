@@ -100,7 +100,7 @@ def draw(results: Results) -> Figure | None:
 def _vertical(plot: Axes, place: int, axis: Axis) -> None:
     plot.plot([place, place], [0, 1], color=INK, linewidth=1, zorder=4)
     plot.text(
-        place, 1.05, safe("\n".join(canvas.wrapped(axis.path, 18))), ha="center", va="bottom", size=9, weight="bold"
+        place, 1.075, safe("\n".join(canvas.wrapped(axis.path, 18))), ha="center", va="bottom", size=9, weight="bold"
     )
     for height, label in _ticks(axis):
         plot.plot([place - 0.02, place], [height, height], color=INK, linewidth=1, zorder=4)
