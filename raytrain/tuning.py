@@ -295,6 +295,10 @@ class _Driver:
         with contextlib.suppress(OSError, ValueError):
             self.before = json.loads((path / "sweep.json").read_text()).get("seconds") or 0.0
 
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Tune pickles what it calls back, for a restoration that nobody asks it for: nothing stands for this."""
+        return object, ()
+
     def run(self, session: Session, options: Options) -> SweepRun:
         """Everything from the start of Ray to the answer."""
         for leftover in self.path.glob("trials/*/stop"):
@@ -476,7 +480,9 @@ class _Driver:
                     lambda spec, path=axis.path: population[spec["config"][number_key]][path]
                 )
             proposed = {}
-        metric = {"metric": trial.SCORE, "mode": self.objectives[0].mode} if scheduler is not None else {}
+        metric: dict[str, Any] = (
+            {"metric": trial.SCORE, "mode": self.objectives[0].mode} if scheduler is not None else {}
+        )
         return tune.Tuner(
             tune.with_resources(trainable, tune.PlacementGroupFactory([own])),
             param_space=space,
@@ -486,7 +492,7 @@ class _Driver:
                 max_concurrent_trials=self.planned.concurrent + (scaling.workers <= 1),
                 reuse_actors=True,
                 trial_name_creator=trial.name_of,
-                **metric,  # type: ignore[arg-type]
+                **metric,
             ),
             run_config=tune.RunConfig(
                 name="tune",
