@@ -156,7 +156,7 @@ def _lr(arguments: list[str]) -> None:
     with terminable(), watched(lr.Bar(rising.steps)) as observer:
         curve = lr_range.find(value, rising, observer)
     lr.write(curve, Path(path), file)
-    lr.show(curve, file, shlex.join(["raytrain", "train", path, *given]))
+    lr.show(curve, file, shlex.join(["raytrain", "train", path, *given]), value.lr / value.optimizer.lr)
 
 
 def _sweep(arguments: list[str]) -> None:

@@ -122,6 +122,14 @@ def cannot_save(reason: str) -> UserError:
     )
 
 
+def no_lr_batch_size(scaling: str) -> UserError:
+    return UserError(
+        f"lr_scaling {scaling} needs lr_batch_size, the batch size that optimizer.lr was chosen for",
+        "",
+        "add --lr_batch_size N, or take --lr_scaling none",
+    )
+
+
 def trains_while_loading(path: Path) -> UserError:
     return UserError(
         "the experiment file starts a training while it is read", path, "put that under `if __name__ == '__main__':`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -88,6 +89,11 @@ class Experiment:
     """Samples in a step, over all workers together."""
     micro_batch_size: int | None = None
     """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes a worker's whole part."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows batch_size: times batch_size / lr_batch_size (Goyal et al., 2017, for SGD), or
+    times the square root of that (Krizhevsky, 2014)."""
+    lr_batch_size: int | None = None
+    """The batch size that optimizer.lr was chosen for, where lr_scaling is not none."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "auto"] = "fp32"
     """What forward and backward passes compute in; weights stay float32. tf32 rounds the factors of matrix products, on
     GPUs alone, where convolutions do so in fp32 too by PyTorch's default. auto tries all that the workers have before
@@ -119,10 +125,13 @@ class Experiment:
             unfreeze_epoch=at_least(1),
             batch_size=at_least(1),
             micro_batch_size=at_least(1),
+            lr_batch_size=at_least(1),
             clip_norm=above(0),
             ema_decay=(lambda decay: 0 < decay < 1, "between 0 and 1"),
             seed=at_least(0),
         )
+        if self.lr_scaling != "none" and self.lr_batch_size is None:
+            raise errors.no_lr_batch_size(self.lr_scaling)
         if self.precision == "fp16" and not self.parallel.scales:
             raise errors.strategy_misfit(
                 f"fp16's gradients cannot be scaled under {type(self.parallel).__name__}",
@@ -159,6 +168,14 @@ class Experiment:
             raise errors.batch_indivisible(
                 "a worker's micro-batch of", self.micro_batch, "mixup's and cutmix's pairs of", 2, how
             )
+
+    @property
+    def lr(self) -> float:
+        """The learning rate before the schedule's factor: the optimizer's, scaled to the batch."""
+        if self.lr_scaling == "none" or self.lr_batch_size is None:
+            return self.optimizer.lr
+        ratio = self.batch_size / self.lr_batch_size
+        return self.optimizer.lr * (math.sqrt(ratio) if self.lr_scaling == "sqrt" else ratio)
 
     @property
     def replicas(self) -> int:

@@ -200,7 +200,7 @@ class Worker:
         e, progress = self.experiment, self.progress
         # Randomness inside the model (dropout) is a function of the step and the replica: there is no state to save.
         self._seed(1, progress.step, self.replica)
-        lr = e.optimizer.lr * e.schedule.factor(progress.step, self.steps_per_epoch, e.epochs)
+        lr = e.lr * e.schedule.factor(progress.step, self.steps_per_epoch, e.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["factor"]
         losses: list[torch.Tensor] = []

@@ -39,7 +39,7 @@ class Curve:
     """What a range test found.
 
     Attributes:
-        lr: the learning rate of each step.
+        lr: the learning rate of each step, as the optimizer gets it: after `lr_scaling`.
         loss: the loss of each step's batch; the last may not be finite.
         smoothed: its exponential mean, without the bias of its start.
     """
@@ -97,8 +97,8 @@ class Smoothed:
 def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
     """Trains from the initial weights (those of the model's file, where it has one) with a rising learning rate.
 
-    All but learning rate and schedule is the experiment's; one worker computes the global batch, in the micro-batches
-    that each of the experiment's workers would.
+    All but learning rate, its scaling and schedule is the experiment's; one worker computes the global batch, in the
+    micro-batches that each of the experiment's workers would.
 
     Args:
         observer: sees the plan, and a row after every step.
@@ -111,6 +111,7 @@ def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
         value,
         optimizer=replace(value.optimizer, lr=1.0),
         schedule=rising,
+        lr_scaling="none",
         parallel=DDP(),
         scaling=alone,
         micro_batch_size=value.micro_batch,

@@ -127,6 +127,7 @@ class Plan:
                 f"{e.micro_batch} micro-batch x "
                 f"{e.accumulation} accumulation = {e.batch_size} global",
             ),
+            *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
             ("epochs", f"{e.epochs} x {self.steps_per_epoch:,} steps; about {rows:,.0f} rows a rank; {e.precision}"),
             (
                 "memory",
@@ -336,6 +337,11 @@ def _strategy(experiment: Experiment) -> str:
     """Its name on the command line, or its class's, where the experiment brings its own."""
     kind = type(experiment.parallel)
     return next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
+
+
+def _scaled_lr(e: Experiment) -> str:
+    ratio = f"{e.batch_size}/{e.lr_batch_size}"
+    return f"{e.optimizer.lr:g} x {ratio if e.lr_scaling == 'linear' else f'sqrt({ratio})'} = {e.lr:.4g}"
 
 
 def _on_meta(module: nn.Module) -> bool:

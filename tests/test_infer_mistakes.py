@@ -141,6 +141,8 @@ def test_mistakes_of_resume(copied: Run, capsys: Capture) -> None:
     for flag, path in (("--optimizer.lr", "optimizer.lr"), ("--seed", "seed"), ("--model.dropout", "model.dropout")):
         said = fails(capsys, "resume", run, "--epochs", "3", flag, "0.5" if flag != "--seed" else "5")
         assert f"a resumed run cannot change {path}, {run}; resume takes --epochs" in said
+    said = fails(capsys, "resume", run, "--epochs", "3", "--lr_scaling", "linear", "--lr_batch_size", "32")
+    assert "a resumed run cannot change lr_scaling, lr_batch_size" in said
     (run / "summary.json").write_text(json.dumps(Run(run).summary | {"best_epoch": 1}))
     said = fails(capsys, "resume", run, "--epochs", "3", "--patience", "1")
     assert "it stopped early at 2 epochs, 1 of them without a better val_accuracy" in said

@@ -235,3 +235,20 @@ class Zeros(CNN):
 def test_it_begins_with_the_weights_that_training_begins_with() -> None:
     found = find(Experiment(model=Zeros(channels=(8,)), data=Digits()), Rising(10, 1e-12, 1e-11), Observer())
     np.testing.assert_allclose(found.loss, math.log(10), rtol=1e-6)
+
+
+def test_the_suggestion_is_what_to_type_where_the_learning_rate_follows_the_batch(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    """The test itself, whose steps have the same batch, is the same."""
+    flags, out = ("--steps", "60", "--batch_size", "128"), tmp_path / "lr.png"
+    plain = succeeds(capsys, "lr", DIGITS, *flags, "--out", out)
+    figures = out.with_suffix(".csv").read_text()
+    scaled = succeeds(capsys, "lr", DIGITS, *flags, "--out", out, "--lr_scaling", "linear", "--lr_batch_size=16")
+    assert out.with_suffix(".csv").read_text() == figures
+    rows = list(csv.DictReader(figures.splitlines()))
+    found = Curve(*(np.array([float(row[name]) for row in rows]) for name in ("lr", "loss", "smoothed")))
+    assert found.steepest is not None
+    assert plain.endswith(f" --optimizer.lr {found.steepest:.2g}\n") and "lr_scaling" not in plain
+    assert scaled.endswith(f"--lr_scaling linear --lr_batch_size=16 --optimizer.lr {found.steepest / 8:.2g}\n")
+    assert "before lr_scaling by 8" in scaled

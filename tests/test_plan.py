@@ -378,3 +378,22 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(plan.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="needs a C\\+\\+ compiler and there is none"):
         make(compile=True)
+
+
+# Learning rates that follow the batch
+
+
+@pytest.mark.parametrize(
+    ("scaling", "says"), [("none", ""), ("linear", "0.1 x 60/15 = 0.4"), ("sqrt", "0.1 x sqrt(60/15) = 0.2")]
+)
+def test_the_learning_rate_is_said_where_it_follows_the_batch(scaling: str, says: str) -> None:
+    assert text(make(lr_scaling=scaling, lr_batch_size=15), "lr") == says
+
+
+@pytest.mark.parametrize("scaling", ["linear", "sqrt"])
+def test_a_learning_rate_that_follows_the_batch_needs_the_batch_it_was_chosen_for(scaling: str) -> None:
+    with pytest.raises(UserError, match=f"lr_scaling {scaling} needs lr_batch_size, .*; add --lr_batch_size N"):
+        make(lr_scaling=scaling)
+    with pytest.raises(UserError, match="lr_batch_size = 0 is out of range"):
+        make(lr_scaling=scaling, lr_batch_size=0)
+    assert make(lr_batch_size=15).experiment.lr == 0.1

@@ -77,8 +77,12 @@ def write(curve: Curve, tested: Path, file: Path) -> None:
     write_whole(file.with_suffix(".csv"), text.getvalue().encode())
 
 
-def show(curve: Curve, file: Path, command: str) -> None:
-    """Prints what was found, and the command that trains with it."""
+def show(curve: Curve, file: Path, command: str, scale: float = 1.0) -> None:
+    """Prints what was found, and the command that trains with it.
+
+    Args:
+        scale: what `lr_scaling` multiplies the optimizer's learning rate by.
+    """
     console, figures = Console(highlight=False, soft_wrap=True), file.with_suffix(".csv")
     lowest, steepest, tenth = curve.lowest, curve.steepest, curve.tenth
     end = f"learning rates from {curve.lr[0]:.2g} to {curve.lr[-1]:.2g} in {len(curve.lr)} steps"
@@ -92,9 +96,11 @@ def show(curve: Curve, file: Path, command: str) -> None:
         ("a tenth of the lowest loss's", f"{tenth:.2g}"),
         ("lowest smoothed loss", f"{curve.smoothed[lowest]:.4f} at {curve.lr[lowest]:.2g}"),
     ]
+    if scale != 1:
+        rows.insert(1, (f"before lr_scaling by {scale:.4g}", f"{steepest / scale:.2g}"))
     console.print(table(end, rows))
     console.print(f"the plot is in {file}, its figures in {figures}")
-    console.print(f"next:  {command} --optimizer.lr {steepest:.2g}")
+    console.print(f"next:  {command} --optimizer.lr {steepest / scale:.2g}")
 
 
 def _draw(axes: Axes, curve: Curve, tested: Path) -> None:

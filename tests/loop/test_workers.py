@@ -193,3 +193,25 @@ def test_a_compiled_model_learns_the_same(ranks: Ranks, tmp_path: Path) -> None:
         ranks.run(2, train_rank, Run(run).experiment, run)
     np.testing.assert_allclose(losses(runs[1]), losses(runs[0]), rtol=1e-4)
     assert list(Run(runs[1]).model("last").state_dict()) == list(Run(runs[0]).model("last").state_dict())
+
+
+# Learning rates that follow the batch
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_scaled_learning_rate_is_that_rate_written_out_bit_for_bit(
+    ranks: Ranks, tmp_path: Path, scaling: str, factor: float, world: int
+) -> None:
+    plain = on_workers(replace(BASE, epochs=1, batch_size=128), world)
+    scaled = replace(plain, lr_scaling=scaling, lr_batch_size=32)  # type: ignore[arg-type]
+    written = replace(plain, optimizer=SGD(lr=0.05 * factor, momentum=0.9))
+    runs = {}
+    for name, e in (("plain", plain), ("scaled", scaled), ("written", written)):
+        ranks.run(world, train_rank, e, new_run(tmp_path / name, e))
+        runs[name] = [(row["loss"], row["lr"]) for row in Run(tmp_path / name).metrics("step").to_pylist()]
+    assert runs["scaled"] == runs["written"] and runs["scaled"][1:] != runs["plain"][1:]
+    top = max(lr for _, lr in runs["scaled"])
+    assert top == pytest.approx(0.05 * factor, rel=0.05) and top == factor * max(lr for _, lr in runs["plain"])
+    if world == 1:
+        np.testing.assert_allclose(losses(tmp_path / "scaled"), reference(written, 12)[0], rtol=1e-5)
