@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from raytrain import __version__, config, errors
+from raytrain.batch_size import Search as Trying
 from raytrain.experiment import Experiment, load, with_strategy
 from raytrain.fit import Interrupted, Options, RunFailed, resume, train
 from raytrain.interrupts import terminable
-from raytrain.observe import watched
+from raytrain.observe import Observer, watched
 from raytrain.optim import Rising
 from raytrain.parallel import STRATEGIES
 from raytrain.run import Run
@@ -157,6 +158,49 @@ def _lr(arguments: list[str]) -> None:
         curve = lr_range.find(value, rising, observer)
     lr.write(curve, Path(path), file)
     lr.show(curve, file, shlex.join(["raytrain", "train", path, *given]), value.lr / value.optimizer.lr)
+
+
+def _batch(arguments: list[str]) -> None:
+    """Find a micro-batch: raytrain batch EXPERIMENT|RUN [--field value ...] [--memory GIB] [--json]"""
+    usage, path = "raytrain batch EXPERIMENT", _first(arguments)
+    if path is None:
+        return _show_usage(
+            arguments,
+            usage,
+            "Tries micro-batches of an experiment, or of that of a run, on this machine, in each precision: which\n"
+            "is the largest that fits into a worker's memory (--memory GIB), and which the fastest. The global\n"
+            "batch_size stays, and with it what is learnt: gradients accumulate to it. Trials run in processes of\n"
+            "their own; where one dies, its size does not fit.",
+        )
+    value, source = load(path)
+    given = _without(
+        arguments[1:], "--precisions", "--memory", "--json", "--no_json", "--micro_batch_size", "--precision"
+    )
+    value, arguments = _strategy(value, arguments)
+
+    def command(
+        experiment: Annotated[Experiment, _FLAT] = value,
+        options: Annotated[Trying, _FLAT] = Trying(),
+        json: bool = False,
+    ) -> tuple[Experiment, Trying, bool]:
+        """Finds a micro-batch.
+
+        Args:
+            json: Print one JSON object.
+        """
+        return experiment, options, json
+
+    value, search, as_json = _parse(command, arguments[1:], f"raytrain batch {path}", _describe(source))
+    from raytrain import batch_size
+    from raytrain.report import batch
+
+    with terminable(), watched(Observer() if as_json else batch.Spinner()) as observer:
+        found = batch_size.find(value, search, source, observer)
+    following = ["raytrain", "train", path, *given]
+    if as_json:
+        print(batch.to_json(found, value, following))
+    else:
+        batch.show(found, value, following)
 
 
 def _sweep(arguments: list[str]) -> None:
@@ -371,6 +415,7 @@ def _export(arguments: list[str]) -> None:
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "lr": _lr,
+    "batch": _batch,
     "resume": _resume,
     "sweep": _sweep,
     "report": _report,
@@ -404,6 +449,17 @@ def _take(arguments: list[str], *flags: str) -> tuple[list[str], list[str]]:
         else:
             rest.append(argument)
     return found, rest
+
+
+def _without(arguments: list[str], *flags: str) -> list[str]:
+    """The arguments without the given flags and all of their values."""
+    rest, dropped = [], False
+    for argument in arguments:
+        if argument.startswith("--"):
+            dropped = "--" + argument[2:].partition("=")[0].replace("-", "_") in flags
+        if not dropped:
+            rest.append(argument)
+    return rest
 
 
 def _first(arguments: list[str]) -> str | None:

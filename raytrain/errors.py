@@ -263,6 +263,22 @@ def bad_weights(path: Path | str, reason: str) -> UserError:
     )
 
 
+def no_step(precision: str, why: str, where: str) -> UserError:
+    return UserError(
+        f"no training step in {precision} works, whatever the micro-batch: {why}",
+        f"in {where}",
+        "make `raytrain train` work first; its own error says where",
+    )
+
+
+def no_probe(why: str) -> UserError:
+    return UserError(
+        f"the processes that try micro-batches do not start: {why}",
+        "",
+        "look whether `raytrain train` works; classes of a script or a notebook belong into a file of their own",
+    )
+
+
 def nothing_to_train(where: str) -> UserError:
     return UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
 

@@ -117,6 +117,16 @@ def check_device(name: str, device: torch.device) -> None:
         raise errors.no_precision(name, f"this is a {torch.cuda.get_device_name()}", "fp32, fp16 or auto")
 
 
+def available(device: torch.device, scales: bool = True) -> list[str]:
+    """The precisions that a device computes in by itself, the most exact first.
+
+    Args:
+        scales: whether losses can be scaled, as fp16 needs it.
+    """
+    names = ["fp32", "bf16", "fp16"] if device.type == "cpu" else ["fp32", *(["tf32", "bf16"] * _ampere()), "fp16"]
+    return [name for name in names if scales or name != "fp16"]
+
+
 def fastest(
     step: Callable[[Precision], list[torch.Tensor]], device: torch.device, scales: bool = True
 ) -> tuple[str, dict[str, float | None]]:
@@ -130,8 +140,7 @@ def fastest(
         The precision that is clearly faster than every more exact one, and the milliseconds of a pass in each; None
         where the loss or a gradient was not finite.
     """
-    names = ["fp32", "bf16", "fp16"] if device.type == "cpu" else ["fp32", *(["tf32", "bf16"] * _ampere()), "fp16"]
-    names = [name for name in names if scales or name != "fp16"]
+    names = available(device, scales)
     left = {name: Precision(name, device) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(1 + _ROUNDS):

@@ -24,8 +24,8 @@ LAYERS = (
     ("launch",),
     ("interrupts", "observe", "session"),
     ("worker",),
-    ("fit", "infer"),
-    ("lr_range",),
+    ("fit", "infer", "probe"),
+    ("lr_range", "batch_size"),
     ("search",),
     ("report",),
     ("tuning",),
@@ -33,7 +33,20 @@ LAYERS = (
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 WITHOUT_RAY = (
-    *("loop", "checkpoint", "progress", "run", "experiment", "plan", "config", "errors", "order", "lr_range"),
+    *(
+        "loop",
+        "checkpoint",
+        "progress",
+        "run",
+        "experiment",
+        "plan",
+        "config",
+        "errors",
+        "order",
+        "lr_range",
+        "batch_size",
+        "probe",
+    ),
     *("precision", "optim", "ema", "task", "metrics", "models", "parallel"),
 )
 
@@ -134,6 +147,8 @@ def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest
         "from raytrain import cli; cli.run(['lr', '--help'])",
         "from raytrain import cli; cli.run(['lr', 'experiments/digits.py', '--help'])",
         "from raytrain import cli; cli.run(['lr', 'experiments/digits.py', '--steps', '9'])",
+        "from raytrain import cli; cli.run(['batch', 'experiments/digits.py', '--help'])",
+        "from raytrain import cli; cli.run(['batch', 'experiments/digits.py', '--memory', '0'])",
         "from raytrain import cli; cli.run(['train', 'experiments/digits.py', '--optimizer.lr', '-1'])",
     ],
 )

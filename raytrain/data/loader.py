@@ -129,7 +129,9 @@ class Loader:
         self.labels, self.classes = index.labels, len(index.classes)
         self.normalise = Normalise(data.mean, data.std, device, memory_format)
         self.on_device: tuple[torch.Tensor, torch.Tensor] | None = None
-        if isinstance(reader, Resident) and (_fits(reader.images, device) if on_device is None else on_device):
+        if isinstance(reader, Resident) and (
+            fits_device(reader.images.nbytes, device) if on_device is None else on_device
+        ):
             self.on_device = torch.tensor(reader.images, device=device), torch.tensor(index.labels, device=device)
 
     @property
@@ -212,5 +214,6 @@ def keep_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def _fits(images: np.ndarray, device: torch.device) -> bool:
-    return device.type == "cuda" and images.nbytes <= _DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
+def fits_device(size: int, device: torch.device) -> bool:
+    """Whether a split's images, of so many bytes, are kept on the device."""
+    return device.type == "cuda" and size <= _DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]

@@ -1,0 +1,287 @@
+"""A process that tries training steps, and may die of it: the far side of `batch_size`, of which each rank is one.
+
+It reads commands from standard input and writes answers to standard output, a JSON object a line each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import math
+import os
+import queue
+import resource
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from raytrain import experiment
+from raytrain.data import Index
+from raytrain.data.loader import Loaded, fits_device
+from raytrain.data.reader import Epoch
+from raytrain.loop import Place, Worker
+
+_STEP_SECONDS, _ALL_SECONDS = 0.2, 0.6
+"""How long a timed step is at the least, where the whole step is as long, and about how long all of them are."""
+_LEAST_STEPS, _MOST_STEPS = 3, 30
+_NO_MEMORY = (
+    *("out of memory", "not allocate memory", "n't allocate memory", "not enough memory", "bad_alloc", "alloc_failed"),
+    *("failed to map segment", "start new thread", "could not create a primitive", "could not create a memory"),
+)
+"""Parts of the messages by which PyTorch, oneDNN, CUDA's libraries and the system say that there is no memory."""
+
+
+def main() -> None:
+    """Serves trials until standard input ends. Arguments: the folder with the experiment and some images, this rank,
+    the number of ranks, and the file where ranks meet."""
+    folder, rank, world, store = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    driver = _Driver()
+    try:
+        trials = _Trials(folder, rank, world, store)
+    except Exception as error:
+        driver.say({"error": f"{type(error).__name__}: {error}"})
+        os._exit(1)  # an orderly end would wait for the thread that reads
+    driver.say({})
+    for command in driver.commands():
+        driver.say(trials.attempt(**command))
+
+
+class _Driver:
+    """The line to the driver. What models print goes to standard error."""
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True, name="commands").start()
+
+    def commands(self) -> Iterator[dict[str, Any]]:
+        """What to try."""
+        while True:
+            yield self._commands.get()
+
+    def say(self, answer: dict[str, Any]) -> None:
+        """Sends an answer."""
+        print(json.dumps(answer), file=self._answers, flush=True)
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._commands.put(json.loads(line))
+        os._exit(0)  # the driver has gone, whatever this process is doing
+
+
+class _Trials:
+    """What one process's trials have in common: the device and its limit of memory, the group of ranks, the images."""
+
+    def __init__(self, folder: Path, rank: int, world: int, store: str):
+        with contextlib.suppress(OSError):  # where the system must end a process for its memory, let it be this one
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        job = json.loads((folder / "job.json").read_text())
+        self.folder, self.value = folder, experiment.load(folder)[0]
+        gpu = bool(self.value.scaling.gpus_per_worker)
+        self.place = Place(rank, world, torch.device("cuda:0" if gpu else "cpu"))
+        with np.load(folder / "samples.npz") as samples:
+            self.images, labels = samples["images"], samples["labels"]
+        self.index = Index(labels, tuple(job["classes"]), self.images.shape[1:], "train")
+        if gpu:
+            torch.cuda.set_device(self.place.device)
+        if world > 1:
+            dist.init_process_group(
+                "nccl" if gpu else "gloo", init_method=f"file://{store}", rank=rank, world_size=world
+            )
+        self._warm_up()
+        self.resident = _pages()[1]
+        if gpu:
+            self._limit_gpu(job["memory"])
+            # The images that a run keeps there.
+            self.kept = [
+                torch.empty(size, dtype=torch.uint8, device=self.place.device)
+                for size in job["resident"]
+                if fits_device(size, self.place.device)
+            ]
+        else:
+            room = job["available"] - self.resident
+            self._limit_cpu(room if job["memory"] is None else min(room, job["memory"]))
+
+    def attempt(self, precision: str, micro_batch: int, timed: bool) -> dict[str, Any]:
+        """Steps with a micro-batch of that size.
+
+        Returns:
+            `peak`, bytes of memory beside PyTorch's own, and if `timed` `seconds` of a step; or `full` or `error`:
+            why there are none, for want of memory or not.
+        """
+        self._reset_peak()
+        try:
+            if self.value.compile:
+                torch.compiler.reset()
+            trial = _Trial(
+                replace(self.value, precision=precision, micro_batch_size=micro_batch),  # type: ignore[arg-type]
+                self.folder,
+                {"train": self.index},
+                {"train": _Repeated(self.images)},
+                None,
+                self.place,
+                time.time(),
+            )
+            trial.timed = timed
+            trial.fit()
+            answer: dict[str, Any] = {"peak": self._peak(), "seconds": trial.seconds}
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            lacks = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            lacks = lacks or any(mark in text.lower() for mark in _NO_MEMORY)
+            answer = {"full" if lacks else "error": text}
+        trial = None
+        self._free()
+        return answer
+
+    def _warm_up(self) -> None:
+        """Starts the threads and loads the libraries that a step needs, which are not the model's memory."""
+        torch.set_num_threads(self.value.scaling.threads_per_worker or 1)
+        device = self.place.device
+        layer = torch.nn.Conv2d(3, 16, 3, device=device)
+        layer(torch.zeros(16, 3, 32, 32, device=device)).sum().backward()
+        torch.optim.SGD(layer.parameters(), lr=0.1).step()
+        if self.place.world > 1:
+            dist.all_reduce(torch.zeros(1, device=device))
+
+    def _limit_gpu(self, memory: int | None) -> None:
+        share = min(1.0, self.value.scaling.gpus_per_worker or 1.0)
+        for device in range(torch.cuda.device_count()):
+            total = torch.cuda.get_device_properties(device).total_memory
+            fraction = share if memory is None else min(share, memory / total)
+            torch.cuda.set_per_process_memory_fraction(fraction, device)
+
+    def _limit_cpu(self, room: int) -> None:
+        limit = _pages()[0] + max(0, room)
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+
+    def _reset_peak(self) -> None:
+        if self.place.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            with contextlib.suppress(OSError):  # proc_pid_clear_refs(5); without it the peak is that of all so far
+                Path("/proc/self/clear_refs").write_text("5")
+
+    def _peak(self) -> int:
+        if self.place.device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        status = Path("/proc/self/status").read_text()
+        return max(0, int(status.partition("VmHWM:")[2].split()[0]) * 1024 - self.resident)
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.place.device.type == "cuda":
+            torch.cuda.empty_cache()
+        else:
+            with contextlib.suppress(OSError, AttributeError):  # another C library
+                ctypes.CDLL(None).malloc_trim(0)
+
+
+class _Trial(Worker):
+    """A worker that makes some steps and takes their time."""
+
+    timed = False
+    seconds: float | None = None
+
+    def _train(self) -> str:
+        e, batches = self.experiment, self._batches()
+        self.model.train()
+        self.progress.epoch = e.epochs - 1  # by then layers are trained that were not at first
+        few = min(2, e.accumulation)  # the second one meets the gradients of the first
+        self._step(next(batches), few)
+        on_cpu = self.place.device.type == "cpu"
+        copy = self._snapshot() if on_cpu else None  # as in the steps while a checkpoint is written
+        self._step(next(batches), few)
+        del copy
+        if self.timed:
+            self.seconds = self._whole_step(batches, few)
+        return "completed"
+
+    def _whole_step(self, batches: Iterator[Loaded], few: int) -> float:
+        """Seconds of a step, from one of fewer micro-batches where it is long."""
+        all_, many = self.experiment.accumulation, few
+        seconds = self._least(batches, few)
+        if few < all_:
+            many = max(few, min(all_, int(_STEP_SECONDS / seconds * few)))
+            seconds = self._least(batches, many)
+        if many == all_:
+            return seconds
+        half = many // 2
+        more = (seconds - self._least(batches, half)) / (many - half)
+        # The price of one more is not above the mean, which has the update's share. Below its half it is an accident.
+        return seconds + (all_ - many) * min(seconds / many, max(more, 0.5 * seconds / many))
+
+    def _batches(self) -> Iterator[Loaded]:
+        """Global batches, but for a short last one."""
+        size = min(self.experiment.batch_size, len(self.loaders["train"].labels))
+        for epoch in count():
+            yield from (loaded for loaded in self.loaders["train"].epoch(epoch) if loaded.size == size)
+
+    def _least(self, batches: Iterator[Loaded], passes: int) -> float:
+        """The shortest time of some steps: what the machine does beside them is no property of the micro-batch. A
+        collective, so that all ranks make as many."""
+        least, started = math.inf, time.perf_counter()
+        for number in count(1):
+            least = min(least, self._slowest(self._step(next(batches), passes)))
+            spent = self._slowest(time.perf_counter() - started)
+            if number == _MOST_STEPS or (number >= _LEAST_STEPS and spent > _ALL_SECONDS):
+                break
+        return least
+
+    def _step(self, loaded: Loaded, passes: int) -> float:
+        """Seconds of a step of so many micro-batches; its batch lies in memory as a whole."""
+        e, device = self.experiment, self.place.device
+        most = passes * e.micro_batch
+        size = min(loaded.size, most * e.replicas)
+        part = replace(loaded, ids=loaded.ids[:most], size=size, most=min(loaded.most, most))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        self.train_step(part)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.pending.clear()
+        return time.perf_counter() - started
+
+    def _slowest(self, seconds: float) -> float:
+        """The longest of all ranks' times. A collective."""
+        found = torch.tensor(seconds, dtype=torch.float64, device=self.place.device)
+        if self.place.world > 1:
+            dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return found.item()
+
+
+class _Repeated:
+    """A few images that stand for all of a split.
+
+    Args:
+        images: uint8 [few, channels, height, width].
+    """
+
+    def __init__(self, images: np.ndarray):
+        self.images = images
+
+    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(samples int64 [k], images uint8 [k, ...]) of each step."""
+        for samples in epoch.steps():
+            yield samples, self.images[samples % len(self.images)]
+
+
+def _pages() -> tuple[int, int]:
+    """Bytes that this process has mapped, and those of them in memory."""
+    mapped, in_memory = Path("/proc/self/statm").read_text().split()[:2]
+    page = os.sysconf("SC_PAGE_SIZE")
+    return int(mapped) * page, int(in_memory) * page
