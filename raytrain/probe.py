@@ -26,13 +26,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raytrain import experiment
+from raytrain import experiment, launch
 from raytrain.data import Index
 from raytrain.data.loader import Loaded, fits_device
 from raytrain.data.reader import Epoch
 from raytrain.loop import Place, Worker
 
-_STEP_SECONDS, _ALL_SECONDS = 0.2, 0.6
+_STEP_SECONDS, _ALL_SECONDS = 0.2, 0.4
 """How long a timed step is at the least, where the whole step is as long, and about how long all of them are."""
 _LEAST_STEPS, _MOST_STEPS = 3, 30
 _NO_MEMORY = (
@@ -89,6 +89,8 @@ class _Trials:
             Path("/proc/self/oom_score_adj").write_text("1000")
         job = json.loads((folder / "job.json").read_text())
         self.folder, self.value = folder, experiment.load(folder)[0]
+        if not (self.value.compile or self.value.parallel.sharded):
+            launch.defer_compiler()  # as the workers do
         gpu = bool(self.value.scaling.gpus_per_worker)
         self.place = Place(rank, world, torch.device("cuda:0" if gpu else "cpu"))
         with np.load(folder / "samples.npz") as samples:

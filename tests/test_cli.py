@@ -33,9 +33,10 @@ def write(path: Path, text: str) -> Path:
 def test_help_lists_every_command(capsys: Capture) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
-        for command in ("train", "lr", "resume", "evaluate", "predict", "export", "sweep"):
+        for command in ("train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep"):
             assert f"raytrain {command} " in said
-    assert set(cli._COMMANDS) == {"train", "lr", "resume", "evaluate", "predict", "export", "sweep", "report"}
+    commands = {"train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "report"}
+    assert set(cli._COMMANDS) == commands
     assert succeeds(capsys, "--version") == f"raytrain {__version__}\n"
 
 
@@ -44,6 +45,8 @@ def test_help_lists_every_command(capsys: Capture) -> None:
     [
         (["train"], ["EXPERIMENT", "--help"]),
         (["lr"], ["EXPERIMENT", "--steps", "--low", "--high", "--out"]),
+        (["batch"], ["EXPERIMENT", "--memory", "global"]),
+        (["batch", DIGITS], ["--precisions", "--memory", "--json", "--batch_size"]),
         (["lr", DIGITS], ["--steps", "--low", "--high", "--out", "--batch_size"]),
         (["resume"], ["RUN", "--help"]),
         (["evaluate"], ["RUN", "--data.root", "--split {train,val,test}", "--checkpoint {best,last}", "--json"]),

@@ -116,6 +116,13 @@ def test_a_learning_rate_is_found(home: Path) -> None:
     assert "raytrain train experiments/digits.py --optimizer.lr 0." in output and (home / "lr.png").is_file()
 
 
+def test_a_micro_batch_is_found(home: Path) -> None:
+    output = sh(the("raytrain batch"), home)
+    assert re.search(
+        r"\n *next: +raytrain train experiments/digits.py --micro_batch_size \d+ --precision fp32\n", output
+    )
+
+
 def test_mnist(home: Path) -> None:
     sh(the("raytrain train experiments/mnist.py") + " --epochs 1 --batch_size 256", home)
     assert Run(home / "runs/mnist-1").summary["val_accuracy"] > 0.93
