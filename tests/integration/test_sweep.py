@@ -1,0 +1,268 @@
+"""Sweeps on real actors of Ray Tune: the numbers are the experiment's, what goes wrong in a trial stays in it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raytrain
+from raytrain import (
+    ASHA,
+    MLP,
+    PBT,
+    SGD,
+    TPE,
+    Choice,
+    Cosine,
+    Digits,
+    Experiment,
+    Grid,
+    HyperBand,
+    LogUniform,
+    MedianStopping,
+    Scaling,
+    Sweep,
+    config,
+    tuning,
+)
+from raytrain.fit import Options
+from raytrain.observe import SweepObserver
+from raytrain.search.sweep import load
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+BASE = Experiment(
+    model=MLP(hidden=(32,)), data=Digits(), optimizer=SGD(lr=0.05, momentum=0.9), schedule=Cosine(), epochs=2
+)
+LR = LogUniform("optimizer.lr", 1e-4, 1.0)
+
+
+def run(sweep: Sweep, out: Path, **options: Any) -> tuning.SweepRun:
+    return raytrain.sweep(sweep, out=str(out), name="sweep", quiet=True, **options)
+
+
+def losses(path: Path) -> list[float]:
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if row["kind"] == "step"]
+
+
+def nothing_left() -> None:
+    from ray.util import placement_group_table
+    from ray.util.state import list_actors
+
+    assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
+    alive: list = []
+    try:
+        alive = [actor for actor in list_actors() if actor.state == "ALIVE"]
+    except Exception:  # this Ray has no dashboard to ask
+        pass
+    assert not [actor for actor in alive if "Trial" in actor.class_name]
+
+
+def test_a_grid_s_trials_are_the_experiments_and_the_best_one_runs_again_bit_for_bit(tmp_path: Path) -> None:
+    sweep = Sweep(BASE, (Grid("precision", ("fp32", "bf16")), Grid("batch_size", (32, 64, 128))), concurrent=2)
+    found = run(sweep, tmp_path)
+    answer = found.answer
+    assert answer["status"] == "completed" and [t["number"] for t in found.trials] == list(range(6))
+    assert [t["values"] for t in found.trials] == [
+        {"precision": p, "batch_size": b} for p in ("fp32", "bf16") for b in (32, 64, 128)
+    ]
+    assert {t["status"] for t in found.trials} == {"completed"} and {t["attempts"] for t in found.trials} == {1}
+    assert len({t["pid"] for t in found.trials}) == 2, "two actors take all trials"
+    for trial in found.trials:
+        path = found.path / "trials" / f"{trial['number']:04d}"
+        own = raytrain.Run(path)
+        assert own.experiment.precision == trial["values"]["precision"]
+        steps = 2 * -(-1438 // trial["values"]["batch_size"])
+        assert own.summary["steps"] == steps == len(losses(path))
+        assert trial["objective"] == [own.summary["val_accuracy"]] == [max(own.metrics()["val_accuracy"].to_pylist())]
+        assert trial["samples_per_second"] > 0 and trial["peak_memory_bytes"] > 2**20
+        kept = list(path.glob("checkpoints/step_*"))
+        assert bool(kept) == (trial["number"] == answer["best"]), "the best alone keeps its weights"
+    ranked = sorted(found.trials, key=lambda t: -t["objective"][0])
+    assert answer["best"] == ranked[0]["number"] and answer["best"] in answer["front"]
+    with open(found.path / "trials.csv") as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["val_accuracy"]) for row in table] == [t["val_accuracy"] for t in found.trials]
+    assert (found.path / "plots" / "parallel_coordinates.png").stat().st_size > 10_000
+    nothing_left()
+
+    best = found.best
+    assert best is not None and best.model()
+    again = raytrain.train(
+        raytrain.load_experiment(found.path / "best.json")[0], out=str(tmp_path), name="again", quiet=True
+    )
+    assert losses(again.path) == losses(best.path)
+    assert hashes(again.path) == hashes(best.path)
+
+    before = (found.path / "trials" / "0003" / "metrics.jsonl").stat().st_mtime_ns
+    more = tuning.resume(found.path, config.replace(sweep, "keep", 2), Options(), SweepObserver(), 0.0)
+    assert more is not None and more.answer["trials"] == found.trials, "there was nothing left to do"
+    assert (found.path / "trials" / "0003" / "metrics.jsonl").stat().st_mtime_ns == before
+    with pytest.raises(raytrain.UserError, match="cannot change objective"):
+        tuning.resume(found.path, config.replace(sweep, "objective", "val_loss"), Options(), SweepObserver(), 0.0)
+
+
+def hashes(path: Path) -> str:
+    return hashlib.sha256((raytrain.Run(path).checkpoint("last") / "model.safetensors").read_bytes()).hexdigest()
+
+
+BAD = '''
+    """Trials that go wrong, each in its way."""
+    import os, time
+    from dataclasses import dataclass
+    import torch
+    from torch import nn
+    from raytrain import Digits, Experiment, Grid, Model, SGD, Sweep
+
+    class Net(nn.Module):
+        def __init__(self, mode, inputs, classes):
+            super().__init__()
+            self.mode, self.steps, self.linear = mode, 0, nn.Linear(inputs, classes)
+
+        def forward(self, x):
+            self.steps += self.training
+            if self.steps == 10:  # of every attempt: there is no checkpoint yet
+                if self.mode == "killed":
+                    os.kill(os.getpid(), 9)
+                if self.mode == "hangs":
+                    time.sleep(1000)
+            if self.steps == 30:  # in the second epoch
+                if self.mode == "memory":
+                    self.waste = torch.ones(2**30)
+                if self.mode == "killed once" and not os.path.exists(os.environ["BAD_FOLDER"] + "/was"):
+                    open(os.environ["BAD_FOLDER"] + "/was", "w").close()
+                    os.kill(os.getpid(), 9)
+                if self.mode == "nan":
+                    return self.linear(x.flatten(1)) * float("nan")
+                if self.mode == "error":
+                    raise ValueError("a mistake of the model's")
+            return self.linear(x.flatten(1))
+
+    @dataclass(frozen=True)
+    class Bad(Model):
+        mode: str = "good"
+        def build(self, sample, classes):
+            return Net(self.mode, sample[0] * sample[1] * sample[2], classes)
+
+    sweep = Sweep(
+        experiment=Experiment(model=Bad(), data=Digits(), optimizer=SGD(lr=0.05), epochs=2),
+        axes=(Grid("model.mode", ("good", "memory", "killed", "nan", "hangs", "error", "killed once", "good too")),),
+        memory_gib=2.0,
+        timeout_seconds=4.0,
+        concurrent=2,
+    )
+'''
+
+
+def test_a_trial_that_goes_wrong_is_an_answer_and_the_others_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(textwrap.dedent(BAD).replace('os.environ["BAD_FOLDER"]', repr(str(tmp_path))))
+    sweep, source = load(file)
+    found = tuning.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), source, 0.0)
+    assert found is not None and found.answer["status"] == "completed"
+    by = {trial["values"]["model.mode"]: trial for trial in found.trials}
+    assert {mode: (trial["status"], trial["attempts"]) for mode, trial in by.items()} == {
+        "good": ("completed", 1),
+        "memory": ("infeasible", 1),
+        "killed": ("crashed", 2),
+        "nan": ("diverged", 1),
+        "hangs": ("timed_out", 2),
+        "error": ("failed", 1),
+        "killed once": ("completed", 2),
+        "good too": ("completed", 1),
+    }
+    said = {mode: str(trial["error"]) for mode, trial in by.items()}
+    assert "allocate" in said["memory"] and by["memory"]["peak_memory_bytes"] > 2**20
+    assert "its process died" in said["killed"] and "no step was finished in 4 s" in said["hangs"]
+    assert "the loss became nan at step 30" in said["nan"] and said["error"] == "ValueError: a mistake of the model's"
+    stuck = (found.path / "trials" / "0004" / "logs" / "stuck.log").read_text()
+    assert "experiment.py" in stuck and "in forward" in stuck, "it says where"
+    assert by["good"]["objective"] == by["good too"]["objective"] == by["killed once"]["objective"]
+    assert losses(found.path / "trials" / "0006") == losses(found.path / "trials" / "0000"), "it went on, exactly"
+    assert by["memory"]["objective"] == [None] and found.answer["best"] in (0, 6, 7)
+    nothing_left()
+
+
+def test_asha_spares_at_least_half_and_finds_what_the_whole_sweep_finds(tmp_path: Path) -> None:
+    base = config.replace(BASE, "epochs", 9)
+    whole = run(Sweep(base, (LR,), trials=16), tmp_path / "whole")
+    spared = run(Sweep(base, (LR,), trials=16, scheduler=ASHA()), tmp_path / "spared")
+    assert [t["values"] for t in whole.trials] == [t["values"] for t in spared.trials]
+    epochs = sum(t["epochs"] for t in spared.trials)
+    assert sum(t["epochs"] for t in whole.trials) == 16 * 9 and epochs <= 16 * 9 / 2
+    assert {t["status"] for t in spared.trials} == {"completed", "stopped"}
+    best = [max(t["objective"][0] for t in one.trials) for one in (whole, spared)]
+    assert best[1] >= best[0] - 0.005
+    for trial in spared.trials:  # what was trained of it is what the whole sweep trained
+        path = Path("trials") / f"{trial['number']:04d}"
+        found = losses(spared.path / path)
+        assert found == losses(whole.path / path)[: len(found)] and len(found) >= 23 * trial["epochs"]
+
+
+def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
+    found = run(
+        Sweep(
+            config.replace(config.replace(BASE, "epochs", 6), "schedule", raytrain.Constant()),
+            (Choice("optimizer.lr", (1e-9, 0.05)),),
+            trials=4,
+            scheduler=PBT(every_epochs=2, quantile=0.5),
+            concurrent=4,
+        ),
+        tmp_path,
+    )
+    assert {t["status"] for t in found.trials} == {"completed"} and {t["epochs"] for t in found.trials} == {6}
+    copies = [(t["number"], one) for t in found.trials for one in t.get("taken", [])]
+    assert copies, "the ones that do not learn took the weights of those that do"
+    for number, one in copies:
+        clone = raytrain.Run(found.path / "trials" / f"{number:04d}")
+        donor = raytrain.Run(found.path / "trials" / f"{one['from']:04d}")
+        mine, theirs = clone.metrics().to_pylist(), donor.metrics().to_pylist()
+        if len(donor_copies(found, one["from"])) == 0 and one == found.trials[number]["taken"][-1]:
+            drop = ("seconds", "samples_per_second")
+            assert [{k: v for k, v in row.items() if k not in drop} for row in mine[: one["epoch"]]] == [
+                {k: v for k, v in row.items() if k not in drop} for row in theirs[: one["epoch"]]
+            ]
+        if one["values"]["optimizer.lr"] < 1e-6 and one["epoch"] < 6 and one == found.trials[number]["taken"][-1]:
+            assert mine[one["epoch"]]["val_accuracy"] == mine[one["epoch"] - 1]["val_accuracy"]
+        assert clone.experiment.optimizer.lr == found.trials[number]["values"]["optimizer.lr"]
+
+
+def donor_copies(found: tuning.SweepRun, number: int) -> list:
+    return found.trials[number].get("taken", [])
+
+
+@pytest.mark.parametrize("scheduler", [HyperBand(), MedianStopping(samples=2)])
+def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, scheduler: Any) -> None:
+    found = run(
+        Sweep(config.replace(BASE, "epochs", 9), (LR,), trials=12, scheduler=scheduler, search=TPE(startup=4)), tmp_path
+    )
+    assert {t["status"] for t in found.trials} == {"completed", "stopped"} and len(found.trials) == 12
+    assert found.answer["best"] is not None
+    for trial in found.trials:
+        assert trial["status"] == "stopped" or trial["epochs"] == 9
+        count = len(losses(found.path / "trials" / f"{trial['number']:04d}"))
+        assert trial["epochs"] * 23 <= count <= (trial["epochs"] + 1) * 23
+
+
+def test_trials_of_several_workers_and_streamed_data(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    base = replace(BASE, scaling=Scaling(workers=2, threads_per_worker=1), data=Digits(mode="streaming"))
+    found = run(Sweep(base, (Grid("optimizer.lr", (0.1, 0.01)),), concurrent=1), tmp_path)
+    assert [t["status"] for t in found.trials] == ["completed"] * 2
+    alone = run(Sweep(replace(BASE, data=Digits()), (Grid("optimizer.lr", (0.1, 0.01)),)), tmp_path / "alone")
+    for number in ("0000", "0001"):
+        two, one = losses(found.path / "trials" / number), losses(alone.path / "trials" / number)
+        assert len(two) == len(one) and all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(two, one, strict=True))
+    assert raytrain.Run(found.path / "trials" / "0000").summary["workers"] == 2
+    nothing_left()
