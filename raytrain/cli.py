@@ -216,6 +216,9 @@ def _sweep(arguments: list[str]) -> None:
     from raytrain.search import sweep as sweeps
 
     value, source = sweeps.load(path)
+    for axis in value.axes:
+        if _take(arguments[1:], f"--{axis.path}")[0]:
+            raise errors.flag_of_an_axis(axis.path)
     base, arguments = _strategy(value.experiment, arguments)
     again = Path(path).is_dir()
 

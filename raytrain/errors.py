@@ -100,6 +100,10 @@ def not_an_experiment(path: Path, why: str) -> UserError:
     )
 
 
+def a_sweep_instead(path: Path) -> UserError:
+    return UserError("this file defines a sweep and no experiment", path, f"run it with `raytrain sweep {path}`")
+
+
 def experiment_fails(path: Path, line: int | None, why: str) -> UserError:
     return UserError(
         f"the experiment file does not load: {why}", f"{path}:{line}" if line else path, "mend that line and try again"
@@ -500,6 +504,10 @@ def axis_without_effect(path: str) -> UserError:
     return UserError(
         f"{path} cannot be an axis", "in Sweep.axes", "set it in the experiment; it is no part of the recipe"
     )
+
+
+def flag_of_an_axis(path: str) -> UserError:
+    return UserError(f"--{path} is what the sweep varies", "", "change the axis in its file")
 
 
 def axis_not_finite(path: str) -> UserError:

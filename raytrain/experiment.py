@@ -229,7 +229,10 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         return _load_json(path)
     if path.suffix != ".py":
         raise errors.not_an_experiment(path, f"its name ends in {path.suffix or 'nothing'}")
-    found = getattr(execute(path), "experiment", None)
+    module = execute(path)
+    found = getattr(module, "experiment", None)
+    if found is None and hasattr(module, "sweep"):
+        raise errors.a_sweep_instead(path)
     if not isinstance(found, Experiment):
         raise errors.not_an_experiment(
             path, "it defines no `experiment`" if found is None else f"its `experiment` is a {type(found).__name__}"

@@ -33,7 +33,7 @@ from raytrain.search import record
 from raytrain.search.base import crossed
 from raytrain.search.front import pareto_front
 from raytrain.search.space import combinations
-from raytrain.search.sweep import Sweep, impossible, to_dict
+from raytrain.search.sweep import Sweep, impossible, load, to_dict
 from raytrain.session import Session, ship_classes
 
 _MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
@@ -179,7 +179,7 @@ def resume(
         RunFailed: no trial could be run.
     """
     kept = json.loads((path / "sweep.json").read_text())
-    before, now = kept["sweep"], to_dict(value)
+    before, now = to_dict(load(path)[0]), to_dict(value)
     changed = [name for name in now if now[name] != before.get(name) and name not in _MAY_CHANGE]
     if changed:
         raise errors.sweep_changed(changed, path)

@@ -18,6 +18,7 @@ from PIL import Image
 from processes import tree
 
 from raytrain import Digits, Run
+from raytrain.tuning import SweepRun
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -72,9 +73,10 @@ def test_make_train_trains_the_digits_and_make_test_runs_pytest() -> None:
         assert wants in printed
 
 
-def test_the_experiment_shown_is_the_one_that_is_there() -> None:
-    code = (ROOT / "experiments" / "mnist.py").read_text().split('"""', 2)[2]
-    assert BLOCKS[0].strip() == code.strip()
+@pytest.mark.parametrize("name", ["mnist.py", "sweep_amp_batch.py"])
+def test_the_experiments_shown_are_those_that_are_there(name: str) -> None:
+    code = (ROOT / "experiments" / name).read_text().split('"""', 2)[2]
+    assert code.strip() in [block.strip() for block in BLOCKS]
 
 
 def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
@@ -121,6 +123,22 @@ def test_a_micro_batch_is_found(home: Path) -> None:
     assert re.search(
         r"\n *next: +raytrain train experiments/digits.py --micro_batch_size \d+ --precision fp32\n", output
     )
+
+
+def test_a_sweep_its_best_trial_and_its_report(home: Path) -> None:
+    output = sh(the("raytrain sweep experiments/sweep_amp_batch.py") + " --epochs 1 --trials 3", home)
+    assert "completed: 3 trials (3 completed)" in output and "raytrain train runs/amp/best.json" in output
+    found = SweepRun(home / "runs/amp")
+    assert [trial["values"]["batch_size"] for trial in found.trials] == [64, 128, 256]
+    sh(the("raytrain train runs/amp/best.json"), home)
+    best = found.best
+    assert best is not None and best.experiment.batch_size == found.trials[found.answer["best"]]["values"]["batch_size"]
+    again = Run(home / "runs/best-1")
+    assert again.metrics("step")["loss"].to_pylist() == best.metrics("step")["loss"].to_pylist()
+    (home / "runs/amp/plots/pareto.png").unlink()
+    assert "3 trials" in sh(the("raytrain report"), home) and (home / "runs/amp/plots/pareto.png").is_file()
+    before = found.trials
+    assert "3 trials (3 completed)" in sh("raytrain sweep runs/amp", home) and found.trials == before
 
 
 def test_mnist(home: Path) -> None:
