@@ -96,6 +96,8 @@ def train(
     stem = source.stem if source else "run"
     if source and source.name == "experiment.py" and (source.parent / "experiment.json").is_file():
         stem = source.parent.name.rpartition("-")[0] or source.parent.name
+    elif source and source.name == "experiment.py" and (source.parent / "sweep.json").is_file():  # a sweep's best
+        stem = source.parent.name
     shown = str(Path(options.out) / (options.name or f"{stem}-N"))
     with Session(options.address, options.verbose) as session:
         planned = plan.make(value, session.resources, shown)

@@ -133,7 +133,7 @@ def test_a_sweep_its_best_trial_and_its_report(home: Path) -> None:
     sh(the("raytrain train runs/amp/best.json"), home)
     best = found.best
     assert best is not None and best.experiment.batch_size == found.trials[found.answer["best"]]["values"]["batch_size"]
-    again = Run(home / "runs/best-1")
+    again = Run(home / "runs/amp-1")
     assert again.metrics("step")["loss"].to_pylist() == best.metrics("step")["loss"].to_pylist()
     (home / "runs/amp/plots/pareto.png").unlink()
     assert "3 trials" in sh(the("raytrain report"), home) and (home / "runs/amp/plots/pareto.png").is_file()
