@@ -66,6 +66,33 @@ def test_a_strategy_trains_on_gpus_as_one_cpu_does(tmp_path: Path, gpus: int, fl
     assert there == pytest.approx(here, rel=0.02)
 
 
+SWEEP = """
+from raytrain import MLP, SGD, Digits, Experiment, Grid, Scaling, Sweep
+
+sweep = Sweep(
+    experiment=Experiment(
+        model=MLP(hidden=(64,)), data=Digits(), optimizer=SGD(lr=0.05), scaling=Scaling(gpus_per_worker=0.5), epochs=2
+    ),
+    axes=(Grid("precision", ("fp32", "bf16")), Grid("model.hidden", ((64,), (40_000, 40_000)))),
+    memory_gib=2.0,
+)
+"""
+
+
+def test_two_trials_share_a_gpu_and_one_that_does_not_fit_is_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(SWEEP)
+    command = [sys.executable, "-m", "raytrain.cli", "sweep", str(tmp_path / "half.py"), "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--name", "half"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads((tmp_path / "half" / "sweep.json").read_text())
+    assert answer["concurrent"] == 2 * torch.cuda.device_count() or answer["concurrent"] == 4
+    found = {(t["values"]["precision"], t["values"]["model.hidden"][0]): t for t in answer["trials"]}
+    for (_, hidden), trial in found.items():
+        assert trial["status"] == ("completed" if hidden == 64 else "infeasible"), trial
+    assert found["fp32", 64]["peak_memory_bytes"] < 2**30 and "out of memory" in found["fp32", 40_000]["error"]
+    assert Run(tmp_path / "half" / "trials" / "0000").summary["device"] == "cuda"
+
+
 RANK = """
 import json, sys, torch, torch.distributed as dist
 from raytrain import DDP

@@ -266,3 +266,17 @@ def test_trials_of_several_workers_and_streamed_data(tmp_path: Path) -> None:
         assert len(two) == len(one) and all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(two, one, strict=True))
     assert raytrain.Run(found.path / "trials" / "0000").summary["workers"] == 2
     nothing_left()
+
+
+def test_a_sweep_that_has_used_up_its_time_goes_on_later(tmp_path: Path) -> None:
+    long = config.replace(BASE, "epochs", 400)
+    sweep = Sweep(long, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=12.0, concurrent=1)
+    found = run(sweep, tmp_path)
+    assert found.answer["status"] == "out_of_time"
+    assert [t["status"] for t in found.trials][:1] in (["interrupted"], ["completed"])
+    done = [t["epochs"] for t in found.trials]
+    assert sum(done) < 800 and (done[0] == 0 or list((found.path / "trials" / "0000" / "checkpoints").iterdir()))
+    shorter = config.replace(config.replace(sweep, "budget_seconds", None), "trials", 1)
+    more = tuning.resume(found.path, shorter, Options(), SweepObserver(), 0.0)
+    assert more is not None and [t["status"] for t in more.trials] == ["completed"]
+    assert len(losses(found.path / "trials" / "0000")) == 400 * 23
