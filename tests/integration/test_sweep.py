@@ -16,6 +16,7 @@ import raytrain
 from raytrain import (
     ASHA,
     MLP,
+    PB2,
     PBT,
     SGD,
     TPE,
@@ -235,6 +236,15 @@ def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
         if one["values"]["optimizer.lr"] < 1e-6 and one["epoch"] < 6 and one == found.trials[number]["taken"][-1]:
             assert mine[one["epoch"]]["val_accuracy"] == mine[one["epoch"] - 1]["val_accuracy"]
         assert clone.experiment.optimizer.lr == found.trials[number]["values"]["optimizer.lr"]
+
+
+def test_pb2_draws_new_values_between_the_ends(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    base = config.replace(config.replace(BASE, "epochs", 6), "schedule", raytrain.Constant())
+    found = run(Sweep(base, (LR,), trials=4, scheduler=PB2(every_epochs=2, quantile=0.5), concurrent=4), tmp_path)
+    assert {t["status"] for t in found.trials} == {"completed"}
+    taken = [one["values"]["optimizer.lr"] for t in found.trials for one in t.get("taken", [])]
+    assert taken and all(1e-4 <= lr <= 1.0 for lr in taken)
 
 
 def donor_copies(found: tuning.SweepRun, number: int) -> list:
