@@ -43,8 +43,21 @@ class SweepObserver:
     def status(self, text: str) -> None:
         """What goes on while no trial is under way."""
 
-    def trials(self, records: list[dict[str, Any]], objectives: list[dict[str, Any]], elapsed: float) -> None:
-        """How the trials stand; a few times a second."""
+    def trials(
+        self,
+        records: list[dict[str, Any]],
+        objectives: list[dict[str, Any]],
+        elapsed: float,
+        count: int | None = None,
+    ) -> None:
+        """How the trials stand; a few times a second.
+
+        Args:
+            records: `trials` of sweep.json: those that were proposed.
+            objectives: `objectives` of sweep.json.
+            elapsed: seconds of the sweep so far.
+            count: how many trials there will be.
+        """
 
     def finished(self, path: Path, answer: dict[str, Any]) -> None:
         """The sweep has ended, and its answer is written."""

@@ -372,7 +372,8 @@ class _Driver:
             records = self.records()
             if len(self.ended) > before:
                 self.write("running")
-            self.observer.trials(records, self._modes(), time.time() - self.command_started + self.before)
+            elapsed = time.time() - self.command_started + self.before
+            self.observer.trials(records, self._modes(), elapsed, self.sweep.count)
             self._tidy(records)
             over = over or time.time() > deadline
             if (interrupts.signal or over) and not self.leaving:

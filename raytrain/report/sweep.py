@@ -49,19 +49,19 @@ class Table(SweepObserver):
             self._print(f"{text} ...")
             self._view = _View(status=text)
 
-    def trials(self, records: list[dict[str, Any]], objectives: list[dict[str, Any]], elapsed: float) -> None:
-        """Shows the trials as they are.
-
-        Args:
-            records: `trials` of sweep.json.
-            objectives: `objectives` of sweep.json.
-            elapsed: seconds of the sweep so far.
-        """
+    def trials(
+        self,
+        records: list[dict[str, Any]],
+        objectives: list[dict[str, Any]],
+        elapsed: float,
+        count: int | None = None,
+    ) -> None:
+        """Shows the trials as they are."""
         results = Results.of({"trials": records, "objectives": objectives})
         if self.console.is_terminal:
             begun = any(trial.status != "pending" for trial in results.trials)
             status = self._view.status if self._view.begun or not begun else ""  # it was of what came before the trials
-            self._show(_View(results, elapsed, status, begun))
+            self._show(_View(results, elapsed, status, begun, count or 0))
             return
         for trial in results.trials:
             which = trial.number, trial.attempts
@@ -100,6 +100,8 @@ class Table(SweepObserver):
         )
         files = [name for name in ("trials.csv", "plots") if (path / name).exists()]
         self._print(f"the sweep is in {path}" + (f", with {' and '.join(files)}" if files else ""))
+        if not done:
+            self._print(f"next:  raytrain sweep {shlex.quote(str(path))}  (to go on)")
         self._next(path, results)
 
     def close(self) -> None:
@@ -137,6 +139,7 @@ class _View:
     elapsed: float = 0.0
     status: str = ""
     begun: bool = False
+    count: int = 0
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         width, room = options.max_width, max(1, console.height - 1)
@@ -144,7 +147,7 @@ class _View:
         if self.results is None or not self.results.trials:
             yield from map(_cropped, foot)
             return
-        yield _cropped(Text(sweep_table.headline(self.results, self.elapsed), style="bold"))
+        yield _cropped(Text(sweep_table.headline(self.results, self.elapsed, self.count), style="bold"))
         room -= 1 + len(foot)
         happened = sweep_table.what_happened(self.results, max(0, min(_WHAT_HAPPENED, room // 4)))
         room -= len(happened)

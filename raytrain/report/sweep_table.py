@@ -16,11 +16,15 @@ _WIDE, _NARROW, _LONGEST = 28, 14, 300
 _STYLES = {"running": "cyan", "completed": "", "stopped": "yellow", "pending": "dim"}
 
 
-def headline(results: Results, elapsed: float) -> str:
-    """How far a sweep has come, after so many seconds."""
+def headline(results: Results, elapsed: float, count: int) -> str:
+    """How far a sweep of so many trials has come, after so many seconds."""
     counted = results.counted()
-    total, waiting, running = len(results.trials), counted.get("pending", 0), counted.get("running", 0)
-    parts = [f"{total - waiting - running} of {total} trials ended", f"{running} running", clock(elapsed)]
+    waiting, running = counted.get("pending", 0), counted.get("running", 0)
+    parts = [
+        f"{len(results.trials) - waiting - running} of {max(count, len(results.trials))} trials ended",
+        f"{running} running",
+        clock(elapsed),
+    ]
     return ", ".join([*parts, *_best(results)])
 
 
