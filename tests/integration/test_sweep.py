@@ -55,15 +55,12 @@ def losses(path: Path) -> list[float]:
 
 
 def nothing_left() -> None:
+    from ray._private.state import actors
     from ray.util import placement_group_table
-    from ray.util.state import list_actors
 
     assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
-    try:
-        names = [actor["class_name"] for actor in list_actors() if actor["state"] == "ALIVE"]
-    except Exception:  # a Ray without a dashboard cannot be asked
-        names = []
-    assert not [name for name in names if "Trial" in name]
+    alive = [actor["ActorClassName"] for actor in actors().values() if actor["State"] == "ALIVE"]
+    assert not [name for name in alive if "Trial" in name or "Train" in name]
 
 
 def test_a_grid_s_trials_are_the_experiments_and_the_best_one_runs_again_bit_for_bit(tmp_path: Path) -> None:
