@@ -231,7 +231,7 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         raise errors.not_an_experiment(path, f"its name ends in {path.suffix or 'nothing'}")
     module = execute(path)
     found = getattr(module, "experiment", None)
-    if found is None and hasattr(module, "sweep"):
+    if found is None and type(getattr(module, "sweep", None)).__name__ == "Sweep":
         raise errors.a_sweep_instead(path)
     if not isinstance(found, Experiment):
         raise errors.not_an_experiment(

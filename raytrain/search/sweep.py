@@ -161,7 +161,8 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
     found = getattr(experiment.execute(path), "sweep", None)
     if not isinstance(found, Sweep):
         raise errors.holds_no_sweep(
-            path, "it defines no `sweep`" if found is None else f"its `sweep` is a {type(found).__name__}"
+            path,  # raytrain.sweep, the function, may have been imported
+            "it defines no `sweep`" if found is None or callable(found) else f"its `sweep` is a {type(found).__name__}",
         )
     return found, path
 
