@@ -78,8 +78,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if not self.found and ray is not None:
             ray.shutdown()
 
-    def check_shared(self, path: Path) -> None:
-        """Checks that every node of a cluster sees the run's directory.
+    def check_shared(self, path: Path, name: str = "experiment.json") -> None:
+        """Checks that every node of a cluster sees the directory of a run or a sweep, and in it the file `name`.
 
         Raises:
             UserError: one of them does not.
@@ -91,7 +91,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if len(nodes) < 2:
             return
         sees: Any = ray.remote(num_cpus=0)(os.path.isfile)
-        file = str(path.absolute() / "experiment.json")
+        file = str(path.absolute() / name)
         seen = ray.get(
             [
                 sees.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(

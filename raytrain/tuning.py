@@ -312,6 +312,7 @@ class _Driver:
                     session.start()
                 for variant in self.planned.variants.values():
                     ship_classes(variant)
+                session.check_shared(self.path, "sweep.json")
                 interrupts.stop_if_asked()
                 self.observer.status("reading the data")
                 shelf = self._read()

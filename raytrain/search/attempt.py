@@ -70,7 +70,7 @@ class Attempt:
 
     def __init__(self, run: Path, value: Experiment, data: Data, limits: Limits):
         self.run, self.value, self.data, self.limits = run, value, data, limits
-        self.peak, self.skip = 0, 0
+        self.skip = 0
         self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._go, self._stop = threading.Semaphore(0), threading.Event()
         self._thread: threading.Thread | None = None
@@ -181,10 +181,11 @@ class Attempt:
             traceback.print_exc()
             status, error = kind_of(caught), _one_line(caught)
         finally:
-            self.peak = _peak(bool(self.value.scaling.gpus_per_worker))
             self._worker = None
         if status != "interrupted":
-            record.update(self.run, status=status, error=error, ended=time.time(), peak_memory_bytes=self.peak)
+            here = self.value.scaling.workers <= 1
+            peak = {"peak_memory_bytes": _peak(bool(self.value.scaling.gpus_per_worker))} if here else {}
+            record.update(self.run, status=status, error=error, ended=time.time(), **peak)
         self._said.put(("end", status))
 
     def _job(self) -> Job:
@@ -363,22 +364,41 @@ def _limited(limits: Limits, gpu: bool) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+_clean: int | None = None
+"""Bytes of its own that this process had before its first trial."""
+_worn = 0
+"""Bytes more that it had before the present one: what earlier trials left is not this one's."""
+
+
 def _count_anew(gpu: bool) -> None:
+    global _clean, _worn
     if gpu:
         import torch
 
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the process's peak becomes what it has now
+    own = _own_memory()
+    _clean = own if _clean is None else _clean
+    _worn = max(0, own - _clean)
 
 
 def _peak(gpu: bool) -> int:
-    """Bytes."""
+    """Bytes that the trial took at most: of the device, or of the process with the images that it shares."""
     if gpu:
         import torch
 
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - _worn
+
+
+def _own_memory() -> int:
+    """Bytes of this process that it shares with no other."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _give_back() -> None:

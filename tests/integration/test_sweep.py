@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 import math
@@ -218,20 +219,55 @@ def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
         tmp_path,
     )
     assert {t["status"] for t in found.trials} == {"completed"} and {t["epochs"] for t in found.trials} == {6}
-    copies = [(t["number"], one) for t in found.trials for one in t.get("taken", [])]
-    assert copies, "the ones that do not learn took the weights of those that do"
-    for number, one in copies:
-        clone = raytrain.Run(found.path / "trials" / f"{number:04d}")
-        donor = raytrain.Run(found.path / "trials" / f"{one['from']:04d}")
-        mine, theirs = clone.metrics().to_pylist(), donor.metrics().to_pylist()
-        if len(donor_copies(found, one["from"])) == 0 and one == found.trials[number]["taken"][-1]:
-            drop = ("seconds", "samples_per_second")
-            assert [{k: v for k, v in row.items() if k not in drop} for row in mine[: one["epoch"]]] == [
-                {k: v for k, v in row.items() if k not in drop} for row in theirs[: one["epoch"]]
-            ]
-        if one["values"]["optimizer.lr"] < 1e-6 and one["epoch"] < 6 and one == found.trials[number]["taken"][-1]:
-            assert mine[one["epoch"]]["val_accuracy"] == mine[one["epoch"] - 1]["val_accuracy"]
-        assert clone.experiment.optimizer.lr == found.trials[number]["values"]["optimizer.lr"]
+    assert [t for t in found.trials if t.get("taken")], "the ones that do not learn took the weights of those that do"
+    for trial in found.trials:
+        own = raytrain.Run(found.path / "trials" / f"{trial['number']:04d}")
+        assert own.experiment.optimizer.lr == trial["values"]["optimizer.lr"]
+        assert own.metrics("step")["step"].to_pylist() == list(range(1, 6 * 23 + 1))
+
+
+def test_a_clone_s_first_validation_is_its_donor_s_and_with_its_values_it_goes_on_as_the_donor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from raytrain import experiment, fit, plan
+    from raytrain.search import attempt
+
+    make = attempt.Attempt._job
+    monkeypatch.setattr(attempt.Attempt, "_job", lambda self: dataclasses.replace(make(self), own_output=False))
+    found, images, _ = fit.read(BASE.data, plan.survey(BASE.data)[0], "resident")
+    data, limits = attempt.Data(ray.put(found), images), attempt.Limits(None, 60.0)
+
+    def begin(name: str, lr: float) -> attempt.Attempt:
+        value = config.replace(config.replace(BASE, "epochs", 4), "optimizer.lr", lr)
+        value = config.replace(value, "schedule", raytrain.Constant())
+        (tmp_path / name / "logs").mkdir(parents=True)
+        experiment.save(value, tmp_path / name / "experiment.json")
+        return attempt.Attempt(tmp_path / name, value, data, limits)
+
+    def validation(row: dict | None) -> list[float]:
+        assert row is not None
+        return [row["epoch"], row["val_loss"], row["val_accuracy"]]
+
+    donor = begin("donor", 0.05)
+    rows = [donor.next()[0] for _ in range(2)]
+    newest = donor.settle()
+    assert newest is not None and newest.name == "step_00000046"
+    attempt.keep(tmp_path / "donor", newest, tmp_path / "pool")
+    third = donor.next()[0]
+    donor.stop()
+
+    still, same = begin("still", 1e-30), begin("same", 0.05)
+    for clone in (still, same):
+        attempt.adopt(clone.run, tmp_path / "pool")
+        clone.skip = 2
+    first = validation(still.next()[0])
+    assert first == [3, *validation(rows[1])[1:]] and first[1:] != validation(rows[0])[1:]
+    assert validation(same.next()[0]) == validation(third), "the optimizer's state came along"
+    still.stop()
+    same.stop()
+    assert losses(tmp_path / "same")[:69] == losses(tmp_path / "donor")[:69]
 
 
 def test_pb2_draws_new_values_between_the_ends(tmp_path: Path) -> None:
@@ -241,10 +277,6 @@ def test_pb2_draws_new_values_between_the_ends(tmp_path: Path) -> None:
     assert {t["status"] for t in found.trials} == {"completed"}
     taken = [one["values"]["optimizer.lr"] for t in found.trials for one in t.get("taken", [])]
     assert taken and all(1e-4 <= lr <= 1.0 for lr in taken)
-
-
-def donor_copies(found: tuning.SweepRun, number: int) -> list:
-    return found.trials[number].get("taken", [])
 
 
 @pytest.mark.parametrize("scheduler", [HyperBand(), MedianStopping(samples=2)])
