@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test lint bench bench-full bench-check clean
+.PHONY: setup train test lint bench bench-full bench-sweep bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -41,6 +41,9 @@ bench: $(VENV)/.bench
 
 bench-full: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py --full $(BENCH)
+
+bench-sweep: setup
+	$(BIN)/python benchmarks/sweep.py $(BENCH)
 
 bench-check: setup
 	$(BIN)/python benchmarks/regression.py

@@ -47,7 +47,34 @@ def prepare(samples: int, root: Path | None, files: bool = True) -> Path:
         np.save(whole / "labels.npy", labels)
         if files:
             _write_png(whole / "png" / "train", images, labels)
-            _write_idx(whole / "MNIST" / "raw", images, labels)
+            _write_idx(whole / "MNIST" / "raw", (images, labels), (images[:64], labels[:64]))
+        shutil.move(whole, folder)
+    return folder
+
+
+def idx(samples: int, root: Path | None) -> Path:
+    """Writes training and validation images as torchvision keeps MNIST, unzipped, unless they are there already.
+
+    Args:
+        samples: how many training images.
+        root: folder that holds MNIST/raw, whose 10,000 test images are what validates; None generates digits, and a
+            sixth as many of them that validate.
+
+    Returns:
+        A folder with MNIST/raw.
+    """
+    folder = CACHE / f"{'mnist' if root else 'generated'}-{samples}-idx"
+    if folder.is_dir():
+        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if root:
+        train, val = _mnist(samples, root), _mnist(10_000, root, "val")
+    else:
+        images, labels = generate(samples + samples // 6)
+        train, val = (images[:samples], labels[:samples]), (images[samples:], labels[samples:])
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        whole = Path(temporary) / "whole"
+        _write_idx(whole / "MNIST" / "raw", train, val)
         shutil.move(whole, folder)
     return folder
 
@@ -95,9 +122,9 @@ def generate(samples: int) -> tuple[np.ndarray, np.ndarray]:
     return images, index.labels[chosen]
 
 
-def _mnist(samples: int, root: Path) -> tuple[np.ndarray, np.ndarray]:
+def _mnist(samples: int, root: Path, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
     source = MNIST(root=str(root))
-    index = source.index()["train"]
+    index = source.index()[split]
     rows = np.arange(samples) % len(index)
     return source.read(index, rows), index.labels[rows]
 
@@ -109,10 +136,10 @@ def _write_png(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
         Image.fromarray(image[0]).save(folder / str(label) / f"{sample:05d}.png")
 
 
-def _write_idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+def _write_idx(folder: Path, train: tuple[np.ndarray, np.ndarray], val: tuple[np.ndarray, np.ndarray]) -> None:
     """torchvision looks for all four files, unzipped."""
     folder.mkdir(parents=True)
-    for name, part in (("train", slice(None)), ("t10k", slice(64))):
-        for kind, values in (("images-idx3", images[part, 0]), ("labels-idx1", labels[part].astype(np.uint8))):
+    for name, (images, labels) in (("train", train), ("t10k", val)):
+        for kind, values in (("images-idx3", images[:, 0]), ("labels-idx1", labels.astype(np.uint8))):
             header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
             (folder / f"{name}-{kind}-ubyte").write_bytes(header + values.tobytes())

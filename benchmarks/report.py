@@ -1,4 +1,4 @@
-"""The table: on the console, and as docs/benchmarks.md."""
+"""The table: on the console, and as a page of docs/."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks import limits
 from benchmarks.harness import ROOT, Measured, SideFailed
-from benchmarks.rows import Bench, Row
+from benchmarks.rows import Row
 
-PAGE = ROOT / "docs" / "benchmarks.md"
 _PACKAGES = ("raytrain", "torch", "torchvision", "ray", "numpy", "lightning", "accelerate")
 _TITLES = ("row", "against", "ours", "theirs", "ratio", "spread", "rounds", "goal", "met", "s", "")
 _WIDTHS = (-17, -31, 14, 14, 7, 13, 6, 8, 4, 5, -1)
@@ -26,7 +25,7 @@ _WIDTHS = (-17, -31, 14, 14, 7, 13, 6, 8, 4, 5, -1)
 class Line:
     """A row with what was found, or with why nothing was."""
 
-    row: Row
+    row: Row[Any]
     found: Measured | Exception
     seconds: float
 
@@ -37,14 +36,18 @@ class Line:
             return None
         return self.row.goal.met(self.found.ratio) and not self.found.warning
 
-    def miss(self, bench: Bench) -> str | None:
-        """By how much the row misses its goal and what limits it, if it does."""
+    def miss(self, limit: Callable[[Measured], str]) -> str | None:
+        """By how much the row misses its goal and what limits it, if it does.
+
+        Args:
+            limit: makes the sentence on that; called only then.
+        """
         if self.met is not False or isinstance(self.found, Exception) or self.row.goal is None:
             return None
         off = abs(self.found.ratio / self.row.goal.ratio - 1)
         unequal = f"The {self.found.warning}: the sides did not do the same work. " if self.found.warning else ""
         try:
-            why = limits.sentence(self.row.name, self.found, bench.parts)
+            why = limit(self.found)
         except SideFailed as error:
             why = f"The profile failed: {error}"
         close = any(map(self.row.goal.met, self.found.ratios))
@@ -84,16 +87,19 @@ def _aligned(cells: Sequence[str]) -> str:
     return " ".join(f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, width in pairs).rstrip()
 
 
-def machine(bench: Bench) -> list[str]:
-    """What was measured, on what, with which versions."""
+def machine(data: str) -> list[str]:
+    """What was measured, on what, with which versions.
+
+    Args:
+        data: what the sides trained on, how often, with how many threads.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = ", ".join(f"{number:.1f}" for number in os.getloadavg())
-    data = "MNIST" if bench.root else "generated digits (MNIST is not there)"
     return [
         f"machine: {_processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB; load {load} at the start",
-        f"data: {bench.samples:,} images of {data} as PNG files; {bench.rounds} rounds; 1 thread a rank",
+        f"data: {data}",
         f"versions: Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
-        f"command: python benchmarks/run.py {shlex.join(sys.argv[1:])}",
+        f"command: {shlex.join(['python', f'benchmarks/{Path(sys.argv[0]).name}', *sys.argv[1:]])}",
         f"date: {time.strftime('%Y-%m-%d')}",
     ]
 
@@ -112,24 +118,20 @@ def _version(name: str) -> str:
         return "missing"
 
 
-def write(machine: Sequence[str], lines: Sequence[Line], misses: Mapping[str, str]) -> None:
-    """Writes docs/benchmarks.md: the table, and a section for every row that misses its goal."""
+def write(
+    page: str, introduction: Sequence[str], machine: Sequence[str], lines: Sequence[Line], misses: Mapping[str, str]
+) -> None:
+    """Writes a page of docs/: its introduction, the table, and a section for every row that misses its goal."""
     titles = [*_TITLES[:-2], "seconds", "notes"]
     parts = [
-        "# Benchmarks",
-        "Written by `benchmarks/run.py --write`. Ratios count, not absolutes: sides alternate A B A B, a ratio is the "
-        "median of the rounds' ratios, its spread their range. Losses are ours/theirs of the first and the last epoch, "
-        "each with a shuffle of its own.",
-        "The MLP is 784-512-512-10 and the CNN has 16 and 32 channels; MNIST, batch 64 a rank, fp32 and one rank where "
-        "the row does not say otherwise. Rows that name no model train the MLP, *-small an MLP of 32 hidden units, on "
-        "images that are in memory already; streaming-jpeg decodes photographs and trains nothing.",
+        *introduction,
         "\n".join(f"- {line}" for line in machine),
         "\n".join("| " + " | ".join(cells) + " |"
                   for cells in [titles, ["---"] * len(titles), *(_escaped(line) for line in lines)]),
     ]  # fmt: skip
     for name, miss in misses.items():
         parts += [f"## {name} misses its goal", miss]
-    PAGE.write_text("\n\n".join(parts) + "\n")
+    (ROOT / "docs" / page).write_text("\n\n".join(parts) + "\n")
 
 
 def _escaped(line: Line) -> list[str]:

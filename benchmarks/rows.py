@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from benchmarks import dataset, limits, whole
 from benchmarks.harness import Measured, Side, alternate, compare, compare_each, measured
@@ -136,14 +136,17 @@ def _ratios(ours: list[Any], theirs: list[Any], figure: Callable[[Any], float]) 
     return tuple(figure(a) / figure(b) for a, b in zip(ours[1:], theirs[1:], strict=True))
 
 
+Source = TypeVar("Source")
+
+
 @dataclass(frozen=True)
-class Row:
-    """One line of the table."""
+class Row(Generic[Source]):
+    """One line of a table, and how it is measured by what all its rows share."""
 
     name: str
     against: str
     goal: Goal | None
-    measure: Callable[[Bench], Measured]
+    measure: Callable[[Source], Measured]
     full: bool = False
     """Whether only `--full` measures it."""
 
@@ -194,7 +197,7 @@ def scan(bench: Bench) -> Measured:
     return whole.scan(dataset.prepare(60_000, bench.root) / "png", 60_000, bench.rounds)
 
 
-ROWS = (
+ROWS: tuple[Row[Bench], ...] = (
     Row("steady-mlp", "tutorial", Goal(5.0), lambda bench: bench.tutorial["mlp"][0]),
     Row("steady-cnn", "tutorial", Goal(1.75), lambda bench: bench.tutorial["cnn"][0]),
     Row("steady-mlp-mnist", "tutorial, MNIST class", None, partial(steady, "tutorial_mnist"), full=True),
