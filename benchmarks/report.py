@@ -44,6 +44,8 @@ class Line:
         """
         if self.met is not False or isinstance(self.found, Exception) or self.row.goal is None:
             return None
+        if self.row.goal.met(self.found.ratio):
+            return f"{self.found.ratio:.2f} would meet it, but the {self.found.warning}: the sides did different work."
         off = abs(self.found.ratio / self.row.goal.ratio - 1)
         unequal = f"The {self.found.warning}: the sides did not do the same work. " if self.found.warning else ""
         try:
@@ -98,7 +100,7 @@ def machine(data: str) -> list[str]:
     return [
         f"machine: {_processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB; load {load} at the start",
         f"data: {data}",
-        f"versions: Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
+        f"versions: Python {platform.python_version()}, " + ", ".join(filter(None, map(_version, _PACKAGES))),
         f"command: {shlex.join(['python', f'benchmarks/{Path(sys.argv[0]).name}', *sys.argv[1:]])}",
         f"date: {time.strftime('%Y-%m-%d')}",
     ]
@@ -112,10 +114,11 @@ def _processor() -> str:
 
 
 def _version(name: str) -> str:
+    """A package's name and version; nothing for a peer that is not there."""
     try:
-        return importlib.metadata.version(name)
+        return f"{name} {importlib.metadata.version(name)}"
     except importlib.metadata.PackageNotFoundError:
-        return "missing"
+        return ""
 
 
 def write(

@@ -308,6 +308,8 @@ def main() -> int:
     root = None if arguments.small else dataset.find_mnist(arguments.root)
     if arguments.root and not dataset.find_mnist(arguments.root):
         parser.error(f"{arguments.root} holds no MNIST/raw")
+    if arguments.rounds < 1:
+        parser.error("--rounds is 1 at the least")
     samples = 12_000 if arguments.small else 60_000
     value = workload(dataset.idx(samples, root).absolute(), arguments.small)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave by way of the commands, which would go on alone

@@ -65,6 +65,8 @@ def test_sides_whose_accuracies_differ_by_more_than_noise_do_not_meet_a_goal():
     assert sweep.difference(one.sweep, one.tune) == pytest.approx(0.006)
     lines = [report.Line(row, row.measure([one]), 0.0) for row in sweep.ROWS[:2]]
     assert [line.met for line in lines] == [True, False]
+    said = lines[1].miss(lambda _: pytest.fail("nothing limits it"))
+    assert said == "0.25 would meet it, but the accuracies differ: the sides did different work."
     assert "accuracies within 0.0040" in str(lines[0]) and "ACCURACIES DIFFER" in str(lines[1])
 
 
