@@ -136,7 +136,12 @@ def _variables() -> dict[str, str]:
 
 
 def _finish(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=_variables(), check=False, timeout=300)
+    # A note of a cluster that is gone would have Train's controller look for it there: 12 s at the end.
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="rt-", ignore_cleanup_errors=True) as notes:
+        variables = _variables() | {"RAY_TMPDIR": notes}
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, env=variables, check=False, timeout=300
+        )
     if done.returncode:
         raise SideFailed(f"{' '.join(command[1:4])} ended with {done.returncode}:\n{done.stderr[-500:]}")
 
