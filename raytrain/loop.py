@@ -368,12 +368,15 @@ class Worker:
         folder, step, best = self.run.checkpoints, state["progress"]["step"], state["progress"]["best"]
         path = checkpoint.save(folder, step, model, tensors, state)
         protected = best.get("checkpoint")
-        if epoch_ended and protected == path.name:
-            checkpoint.write_atomically(self.run.path / "best.json", json.dumps(best, indent=2))
-        checkpoint.write_atomically(
-            self.run.path / "last.json", json.dumps({"checkpoint": path.name, "step": step}, indent=2)
-        )
+        self._point(path, step, best if epoch_ended and protected == path.name else None)
         checkpoint.prune(folder, self.experiment.checkpoint.keep, [protected] if protected else [])
+
+    def _point(self, path: Path, step: int, best: dict[str, Any] | None) -> None:
+        """Writes what points to the last checkpoint, and to the best one where that is given."""
+        if best:
+            checkpoint.write_atomically(self.run.path / "best.json", json.dumps(best, indent=2))
+        last = {"checkpoint": path.name, "step": step}
+        checkpoint.write_atomically(self.run.path / "last.json", json.dumps(last, indent=2))
 
     def restore(self) -> dict[str, Any] | None:
         """Takes up the newest checkpoint that verifies, and cuts the metrics back to it; returns the optimizer's state
@@ -394,6 +397,8 @@ class Worker:
             self.unit, offset = state["unit"], state["metrics_bytes"]
         if self.place.rank == 0:
             checkpoint.drop_after(folder, self.progress.step if path else -1)
+            if path:  # a kill may have come between a checkpoint and what points to it
+                self._point(path, self.progress.step, self.progress.best)
             self.log = MetricsLog(self.run.path / "metrics.jsonl", offset)
         return optimizer
 

@@ -152,13 +152,12 @@ def sweep(
             observer.planned(planned.lines(shown))
             return None
         path = create(options.out, options.name, stem)
-        observer.planned(planned.lines(str(path)))
         try:
             if source:
                 shutil.copyfile(source, path / "experiment.py")
-            (path / "trials").mkdir()
             driver = _Driver(path, planned, surveyed, observer, command_started)
-            driver.write("running")
+            driver.write("running")  # it is a sweep from here on
+            observer.planned(planned.lines(str(path)))
             return driver.run(session, options)
         except errors.UserError:  # found while the data was read: no trial has begun
             shutil.rmtree(path, ignore_errors=True)
@@ -193,8 +192,9 @@ def resume(
             return None
         driver = _Driver(path, planned, surveyed, observer, command_started)
         if all((record.read(record.folder(path, n)) or {}).get("status") in record.ENDED for n in range(value.count)):
-            driver.write("completed")
-            observer.finished(path, driver.answer("completed"))
+            with Lock(path, wait=10):
+                driver.clear()
+                driver.close("completed")
             return SweepRun(path)
         return driver.run(session, options)
 
@@ -301,11 +301,10 @@ class _Driver:
 
     def run(self, session: Session, options: Options) -> SweepRun:
         """Everything from the start of Ray to the answer."""
-        for leftover in self.path.glob("trials/*/stop"):
-            leftover.unlink()
-        (self.path / "stop").unlink(missing_ok=True)
         status = "interrupted"
         with Lock(self.path, wait=10), Interrupts(self.path) as interrupts:
+            self.clear()
+            self.write("running")
             try:
                 self.observer.status("starting Ray")
                 with interrupts.while_ray_starts():
@@ -321,6 +320,9 @@ class _Driver:
                 status = self._watch(shelf, interrupts)
             except Leave:
                 pass
+            except KeyboardInterrupt:  # the second request
+                self.write("interrupted")
+                raise
             except (errors.UserError, RunFailed):
                 raise
             except Exception as error:
@@ -329,15 +331,36 @@ class _Driver:
                 self.write("failed")
                 raise RunFailed(f"{type(error).__name__}: {error}", self.path, None) from error
             finally:
-                (self.path / "stop").unlink(missing_ok=True)
+                self._sweep_up()
                 session.keep_logs(self.path / "logs")
-            answer = self.write(status)
-            write_csv(self.path, answer)
-            write_plots(self.path, answer)
-            self.observer.finished(self.path, answer)
+            self.close(status)
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)
         return SweepRun(self.path)
+
+    def clear(self) -> None:
+        """Removes what a driver that was killed left half done; trials that it had under way are so no longer."""
+        self._sweep_up()
+        for partial in (*self.path.glob(".*.[0-9]*"), *self.path.glob("trials/*/.*.[0-9]*")):
+            partial.unlink(missing_ok=True)
+        for number in range(self.sweep.count):
+            folder = record.folder(self.path, number)
+            if (record.read(folder) or {}).get("status") == "running":
+                record.update(folder, status="interrupted")
+
+    def _sweep_up(self) -> None:
+        """Removes what is of use only while trials are under way: requests to stop, and weights on their way to others."""
+        for request in (self.path / "stop", *self.path.glob("trials/*/stop")):
+            request.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "pool", ignore_errors=True)
+
+    def close(self, status: str) -> None:
+        """Leaves the sweep's directory as its readers want it, and shows it."""
+        self._tidy(self.records())
+        answer = self.write(status)
+        write_csv(self.path, answer)
+        write_plots(self.path, answer)
+        self.observer.finished(self.path, answer)
 
     def _read(self) -> dict[str, Any]:
         """The data of each variant, once for all trials."""
@@ -383,8 +406,6 @@ class _Driver:
                 for one in records:
                     if one["status"] == "running":
                         (record.folder(self.path, one["number"]) / "stop").touch()
-        self._tidy(self.records())
-        shutil.rmtree(self.path / "pool", ignore_errors=True)
         if interrupts.signal:
             return "interrupted"
         if outcome[0] is not None:
@@ -426,7 +447,7 @@ class _Driver:
                 self.numbers: dict[str, int] = {}
 
             def suggest(self, trial_id: str) -> dict[str, Any] | None:
-                while waiting:
+                while waiting and not driver.leaving:
                     number = waiting.pop(0)
                     if driver.propose(number) is not None:
                         self.numbers[trial_id] = number

@@ -1,0 +1,375 @@
+"""Real `raytrain sweep` commands, ended at some moment; what they leave behind, and what comes of them in the end."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from raytrain.search import record
+
+EIGHT = Path(__file__).with_name("eight.py")
+TRIALS = 8
+PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
+"""What goes on, in its order: up to the line `starting Ray`, up to `reading the data`, up to the first trial that
+trains, up to the last trial's end, and behind it."""
+_TIMES = ("seconds", "samples_per_second")
+GONE_SECONDS = 30
+"""By then nothing of a killed driver's Ray is there, but for its two agents."""
+AGENTS_SECONDS = 120
+"""These want to tell the node's head, which is gone, for a minute."""
+_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "dashboard/agent.py", "runtime_env/agent/main.py")
+
+
+class Command:
+    """One `raytrain sweep` in a session of its own, which all that it starts stays in."""
+
+    def __init__(self, sweep: Path, *arguments: str):
+        self.sweep = sweep
+        self.started = time.monotonic()
+        self.gone: float | None = None
+        self.agents_gone: float | None = None
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self._sessions: set[str] = set()
+        self._watch: threading.Thread | None = None
+        self.before = shared_memory()
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "raytrain.cli", "sweep", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+        )  # fmt: skip
+        self._readers = [
+            threading.Thread(target=_read, args=(self.process.stdout, self.lines), daemon=True),
+            threading.Thread(target=_read, args=(self.process.stderr, self.errors), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def phase(self) -> str:
+        """What it does, of `PHASES`, as seen from outside."""
+        said, found = "".join(self.lines), statuses(self.sweep)
+        if sum(status in record.ENDED for status in found.values()) == TRIALS:
+            return PHASES[4]
+        if "starting Ray" not in said:
+            return PHASES[0]
+        if "reading the data" not in said:
+            return PHASES[1]
+        began = any((self.sweep / "trials" / f"{n:04d}" / "lock").stat().st_mtime >= self._wall for n in self._locks())
+        return PHASES[3] if began else PHASES[2]
+
+    @property
+    def _wall(self) -> float:
+        return time.time() - (time.monotonic() - self.started)
+
+    def _locks(self) -> list[int]:
+        return [n for n in range(TRIALS) if (self.sweep / "trials" / f"{n:04d}" / "lock").is_file()]
+
+    def wait_for(self, phase: str, delay: float = 0.0, timeout: float = 120) -> bool:
+        """Waits for a phase and some seconds more; returns whether the command still runs."""
+        deadline = time.monotonic() + timeout
+        while self.running and PHASES.index(self.phase) < PHASES.index(phase):
+            assert time.monotonic() < deadline, f"no {phase}: {''.join(self.lines + self.errors)}"
+            time.sleep(0.01)
+        until = time.monotonic() + delay
+        while self.running and time.monotonic() < until:
+            time.sleep(0.005)
+        return self.running
+
+    def end(self, timeout: float = 240) -> int:
+        """Waits for its own end, and returns the exit status."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end: {''.join(self.lines + self.errors)}") from None
+        for reader in self._readers:
+            reader.join(5)
+        return self.process.returncode
+
+    def kill(self) -> tuple[float, str]:
+        """SIGKILL of the driver alone; returns the seconds since its start, and its phase."""
+        moment = time.monotonic() - self.started, self.phase
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self._watch = threading.Thread(target=self._until_gone, daemon=True)
+        self._watch.start()
+        return moment
+
+    def _until_gone(self) -> None:
+        started = time.monotonic()
+        while time.monotonic() < started + AGENTS_SECONDS:
+            left = self._processes() + self._files()
+            if self.gone is None and all(any(agent in one for agent in _AGENTS) for one in left):
+                self.gone = time.monotonic() - started
+            if not left:
+                self.agents_gone = time.monotonic() - started
+                return
+            time.sleep(0.2)
+
+    def check_gone(self) -> None:
+        """Waits until nothing of a killed command is left but Ray's agents."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while self.gone is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert self.gone is not None and self.gone < GONE_SECONDS, self._processes() + self._files()
+
+    def check_agents_gone(self) -> None:
+        """Waits until they are gone, too."""
+        assert self._watch is not None
+        self._watch.join()
+        assert self.agents_gone is not None, self._processes() + self._files()
+
+    def left_behind(self, within: float = 10) -> list[str]:
+        """Processes and files in shared memory that are there so many seconds after its own end."""
+        deadline = time.monotonic() + within
+        while (left := self._processes() + self._files()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def _processes(self) -> list[str]:
+        """All of its session; and of Ray's sessions that were started in it, wherever they are by now."""
+        found, sessions = {}, set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                    words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                except OSError:
+                    continue
+                found[int(entry.name)] = (state != "Z" and int(session) == self.process.pid, words)
+        for own, words in found.values():
+            if own:
+                sessions |= set(re.findall(r"/tmp/ray/(session_[0-9_-]+)", words))
+        self._sessions |= sessions
+        return [
+            f"{pid} {words[:120]}"
+            for pid, (own, words) in found.items()
+            if own or any(name in words for name in self._sessions)
+        ]
+
+    def _files(self) -> list[str]:
+        """New ones that no process has mapped: those of a live one are another command's, once ours has none."""
+        new = shared_memory() - self.before
+        if not new:
+            return []
+        mapped = ""
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            try:
+                mapped += maps.read_text()
+            except OSError:
+                continue
+        return sorted(name for name in new if f"/dev/shm/{name}" not in mapped)
+
+
+def _read(pipe: Any, lines: list[str]) -> None:
+    with pipe:
+        lines.extend(pipe)
+
+
+def shared_memory() -> set[str]:
+    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.is_file()}
+
+
+def load(path: Path) -> Any:
+    """A JSON file; the test ends here where it does not load."""
+    return json.loads(path.read_text())
+
+
+def statuses(sweep: Path) -> dict[int, str]:
+    """How each trial that was begun stands."""
+    found = {n: record.read(record.folder(sweep, n)) for n in range(TRIALS)}
+    return {n: one["status"] for n, one in found.items() if one is not None}
+
+
+def ended(sweep: Path) -> dict[int, tuple[bytes, bytes]]:
+    """The record and the metrics of each trial that has ended, which stay as they are from then on."""
+    folders = {n: record.folder(sweep, n) for n, status in statuses(sweep).items() if status in record.ENDED}
+    return {n: ((at / "trial.json").read_bytes(), (at / "metrics.jsonl").read_bytes()) for n, at in folders.items()}
+
+
+def check_files(sweep: Path) -> None:
+    """Whatever a kill leaves loads: all JSON files, and a committed checkpoint wherever one is named."""
+    if (sweep / "sweep.json").is_file():
+        known = [one["number"] for one in load(sweep / "sweep.json")["trials"]]
+        assert known == sorted(set(known))
+    for name in ("best.json", "trials/*/trial.json", "trials/*/*.json", "trials/*/checkpoints/*/manifest.json"):
+        for file in sweep.glob(name):
+            if file.name != "environment.json" or (file.parent / "trial.json").is_file():  # which is written last
+                load(file)
+
+
+def outcome(sweep: Path) -> dict[str, Any]:
+    """All that must not depend on how often a sweep was ended: everything but times and the use of memory."""
+    answer = load(sweep / "sweep.json")
+    with open(sweep / "trials.csv", newline="") as file:
+        table = [_without(row) for row in csv.DictReader(file)]
+    return {
+        "status": answer["status"],
+        "objectives": answer["objectives"],
+        "best": answer["best"],
+        "front": answer["front"],
+        "trials": [_without(one) for one in answer["trials"]],
+        "best.json": load(sweep / "best.json"),
+        "trials.csv": table,
+        "plots": sorted(file.name for file in (sweep / "plots").iterdir()),
+        "runs": {n: run(record.folder(sweep, n)) for n in range(TRIALS)},
+    }
+
+
+def run(path: Path) -> dict[str, Any]:
+    """The same of one trial, down to the bits of each loss and of the weights that are kept."""
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    checkpoints = sorted((path / "checkpoints").glob("step_*"))
+    summary = load(path / "summary.json") if (path / "summary.json").is_file() else {}
+    return {
+        "record": _without(load(path / "trial.json")),
+        "experiment": load(path / "experiment.json"),
+        "rows": [_without(row) for row in rows],
+        "summary": _without(summary),
+        "pointers": {name: _without(load(path / name)) for name in ("best.json", "last.json")},
+        "weights": {at.name: hashlib.sha256((at / "model.safetensors").read_bytes()).hexdigest() for at in checkpoints},
+    }
+
+
+def _without(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in (*_TIMES, "attempts", "pid", "started", "ended", "peak_memory_bytes", "first_step_seconds")
+    }
+
+
+def check_whole(sweep: Path) -> None:
+    """Every trial has ended once, and its steps are 1, 2, ... up to its own end, each once."""
+    answer = load(sweep / "sweep.json")
+    assert [one["number"] for one in answer["trials"]] == list(range(TRIALS))
+    assert all(one["status"] in record.ENDED for one in answer["trials"])
+    assert statuses(sweep) == {one["number"]: one["status"] for one in answer["trials"]}
+    for one in answer["trials"]:
+        at = record.folder(sweep, one["number"])
+        rows = [json.loads(line) for line in (at / "metrics.jsonl").read_text().splitlines()]
+        steps = [row["step"] for row in rows if row["kind"] == "step"]
+        assert steps == list(range(1, len(steps) + 1)) and steps
+        per_epoch = -(-1438 // load(at / "experiment.json")["batch_size"])
+        assert [row["step"] for row in rows if row["kind"] == "epoch"] == [
+            per_epoch * epoch for epoch in range(1, one["epochs"] + 1)
+        ]
+        if one["status"] == "completed":
+            assert len(steps) == 40 * per_epoch and one["epochs"] == 40
+    kept = [n for n in range(TRIALS) if (record.folder(sweep, n) / "checkpoints").exists()]
+    first = sorted(answer["trials"], key=lambda one: one["objective"][0])
+    assert kept == sorted(one["number"] for one in first[:3]) and answer["best"] == first[0]["number"]
+    odd = (file for file in sweep.rglob("*") if file.name[0] == "." or file.name in ("stop", "pool"))
+    litter = [file for file in odd if "logs" not in file.parts]
+    assert not litter, litter
+
+
+@dataclass
+class Kill:
+    """One that came: when (seconds since the command began), in which phase, and what came of it."""
+
+    seconds: float
+    phase: str
+    ended: int
+    command: Command
+
+
+@dataclass
+class Story:
+    """A sweep that was killed some times, and went on each time."""
+
+    sweep: Path
+    seed: int
+    kills: list[Kill] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long this machine takes, in seconds: up to Ray, for its start, for the data, for all trials, for the end."""
+
+    phases: tuple[float, float, float, float, float]
+
+
+def undisturbed(sweep: Path, *flags: str) -> Pace:
+    """Runs the sweep to its end, and says how long each phase took."""
+    command = Command(sweep, str(EIGHT), "--out", str(sweep.parent), "--name", sweep.name, *flags)
+    marks = [0.0]
+    for phase in PHASES[1:]:
+        assert command.wait_for(phase), "".join(command.errors)
+        marks.append(time.monotonic() - command.started)
+    assert command.end() == 0, "".join(command.errors)
+    marks.append(time.monotonic() - command.started)
+    assert not command.left_behind()
+    check_whole(sweep)
+    lengths = [late - early for early, late in pairwise(marks)]
+    return Pace((lengths[0], lengths[1], lengths[2], lengths[3], lengths[4]))
+
+
+def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, ...], *flags: str) -> Story:
+    """Runs a sweep whose driver is killed so many times, at moments drawn from the seed, and lets it come to its end.
+
+    Args:
+        weights: how likely each phase is; within one, every moment is as likely as any other.
+
+    Raises:
+        AssertionError: with the story so far as its second argument: something was lost, repeated, or left behind.
+    """
+    draw, story, before = random.Random(seed), Story(sweep, seed), {}
+    commands: list[Command] = []
+    try:
+        while True:
+            fresh = not (sweep / "sweep.json").is_file()
+            arguments = [str(EIGHT), "--out", str(sweep.parent), "--name", sweep.name, *flags]
+            commands.append(command := Command(sweep, *(arguments if fresh else [str(sweep)])))
+            over = len(story.kills) == kills
+            if not over:
+                place = draw.choices(range(len(PHASES)), weights)[0]
+                left = 1 - len(before) / TRIALS if PHASES[place] == "trials under way" else 1
+                over = not command.wait_for(PHASES[place], draw.random() * pace.phases[place] * left)
+            if over:
+                break  # with fewer kills, where it came to its end before the last of them
+            seconds, phase = command.kill()
+            before = _stays(before, sweep)
+            story.kills.append(Kill(seconds, phase, len(before), command))
+            check_files(sweep)
+            if draw.random() < 0.5:  # else it goes on while what is left of it ends
+                command.check_gone()
+        assert command.end() == 0, "".join(command.errors)
+        check_whole(sweep)
+        _stays(before, sweep)
+        for kill in story.kills:
+            kill.command.check_gone()
+        left_over = commands[-1].left_behind(10)
+        assert not left_over, left_over
+        return story
+    except AssertionError as error:
+        raise AssertionError(str(error), story) from error
+    finally:
+        for command in commands:
+            if command.running:
+                command.kill()
+
+
+def _stays(before: dict[int, tuple[bytes, bytes]], sweep: Path) -> dict[int, tuple[bytes, bytes]]:
+    """What has ended since, where all that had ended before is as it was."""
+    now = ended(sweep)
+    for number, files in before.items():
+        assert now.get(number) == files, f"trial {number} had ended and has changed"
+    return now
