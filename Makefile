@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test lint bench bench-full bench-sweep bench-check clean
+.PHONY: setup train test sweep-faults lint bench bench-full bench-sweep bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -23,6 +23,11 @@ train: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Kills N drivers of sweeps, and N/4 more under ASHA; ten minutes for 20 of them on two cores.
+N ?= 20
+sweep-faults: setup
+	$(BIN)/python tests/faults/table.py $(N)
 
 lint: setup
 	$(BIN)/ruff check .

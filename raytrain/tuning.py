@@ -349,7 +349,7 @@ class _Driver:
                 record.update(folder, status="interrupted")
 
     def _sweep_up(self) -> None:
-        """Removes what is of use only while trials are under way: requests to stop, and weights on their way to others."""
+        """Removes what is of use only while trials are under way: requests to stop, weights that others may take."""
         for request in (self.path / "stop", *self.path.glob("trials/*/stop")):
             request.unlink(missing_ok=True)
         shutil.rmtree(self.path / "pool", ignore_errors=True)

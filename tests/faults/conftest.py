@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sweeps import Pace, undisturbed
+from sweeps import COMMANDS, Pace, undisturbed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def none_forgotten() -> Iterator[None]:
+    """Ends the commands of tests that failed."""
+    yield
+    for command in COMMANDS:
+        command.abandon()
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from typing import Any
 
 from raytrain.search import record
 
-EIGHT = Path(__file__).with_name("eight.py")
+EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
 TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
 """What goes on, in its order: up to the line `starting Ray`, up to `reading the data`, up to the first trial that
@@ -31,6 +31,10 @@ GONE_SECONDS = 30
 AGENTS_SECONDS = 120
 """These want to tell the node's head, which is gone, for a minute."""
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "dashboard/agent.py", "runtime_env/agent/main.py")
+
+
+COMMANDS: list[Command] = []
+"""All that were started here, so that none is forgotten."""
 
 
 class Command:
@@ -57,6 +61,7 @@ class Command:
         ]
         for reader in self._readers:
             reader.start()
+        COMMANDS.append(self)
 
     @property
     def running(self) -> bool:
@@ -122,6 +127,11 @@ class Command:
                 self.agents_gone = time.monotonic() - started
                 return
             time.sleep(0.2)
+
+    def abandon(self) -> None:
+        """Ends it, if it still runs: a test has failed."""
+        if self.running:
+            self.kill()
 
     def check_gone(self) -> None:
         """Waits until nothing of a killed command is left but Ray's agents."""
@@ -307,9 +317,9 @@ class Pace:
     phases: tuple[float, float, float, float, float]
 
 
-def undisturbed(sweep: Path, *flags: str) -> Pace:
+def undisturbed(sweep: Path) -> Pace:
     """Runs the sweep to its end, and says how long each phase took."""
-    command = Command(sweep, str(EIGHT), "--out", str(sweep.parent), "--name", sweep.name, *flags)
+    command = Command(sweep, str(EIGHT), "--out", str(sweep.parent), "--name", sweep.name)
     marks = [0.0]
     for phase in PHASES[1:]:
         assert command.wait_for(phase), "".join(command.errors)
@@ -322,7 +332,7 @@ def undisturbed(sweep: Path, *flags: str) -> Pace:
     return Pace((lengths[0], lengths[1], lengths[2], lengths[3], lengths[4]))
 
 
-def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, ...], *flags: str) -> Story:
+def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, ...], file: Path = EIGHT) -> Story:
     """Runs a sweep whose driver is killed so many times, at moments drawn from the seed, and lets it come to its end.
 
     Args:
@@ -336,7 +346,7 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
     try:
         while True:
             fresh = not (sweep / "sweep.json").is_file()
-            arguments = [str(EIGHT), "--out", str(sweep.parent), "--name", sweep.name, *flags]
+            arguments = [str(file), "--out", str(sweep.parent), "--name", sweep.name]
             commands.append(command := Command(sweep, *(arguments if fresh else [str(sweep)])))
             over = len(story.kills) == kills
             if not over:
@@ -362,9 +372,7 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
     except AssertionError as error:
         raise AssertionError(str(error), story) from error
     finally:
-        for command in commands:
-            if command.running:
-                command.kill()
+        commands[-1].abandon()
 
 
 def _stays(before: dict[int, tuple[bytes, bytes]], sweep: Path) -> dict[int, tuple[bytes, bytes]]:

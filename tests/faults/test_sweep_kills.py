@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from sweeps import EIGHT, Command, Pace, check_files, check_whole, killed, load, outcome, statuses
 
 from raytrain import checkpoint
@@ -24,13 +23,6 @@ def test_a_sweep_killed_twice_is_the_undisturbed_one_bit_for_bit(tmp_path: Path,
     story = killed(tmp_path / "cut", seed=7, kills=2, pace=whole[1], weights=(0, 0, 0, 1, 0))
     assert story.kills, "none came before the end"
     assert outcome(story.sweep) == outcome(whole[0])
-
-
-@pytest.mark.skipif("RAYTRAIN_FAULTS" not in os.environ, reason="half a minute: make sweep-faults")
-def test_under_asha_no_trial_is_lost_or_repeated(tmp_path: Path, whole: Whole) -> None:
-    flags = ("--scheduler", "scheduler:asha")
-    story = killed(tmp_path / "cut", seed=3, kills=2, pace=whole[1], weights=(0, 0, 0, 1, 0), *flags)  # noqa: B026
-    assert story.kills and "stopped" in statuses(story.sweep).values()
 
 
 def test_what_a_kill_leaves_half_done_is_made_whole(tmp_path: Path, whole: Whole) -> None:

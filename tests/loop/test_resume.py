@@ -274,3 +274,35 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_the_one_before_it_
     assert newest is not None and newest.name == "step_00000010"
     ranks.run(1, train_rank, BASE, cut)
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
+
+
+def cut_before_pointer_rank(rank: int, world: int, e: Experiment, run: Path, name: str, step: int) -> None:
+    """Fails when a file that points to the checkpoint of that step would be written."""
+    write = checkpoint.write_atomically
+
+    def write_atomically(path: Path, text: str) -> None:
+        if path.name == name and json.loads(text)["step"] >= step:
+            raise Cut
+        write(path, text)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(checkpoint, "write_atomically", write_atomically)
+        train_rank(rank, world, e, run)
+
+
+@pytest.mark.parametrize("name", ["best.json", "last.json"])
+def test_a_kill_between_a_checkpoint_and_what_points_to_it_loses_neither(
+    ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    still = replace(BASE, model=CNN(channels=(8,)), optimizer=SGD(lr=1e-12))  # the first epoch stays the best one:
+    e = replace(still, epochs=3, checkpoint=Checkpoint())  # no later epoch mends the pointer
+    whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
+    ranks.run(1, train_rank, e, whole)
+    ranks.run(1, cut_before_pointer_rank, e, cut, name, 23)
+    assert (cut / "checkpoints" / "step_00000023" / "manifest.json").is_file()
+    ranks.run(1, train_rank, e, cut)
+    pointers = [
+        [json.loads((run / at).read_text())["checkpoint"] for at in ("best.json", "last.json")] for run in (whole, cut)
+    ]
+    assert pointers[0] == pointers[1] and pointers[0][0] == "step_00000023"
+    assert Run(cut).checkpoint("best").name == "step_00000023"
