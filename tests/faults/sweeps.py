@@ -87,10 +87,14 @@ class Command:
     def _locks(self) -> list[int]:
         return [n for n in range(TRIALS) if (self.sweep / "trials" / f"{n:04d}" / "lock").is_file()]
 
-    def wait_for(self, phase: str, delay: float = 0.0, timeout: float = 120) -> bool:
-        """Waits for a phase and some seconds more; returns whether the command still runs."""
+    def wait_for(self, phase: str, delay: float = 0.0, ended: int = 0, timeout: float = 120) -> bool:
+        """Waits for a phase, for so many trials to have ended, and some seconds more; returns whether the command still
+        runs."""
         deadline = time.monotonic() + timeout
-        while self.running and PHASES.index(self.phase) < PHASES.index(phase):
+        while self.running and (
+            PHASES.index(self.phase) < PHASES.index(phase)
+            or sum(status in record.ENDED for status in statuses(self.sweep).values()) < ended
+        ):
             assert time.monotonic() < deadline, f"no {phase}: {''.join(self.lines + self.errors)}"
             time.sleep(0.01)
         until = time.monotonic() + delay
@@ -336,7 +340,8 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
     """Runs a sweep whose driver is killed so many times, at moments drawn from the seed, and lets it come to its end.
 
     Args:
-        weights: how likely each phase is; within one, every moment is as likely as any other.
+        weights: how likely each phase is. While trials are under way the kill comes up to a second after none, one or
+            two more of them have ended; in another phase every moment is as likely as any other.
 
     Raises:
         AssertionError: with the story so far as its second argument: something was lost, repeated, or left behind.
@@ -351,14 +356,19 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
             over = len(story.kills) == kills
             if not over:
                 place = draw.choices(range(len(PHASES)), weights)[0]
-                left = 1 - len(before) / TRIALS if PHASES[place] == "trials under way" else 1
-                over = not command.wait_for(PHASES[place], draw.random() * pace.phases[place] * left)
+                if PHASES[place] == "trials under way":  # counted in trials, since a busy machine stretches seconds
+                    more, delay = draw.randint(0, 2), draw.random()
+                    over = not command.wait_for(PHASES[place], ended=min(len(before) + more, TRIALS - 1), delay=delay)
+                else:
+                    over = not command.wait_for(PHASES[place], draw.random() * pace.phases[place])
             if over:
                 break  # with fewer kills, where it came to its end before the last of them
             seconds, phase = command.kill()
             before = _stays(before, sweep)
             story.kills.append(Kill(seconds, phase, len(before), command))
             check_files(sweep)
+            if len(before) == TRIALS:  # what is left to do is not worth another kill
+                kills = len(story.kills)
             if draw.random() < 0.5:  # else it goes on while what is left of it ends
                 command.check_gone()
         assert command.end() == 0, "".join(command.errors)
