@@ -372,6 +372,18 @@ def not_a_run(path: Path | str) -> UserError:
     return UserError("no run there (it has no experiment.json)", path, "give a folder that `raytrain train` made")
 
 
+def a_sweep_s_runs(path: Path | str) -> UserError:
+    return UserError("this is a sweep, of which each trial is a run", path, f"take {path}/trials/0000, or another one")
+
+
+def weights_not_kept(run: Path | str) -> UserError:
+    return UserError(
+        "a sweep keeps the weights of its best trial alone, or of the best --keep N",
+        run,
+        f"train this one again with `raytrain train {run}/experiment.json`",
+    )
+
+
 def not_a_sweep(path: Path | str) -> UserError:
     return UserError("no sweep there (it has no sweep.json)", path, "give a folder that `raytrain sweep` made")
 
@@ -518,6 +530,22 @@ def axis_not_finite(path: str) -> UserError:
 
 def no_combination(why: str) -> UserError:
     return UserError("no combination of the axes' values makes an experiment", "in Sweep.axes", why)
+
+
+def grid_is_smaller(trials: int, combinations: int) -> UserError:
+    return UserError(
+        f"the grid has {combinations} combinations and {trials} trials are asked for, which would repeat some",
+        "in Sweep",
+        "leave trials out, or make an axis of another kind",
+    )
+
+
+def fewer_trials(begun: int, trials: int, sweep: object) -> UserError:
+    return UserError(f"{begun} trials have begun and {trials} are asked for", sweep, f"take --trials {begun} or more")
+
+
+def an_experiment_instead(path: Path) -> UserError:
+    return UserError("this file defines an experiment and no sweep", path, f"run it with `raytrain train {path}`")
 
 
 def trials_missing(paths: Sequence[str]) -> UserError:

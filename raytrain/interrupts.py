@@ -30,7 +30,7 @@ class Interrupts:
     """SIGINT and SIGTERM: the first asks the workers for a checkpoint and an end, the second ends at once."""
 
     def __init__(self, path: Path):
-        self.path, self.signal = path, 0
+        self.path, self.signal, self.says = path, 0, True
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -68,5 +68,6 @@ class Interrupts:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
-        os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
+        if self.says:
+            os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
         (self.path / "stop").touch()

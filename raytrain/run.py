@@ -33,7 +33,7 @@ class Run:
     def __init__(self, path: Path | str):
         self.path = Path(path)
         if not os.path.isfile(self.path / "experiment.json"):
-            raise errors.not_a_run(path)
+            raise errors.a_sweep_s_runs(path) if os.path.isfile(self.path / "sweep.json") else errors.not_a_run(path)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -84,6 +84,8 @@ class Run:
                 checkpoint.verify(named)
                 return named
         found = checkpoint.newest(self.checkpoints)
+        if found is None and (self.path / "trial.json").is_file() and self.summary["status"] == "completed":
+            raise errors.weights_not_kept(self.path)
         if found is None:
             raise errors.no_checkpoint(self.path)
         return found

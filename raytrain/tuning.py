@@ -32,7 +32,8 @@ from raytrain.run import Lock, Run, check_writable, create
 from raytrain.search import record
 from raytrain.search.base import crossed
 from raytrain.search.front import pareto_front
-from raytrain.search.space import combinations
+from raytrain.search.schedulers import Complete
+from raytrain.search.space import Grid, combinations
 from raytrain.search.sweep import Sweep, impossible, load, to_dict
 from raytrain.session import Session, ship_classes
 
@@ -106,10 +107,15 @@ class SweepPlan:
             if scaling.gpus_per_worker
             else f"{scaling.threads_per_worker} thread{'s' if scaling.threads_per_worker != 1 else ''}"
         )
+        grid = all(isinstance(axis, Grid) for axis in s.axes) and s.count == len(combinations(s.axes))
+        whole = type(s.scheduler) is Complete
+        values = {axis.path: config.get(self.base.experiment, axis.path) for axis in s.axes}
+        example = ", ".join(f"{name}={value}" for name, value in values.items())
         own = {
             "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}; looking for "
             + " and ".join(f"the {_superlative(o.mode)} {o.name}" for o in s.objectives),
-            "search": f"{type(s.search).__name__}, {type(s.scheduler).__name__}",
+            "search": ("every combination of the grid" if grid else type(s.search).__name__)
+            + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}"),
             "at once": f"{self.concurrent} of {workers} worker{'s' if workers > 1 else ''} with {each}"
             + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else ""),
             "disk": f"{plan.size(self.weights)} of checkpoints at the most: those under way and the best "
@@ -117,7 +123,7 @@ class SweepPlan:
             **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
         }
         base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
-        return [*own.items(), *base, ("in", path)]
+        return [*own.items(), ("example", f"a trial with {example}:"), *base, ("in", path)]
 
 
 def sweep(
@@ -180,8 +186,15 @@ def resume(
     kept = json.loads((path / "sweep.json").read_text())
     before, now = to_dict(load(path)[0]), to_dict(value)
     changed = [name for name in now if now[name] != before.get(name) and name not in _MAY_CHANGE]
+    if "experiment" in changed:
+        here, there = (config.leaves(one.experiment) for one in (value, load(path)[0]))
+        changed = [name for name in changed if name != "experiment"]
+        changed += [name for name in here if here[name] != there.get(name)]
     if changed:
         raise errors.sweep_changed(changed, path)
+    begun = sum(1 for _ in path.glob("trials/*/trial.json"))
+    if begun > value.count:
+        raise errors.fewer_trials(begun, value.count, path)
     Lock(path, wait=10).release()
     with Session(options.address, options.verbose) as session:
         planned, surveyed = make(value, session.resources, path)
@@ -321,8 +334,8 @@ class _Driver:
             except Leave:
                 pass
             except KeyboardInterrupt:  # the second request
-                self.write("interrupted")
-                raise
+                self.observer.finished(self.path, self.write("interrupted"))
+                raise Interrupted(self.path, interrupts.signal) from None
             except (errors.UserError, RunFailed):
                 raise
             except Exception as error:
@@ -345,7 +358,7 @@ class _Driver:
             partial.unlink(missing_ok=True)
         for number in range(self.sweep.count):
             folder = record.folder(self.path, number)
-            if (record.read(folder) or {}).get("status") == "running":
+            if (record.read(folder) or {}).get("status") in ("running", "paused"):
                 record.update(folder, status="interrupted")
 
     def _sweep_up(self) -> None:
@@ -388,6 +401,7 @@ class _Driver:
             return "completed"
         thread = threading.Thread(target=lambda: outcome.append(_fit(tuner)), daemon=True, name="ray-tune")
         thread.start()
+        interrupts.says = False  # into the table
         deadline = self.command_started + (self.sweep.budget_seconds or float("inf"))
         over = False
         while thread.is_alive():
@@ -402,6 +416,7 @@ class _Driver:
             over = over or time.time() > deadline
             if (interrupts.signal or over) and not self.leaving:
                 self.leaving = True
+                self.observer.status("stopping after a step, with checkpoints; Ctrl-C once more stops at once")
             if self.leaving:
                 for one in records:
                     if one["status"] == "running":
@@ -503,6 +518,9 @@ class _Driver:
                     lambda spec, path=axis.path: population[spec["config"][number_key]][path]
                 )
             proposed = {}
+        # Schedulers that let trials wait for each other must have all of them there.
+        together = s.scheduler.together and scaling.workers <= 1
+        alive = len(waiting) + 1 if together else self.planned.concurrent + (scaling.workers <= 1)
         metric: dict[str, Any] = (
             {"metric": trial.SCORE, "mode": self.objectives[0].mode} if scheduler is not None else {}
         )
@@ -512,7 +530,7 @@ class _Driver:
             tune_config=tune.TuneConfig(
                 **proposed,
                 scheduler=scheduler,
-                max_concurrent_trials=self.planned.concurrent + (scaling.workers <= 1),
+                max_concurrent_trials=alive,
                 reuse_actors=True,
                 trial_name_creator=trial.name_of,
                 **metric,

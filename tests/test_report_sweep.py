@@ -323,11 +323,14 @@ def test_what_came_of_a_sweep_and_what_to_type_next(tmp_path: Path) -> None:
     assert out[-5:] == [
         f"completed: 40 trials (34 completed, 6 infeasible), 41.2 s, {figures}",
         f"the sweep is in {path}, with trials.csv and plots",
-        f"next:  raytrain train '{path}/best.json'",
+        f"next:  raytrain train '{path}/trials/{best['number']:04d}/experiment.json'",
         f"       raytrain evaluate '{path}/trials/{best['number']:04d}'",
         f"       raytrain export '{path}/trials/{best['number']:04d}' model.pth",
     ]
     assert sorted(file.name for file in (path / "plots").iterdir()) == sorted(PLOTS)
+    (path / "best.json").write_text("{}")
+    sweep.report(path, console)
+    assert f"next:  raytrain train '{path}/best.json'" in said(console)
 
 
 def test_a_sweep_without_any_result_says_where_to_look(tmp_path: Path) -> None:
@@ -336,6 +339,7 @@ def test_a_sweep_without_any_result_says_where_to_look(tmp_path: Path) -> None:
     sweep.Table(console).finished(tmp_path, answer(trials, status="failed"))
     assert "trials 0, 1 infeasible: out of memory" in said(console)
     assert "failed: 2 trials (2 infeasible), 41.2 s\n" in said(console)
+    assert "next:  raytrain sweep" in said(console)
     assert "next:  no trial has a result" in said(console) and "raytrain evaluate" not in said(console)
     sweep.Table(console).finished(tmp_path, answer([], status="interrupted"))
     assert "interrupted: 0 trials" in said(console)

@@ -32,7 +32,7 @@ def sweep(folder: Path, rest: str, base: str = BASE) -> Path:
         ("(Grid('optimizer.lr', (-1,)),)", [], "axis optimizer.lr has a value that its field refuses"),
         ("(Grid('batch_size', (8,)),), objective='accuracy'", [], "no run reports 'accuracy', in Sweep.objective"),
         ("(Uniform('optimizer.lr', 0, 1),)", [], "how many trials is not said, and optimizer.lr is no Grid"),
-        ("(Grid('batch_size', (8,)),), scheduler=PBT(), trials=4", [], "PBT cannot change batch_size on the way"),
+        ("(Choice('batch_size', (8,)),), scheduler=PBT(), trials=4", [], "PBT cannot change batch_size on the way"),
         ("(Grid('batch_size', (8,)),)", ["--batch_size", "9"], "--batch_size is what the sweep varies"),
         ("(Grid('batch_size', (8,)),)", ["--batch_sizes", "9"], "unknown flag --batch_sizes; did you mean"),
         ("(Grid('batch_size', (8, 9)),)", ["--concurrent", "1000"], "1000 trials at once do not fit"),
@@ -77,13 +77,16 @@ def test_files_that_are_no_sweeps(capsys: Capture, tmp_path: Path, no_runs: Path
     assert "SWEEP must come first" in fails(capsys, "sweep")
     assert "no such sweep file" in fails(capsys, "sweep", tmp_path / "gone.py", "--out", no_runs)
     (tmp_path / "plain.py").write_text(f"from raytrain import *\nexperiment = Experiment({BASE})\n")
-    assert "it defines no `sweep`" in fails(capsys, "sweep", tmp_path / "plain.py", "--out", no_runs)
+    assert "run it with `raytrain train" in fails(capsys, "sweep", tmp_path / "plain.py", "--out", no_runs)
+    (tmp_path / "empty.py").write_text("from raytrain import *\n")
+    assert "it defines no `sweep`" in fails(capsys, "sweep", tmp_path / "empty.py", "--out", no_runs)
     file = sweep(tmp_path, "(Grid('batch_size', (8,)),)")
     assert f"run it with `raytrain sweep {file}`" in fails(capsys, "train", file, "--out", no_runs)
     (tmp_path / "sweep.json").write_text(json.dumps({"trials": []}))
     assert "it holds no sweep" in fails(capsys, "sweep", tmp_path, "--out", no_runs)
     (tmp_path / "sweep.json").write_text("{")
-    assert "not an experiment" in fails(capsys, "sweep", tmp_path, "--out", no_runs)
+    assert "it is no JSON" in fails(capsys, "sweep", tmp_path, "--out", no_runs)
+    assert "this is a sweep, of which each trial is a run" in fails(capsys, "evaluate", tmp_path)
     assert "it is no JSON" in fails(capsys, "report", tmp_path)
     assert "no sweep there" in fails(capsys, "report", tmp_path / "gone")
 

@@ -22,6 +22,7 @@ from raytrain.report.console import show_plan
 from raytrain.report.files import write_whole
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import FIGURES, Results, plain
+from raytrain.run import Lock
 
 _FINAL_ROWS, _WHAT_HAPPENED = 30, 4
 _LOG_WIDTH = 160  # columns of a table that goes to a file
@@ -102,7 +103,8 @@ class Table(SweepObserver):
         self._print(f"the sweep is in {path}" + (f", with {' and '.join(files)}" if files else ""))
         if not done:
             self._print(f"next:  raytrain sweep {shlex.quote(str(path))}  (to go on)")
-        self._next(path, results)
+        if results.best is not None or results.status in ("completed", "failed"):
+            self._next(path, results)
 
     def close(self) -> None:
         """Takes the table away, for what is printed after a failure."""
@@ -114,8 +116,9 @@ class Table(SweepObserver):
         if results.best is None:
             self._print("next:  no trial has a result: see the errors above, and logs in the trials' directories")
             return
-        trial = shlex.quote(str(path / "trials" / f"{results.best:04d}"))
-        best = f"raytrain train {shlex.quote(str(path / 'best.json'))}"
+        run = path / "trials" / f"{results.best:04d}"
+        file, trial = path / "best.json", shlex.quote(str(run))
+        best = f"raytrain train {shlex.quote(str(file if file.is_file() else run / 'experiment.json'))}"
         self._print(f"next:  {best}\n       raytrain evaluate {trial}\n       raytrain export {trial} model.pth")
 
     def _print(self, text: str, style: str = "") -> None:
@@ -234,9 +237,23 @@ def report(path: Path, console: RichConsole | None = None) -> None:
         UserError: there is no sweep, its file is damaged, or its directory cannot be written.
     """
     answer = load(path)
+    if answer.get("status") == "running" and _abandoned(path):
+        answer["status"] = "interrupted"
+        for record in answer["trials"]:
+            if record.get("status") in ("running", "pending", "paused"):
+                record["status"] = "interrupted"
     write_csv(path, answer)
     write_plots(path, answer)
     Table(console).finished(path, answer)
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether no process runs the sweep."""
+    try:
+        Lock(path, wait=0).release()
+        return True
+    except (errors.UserError, OSError):
+        return False
 
 
 def _cell(value: Any) -> Any:

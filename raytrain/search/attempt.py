@@ -111,6 +111,8 @@ class Attempt:
                 (self.run / "stop").touch()
             self._go.release()
             self._thread.join()
+            if (record.read(self.run) or {}).get("status") == "running":
+                record.update(self.run, status="paused")
             (self.run / "stop").unlink(missing_ok=True)
         self._worker = None
         gc.collect()
@@ -158,7 +160,7 @@ class Attempt:
         record.update(
             self.run,
             status="running",
-            attempts=found.get("attempts", 0) + 1,
+            attempts=found.get("attempts", 0) + (found.get("status") != "paused"),
             pid=os.getpid(),
             started=found.get("started") or time.time(),
         )
@@ -210,6 +212,7 @@ class Attempt:
     def ended_epoch(self, row: dict[str, Any], last: bool) -> bool:
         """What the loop calls after each epoch; returns whether it shall stop."""
         faulthandler.cancel_dump_traceback_later()
+        record.update(self.run, peak_memory_bytes=_peak(bool(self.value.scaling.gpus_per_worker)))
         self._said.put(("row", row | ({"last": True} if last else {"live": True})))
         if not last:
             self._go.acquire()

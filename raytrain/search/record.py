@@ -13,10 +13,10 @@ from raytrain.checkpoint import write_atomically
 from raytrain.data import Augment
 from raytrain.experiment import Experiment
 from raytrain.run import read_metrics
-from raytrain.search.objective import Objective
+from raytrain.search.objective import Objective, parse
 
 ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed", "failed")
-"""What a trial does not come back from. The others are `pending`, `running` and `interrupted`."""
+"""What a trial does not come back from. The others are `pending`, `running`, `paused` and `interrupted`."""
 
 _FILE = "trial.json"
 
@@ -64,17 +64,27 @@ def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int) -> dic
         summary = json.loads((run / "summary.json").read_text())
     if found.get("peak_memory_bytes"):
         summary["peak_memory_bytes"] = found["peak_memory_bytes"]
-    usable = found.get("status") in ("completed", "stopped", "running", "interrupted")
-    accuracies = [row["val_accuracy"] for row in rows if row.get("val_accuracy") is not None]
-    losses = [row["val_loss"] for row in rows if row.get("val_loss") is not None]
+    usable = found.get("status") in ("completed", "stopped", "running", "paused", "interrupted")
+    own = rows[found["taken"][-1]["epoch"] :] if found.get("taken") else rows  # not what it has from another trial
+    best = _best(own, objectives[0])
     return found | {
-        "objective": [objective.of(rows, summary) if usable else None for objective in objectives],
+        "objective": [objective.of(own, summary) if usable else None for objective in objectives],
         "epochs": len(rows),
         "of_epochs": of_epochs,
-        "val_accuracy": max(accuracies, default=None),
-        "val_loss": min(losses, default=None),
+        "val_accuracy": best.get("val_accuracy"),
+        "val_loss": best.get("val_loss"),
         "samples_per_second": summary.get("samples_per_second")
         or (rows[-1].get("samples_per_second") if rows else None),
         "seconds": summary.get("seconds") or sum(row.get("seconds") or 0.0 for row in rows) or None,
         "peak_memory_bytes": summary.get("peak_memory_bytes"),
     }
+
+
+def _best(rows: list[dict[str, Any]], objective: Objective) -> dict[str, Any]:
+    """The row of the best epoch: by the objective, or by accuracy where an epoch does not have it."""
+    by = objective if objective.every_epoch else parse("val_accuracy")
+    found: dict[str, Any] = {}
+    for row in rows:
+        if not found or by.better(row.get(by.figure), found.get(by.figure)):
+            found = row
+    return found

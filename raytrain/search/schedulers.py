@@ -42,6 +42,11 @@ class Scheduler:
         """Whether it changes the values of trials under way."""
         return False
 
+    @property
+    def together(self) -> bool:
+        """Whether trials take turns, so that all of them must be there from the beginning."""
+        return self.mutates
+
 
 @dataclass(frozen=True)
 class Complete(Scheduler):
@@ -93,6 +98,11 @@ class ASHA(_Early):
 class HyperBand(ASHA):
     """HyperBand (Li et al., 2018): successive halving with several trades of trials against epochs at once; trials of a
     rung wait for each other."""
+
+    @property
+    def together(self) -> bool:
+        """They do."""
+        return True
 
     def build(self, axes: tuple[Axis, ...], objective: Objective, epochs: int) -> TrialScheduler:
         """Tune's HyperBandScheduler."""

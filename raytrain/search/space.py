@@ -154,8 +154,7 @@ def apply(experiment: Experiment, values: dict[str, Any]) -> Experiment:
     by_head: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         head, _, rest = path.partition(".")
-        if path not in config.paths(experiment) and not _is_open(experiment, path):
-            raise errors.unknown_field(path, config.paths(experiment), "an axis of the sweep")
+        check_path(experiment, path)
         by_head.setdefault(head, {})[rest] = value
     changes = {}
     for head, parts in by_head.items():
@@ -164,6 +163,16 @@ def apply(experiment: Experiment, values: dict[str, Any]) -> Experiment:
             found = config.replace(found, rest, value) if rest else found
         changes[head] = found
     return dataclasses.replace(experiment, **changes)
+
+
+def check_path(experiment: Experiment, path: str) -> None:
+    """Checks that an axis can be of this field.
+
+    Raises:
+        UserError: there is none of that path.
+    """
+    if path not in config.paths(experiment) and not _is_open(experiment, path):
+        raise errors.unknown_field(path, config.paths(experiment), "an axis of the sweep")
 
 
 def _is_open(experiment: Experiment, path: str) -> bool:

@@ -13,7 +13,7 @@ from raytrain.experiment import Experiment
 from raytrain.search.base import RandomSearch, Search
 from raytrain.search.objective import Objective, parse
 from raytrain.search.schedulers import Complete, Scheduler
-from raytrain.search.space import Axis, Grid, apply, combinations
+from raytrain.search.space import Axis, Grid, apply, check_path, combinations
 
 FLAGS = (
     *("experiment", "objective", "search", "scheduler", "trials", "budget_seconds", "concurrent", "memory_gib"),
@@ -78,6 +78,9 @@ class Sweep:
             raise errors.out_of_range("objective", self.objective, "of one name, or of two different ones", "Sweep")
         if self.trials is None and not all(isinstance(axis, Grid) for axis in self.axes):
             raise errors.trials_missing([axis.path for axis in self.axes if not isinstance(axis, Grid)])
+        grid = len(combinations(self.axes))
+        if self.trials is not None and self.trials > grid and all(isinstance(axis, Grid) for axis in self.axes):
+            raise errors.grid_is_smaller(self.trials, grid)
         for axis in self.axes:
             _check_axis(self.experiment, axis, {other.path: other.examples()[0] for other in self.axes})
         self.search.check(self.axes, objectives)
@@ -100,7 +103,11 @@ class Sweep:
         Raises:
             UserError: the values do not fit together.
         """
-        return apply(self.experiment, values)
+        found = apply(self.experiment, values)
+        first = self.objectives[0]
+        if first.every_epoch and "task.monitor" not in values:  # the weights that are kept are those of the best epoch
+            found = config.replace(found, "task.monitor", first.name)
+        return found
 
 
 def _check_axis(base: Experiment, axis: Axis, others: dict[str, Any]) -> None:
@@ -109,7 +116,8 @@ def _check_axis(base: Experiment, axis: Axis, others: dict[str, Any]) -> None:
     Raises:
         UserError: it does not.
     """
-    if axis.path.partition(".")[0] in ("checkpoint", "data.root"):
+    check_path(base, axis.path)
+    if axis.path == "data.root" or axis.path.startswith("checkpoint"):
         raise errors.axis_without_effect(axis.path)
     for value in axis.examples():
         try:
@@ -152,13 +160,20 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
     if not path.is_file():
         raise errors.no_such_file(path, "sweep file")
     if path.suffix == ".json":
+        try:
+            json.loads(path.read_text())
+        except (ValueError, OSError, RecursionError):
+            raise errors.broken_sweep(path, "it is no JSON") from None
         values, copy = experiment.read_json(path)
         if not isinstance(values, dict) or "sweep" not in values:
             raise errors.holds_no_sweep(path, "it holds no sweep")
         return config.from_dict(Sweep, values["sweep"], path), copy
     if path.suffix != ".py":
         raise errors.holds_no_sweep(path, f"its name ends in {path.suffix or 'nothing'}")
-    found = getattr(experiment.execute(path), "sweep", None)
+    module = experiment.execute(path)
+    found = getattr(module, "sweep", None)
+    if not isinstance(found, Sweep) and isinstance(getattr(module, "experiment", None), Experiment):
+        raise errors.an_experiment_instead(path)
     if not isinstance(found, Sweep):
         raise errors.holds_no_sweep(
             path,  # raytrain.sweep, the function, may have been imported
