@@ -3,7 +3,7 @@
     python benchmarks/sweep.py [--small] [--rounds N] [--write]
 
 The sweep is experiments/sweep_amp_batch.py: eight trials of an MLP on MNIST, two at a time. Each side is a whole
-command, from its start to its exit. A round took 12 minutes on two cores that others used too.
+command, from its start to its exit. A round takes about eight minutes on two cores.
 """
 
 from __future__ import annotations

@@ -421,6 +421,9 @@ class _Driver:
                 for one in records:
                     if one["status"] == "running":
                         (record.folder(self.path, one["number"]) / "stop").touch()
+        self.records()
+        if len(self.ended) == self.sweep.count:  # also where a request to stop came too late to matter
+            return "completed"
         if interrupts.signal:
             return "interrupted"
         if outcome[0] is not None:
