@@ -257,7 +257,8 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> tu
         variants[record.reads(first)] = first
     surveyed = {key: plan.survey(one.data) for key, one in variants.items()}
     base = plan.make(first, lambda: share, "", surveyed=surveyed.get(record.reads(first)))
-    spare = 0 if base.mode == "resident" else min(1.0, resources.cpus / 2)
+    modes = {plan.make(one, lambda: share, "", surveyed=surveyed[key]).mode for key, one in variants.items()}
+    spare = min(1.0, resources.cpus / 2) if "streaming" in modes else 0.0  # which is Ray Data's while trials run
     cpus = int(100 * min((resources.cpus - spare) / concurrent, resources.cpus / resources.nodes)) / 100
     weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
     free = shutil.disk_usage(_existing(out)).free

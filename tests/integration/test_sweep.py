@@ -306,6 +306,18 @@ def test_trials_of_several_workers_and_streamed_data(tmp_path: Path) -> None:
     nothing_left()
 
 
+def test_trials_that_stream_beside_others_leave_ray_data_a_cpu(tmp_path: Path) -> None:
+    import ray
+
+    everything = int(ray.cluster_resources()["CPU"])
+    base = dataclasses.replace(BASE, epochs=1)
+    sweep = Sweep(base, (Grid("data.mode", ("resident", "streaming")), Grid("optimizer.lr", (0.1, 0.01))))
+    found = run(dataclasses.replace(sweep, concurrent=min(4, everything)), tmp_path)
+    assert {t["status"] for t in found.trials} == {"completed"}
+    one, two, three, four = (losses(found.path / "trials" / f"{number:04d}") for number in range(4))
+    assert (one, two) == (three, four) and one != two
+
+
 def test_a_sweep_that_has_used_up_its_time_goes_on_later(tmp_path: Path) -> None:
     long = config.replace(BASE, "epochs", 400)
     sweep = Sweep(long, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=12.0, concurrent=1)
