@@ -15,6 +15,7 @@ import shutil
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -698,7 +699,9 @@ class _Driver:
 
 def _fit(tuner: Any) -> BaseException | None:
     try:
-        tuner.fit()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="sklearn")  # of PB2's Gaussian process, about its own fit
+            tuner.fit()
     except BaseException as error:
         return error
     return None

@@ -182,7 +182,7 @@ def listens(port: int) -> bool:
 
 
 def test_a_model_and_a_task_of_ones_own_are_trained_on_workers_and_kept_with_the_run(home: Path) -> None:
-    (home / "own.py").write_text(BLOCKS[2])
+    (home / "own.py").write_text(next(block for block in BLOCKS if "class AutoEncoder" in block))
     sh("raytrain train own.py --epochs 2 --scaling.workers 2 --model.width 8 --name own", home)
     summary = Run(home / "runs/own").summary
     assert summary["status"] == "completed" and summary["val_loss"] > 0 and "val_accuracy" not in summary

@@ -319,14 +319,18 @@ def test_trials_that_stream_beside_others_leave_ray_data_a_cpu(tmp_path: Path) -
 
 
 def test_a_sweep_that_has_used_up_its_time_goes_on_later(tmp_path: Path) -> None:
-    long = config.replace(BASE, "epochs", 400)
-    sweep = Sweep(long, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=12.0, concurrent=1)
+    long = config.replace(BASE, "epochs", 200)
+    sweep = Sweep(long, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=9.0, concurrent=1)
     found = run(sweep, tmp_path)
     assert found.answer["status"] == "out_of_time"
     assert [t["status"] for t in found.trials][:1] in (["interrupted"], ["completed"])
     done = [t["epochs"] for t in found.trials]
-    assert sum(done) < 800 and (done[0] == 0 or list((found.path / "trials" / "0000" / "checkpoints").iterdir()))
-    shorter = config.replace(config.replace(sweep, "budget_seconds", None), "trials", 1)
-    more = tuning.resume(found.path, shorter, Options(), SweepObserver(), 0.0)
-    assert more is not None and [t["status"] for t in more.trials] == ["completed"]
-    assert len(losses(found.path / "trials" / "0000")) == 400 * 23
+    assert sum(done) < 400 and (done[0] == 0 or list((found.path / "trials" / "0000" / "checkpoints").iterdir()))
+    longer = config.replace(sweep, "budget_seconds", None)
+    more = tuning.resume(found.path, longer, Options(), SweepObserver(), 0.0)
+    assert more is not None and [t["status"] for t in more.trials] == ["completed"] * 2
+    assert len(losses(found.path / "trials" / "0000")) == len(losses(found.path / "trials" / "0001")) == 200 * 23
+    (found.path / "trials" / "0002").mkdir()
+    (found.path / "trials" / "0002" / "trial.json").write_text("{}")
+    with pytest.raises(raytrain.UserError, match=r"3 trials have begun and 2 are asked for.*take --trials 3 or more"):
+        tuning.resume(found.path, longer, Options(), SweepObserver(), 0.0)
