@@ -700,7 +700,7 @@ class _Driver:
 def _fit(tuner: Any) -> BaseException | None:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="sklearn")  # of PB2's Gaussian process, about its own fit
+            warnings.simplefilter("ignore")  # of Tune and what its schedulers use, such as PB2's Gaussian process
             tuner.fit()
     except BaseException as error:
         return error
