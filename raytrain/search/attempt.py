@@ -107,7 +107,7 @@ class Attempt:
         """Ends it, with a checkpoint, and frees what it took."""
         if self._thread is not None:
             self._stop.set()
-            if self._thread.is_alive():
+            if self._thread.is_alive() and not self._waiting:  # or it stops without being told
                 (self.run / "stop").touch()
             self._go.release()
             self._thread.join()

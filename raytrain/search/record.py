@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -36,12 +37,14 @@ def read(run: Path) -> dict[str, Any] | None:
 
 def update(run: Path, **changes: Any) -> dict[str, Any]:
     """Changes fields of a trial's record; one that has ended stays as it is."""
-    found = read(run) or {}
-    if found.get("status") in ENDED:
+    with open(run / "trial.lock", "a") as guard:  # the driver writes too, and the actor that had the trial before
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        found = read(run) or {}
+        if found.get("status") in ENDED:
+            return found
+        found |= changes
+        write_atomically(run / _FILE, json.dumps(found, indent=2))
         return found
-    found |= changes
-    write_atomically(run / _FILE, json.dumps(found, indent=2))
-    return found
 
 
 def reads(experiment: Experiment) -> str:
