@@ -126,15 +126,18 @@ import os, pathlib, signal, sys
 from raytrain.search import record
 run = pathlib.Path(sys.argv[1])
 record.update(run, status="running", values={"x": "old" * 9999})
-calls = ("open", "write", "fsync", "replace")
+calls = ("lock", "open", "write", "fsync", "replace")
+real = open
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 for call in calls:
     child = os.fork()
     if not child:
         import builtins
-        if call == "open":
+        if call == "lock":
             builtins.open = die
+        elif call == "open":
+            builtins.open = lambda path, mode: real(path, mode) if str(path).endswith(".lock") else die()
         elif call == "write":
             class Torn:
                 def __init__(self, path, mode): self.file = real(path, mode)
@@ -142,7 +145,7 @@ for call in calls:
                 def __exit__(self, *_): pass
                 def write(self, text):
                     self.file.write(text[: len(text) // 2]); self.file.flush(); die()
-            real, builtins.open = open, Torn
+            builtins.open = lambda path, mode: (real if str(path).endswith(".lock") else Torn)(path, mode)
         else:
             setattr(os, call, die)
         record.update(run, status="completed", values={"x": "new" * 9999})
@@ -156,4 +159,4 @@ def test_a_kill_at_any_point_of_writing_a_record_leaves_the_one_before(tmp_path:
     said = subprocess.run(
         [sys.executable, "-c", _WRITES, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
     ).stdout.split("\n")
-    assert said[:-1] == [f"{call} -9 running True" for call in ("open", "write", "fsync", "replace")]
+    assert said[:-1] == [f"{call} -9 running True" for call in ("lock", "open", "write", "fsync", "replace")]
