@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import resource
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import checkpoint, config, experiment, order
+from raytrain import checkpoint, config, experiment, memory, order
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.ema import EMA
@@ -405,7 +404,9 @@ class Worker:
     def finish(self, status: str) -> str:
         """Writes the summary. A collective, so that no rank leaves before the others have come."""
         progress = self.progress
-        peak = torch.tensor([float(_peak_memory(self.place.device))], dtype=torch.float64, device=self.place.device)
+        peak = torch.tensor(
+            [float(memory.peak(self.place.device.type == "cuda"))], dtype=torch.float64, device=self.place.device
+        )
         if self.place.world > 1:
             dist.all_reduce(peak, op=dist.ReduceOp.MAX)
         if self.log:
@@ -507,10 +508,3 @@ def evaluate(
                 if counts and not one.blank:
                     sums.add(found)
     return sums
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Bytes: the device's peak on a GPU, the process's on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -6,13 +6,10 @@ It reads commands from standard input and writes answers to standard output, a J
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import json
 import math
 import os
 import queue
-import resource
 import sys
 import threading
 import time
@@ -26,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raytrain import experiment, launch
+from raytrain import experiment, launch, memory
 from raytrain.data import Index
 from raytrain.data.loader import Loaded, fits_device
 from raytrain.data.reader import Epoch
@@ -35,11 +32,6 @@ from raytrain.loop import Place, Worker
 _STEP_SECONDS, _ALL_SECONDS = 0.2, 0.4
 """How long a timed step is at the least, where the whole step is as long, and about how long all of them are."""
 _LEAST_STEPS, _MOST_STEPS = 3, 30
-_NO_MEMORY = (
-    *("out of memory", "not allocate memory", "n't allocate memory", "not enough memory", "bad_alloc", "alloc_failed"),
-    *("failed to map segment", "start new thread", "could not create a primitive", "could not create a memory"),
-)
-"""Parts of the messages by which PyTorch, oneDNN, CUDA's libraries and the system say that there is no memory."""
 
 
 def main() -> None:
@@ -103,9 +95,9 @@ class _Trials:
                 "nccl" if gpu else "gloo", init_method=f"file://{store}", rank=rank, world_size=world
             )
         self._warm_up()
-        self.resident = _pages()[1]
+        self.resident = memory.pages()[1]
         if gpu:
-            self._limit_gpu(job["memory"])
+            memory.cap_gpus(min(1.0, self.value.scaling.gpus_per_worker or 1.0), job["memory"])
             # The images that a run keeps there.
             self.kept = [
                 torch.empty(size, dtype=torch.uint8, device=self.place.device)
@@ -114,7 +106,7 @@ class _Trials:
             ]
         else:
             room = job["available"] - self.resident
-            self._limit_cpu(room if job["memory"] is None else min(room, job["memory"]))
+            memory.cap(room if job["memory"] is None else min(room, job["memory"]))
 
     def attempt(self, precision: str, micro_batch: int, timed: bool) -> dict[str, Any]:
         """Steps with a micro-batch of that size.
@@ -123,7 +115,7 @@ class _Trials:
             `peak`, bytes of memory beside PyTorch's own, and if `timed` `seconds` of a step; or `full` or `error`:
             why there are none, for want of memory or not.
         """
-        self._reset_peak()
+        memory.reset_peak(self.place.device.type == "cuda")
         try:
             if self.value.compile:
                 torch.compiler.reset()
@@ -141,11 +133,9 @@ class _Trials:
             answer: dict[str, Any] = {"peak": self._peak(), "seconds": trial.seconds}
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            lacks = isinstance(error, MemoryError | torch.OutOfMemoryError)
-            lacks = lacks or any(mark in text.lower() for mark in _NO_MEMORY)
-            answer = {"full" if lacks else "error": text}
+            answer = {"full" if memory.lacks(error) else "error": text}
         trial = None
-        self._free()
+        memory.give_back()
         return answer
 
     def _warm_up(self) -> None:
@@ -158,38 +148,9 @@ class _Trials:
         if self.place.world > 1:
             dist.all_reduce(torch.zeros(1, device=device))
 
-    def _limit_gpu(self, memory: int | None) -> None:
-        share = min(1.0, self.value.scaling.gpus_per_worker or 1.0)
-        for device in range(torch.cuda.device_count()):
-            total = torch.cuda.get_device_properties(device).total_memory
-            fraction = share if memory is None else min(share, memory / total)
-            torch.cuda.set_per_process_memory_fraction(fraction, device)
-
-    def _limit_cpu(self, room: int) -> None:
-        limit = _pages()[0] + max(0, room)
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
-
-    def _reset_peak(self) -> None:
-        if self.place.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            with contextlib.suppress(OSError):  # proc_pid_clear_refs(5); without it the peak is that of all so far
-                Path("/proc/self/clear_refs").write_text("5")
-
     def _peak(self) -> int:
-        if self.place.device.type == "cuda":
-            return torch.cuda.max_memory_allocated()
-        status = Path("/proc/self/status").read_text()
-        return max(0, int(status.partition("VmHWM:")[2].split()[0]) * 1024 - self.resident)
-
-    def _free(self) -> None:
-        gc.collect()
-        if self.place.device.type == "cuda":
-            torch.cuda.empty_cache()
-        else:
-            with contextlib.suppress(OSError, AttributeError):  # another C library
-                ctypes.CDLL(None).malloc_trim(0)
+        gpu = self.place.device.type == "cuda"
+        return max(0, memory.peak(gpu) - (0 if gpu else self.resident))
 
 
 class _Trial(Worker):
@@ -280,10 +241,3 @@ class _Repeated:
         """(samples int64 [k], images uint8 [k, ...]) of each step."""
         for samples in epoch.steps():
             yield samples, self.images[samples % len(self.images)]
-
-
-def _pages() -> tuple[int, int]:
-    """Bytes that this process has mapped, and those of them in memory."""
-    mapped, in_memory = Path("/proc/self/statm").read_text().split()[:2]
-    page = os.sysconf("SC_PAGE_SIZE")
-    return int(mapped) * page, int(in_memory) * page

@@ -162,8 +162,8 @@ def check_writable(out: Path | str, name: str | None) -> None:
         raise errors.not_writable(out, "permission denied")
 
 
-def read_metrics(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a metrics file from a byte offset on, and the offset behind them."""
+def read_metrics(path: Path, offset: int = 0, kind: str = "") -> tuple[list[dict[str, Any]], int]:
+    """The whole lines of a metrics file from a byte offset on, or those of one kind, and the offset behind them."""
     try:
         with open(path, "rb") as file:
             file.seek(offset)
@@ -171,7 +171,8 @@ def read_metrics(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int
     except FileNotFoundError:
         return [], offset
     whole = raw[: raw.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+    start = b'{"kind": "' + kind.encode()  # so begins every row: there are thousands of steps for an epoch
+    return [json.loads(line) for line in whole.splitlines() if line.startswith(start)], offset + len(whole)
 
 
 class MetricsLog:

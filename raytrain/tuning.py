@@ -88,7 +88,7 @@ class SweepPlan:
         concurrent: trials at once.
         cpus: that a trial of one worker holds; all of them together leave one for Ray Data, where images are streamed.
         weights: bytes of checkpoints at the most, of all trials together.
-        variants: what is read: an experiment for each way of reading, by what decides it.
+        variants: what is read: a plan for each way of reading, by what decides it.
     """
 
     sweep: Sweep
@@ -97,7 +97,15 @@ class SweepPlan:
     concurrent: int
     cpus: float
     weights: int
-    variants: dict[str, Experiment]
+    variants: dict[str, Plan]
+
+    @property
+    def fingerprints(self) -> dict[str, dict[str, str]]:
+        """Of each split of each way of reading."""
+        return {
+            key: {split: index.fingerprint() for split, index in variant.indices.items()}
+            for key, variant in self.variants.items()
+        }
 
     def lines(self, path: str) -> list[tuple[str, str]]:
         """The plan for people: the base experiment's, and the sweep's own."""
@@ -153,7 +161,7 @@ def sweep(
     if reason:
         raise errors.no_combination(reason)
     with Session(options.address, options.verbose) as session:
-        planned, surveyed = make(value, session.resources, Path(options.out))
+        planned = make(value, session.resources, Path(options.out))
         shown = str(Path(options.out) / (options.name or f"{stem}-N"))
         if options.dry_run:
             observer.planned(planned.lines(shown))
@@ -162,12 +170,13 @@ def sweep(
         try:
             if source:
                 shutil.copyfile(source, path / "experiment.py")
-            driver = _Driver(path, planned, surveyed, observer, command_started)
+            driver = _Driver(path, planned, observer, command_started)
             driver.write("running")  # it is a sweep from here on
             observer.planned(planned.lines(str(path)))
             return driver.run(session, options)
-        except errors.UserError:  # found while the data was read: no trial has begun
-            shutil.rmtree(path, ignore_errors=True)
+        except errors.UserError:
+            if not any(path.glob("trials/*/trial.json")):  # found while the data was read; a trial is never removed
+                shutil.rmtree(path, ignore_errors=True)
             raise
 
 
@@ -184,13 +193,11 @@ def resume(
         Interrupted: it was asked to stop.
         RunFailed: no trial could be run.
     """
-    kept = json.loads((path / "sweep.json").read_text())
-    before, now = to_dict(load(path)[0]), to_dict(value)
-    changed = [name for name in now if now[name] != before.get(name) and name not in _MAY_CHANGE]
-    if "experiment" in changed:
-        here, there = (config.leaves(one.experiment) for one in (value, load(path)[0]))
-        changed = [name for name in changed if name != "experiment"]
-        changed += [name for name in here if here[name] != there.get(name)]
+    kept = load(path)[0]
+    before, now = to_dict(kept), to_dict(value)
+    changed = [name for name in now if now[name] != before[name] and name not in (*_MAY_CHANGE, "experiment")]
+    there = config.leaves(kept.experiment)
+    changed += [name for name, new in config.leaves(value.experiment).items() if new != there.get(name)]
     if changed:
         raise errors.sweep_changed(changed, path)
     begun = sum(1 for _ in path.glob("trials/*/trial.json"))
@@ -198,13 +205,13 @@ def resume(
         raise errors.fewer_trials(begun, value.count, path)
     Lock(path, wait=10).release()
     with Session(options.address, options.verbose) as session:
-        planned, surveyed = make(value, session.resources, path)
-        if kept.get("data_fingerprint") != _fingerprints(surveyed):
+        planned = make(value, session.resources, path)
+        if SweepRun(path).answer.get("data_fingerprint") != planned.fingerprints:
             raise errors.data_changed(path)
         observer.planned(planned.lines(str(path)))
         if options.dry_run:
             return None
-        driver = _Driver(path, planned, surveyed, observer, command_started)
+        driver = _Driver(path, planned, observer, command_started)
         if all((record.read(record.folder(path, n)) or {}).get("status") in record.ENDED for n in range(value.count)):
             with Lock(path, wait=10):
                 driver.clear()
@@ -213,14 +220,8 @@ def resume(
         return driver.run(session, options)
 
 
-Surveyed = dict[str, Any]
-
-
-def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> tuple[SweepPlan, Surveyed]:
+def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> SweepPlan:
     """Plans a sweep: what is read, how many trials run at once, what they leave on disk; it starts nothing.
-
-    Returns:
-        The plan, and what was found of the data, by what decides how it is read.
 
     Raises:
         UserError: the sweep cannot work.
@@ -243,9 +244,8 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> tu
         resources,
         cpus=resources.cpus / concurrent,
         gpus=max(gpus * workers, resources.gpus / concurrent) if fits else resources.gpus,
-        memory=resources.memory,
     )
-    variants: dict[str, Experiment] = {}
+    ways: dict[str, Experiment] = {}
     data_axes = [a for a in value.axes if a.path.startswith("data") and not a.path.startswith("data.augment")]
     for axis in data_axes:
         if axis.finite is None:
@@ -253,20 +253,19 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> tu
     for values in combinations(data_axes):
         with contextlib.suppress(errors.UserError):
             one = value.trial(values)
-            variants.setdefault(record.reads(one), one)
-    if not variants:
-        variants[record.reads(first)] = first
-    surveyed = {key: plan.survey(one.data) for key, one in variants.items()}
-    base = plan.make(first, lambda: share, "", surveyed=surveyed.get(record.reads(first)))
-    modes = {plan.make(one, lambda: share, "", surveyed=surveyed[key]).mode for key, one in variants.items()}
-    spare = min(1.0, resources.cpus / 2) if "streaming" in modes else 0.0  # which is Ray Data's while trials run
+            ways.setdefault(record.reads(one), one)
+    ways[record.reads(first)] = first
+    variants = {key: plan.make(one, lambda: share, "") for key, one in ways.items()}
+    base = variants[record.reads(first)]
+    streams = any(variant.mode == "streaming" for variant in variants.values())
+    spare = min(1.0, resources.cpus / 2) if streams else 0.0  # which is Ray Data's while trials run
     cpus = int(100 * min((resources.cpus - spare) / concurrent, resources.cpus / resources.nodes)) / 100
     weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
     free = shutil.disk_usage(_existing(out)).free
     needs = weights + _TAKES * concurrent
     if needs > free:
         raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
-    return SweepPlan(value, base, share, concurrent, cpus, weights, variants), surveyed
+    return SweepPlan(value, base, share, concurrent, cpus, weights, variants)
 
 
 def _first(value: Sweep) -> Experiment:
@@ -288,19 +287,11 @@ def _superlative(mode: str) -> str:
     return "highest" if mode == "max" else "lowest"
 
 
-def _fingerprints(surveyed: Surveyed) -> dict[str, dict[str, str]]:
-    return {
-        key: {split: index.fingerprint() for split, index in indices.items()} for key, (indices, _) in surveyed.items()
-    }
-
-
 class _Driver:
     """One session of a sweep."""
 
-    def __init__(
-        self, path: Path, planned: SweepPlan, surveyed: Surveyed, observer: SweepObserver, command_started: float
-    ):
-        self.path, self.planned, self.surveyed, self.observer = path, planned, surveyed, observer
+    def __init__(self, path: Path, planned: SweepPlan, observer: SweepObserver, command_started: float):
+        self.path, self.planned, self.observer = path, planned, observer
         self.sweep, self.command_started = planned.sweep, command_started
         self.objectives = self.sweep.objectives
         self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
@@ -325,7 +316,7 @@ class _Driver:
                 with interrupts.while_ray_starts():
                     session.start()
                 for variant in self.planned.variants.values():
-                    ship_classes(variant)
+                    ship_classes(variant.experiment)
                 session.check_shared(self.path, "sweep.json")
                 interrupts.stop_if_asked()
                 self.observer.status("reading the data")
@@ -384,10 +375,8 @@ class _Driver:
         from raytrain.search.attempt import Data
 
         shelf, skipped = {}, {}
-        for key, one in self.planned.variants.items():
-            indices, _ = self.surveyed[key]
-            planned = plan.make(one, lambda: self.planned.share, "", surveyed=self.surveyed[key])
-            found, images, bad = fit.read(one.data, indices, planned.mode)
+        for key, variant in self.planned.variants.items():
+            found, images, bad = fit.read(variant.experiment.data, variant.indices, variant.mode)
             shelf[key] = Data(ray.put(found), images)
             skipped |= {split: samples for split, samples in bad.items() if samples}
         if skipped:
@@ -407,14 +396,14 @@ class _Driver:
         deadline = self.command_started + (self.sweep.budget_seconds or float("inf"))
         over = False
         while thread.is_alive():
-            thread.join(0.2)
+            thread.join(0.5)
             before = len(self.ended)
             records = self.records()
             if len(self.ended) > before:
                 self.write("running")
+                self._tidy(records)
             elapsed = time.time() - self.command_started + self.before
             self.observer.trials(records, self._modes(), elapsed, self.sweep.count)
-            self._tidy(records)
             over = over or time.time() > deadline
             if (interrupts.signal or over) and not self.leaving:
                 self.leaving = True
@@ -443,17 +432,10 @@ class _Driver:
             from raytrain.search import trial
         s = self.sweep
         scheduler = s.scheduler.build(s.axes, self.objectives[0], s.experiment.epochs)
-        again = list(range(s.count))
-        for number in again:
-            found = record.read(record.folder(self.path, number))
-            if found is not None:
-                self._repeat(number, found)
-        waiting = [
-            number
-            for number in again
-            if scheduler is not None
-            or (record.read(record.folder(self.path, number)) or {}).get("status") not in record.ENDED
-        ]
+        before = {one["number"]: one for one in self.records()}
+        for number, one in before.items():
+            self._repeat(number, one)
+        waiting = [n for n in range(s.count) if scheduler is not None or n not in self.ended]
         if not waiting:
             return None
         driver = self
@@ -502,9 +484,8 @@ class _Driver:
                 return driver.leaving and driver.still()
 
         scaling, gib = self.planned.base.experiment.scaling, s.memory_gib
-        limits = trial.Limits(None if gib is None else int(gib * 2**30), s.timeout_seconds)
-        if scaling.gpus_per_worker and scaling.gpus_per_worker < 1 and limits.memory is None:
-            limits = replace(limits, share=scaling.gpus_per_worker)
+        share = min(1.0, scaling.gpus_per_worker or 1.0)
+        limits = trial.Limits(None if gib is None else int(gib * 2**30), s.timeout_seconds, share)
         trainable = tune.with_parameters(
             trial.Trial, folder=str(self.path.absolute()), objective=self.objectives[0], shelf=shelf, limits=limits
         )
@@ -564,7 +545,8 @@ class _Driver:
         names = {path: self._label(path, value) for path, value in values.items()}
         try:
             one = self.sweep.trial(values)
-            planned = plan.make(one, lambda: self.planned.share, str(folder), surveyed=self.surveyed[record.reads(one)])
+            read = self.planned.variants[record.reads(one)]
+            planned = plan.make(one, lambda: self.planned.share, str(folder), surveyed=(read.indices, read.bad))
         except errors.UserError as refused:
             record.update(folder, number=number, values=names, status="infeasible", error=str(refused), refused=True)
             self.tell(number)
@@ -578,7 +560,7 @@ class _Driver:
 
     def tell(self, number: int) -> None:
         """Lets the search know what came of a trial."""
-        figures = record.figures(record.folder(self.path, number), self.objectives, self.sweep.experiment.epochs)
+        figures = self._figures(number)
         if figures.get("status") in record.ENDED:
             found = figures["objective"]
             self.search.tell(number, None if any(value is None for value in found) else found)
@@ -610,17 +592,16 @@ class _Driver:
         """The trials so far, in their order, with their figures."""
         found = []
         for number in range(self.sweep.count):
-            if number not in self.ended:
-                folder = record.folder(self.path, number)
-                if record.read(folder) is None:
-                    continue
-                one = record.figures(folder, self.objectives, self.sweep.experiment.epochs)
-                if one.get("status") in record.ENDED:
-                    self.ended[number] = one
-                found.append(one)
-            else:
-                found.append(self.ended[number])
+            one = self.ended.get(number) or self._figures(number)
+            if "status" not in one:  # it was not proposed yet
+                continue
+            if one["status"] in record.ENDED:
+                self.ended[number] = one
+            found.append(one)
         return found
+
+    def _figures(self, number: int) -> dict[str, Any]:
+        return record.figures(record.folder(self.path, number), self.objectives, self.sweep.experiment.epochs)
 
     def ranked(self, records: list[dict[str, Any]]) -> list[int]:
         """The numbers of the trials that have the first objective, best first."""
@@ -649,7 +630,7 @@ class _Driver:
             "front": front,
             "seconds": time.time() - self.command_started + self.before,
             "concurrent": self.planned.concurrent,
-            "data_fingerprint": _fingerprints(self.surveyed),
+            "data_fingerprint": self.planned.fingerprints,
             "trials": records,
         }
 

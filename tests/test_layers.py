@@ -12,7 +12,7 @@ import pytest
 import raytrain
 
 ROOT = Path(raytrain.__file__).parent
-ROOMS = ("precision", "optim", "ema", "task", "metrics", "models", "data", "parallel")
+ROOMS = ("precision", "memory", "optim", "ema", "task", "metrics", "models", "data", "parallel")
 LAYERS = (
     ("config", "errors", "order"),
     ROOMS,

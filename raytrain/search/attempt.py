@@ -7,13 +7,10 @@ before; after each epoch it waits to be asked on. With more, Ray Train's workers
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
-import gc
 import json
 import os
 import queue
-import resource
 import shutil
 import threading
 import time
@@ -23,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytrain import checkpoint, errors, fit
+from raytrain import checkpoint, errors, fit, memory
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.loop import Worker
@@ -32,7 +29,6 @@ from raytrain.search import record
 from raytrain.worker import Job, work
 
 _STUCK = "stuck.log"
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Limits:
 
     memory: int | None
     seconds: float
-    share: float | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,8 +111,7 @@ class Attempt:
                 record.update(self.run, status="paused")
             (self.run / "stop").unlink(missing_ok=True)
         self._worker = None
-        gc.collect()
-        _give_back()
+        memory.give_back()
 
     def settle(self) -> Path | None:
         """The checkpoint of the last epoch, written to its end; the loop must be between two epochs."""
@@ -272,10 +267,7 @@ class _Gated(Worker):
 
 def kind_of(error: BaseException) -> str:
     """What an error makes of a trial: infeasible (out of memory), diverged (not finite) or failed."""
-    import torch
-
-    text = str(error).lower()
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(mark in text for mark in _OUT_OF_MEMORY):
+    if memory.lacks(error):
         return "infeasible"
     if isinstance(error, FloatingPointError) or "FloatingPointError" in str(error):
         return "diverged"
@@ -332,11 +324,6 @@ def adopt(run: Path, pool: Path) -> None:
     os.replace(partial, run / "metrics.jsonl")
 
 
-def drop(pool: Path) -> None:
-    """Removes what `keep` kept."""
-    shutil.rmtree(pool, ignore_errors=True)
-
-
 def _one_line(error: BaseException) -> str:
     text = str(error) if isinstance(error, (errors.UserError, fit.RunFailed)) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:500]
@@ -345,26 +332,15 @@ def _one_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _limited(limits: Limits, gpu: bool) -> Iterator[None]:
     """Caps what this process may take from here on, and counts its peak anew."""
-    _count_anew(gpu)
+    global _clean, _worn
+    memory.reset_peak(gpu)
+    _, resident, shared = memory.pages()
+    _clean = resident - shared if _clean is None else _clean
+    _worn = max(0, resident - shared - _clean)
     if gpu:
-        import torch
-
-        total = torch.cuda.get_device_properties(0).total_memory
-        share = limits.share or 1.0
-        if limits.memory is not None:
-            share = min(share, limits.memory / total)
-        torch.cuda.set_per_process_memory_fraction(share, 0)
+        memory.cap_gpus(limits.share, limits.memory)
+    with memory.capped(None if gpu else limits.memory):
         yield
-    elif limits.memory is None:
-        yield
-    else:
-        before = resource.getrlimit(resource.RLIMIT_AS)
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + limits.memory, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 _clean: int | None = None
@@ -373,42 +349,6 @@ _worn = 0
 """Bytes more that it had before the present one: what earlier trials left is not this one's."""
 
 
-def _count_anew(gpu: bool) -> None:
-    global _clean, _worn
-    if gpu:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the process's peak becomes what it has now
-    own = _own_memory()
-    _clean = own if _clean is None else _clean
-    _worn = max(0, own - _clean)
-
-
 def _peak(gpu: bool) -> int:
     """Bytes that the trial took at most: of the device, or of the process with the images that it shares."""
-    if gpu:
-        import torch
-
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - _worn
-
-
-def _own_memory() -> int:
-    """Bytes of this process that it shares with no other."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-def _give_back() -> None:
-    """Returns what a trial took to the system: workers on CPUs keep freed memory, and the next trial's peak counts."""
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    return memory.peak(gpu) - (0 if gpu else _worn)

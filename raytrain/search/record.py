@@ -56,7 +56,7 @@ def reads(experiment: Experiment) -> str:
 def epochs(run: Path) -> list[dict[str, Any]]:
     """The epoch rows of a trial's metrics."""
     with contextlib.suppress(ValueError):
-        return [row for row in read_metrics(run / "metrics.jsonl")[0] if row["kind"] == "epoch"]
+        return read_metrics(run / "metrics.jsonl", kind="epoch")[0]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Trial(tune.Trainable):
         if not pool.is_dir():
             attempt.keep(self.run, path, pool)
             for old in sorted(pool.parent.glob(f"{self.number:04d}_*"))[:-2]:
-                attempt.drop(old)
+                shutil.rmtree(old, ignore_errors=True)
         return {"pool": pool.name, "from": self.number}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:

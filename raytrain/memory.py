@@ -1,0 +1,84 @@
+"""The memory of a process and of its GPUs: how much was taken at most, a cap, and whether an error says that there is
+none left."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+_SHORTAGE = (
+    *("out of memory", "not allocate memory", "n't allocate memory", "not enough memory", "bad_alloc", "alloc_failed"),
+    *("failed to map segment", "start new thread", "could not create a primitive", "could not create a memory"),
+)
+"""Parts of the messages by which PyTorch, oneDNN, CUDA's libraries and the system say that there is no memory."""
+
+
+def lacks(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(mark in text for mark in _SHORTAGE)
+
+
+def peak(gpu: bool) -> int:
+    """Bytes: the present GPU's peak, or the process's on a CPU."""
+    if gpu:
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reset_peak(gpu: bool) -> None:
+    """Lets `peak` begin with what is taken now."""
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):  # proc_pid_clear_refs(5); without it the peak is that of all so far
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def pages() -> tuple[int, int, int]:
+    """Bytes that this process has mapped, those of them in memory, and of these those that it may share."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    mapped, resident, shared = (int(count) * page for count in Path("/proc/self/statm").read_text().split()[:3])
+    return mapped, resident, shared
+
+
+def cap(room: int) -> None:
+    """Lets this process map so many bytes beyond what it has."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = pages()[0] + max(0, room)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+
+
+@contextlib.contextmanager
+def capped(room: int | None) -> Iterator[None]:
+    """`cap` for a while; None leaves the process alone."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if room is not None:
+        cap(room)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def cap_gpus(share: float, memory: int | None) -> None:
+    """Lets PyTorch take a share of each GPU, and no more than so many bytes of it."""
+    for device in range(torch.cuda.device_count()):
+        total = torch.cuda.get_device_properties(device).total_memory
+        fraction = share if memory is None else min(share, memory / total)
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
+
+
+def give_back() -> None:
+    """Returns what is free to the device and to the system: workers on CPUs keep freed memory."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
