@@ -105,21 +105,20 @@ class Trial(tune.Trainable):
         self.attempt: Attempt | Ended
         self.values = {name: value for name, value in given.items() if name != NUMBER}
         self.run = record.folder(self.folder, self.number)
+        found = record.read(self.run) or {}
+        if found.get("status") in record.ENDED:  # before the sweep was interrupted, or before a scheduler chose it
+            self.attempt = Ended(self.run, found["status"])
+            return
         value = experiment.load(self.run / "experiment.json")[0]
         changed = {path: new for path, new in self.values.items() if config.get(value, path) != new}
         if changed:  # by a scheduler, on the way
             value = apply(value, changed)
             experiment.save(value, self.run / "experiment.json")
+            values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
+            record.update(self.run, values=values)
         ship_classes(value)
         if not (value.compile or value.parallel.sharded):
             launch.defer_compiler()
-        found = record.read(self.run) or {}
-        if found.get("status") in record.ENDED:  # before the sweep was interrupted: its scheduler is told once more
-            self.attempt = Ended(self.run, found["status"])
-            return
-        if changed:
-            values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
-            record.update(self.run, values=values)
         self.attempt = self._attempt()
 
     def _attempt(self) -> Attempt:
