@@ -228,7 +228,7 @@ def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -
     job = {
         "classes": train.classes,
         "resident": resident,
-        "available": free // max(1, e.scaling.workers),
+        "available": free // e.scaling.ranks,
         "memory": None if search.memory is None else int(search.memory * 2**30),
     }
     (folder / "job.json").write_text(json.dumps(job))
@@ -308,7 +308,7 @@ class _Probes:
         self._processes = []
 
     def _start(self) -> None:
-        world, number = max(1, self.value.scaling.workers), next(self._starts)
+        world, number = self.value.scaling.ranks, next(self._starts)
         for rank in range(world):
             with open(self.folder / f"rank_{rank}.log", "w") as log:
                 self._processes.append(

@@ -335,6 +335,20 @@ def no_room(what: str, needs: int, has: int, where: object, how: str) -> UserErr
     return UserError(f"{what} needs {needs / 2**20:,.0f} MiB and there are {has / 2**20:,.0f} MiB", where, how)
 
 
+def bad_workers(value: str) -> UserError:
+    return UserError(
+        f"{value!r} is no number of workers",
+        "in scaling.workers",
+        "take a number, or MIN:MAX such as 2:8, with MIN >= 1",
+    )
+
+
+def elastic_trial(value: str) -> UserError:
+    return UserError(
+        f"the number of workers of a trial is fixed, and here it is {value}", "in scaling.workers", "take one number"
+    )
+
+
 def shared_gpu(workers: int, gpus: float) -> UserError:
     return UserError(
         f"{workers} workers of {gpus:g} GPU could share one, which NCCL cannot do",

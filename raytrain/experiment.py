@@ -28,23 +28,50 @@ _loading: list[Path] = []
 class Scaling:
     """How many workers, and what each of them gets. Changes speed, never the order of samples or the global batch."""
 
-    workers: int = 1
-    """Ray Train workers, each a rank with a replica; 0 trains in the calling process, for debugging."""
+    workers: int | str = 1
+    """Ray Train workers, each a rank with a replica; 0 trains in the calling process, for debugging. MIN:MAX is
+    elastic: as many as there is room for and divide the batch, more or fewer as nodes come and go."""
     gpus_per_worker: float | None = None
     """GPUs of each worker; None gives one where the cluster has enough, and none otherwise."""
     cpus_per_worker: float | None = None
     """CPUs that Ray reserves for each worker; None shares them out and keeps one for Ray Data."""
     threads_per_worker: int | None = None
     """Threads of PyTorch in each worker; None shares the cores out. The run keeps the number: it changes last bits."""
+    max_failures: int = 3
+    """How often in a row a run goes on by itself from its newest checkpoint after a worker or a node was lost; a new
+    checkpoint begins the count anew. Errors of the training itself, which would come again, end a run at once."""
+    resize_seconds: float = 60.0
+    """How long an elastic run keeps its number of workers before it looks for room for more."""
 
     def __post_init__(self) -> None:
         check(
             self,
-            workers=at_least(0),
+            workers=(lambda workers: isinstance(workers, str) or 0 <= workers < math.inf, "of at least 0"),
             gpus_per_worker=at_least(0),
             cpus_per_worker=above(0),
             threads_per_worker=at_least(1),
+            max_failures=at_least(0),
+            resize_seconds=above(0),
         )
+        if isinstance(self.workers, str):
+            least, _, most = self.workers.partition(":")
+            if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+                raise errors.bad_workers(self.workers)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of workers may change while the run goes on."""
+        return isinstance(self.workers, str)
+
+    @property
+    def least(self) -> int:
+        """The fewest ranks that the run goes on with."""
+        return int(self.workers.partition(":")[0]) if isinstance(self.workers, str) else max(1, self.workers)
+
+    @property
+    def ranks(self) -> int:
+        """The ranks that there are; of an elastic run, the most that there may be."""
+        return int(self.workers.partition(":")[2]) if isinstance(self.workers, str) else max(1, self.workers)
 
 
 @dataclass(frozen=True)
@@ -138,7 +165,10 @@ class Experiment:
                 "precision",
                 "take --precision bf16",
             )
-        workers = max(1, self.scaling.workers)
+        if self.scaling.elastic:
+            _ = self.sizes  # which checks what follows for each of them
+            return
+        workers = self.scaling.ranks
         replicas = self.parallel.replicas(workers)
         if self.batch_size % replicas:
             raise errors.batch_indivisible(
@@ -178,15 +208,40 @@ class Experiment:
         return self.optimizer.lr * (math.sqrt(ratio) if self.lr_scaling == "sqrt" else ratio)
 
     @property
+    def sizes(self) -> list[int]:
+        """The numbers of workers that it can be trained on, most first; one, where it is not elastic.
+
+        Raises:
+            UserError: the batch suits none of an elastic run's.
+        """
+        if isinstance(self.scaling.workers, int):
+            return [self.scaling.workers]
+        found, refused = [], None
+        for workers in range(self.scaling.ranks, self.scaling.least - 1, -1):
+            if self.parallel.replicas(workers) != workers:
+                raise errors.strategy_misfit(
+                    f"{type(self.parallel).__name__} cuts the model for a number of workers",
+                    "scaling.workers",
+                    "take one number, or --parallel.strategy ddp",
+                )
+            try:
+                found.append(replace(self, scaling=replace(self.scaling, workers=workers)).scaling.ranks)
+            except errors.UserError as error:
+                refused = error
+        if refused and not found:
+            raise refused
+        return found
+
+    @property
     def replicas(self) -> int:
         """Copies of the model, each of which trains on its share of a batch."""
-        return self.parallel.replicas(max(1, self.scaling.workers))
+        return self.parallel.replicas(self.scaling.ranks)
 
     @property
     def micro_batch(self) -> int:
         """Samples in one forward pass of a copy of the model."""
         part = self.batch_size // self.replicas
-        return self.parallel.micro_batch(part, self.micro_batch_size, max(1, self.scaling.workers))
+        return self.parallel.micro_batch(part, self.micro_batch_size, self.scaling.ranks)
 
     @property
     def accumulation(self) -> int:

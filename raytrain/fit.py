@@ -11,14 +11,12 @@ import platform
 import shutil
 import subprocess
 import sys
-import threading
-import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytrain import __version__, config, errors, experiment, launch, plan
+from raytrain import __version__, config, errors, experiment, plan, supervise
 from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
 from raytrain.interrupts import Interrupts, Leave
@@ -26,7 +24,8 @@ from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
 from raytrain.run import Lock, Run, check_writable, create, read_metrics
 from raytrain.session import Session, ship_classes
-from raytrain.worker import Job, work, work_on_cluster
+from raytrain.supervise import RunFailed, last_line
+from raytrain.worker import Job
 
 _RESUMABLE = (
     *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
@@ -45,19 +44,6 @@ class Interrupted(Exception):
     def __init__(self, path: Path, signal_number: int):
         super().__init__(f"interrupted by signal {signal_number}")
         self.path, self.signal = path, signal_number
-
-
-class RunFailed(Exception):
-    """A run that started and did not end well.
-
-    Attributes:
-        run: its directory.
-        rank: the rank whose error came first, or None where no rank could say.
-    """
-
-    def __init__(self, message: str, run: Path, rank: int | None):
-        super().__init__(message)
-        self.run, self.rank = run, rank
 
 
 @dataclass(frozen=True)
@@ -161,7 +147,10 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
 
 
 def with_threads(value: Experiment, planned: Plan) -> Experiment:
-    """The experiment to keep: a repetition needs the number of threads for the same bits."""
+    """The experiment to keep: a repetition needs the number of threads for the same bits. With more workers each has
+    fewer, so an elastic run does not keep it."""
+    if value.scaling.elastic:
+        return value
     return config.replace(value, "scaling.threads_per_worker", planned.experiment.scaling.threads_per_worker)
 
 
@@ -172,7 +161,7 @@ def _run(
     run = Run(path)
     logs = path / "logs"
     logs.mkdir(exist_ok=True)
-    for leftover in (*logs.glob("rank_*.json"), path / "stop", path / "summary.json"):
+    for leftover in (*logs.glob("*_*.json"), path / "stop", path / "summary.json"):
         leftover.unlink(missing_ok=True)
     with Interrupts(path) as interrupts:
         try:
@@ -191,9 +180,9 @@ def _run(
             observer.started(run, planned, before)
             tail = Tail(path / "metrics.jsonl", offset, observer)
             if planned.experiment.scaling.workers == 0:
-                _work_here(job, tail)
+                supervise.work_here(job, tail)
             else:
-                _watch(job, tail, interrupts, can_leave=not session.found)
+                supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
         except Leave:
             _summarise(path, planned, "interrupted")
         except errors.UserError:
@@ -204,8 +193,8 @@ def _run(
             raise
         except Exception as error:  # Ray's own, or of a data source that the experiment brings
             (logs / "driver.log").write_text(traceback.format_exc())
-            _summarise(path, planned, "failed", _last_line(error))
-            raise RunFailed(_last_line(error), path, None) from error
+            _summarise(path, planned, "failed", last_line(error))
+            raise RunFailed(last_line(error), path, None) from error
         finally:
             (path / "stop").unlink(missing_ok=True)
             session.keep_logs(logs)
@@ -234,7 +223,7 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
         images,
         None if weights is None else ray.put(weights),
         command_started,
-        own_output=not options.verbose and planned.experiment.scaling.workers > 0,
+        own_output=not options.verbose and planned.experiment.scaling.workers != 0,
     )
 
 
@@ -279,106 +268,6 @@ def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
     return module.state_dict()
 
 
-def _work_here(job: Job, tail: Tail) -> None:
-    """Trains in this process, where a debugger can follow."""
-    try:
-        with tail.in_background():
-            work(job)
-    except Exception as error:
-        raise _failure(error, job.run) from error
-
-
-def distribute(job: Job, leave: threading.Event) -> BaseException | None:
-    """Trains a job on Ray Train's workers, and returns what went wrong.
-
-    Args:
-        leave: when it is set, the run's `stop` file has been asked for; workers that have not started yet are given up.
-    """
-    trainer = _trainer(job)
-    thread = threading.Thread(target=lambda: outcome.append(_fit(trainer)), daemon=True, name="ray-train")
-    outcome: list[BaseException | None] = []
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-        if leave.is_set() and not (job.run / "metrics.jsonl").is_file():
-            launch.cancel(trainer)
-    return None if outcome[0] is None else _failure(outcome[0], job.run)
-
-
-def _watch(job: Job, tail: Tail, interrupts: Interrupts, can_leave: bool) -> None:
-    """Runs Ray Train's trainer in a side thread, and shows the metrics file as it grows."""
-    # Ray's trainer would take SIGINT for itself in the main thread; in a side thread it leaves signals to us.
-    outcome: list[BaseException | None] = []
-    trainer = _trainer(job)
-    thread = threading.Thread(target=lambda: outcome.append(_fit(trainer)), daemon=True, name="ray-train")
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(0.1)
-            tail.poll()
-            if can_leave and not tail.seen:
-                interrupts.stop_if_asked()  # no step is done: there is nothing to save
-    except BaseException:
-        launch.cancel(trainer)
-        thread.join(0 if can_leave else 10)  # where the connection is ours, its end is theirs
-        raise
-    tail.poll()
-    if outcome[0] is not None:
-        raise _failure(outcome[0], job.run)
-
-
-def _fit(trainer: Any) -> BaseException | None:
-    try:
-        trainer.fit()
-    except BaseException as error:
-        return error
-    return None
-
-
-def _work_on_cluster(settings: dict[str, Any]) -> None:
-    value = settings["job"].experiment
-    if not (value.compile or value.parallel.sharded):  # torch's sharded tensors import the compiler themselves
-        launch.defer_compiler()
-    work_on_cluster(settings)
-
-
-def _trainer(job: Job) -> Any:
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig
-
-    scaling = job.experiment.scaling
-    resources = {"CPU": scaling.cpus_per_worker or 1.0}
-    if scaling.gpus_per_worker:
-        resources["GPU"] = scaling.gpus_per_worker
-    return launch.trainer()(
-        _work_on_cluster,
-        train_loop_config={"job": job},
-        scaling_config=ScalingConfig(
-            num_workers=scaling.workers, use_gpu=bool(scaling.gpus_per_worker), resources_per_worker=resources
-        ),
-        torch_config=TorchConfig(backend="nccl" if scaling.gpus_per_worker else "gloo"),
-        run_config=RunConfig(name=f"train-{time.time_ns()}", storage_path=str(job.run / "logs")),
-    )
-
-
-def _failure(error: BaseException, path: Path) -> RunFailed:
-    """The root cause: the rank whose error came first, not those that then missed it."""
-    records = [json.loads(file.read_text()) for file in (path / "logs").glob("rank_*.json")]
-    if records:
-        first = min(records, key=lambda record: record["time"])
-        where = f" ({first['at']})" if first["at"] else ""
-        return RunFailed(f"rank {first['rank']}: {first['error']}{where}", path, first["rank"])
-    failures = getattr(error, "worker_failures", None) or {}
-    for rank, failure in sorted(failures.items()):
-        return RunFailed(f"rank {rank}: {_last_line(failure)}", path, rank)
-    return RunFailed(_last_line(error), path, None)
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
-
-
 def write_environment(path: Path, planned: Plan) -> None:
     """Writes `environment.json`: versions, what there was to train on, and the data's fingerprint."""
     import ray
@@ -410,6 +299,6 @@ def _summarise(path: Path, planned: Plan, status: str, error: str | None = None)
             "status": status,
             "epochs": max((row["epoch"] for row in rows if row["kind"] == "epoch"), default=0),
             "steps": last.get("step", 0),
-            "workers": planned.experiment.scaling.workers,
+            "workers": planned.experiment.scaling.ranks,
         }
         write_atomically(path / "summary.json", json.dumps(values | ({"error": error} if error else {}), indent=2))

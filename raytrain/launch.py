@@ -81,6 +81,16 @@ def cancel(running: TorchTrainer) -> None:
         running.cancel()
 
 
+def draining() -> set[str]:
+    """The ids of nodes that are about to go: a spot instance that is called back, or `ray drain-node`."""
+    if _known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private.state import state
+
+            return set(state.get_draining_nodes() or {})
+    return set()
+
+
 def without_messages() -> None:
     """Keeps Ray from printing, in this process, what the cluster says of a worker that died: who runs the worker says
     it, in a line."""

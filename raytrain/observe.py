@@ -27,6 +27,10 @@ class Observer:
     def rows(self, rows: list[dict[str, Any]]) -> None:
         """New rows of metrics.jsonl; an empty list now and then, to keep the clock going."""
 
+    def workers(self, event: str, why: str, checkpoint: str) -> None:
+        """Workers were `lost`, their number is to be `resized`, or the run is `waiting` for room; it goes on from the
+        checkpoint of that name, or from its start."""
+
     def finished(self, run: Run) -> None:
         """The run has ended and its summary is there."""
 

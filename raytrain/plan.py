@@ -56,6 +56,7 @@ class Plan:
         indices: the samples of each split.
         resources: what there is.
         spread: how the parallel strategy spreads the model.
+        asked: the experiment's own scaling, of which `experiment` has what was made of it.
         mode: where images are kept.
         parameters: the model's parameters: all, and those that are trained.
         bad: samples that the preflight found unreadable, per split; they will be left out.
@@ -67,6 +68,7 @@ class Plan:
     indices: dict[str, Index]
     resources: Resources
     spread: str
+    asked: Scaling
     mode: Literal["resident", "streaming"]
     parameters: tuple[int, int]
     bad: dict[str, list[BadSample]]
@@ -77,6 +79,21 @@ class Plan:
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch."""
         return -(-len(self.indices["train"]) // self.experiment.batch_size)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of workers that the run can go on with, most first."""
+        return replace(self.experiment, scaling=replace(self.experiment.scaling, workers=self.asked.workers)).sizes
+
+    def on(self, workers: int, resources: Resources) -> Experiment:
+        """The planned experiment, laid out for another number of workers.
+
+        Raises:
+            UserError: there is no room for them.
+        """
+        gpus = self.experiment.scaling.gpus_per_worker
+        scaling = _scaling(replace(self.asked, workers=workers, gpus_per_worker=gpus), resources)
+        return replace(self.experiment, scaling=scaling)
 
     @property
     def state_bytes(self) -> int:
@@ -90,7 +107,7 @@ class Plan:
     def lines(self) -> list[tuple[str, str]]:
         """The plan for people: (what, how) of each line."""
         e, train, scaling = self.experiment, self.indices["train"], self.experiment.scaling
-        workers = max(1, scaling.workers)
+        workers = scaling.ranks
         each = (
             f"{scaling.gpus_per_worker:g} GPU"
             if scaling.gpus_per_worker
@@ -104,6 +121,8 @@ class Plan:
             if scaling.workers == 0
             else (f"{workers} worker{'s' if workers > 1 else ''} of {each}")
         )
+        if self.asked.elastic:
+            place += f" (elastic, {' or '.join(map(str, sorted(self.sizes)))} as there is room)"
         shape = "x".join(map(str, e.data.image(train)))
         splits = ", ".join(f"{len(index):,} {split}" for split, index in self.indices.items())
         rows = len(train) / e.replicas
@@ -214,13 +233,14 @@ def make(
     if experiment.compile and not any(map(shutil.which, compilers)):
         raise errors.no_compiler(", ".join(compilers))
     resources = find_resources()
-    scaling = _scaling(experiment, resources)
+    asked = experiment.scaling
+    experiment = _sized(experiment, resources)
+    scaling = experiment.scaling
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
-    workers = max(1, scaling.workers)
+    workers = scaling.ranks
     spread = experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     experiment = replace(
         experiment,
-        scaling=scaling,
         memory_format=memory_format(experiment, sample, len(train.classes), module),
     )
     size = sum(indices[split].bytes for split in ("train", "val"))
@@ -235,7 +255,7 @@ def make(
     notes = [*experiment.model.notes(), *experiment.data.notes()]
     if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
         notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
-    return Plan(experiment, indices, resources, spread, mode, counts, bad, tuple(notes), run)
+    return Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
 
 
 def local_resources() -> Resources:
@@ -352,11 +372,28 @@ def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _scaling(experiment: Experiment, resources: Resources) -> Scaling:
+def _sized(experiment: Experiment, resources: Resources) -> Experiment:
+    """Decides the scaling; of an elastic experiment with the most workers that there is room for now.
+
+    Raises:
+        UserError: there is room for none of its numbers.
+    """
+    asked, sizes = experiment.scaling, experiment.sizes
+    if asked.elastic and asked.gpus_per_worker is None:  # what workers compute on stays while their number changes
+        asked = replace(asked, gpus_per_worker=1.0 if resources.gpus >= sizes[-1] else 0.0)
+    for workers in sizes:
+        try:
+            return replace(experiment, scaling=_scaling(replace(asked, workers=workers), resources))
+        except errors.UserError:
+            if workers == sizes[-1]:
+                raise
+    raise AssertionError("there is at least one size")
+
+
+def _scaling(scaling: Scaling, resources: Resources) -> Scaling:
     """Decides what was left open: GPUs where there are enough, CPUs such that one is left for Ray Data (workers that
     claim every CPU would starve it, and the run would hang)."""
-    scaling = experiment.scaling
-    workers = max(1, scaling.workers)
+    workers = scaling.ranks
     gpus = scaling.gpus_per_worker
     if gpus is None:
         gpus = 1.0 if resources.gpus >= workers else 0.0

@@ -110,7 +110,7 @@ class SweepPlan:
     def lines(self, path: str) -> list[tuple[str, str]]:
         """The plan for people: the base experiment's, and the sweep's own."""
         s = self.sweep
-        workers, scaling = max(1, s.experiment.scaling.workers), self.base.experiment.scaling
+        workers, scaling = s.experiment.scaling.ranks, self.base.experiment.scaling
         each = (
             f"{scaling.gpus_per_worker:g} GPU"
             if scaling.gpus_per_worker
@@ -228,7 +228,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     """
     resources = find_resources()
     first = _first(value)
-    workers = max(1, first.scaling.workers)
+    workers = first.scaling.ranks
     gpus = first.scaling.gpus_per_worker
     if gpus is None:
         gpus = 1.0 if resources.gpus >= workers else 0.0
@@ -492,7 +492,7 @@ class _Driver:
         # Trials of one worker are held back by what they ask for, and one waits behind them: it takes the first actor
         # that is free, where Tune would otherwise end that one and start another.
         own: dict[str, float] = {"CPU": 0.001}  # Tune takes no request for nothing
-        if scaling.workers <= 1:
+        if scaling.ranks <= 1:
             own = {"CPU": self.planned.cpus, "GPU": scaling.gpus_per_worker or 0}
         space: dict[str, Any] = {}
         proposed: dict[str, Any] = {"search_alg": Proposed(), "num_samples": len(waiting)}
@@ -505,8 +505,8 @@ class _Driver:
                 )
             proposed = {}
         # Schedulers that let trials wait for each other must have all of them there.
-        together = s.scheduler.together and scaling.workers <= 1
-        alive = len(waiting) + 1 if together else self.planned.concurrent + (scaling.workers <= 1)
+        together = s.scheduler.together and scaling.ranks <= 1
+        alive = len(waiting) + 1 if together else self.planned.concurrent + (scaling.ranks <= 1)
         metric: dict[str, Any] = (
             {"metric": trial.SCORE, "mode": self.objectives[0].mode} if scheduler is not None else {}
         )

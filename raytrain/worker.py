@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
 import traceback
@@ -62,6 +63,9 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
         place = Place(0, 1, torch.device("cuda:0" if job.experiment.scaling.gpus_per_worker else "cpu"))
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
+    if dist.is_initialized():
+        here = {"node": ray.get_runtime_context().get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
+        (job.run / "logs" / f"place_{place.rank}.json").write_text(json.dumps(here))
     with _recorded(job, place.rank), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():
         indices: dict[str, Index] = ray.get(job.indices)
         readers = {
@@ -73,6 +77,17 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
         weights: Any = ray.get(job.weights) if job.weights is not None else None
         worker = (make or Worker)(job.experiment, job.run, indices, readers, weights, place, job.command_started)
         worker.fit()
+
+
+def _misses_another(error: BaseException) -> bool:
+    """Whether an error says no more than that another rank is gone, or a connection."""
+    import torch.distributed as dist
+
+    lost = (ConnectionError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
+    text = str(error)
+    return isinstance(error, lost) or (
+        isinstance(error, RuntimeError) and ("gloo/transport" in text or "Connection closed by peer" in text)
+    )
 
 
 @contextlib.contextmanager
@@ -91,6 +106,7 @@ def _recorded(job: Job, rank: int) -> Iterator[None]:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
         record = {
             "time": time.time(),
+            "lost": _misses_another(error),
             "rank": rank,
             "error": str(error) if isinstance(error, errors.UserError) else f"{type(error).__name__}: {error}",
             "at": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",

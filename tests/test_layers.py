@@ -24,6 +24,7 @@ LAYERS = (
     ("launch",),
     ("interrupts", "observe", "session"),
     ("worker",),
+    ("supervise",),
     ("fit", "infer", "probe"),
     ("lr_range", "batch_size"),
     ("search",),

@@ -60,7 +60,8 @@ class SharedReplica(nn.Module):
         A parameter without a gradient on every rank stays without one.
 
         Raises:
-            RuntimeError: a rank has died, or has not come for half an hour.
+            ConnectionError: a rank has died.
+            RuntimeError: one has not come for half an hour.
         """
         present, gradients = self.present, self.gradients
         self._wait(_READ)
@@ -118,7 +119,7 @@ class SharedReplica(nn.Module):
                 if now - looked > _LOOK_SECONDS:
                     looked = now
                     if not os.path.exists(f"/proc/{self.pids[rank]}"):
-                        raise RuntimeError(f"rank {rank} (process {self.pids[rank]}) has died")
+                        raise ConnectionError(f"rank {rank} (process {self.pids[rank]}) has died")
                     if now - started > _TIMEOUT_SECONDS:
                         raise RuntimeError(f"rank {rank} has not come to step {self.step} for half an hour")
 

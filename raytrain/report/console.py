@@ -36,6 +36,7 @@ class Console(Observer):
         self.console = console or RichConsole(highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._bar: Progress | None = None
+        self._shown: Any = None
         self._task: Any = None
         self._times: list[tuple[float, int]] = []
         self._last: dict[str, Any] = {}
@@ -83,6 +84,14 @@ class Console(Observer):
                 self._precision(row)
         if rows and rows[-1]["kind"] == "step":
             self._move()
+            if self._bar is not None:
+                self._show(self._bar)
+
+    def workers(self, event: str, why: str, checkpoint: str) -> None:
+        """A line for each time that the workers are started again."""
+        self.console.print(
+            Text(f"{event}: ", style="bold yellow").append(f"{why}; from {checkpoint or 'the start'}", style="not bold")
+        )
 
     def finished(self, run: Run) -> None:
         """The summary, and what to type next."""
@@ -161,12 +170,14 @@ class Console(Observer):
         if self._live is None:
             self._live = Live(console=self.console, transient=True, refresh_per_second=8)
             self._live.start()
-        self._live.update(Group(what))
+        if what is not self._shown:
+            self._shown = what
+            self._live.update(Group(what))
 
     def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
-        self._live = self._bar = None
+        self._live = self._bar = self._shown = None
 
 
 def _figure(key: str, value: float | None) -> str:

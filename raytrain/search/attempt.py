@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytrain import checkpoint, errors, fit, memory
+from raytrain import checkpoint, errors, fit, memory, supervise
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.loop import Worker
@@ -121,7 +121,7 @@ class Attempt:
 
     def _take(self) -> tuple[str, Any]:
         """The next thing that the loop says; of workers elsewhere, that their metrics say, in time."""
-        if self.value.scaling.workers <= 1:
+        if self.value.scaling.ranks <= 1:
             return self._said.get()
         deadline, size = time.monotonic() + self.limits.seconds, -1
         while True:
@@ -145,7 +145,7 @@ class Attempt:
         found = checkpoint.newest(self.run / "checkpoints")
         MetricsLog(self.run / "metrics.jsonl", checkpoint.load_state(found)["metrics_bytes"] if found else 0).close()
         self._handed = self.skip
-        if self.value.scaling.workers <= 1:
+        if self.value.scaling.ranks <= 1:
             for row in record.epochs(self.run)[self.skip :]:
                 self._said.put(("row", row))
 
@@ -165,11 +165,11 @@ class Attempt:
             leftover.unlink()
         try:
             job = self._job()
-            if self.value.scaling.workers <= 1:
+            if self.value.scaling.ranks <= 1:
                 with self._watched(), _limited(self.limits, bool(self.value.scaling.gpus_per_worker)):
                     work(job, self._make)
             else:
-                failure = fit.distribute(job, self._stop)
+                failure = supervise.distribute(job, self._stop)
                 if failure is not None:
                     raise failure
             status = json.loads((self.run / "summary.json").read_text())["status"]
@@ -180,7 +180,7 @@ class Attempt:
         finally:
             self._worker = None
         if status != "interrupted":
-            here = self.value.scaling.workers <= 1
+            here = self.value.scaling.ranks <= 1
             peak = {"peak_memory_bytes": _peak(bool(self.value.scaling.gpus_per_worker))} if here else {}
             record.update(self.run, status=status, error=error, ended=time.time(), **peak)
         self._said.put(("end", status))

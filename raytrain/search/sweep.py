@@ -104,6 +104,8 @@ class Sweep:
             UserError: the values do not fit together.
         """
         found = apply(self.experiment, values)
+        if found.scaling.elastic:
+            raise errors.elastic_trial(str(found.scaling.workers))
         first = self.objectives[0]
         if first.every_epoch and "task.monitor" not in values:  # the weights that are kept are those of the best epoch
             found = config.replace(found, "task.monitor", first.name)

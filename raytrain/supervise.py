@@ -1,0 +1,384 @@
+"""The workers' life, seen from the driver: Ray Train runs them; when some are lost, or there is room for more, the run
+goes on from its newest checkpoint with those that there are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raytrain import errors, launch
+from raytrain.interrupts import Interrupts
+from raytrain.observe import Observer, Tail
+from raytrain.plan import Plan
+from raytrain.run import Run
+from raytrain.session import Session
+from raytrain.worker import Job, work, work_on_cluster
+
+_ANSWER_SECONDS, _START_SECONDS = 15, 30
+"""How long a worker may be silent before it is taken for lost, and how long to wait for room that there seems to be."""
+_LOOK_SECONDS, _HEAD_SECONDS = 1.0, 5.0
+"""How often to look at the cluster, and how long its head may be silent."""
+
+
+class RunFailed(Exception):
+    """A run that started and did not end well.
+
+    Attributes:
+        run: its directory.
+        rank: the rank whose error came first, or None where no rank could say.
+        lost: whether no error of the training itself is known, only that workers were lost.
+    """
+
+    def __init__(self, message: str, run: Path, rank: int | None, lost: bool = False):
+        super().__init__(message)
+        self.run, self.rank, self.lost = run, rank, lost
+
+
+class _NoRoom(RunFailed):
+    """Workers that found no room in time."""
+
+
+def work_here(job: Job, tail: Tail) -> None:
+    """Trains in this process, where a debugger can follow.
+
+    Raises:
+        RunFailed: an error ended it.
+    """
+    try:
+        with tail.in_background():
+            work(job)
+    except Exception as error:
+        raise _failure(error, job.run) from error
+
+
+def distribute(job: Job, leave: threading.Event) -> BaseException | None:
+    """Trains a job on Ray Train's workers, once, and returns what went wrong.
+
+    Args:
+        leave: when it is set, the run's `stop` file has been asked for; workers that have not started yet are given up.
+    """
+    fitting = _Fitting(job)
+    while fitting.is_alive():
+        fitting.join(0.1)
+        if leave.is_set() and not (job.run / "metrics.jsonl").is_file():
+            fitting.cancel()
+    return fitting.failure
+
+
+class Supervisor:
+    """Keeps a run going to its end.
+
+    Args:
+        planned: its plan.
+        job: what each worker gets.
+        session: the cluster.
+        tail: the metrics, as the observer sees them.
+    """
+
+    def __init__(
+        self, planned: Plan, job: Job, session: Session, tail: Tail, interrupts: Interrupts, observer: Observer
+    ):
+        self.planned, self.job, self.session = planned, job, session
+        self.tail, self.interrupts, self.observer = tail, interrupts, observer
+        self.scaling, self.can_leave = planned.asked, not session.found
+        self.failures, self.resizing = 0, ""
+        self.head_seen = self.looked = time.monotonic()
+
+    def run(self) -> None:
+        """Trains until the run is completed, or was asked to stop.
+
+        Raises:
+            RunFailed: it failed by itself, or lost workers too often.
+            Leave: it was asked to stop before a step was done.
+        """
+        with self._wanted():
+            while True:
+                before = self._newest()
+                try:
+                    self._train()
+                    if not self.resizing or self._status() != "interrupted" or self.interrupts.signal:
+                        return
+                    self._say("resized", self.resizing)
+                except _NoRoom as failure:
+                    self._say("waiting", str(failure))
+                except RunFailed as failure:
+                    self.failures = 1 if self._newest() != before else self.failures + 1
+                    if not failure.lost or self.failures > self.scaling.max_failures or self.interrupts.signal:
+                        raise
+                    self._say("lost", str(failure))
+                self._prepare_again()
+
+    def _train(self) -> None:
+        """Runs the workers until they end, and looks after them."""
+        self.resizing, self.started, self.tail.seen = "", time.monotonic(), False
+        fitting = _Fitting(self.job)
+        try:
+            while fitting.is_alive():
+                fitting.join(0.1)
+                self.tail.poll()
+                if self.can_leave and not self.tail.seen:
+                    self.interrupts.stop_if_asked()  # no step is done: there is nothing to save
+                if time.monotonic() - self.looked > _LOOK_SECONDS:
+                    self._look()
+        except BaseException:
+            fitting.cancel()
+            fitting.join(0 if self.can_leave else 10)  # where the connection is ours, its end is theirs
+            raise
+        self.tail.poll()
+        if fitting.failure is not None:
+            raise fitting.failure
+
+    def _look(self) -> None:
+        """Looks at the cluster: is it still there, does a node of ours go, is there room for more workers?"""
+        self.looked = now = time.monotonic()
+        if self._head_answers():
+            self.head_seen = now = time.monotonic()
+        elif now - self.head_seen > _HEAD_SECONDS:
+            raise RunFailed("the head of the cluster does not answer any more", self.job.run, None)
+        else:
+            return
+        if self.resizing or self.session.own:
+            return
+        workers = self.job.experiment.scaling.ranks
+        if going := launch.draining() & _nodes_of(self.job.run):
+            self._resize(f"{len(going)} of the run's nodes will go")
+        elif self.scaling.elastic and self.tail.seen and now - self.started > self.scaling.resize_seconds:
+            self.started = now
+            if any(more > workers and self._room(more - workers) for more in self.planned.sizes):
+                self._resize("there is room for more workers")
+
+    def _resize(self, why: str) -> None:
+        """Asks the workers for a checkpoint and an end, as a signal does."""
+        self.resizing = why
+        (self.job.run / "stop").touch()
+
+    def _prepare_again(self) -> None:
+        """Chooses the number of workers anew, waiting until there is room for the fewest."""
+        run = self.job.run
+        for leftover in (*(run / "logs").glob("*_*.json"), run / "stop", run / "summary.json"):
+            leftover.unlink(missing_ok=True)
+        said = False
+        while True:
+            for workers in self.planned.sizes:
+                need = _need(self.planned, workers)
+                with contextlib.suppress(errors.UserError):
+                    if _capacity(need) >= workers:
+                        value = self.planned.on(workers, self.session.resources())
+                        # `auto` was decided by the first workers.
+                        value = replace(value, precision=Run(run).experiment.precision)
+                        self.job = replace(self.job, experiment=value)
+                        self.observer.status(f"starting {workers} worker{'s' if workers > 1 else ''} again")
+                        return
+            if not said:
+                self._say("waiting", f"for room for {self.scaling.least} workers")
+                said = True
+            self.interrupts.stop_if_asked()
+            if not self._head_answers():
+                raise RunFailed("the head of the cluster does not answer any more", run, None)
+            time.sleep(1)
+
+    def _room(self, workers: int) -> bool:
+        """Whether the cluster has room for so many workers more, by asking for it."""
+        import ray
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        need = _need(self.planned, workers)
+        if _capacity(need) < workers + self.job.experiment.scaling.ranks:
+            return False
+        group = placement_group([need] * workers)
+        try:
+            return bool(ray.wait([group.ready()], timeout=1.0)[0])
+        finally:
+            remove_placement_group(group)
+
+    @contextlib.contextmanager
+    def _wanted(self) -> Any:
+        """Lets a cluster that can grow know how many workers an elastic run would like."""
+        from ray.autoscaler.sdk import request_resources
+
+        ask = self.scaling.elastic and not self.session.own
+        if ask:
+            request_resources(bundles=[_need(self.planned, 1)] * self.scaling.ranks)
+        try:
+            yield
+        finally:
+            if ask:
+                with contextlib.suppress(Exception):  # the cluster may be gone
+                    request_resources(bundles=[])
+
+    def _head_answers(self) -> bool:
+        import ray
+
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+            return True
+        except OSError:
+            return False
+
+    def _newest(self) -> str:
+        """The newest committed checkpoint."""
+        return max(
+            (path.parent.name for path in (self.job.run / "checkpoints").glob("step_*/manifest.json")), default=""
+        )
+
+    def _status(self) -> str:
+        return json.loads((self.job.run / "summary.json").read_text())["status"]
+
+    def _say(self, event: str, why: str) -> None:
+        """Shows and keeps what became of the workers."""
+        newest = self._newest()
+        row = {"time": time.time(), "event": event, "why": why, "checkpoint": newest or None}
+        with open(self.job.run / "logs" / "workers.jsonl", "a") as file:
+            file.write(json.dumps(row | {"workers": self.job.experiment.scaling.ranks}) + "\n")
+        self.observer.workers(event, why, newest)
+
+
+class _Fitting(threading.Thread):
+    """Ray Train's trainer in a side thread: in the main one it would take SIGINT for itself."""
+
+    def __init__(self, job: Job):
+        super().__init__(daemon=True, name="ray-train")
+        self.job, self.trainer = job, _trainer(job)
+        self.failure: RunFailed | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Runs it to its end."""
+        try:
+            self.trainer.fit()
+        except BaseException as error:
+            self.failure = _failure(error, self.job.run)
+
+    def cancel(self) -> None:
+        """Ends it, with all that it started."""
+        launch.cancel(self.trainer)
+
+
+def _work_on_cluster(settings: dict[str, Any]) -> None:
+    value = settings["job"].experiment
+    if not (value.compile or value.parallel.sharded):  # torch's sharded tensors import the compiler themselves
+        launch.defer_compiler()
+    work_on_cluster(settings)
+
+
+def _trainer(job: Job) -> Any:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig
+
+    os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", str(_ANSWER_SECONDS))
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(_START_SECONDS))
+    os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")  # half a minute where a worker is stopped
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # it is the supervisor who looks
+    scaling = job.experiment.scaling
+    resources = {"CPU": scaling.cpus_per_worker or 1.0}
+    if scaling.gpus_per_worker:
+        resources["GPU"] = scaling.gpus_per_worker
+    return launch.trainer()(
+        _work_on_cluster,
+        train_loop_config={"job": job},
+        scaling_config=ScalingConfig(
+            num_workers=scaling.ranks, use_gpu=bool(scaling.gpus_per_worker), resources_per_worker=resources
+        ),
+        torch_config=TorchConfig(backend="nccl" if scaling.gpus_per_worker else "gloo"),
+        run_config=RunConfig(
+            name=f"train-{time.time_ns()}",
+            storage_path=str(job.run / "logs"),
+            # Whether to go on, and with how many, is the supervisor's decision.
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+        ),
+    )
+
+
+def _need(planned: Plan, workers: int) -> dict[str, float]:
+    """What each of so many workers asks Ray for."""
+    scaling = planned.experiment.scaling
+    need = {"CPU": planned.asked.cpus_per_worker or min(1.0, scaling.cpus_per_worker or 1.0)}
+    return need | ({"GPU": scaling.gpus_per_worker} if scaling.gpus_per_worker else {})
+
+
+def _capacity(need: dict[str, float]) -> int:
+    """How many workers the nodes have room for that are there and are not about to go."""
+    import ray
+
+    going = launch.draining()
+    return sum(
+        int(min(node["Resources"].get(kind, 0.0) / count for kind, count in need.items()))
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] not in going
+    )
+
+
+def _nodes_of(run: Path) -> set[str]:
+    """The ids of the nodes that the workers said they are on."""
+    found = set()
+    for file in (run / "logs").glob("place_*.json"):
+        with contextlib.suppress(ValueError, OSError):
+            found.add(json.loads(file.read_text())["node"])
+    return found
+
+
+def _failure(error: BaseException, path: Path) -> RunFailed:
+    """The root cause: the rank whose error came first, not those that then missed it."""
+    records = [json.loads(file.read_text()) for file in (path / "logs").glob("rank_*.json")]
+    own = [record for record in records if not record["lost"]]
+    if own:
+        first = min(own, key=lambda record: record["time"])
+        where = f" ({first['at']})" if first["at"] else ""
+        return RunFailed(f"rank {first['rank']}: {first['error']}{where}", path, first["rank"])
+    if _name(getattr(error, "controller_failure", None)) == "WorkerGroupStartupTimeoutError":
+        return _NoRoom("for room on the cluster", path, None, lost=True)
+    failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
+    for rank, failure in sorted(failures.items()):
+        if said := _end_of_process(failure):
+            return RunFailed(f"rank {rank} {said}{_last_words(path, rank)}", path, rank, lost=True)
+    if records:  # those who miss another one tell it first
+        first = min(records, key=lambda record: record["time"])
+        return RunFailed(f"rank {first['rank']} misses another: {first['error']}", path, None, lost=True)
+    for rank, failure in sorted(failures.items()):
+        return RunFailed(f"rank {rank}: {last_line(failure)}", path, rank)
+    return RunFailed(last_line(error), path, None)
+
+
+def _end_of_process(failure: BaseException) -> str:
+    """What ended a worker's process, where that is what Ray says."""
+    from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError
+
+    if _name(failure) == "WorkerHealthCheckTimeoutError":
+        return f"did not answer for {_ANSWER_SECONDS} s: it was stopped, or its node is cut off"
+    failure = getattr(failure, "health_check_failure", failure)
+    if isinstance(failure, OutOfMemoryError):
+        return (
+            "was ended by Ray, since its node ran out of memory: take fewer workers on a node, or smaller micro-batches"
+        )
+    if isinstance(failure, RayActorError | RaySystemError):
+        return "is gone: its process was killed or crashed, or its node was lost"
+    return ""
+
+
+def _name(error: BaseException | None) -> str:
+    """Its class's name: the classes themselves are Ray's private ones."""
+    return type(error).__name__
+
+
+def _last_words(run: Path, rank: int) -> str:
+    """The last line of a rank's own output."""
+    with contextlib.suppress(OSError):
+        lines = (run / "logs" / f"rank_{rank}.log").read_text(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        if said:
+            return f"; its last line: {said[-1][:200]}"
+    return ""
+
+
+def last_line(error: BaseException) -> str:
+    """An error's kind and the last line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
