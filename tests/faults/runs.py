@@ -1,0 +1,484 @@
+"""Real runs with faults in them: what is injected, how the run goes on, and whether it is the undisturbed one."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raytrain import Run, checkpoint
+
+PACED = Path(__file__).with_name("paced.py")
+EVERY = 10
+"""Steps between checkpoints."""
+STEPS = 24 * 23
+WAYS = tuple((optimizer, precision) for optimizer in ("SGD", "AdamW") for precision in ("fp32", "bf16"))
+"""What the runs train with; a seed takes one after the other."""
+
+
+class Command:
+    """A raytrain command in a session of its own, which all that it starts stays in."""
+
+    def __init__(self, *arguments: str, **environment: str):
+        self.lines: list[str] = []
+        inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "raytrain.cli", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=inherited | environment,
+            start_new_session=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        COMMANDS.append(self)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    @property
+    def said(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self, timeout: float = 180) -> int:
+        """Waits for its own end, and returns the exit status."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end: {self.said[-2000:]}") from None
+        self._reader.join(5)
+        return self.process.returncode
+
+    def processes(self) -> list[int]:
+        """All of its session that still run."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                except OSError:
+                    continue
+                if state != "Z" and int(session) == self.process.pid:
+                    found.append(int(entry.name))
+        return found
+
+    def abandon(self) -> None:
+        """Ends all that is left of it."""
+        for pid in self.processes():
+            with_pid(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+COMMANDS: list[Command] = []
+
+
+def with_pid(pid: int, number: int) -> None:
+    """Sends a signal to a process that may be gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+@dataclass
+class Injected:
+    """One fault: at which step, from which checkpoint the run went on, and after how many seconds a new step came."""
+
+    kind: str
+    seed: int
+    step: int
+    redone: int = -1
+    seconds: float = float("nan")
+    recovered: bool = False
+    equal: bool = False
+    note: str = ""
+
+
+@dataclass
+class Story:
+    """A run with faults in it."""
+
+    kind: str
+    seed: int
+    folder: Path
+    way: tuple[str, str]
+    faults: list[Injected] = field(default_factory=list)
+    command: Any = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(f"{self.kind} {self.seed}")
+        self.resumed: list[tuple[float, int]] = []
+        self.run, self.orders = self.folder / "run", self.folder / "orders"
+        self.orders.mkdir(parents=True)
+
+    # --- the run ---
+
+    def start(self) -> None:
+        """The run's first command."""
+        self.command = Command(
+            "train", *written(self.folder, self.way), "--task.orders", str(self.orders), "--out", str(self.folder),
+            "--name", "run", **self.environment,
+        )  # fmt: skip
+
+    def resume(self, *arguments: str) -> None:
+        """The same run goes on with another command."""
+        self.resumed.append((time.time(), self.newest()))
+        self.command = Command("resume", str(self.run), *arguments, **self.environment)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The step rows so far."""
+        try:
+            lines = (self.run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines if line.startswith(b'{"kind": "step') and line.endswith(b"\n")]
+
+    def step(self) -> int:
+        """The last step whose row is there."""
+        rows = self.rows()
+        return rows[-1]["step"] if rows else 0
+
+    def wait_for_step(self, step: int, timeout: float = 120) -> None:
+        """Waits until the row of a step is there."""
+        deadline = time.monotonic() + timeout
+        while self.step() < step:
+            assert self.command.running, f"it ended before step {step}: {self.command.said[-3000:]}"
+            assert time.monotonic() < deadline, f"no step {step}: {self.command.said[-3000:]}"
+            time.sleep(0.02)
+
+    def newest(self) -> int:
+        """The step of the newest checkpoint that verifies."""
+        found = checkpoint.newest(self.run / "checkpoints")
+        return int(found.name.partition("_")[2]) if found else 0
+
+    def passes(self) -> list[int]:
+        """How many passes rank 0 began after each start of the workers."""
+        try:
+            return [len(part) for part in (self.orders / "passes").read_text().split("\n")[1:]]
+        except FileNotFoundError:
+            return []
+
+    def count_redone(self) -> None:
+        """Tells from all passes how many steps were trained twice, at most, after a fault."""
+        start, redone = 0, []
+        log = self.run / "logs" / "workers.jsonl"
+        events = log.read_text().splitlines() if log.is_file() else []
+        came = [(json.loads(line)["time"], int((json.loads(line)["checkpoint"] or "_0")[5:])) for line in events]
+        for passes, (_, begin) in zip(self.passes(), sorted(came + self.resumed), strict=False):
+            redone.append(start + passes - begin)
+            start = begin
+        assert start + self.passes()[-1] == STEPS, (self.passes(), sorted(came + self.resumed))
+        for fault in self.faults:
+            fault.redone = max(redone, default=0)
+
+    def places(self) -> dict[int, int]:
+        """The process of each rank."""
+        return {
+            int(file.stem.partition("_")[2]): json.loads(file.read_text())["pid"]
+            for file in (self.run / "logs").glob("place_*.json")
+        }
+
+    def order(self, **what: Any) -> None:
+        """Lets a rank do something in its next pass."""
+        file = self.orders / f"{len(self.faults)}.json"
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps({"rank": self.draw.choice([0, 1])} | what))
+        os.replace(partial, file)
+
+    def outcome(self) -> tuple[list[dict[str, Any]], str]:
+        """Every row but for times, and the final weights' sha256."""
+        return outcome(self.run)
+
+
+def outcome(run: Path) -> tuple[list[dict[str, Any]], str]:
+    """Every row of a run but for times, and the final weights' sha256."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in rows]
+    weights = (Run(run).checkpoint("last") / checkpoint.MODEL).read_bytes()
+    return rows, hashlib.sha256(weights).hexdigest()
+
+
+# --- kinds: each injects one fault into a story whose run is under way, and says how many steps are lost by it ---
+
+
+def kill_worker(story: Story) -> None:
+    """SIGKILL of one rank."""
+    with_pid(story.draw.choice(sorted(story.places().values())), signal.SIGKILL)
+
+
+def kill_workers(story: Story) -> None:
+    """SIGKILL of all ranks at once."""
+    for pid in story.places().values():
+        with_pid(pid, signal.SIGKILL)
+
+
+def crash_worker(story: Story) -> None:
+    """SIGSEGV of one rank."""
+    with_pid(story.draw.choice(sorted(story.places().values())), signal.SIGSEGV)
+
+
+def stop_worker(story: Story) -> None:
+    """SIGSTOP of one rank: it neither ends nor answers."""
+    with_pid(story.draw.choice(sorted(story.places().values())), signal.SIGSTOP)
+
+
+def out_of_memory(story: Story) -> None:
+    """One rank takes more memory than its node has, as Ray's monitor counts it."""
+    story.order(kind="memory", bytes=3 * 2**30)
+
+
+def kill_driver(story: Story) -> None:
+    """SIGKILL of the driver, which Ray Train's controller is a part of."""
+    story.command.process.kill()
+    story.command.process.wait()
+    story.resume()
+
+
+def kill_all(story: Story) -> None:
+    """SIGKILL of every process of the run and of its Ray, as when a machine goes down."""
+    story.command.abandon()
+    story.resume()
+
+
+def _kill_part_of_ray(story: Story, name: str) -> None:
+    for pid in story.command.processes():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        except OSError:
+            continue
+        if command.endswith(name.encode()):
+            with_pid(pid, signal.SIGKILL)
+    assert story.command.end(60) == 1, story.command.said[-3000:]
+    assert "raytrain resume" in story.command.said and "Traceback" not in story.command.said, story.command.said[-3000:]
+    story.resume()
+
+
+def kill_gcs(story: Story) -> None:
+    """SIGKILL of the head's control store: the run ends with one line, and the same command goes on."""
+    _kill_part_of_ray(story, "gcs_server")
+
+
+def kill_raylet(story: Story) -> None:
+    """SIGKILL of the only node's raylet."""
+    _kill_part_of_ray(story, "raylet")
+
+
+def _break_disk(story: Story, number: int, call: str = "") -> None:
+    call = call or story.draw.choice(["open", "fsync", "replace"])
+    story.order(kind="disk", rank=0, errno=number, call=call, after=story.draw.randint(0, 5), times=1 if number else -1)
+
+
+def no_space(story: Story) -> None:
+    """ENOSPC at one call that writes a checkpoint."""
+    _break_disk(story, errno.ENOSPC)
+
+
+def bad_disk(story: Story) -> None:
+    """EIO at one call that writes a checkpoint."""
+    _break_disk(story, errno.EIO)
+
+
+def kill_in_checkpoint(story: Story) -> None:
+    """SIGKILL of rank 0 at one call that writes a checkpoint: within a file, between two, around the manifest."""
+    _break_disk(story, 0)
+
+
+def storage_vanishes(story: Story) -> None:
+    """The folder of the checkpoints is not there for a second, as an unmounted disk."""
+    away = story.run / "away"
+    os.rename(story.run / "checkpoints", away)
+    time.sleep(story.draw.uniform(0.2, 1.0))
+    made = story.run / "checkpoints"
+    if made.exists():  # what was written meanwhile
+        for one in made.iterdir():
+            shutil.move(one, away / one.name)
+        made.rmdir()
+    os.rename(away, story.run / "checkpoints")
+
+
+def exception(story: Story) -> None:
+    """An error in the training on one rank: it is not tried again; one line names the rank."""
+    story.order(kind="exception")
+    assert story.command.end(60) == 1, story.command.said[-3000:]
+    assert "error: the run failed: rank" in story.command.said and "injected" in story.command.said
+    assert "Traceback" not in story.command.said
+    story.resume()
+
+
+def nan(story: Story) -> None:
+    """A loss that is not a number on one rank."""
+    story.order(kind="nan")
+    assert story.command.end(60) == 1 and "the loss became nan" in story.command.said, story.command.said[-3000:]
+    story.resume()
+
+
+def corrupt_newest(story: Story) -> None:
+    """All processes are killed, and the newest checkpoint is damaged: the one before it counts."""
+    story.command.abandon()
+    found = checkpoint.newest(story.run / "checkpoints")
+    assert found is not None
+    file = found / story.draw.choice([checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE, checkpoint.MANIFEST])
+    raw = bytearray(file.read_bytes())
+    raw[story.draw.randrange(len(raw))] ^= 1 << story.draw.randrange(8)
+    file.write_bytes(raw[: len(raw) // 2] if story.draw.random() < 0.3 else raw)
+    story.resume()
+
+
+def clock_jump(story: Story) -> None:
+    """One rank's clock is set an hour or a day forwards or back."""
+    story.order(kind="clock", seconds=story.draw.choice([-86400, -3600, 3600, 86400]))
+
+
+def interrupt(story: Story) -> None:
+    """SIGINT to the whole group, as from a terminal: a checkpoint at the next step, and nothing is left."""
+    _signalled(story, signal.SIGINT)
+
+
+def terminate(story: Story) -> None:
+    """SIGTERM to the driver."""
+    _signalled(story, signal.SIGTERM)
+
+
+def _signalled(story: Story, number: signal.Signals) -> None:
+    if number == signal.SIGINT:
+        os.killpg(story.command.process.pid, number)
+    else:
+        story.command.process.send_signal(number)
+    asked = time.monotonic()
+    assert story.command.end(60) == 128 + number, story.command.said[-3000:]
+    while (left := story.command.processes()) and time.monotonic() < asked + 10:
+        time.sleep(0.1)
+    assert not left, f"{len(left)} processes are left 10 s after the signal"
+    assert story.newest() == story.step(), "the checkpoint is not the last step's"
+    story.resume()
+
+
+ITSELF: dict[str, Callable[[Story], None]] = {
+    "worker killed": kill_worker,
+    "all workers killed": kill_workers,
+    "worker crashed": crash_worker,
+    "worker stopped": stop_worker,
+    "worker out of memory": out_of_memory,
+    "killed while writing": kill_in_checkpoint,
+    "no space": no_space,
+    "disk error": bad_disk,
+    "storage away": storage_vanishes,
+    "clock jump": clock_jump,
+}
+"""After these the run goes on by itself."""
+RESUMED: dict[str, Callable[[Story], None]] = {
+    "driver killed": kill_driver,
+    "machine down": kill_all,
+    "GCS killed": kill_gcs,
+    "raylet killed": kill_raylet,
+    "error on a rank": exception,
+    "NaN on a rank": nan,
+    "newest damaged": corrupt_newest,
+    "SIGINT": interrupt,
+    "SIGTERM": terminate,
+}
+"""After these `raytrain resume` goes on."""
+KINDS = ITSELF | RESUMED
+QUIET = ("no space", "disk error", "storage away", "clock jump")
+"""These need not stop a run."""
+
+
+def written(folder: Path, way: tuple[str, str]) -> list[str]:
+    """The experiment's file, with another optimizer, and the flags that go with it."""
+    optimizer, precision = way
+    text, sgd = PACED.read_text(), "SGD(lr=0.05, momentum=0.9)"
+    assert sgd in text
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "paced.py"
+    file.write_text(text if optimizer == "SGD" else text.replace(sgd, "AdamW(lr=0.002)").replace("SGD,", "AdamW,"))
+    return [str(file), "--precision", precision]
+
+
+def undisturbed(folder: Path, way: tuple[str, str]) -> tuple[list[dict[str, Any]], str]:
+    """The outcome of the run that nothing happens to."""
+    command = Command("train", *written(folder, way), "--task.seconds", "0", "--out", str(folder), "--name", "whole")
+    assert command.end() == 0, command.said[-3000:]
+    return outcome(folder / "whole")
+
+
+def environment_of(kind: str) -> dict[str, str]:
+    """What the command's Ray must be told: when a node is out of memory."""
+    if kind != "worker out of memory":
+        return {}
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(facts[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    share = (total - free + 2.2 * 2**30) / total
+    return {"RAY_memory_usage_threshold": f"{share:.3f}", "RAY_memory_monitor_refresh_ms": "100"}
+
+
+def play(kind: str, seed: int, folder: Path, faults: int, whole: tuple[list[dict[str, Any]], str]) -> Story:
+    """Runs with so many faults of a kind, at steps drawn from the seed, to the end, and compares.
+
+    Raises:
+        AssertionError: with the story so far as its second argument: it was not made good.
+    """
+    story = Story(kind, seed, folder, WAYS[seed % len(WAYS)], environment=environment_of(kind))
+    try:
+        story.start()
+        window = (STEPS - 60) // faults
+        for number in range(faults):
+            story.wait_for_step(30 + number * window + story.draw.randrange(window // 2))
+            fault = Injected(kind, seed, story.step())
+            story.faults.append(fault)
+            starts, began = len(story.passes()), time.monotonic()
+            KINDS[kind](story)
+            _watch(story, fault, starts, began)
+        assert story.command.end() == 0, story.command.said[-3000:]
+        story.count_redone()
+        found = story.outcome()
+        for fault in story.faults:
+            fault.equal = found == whole
+        assert found[0] == whole[0], _first_difference(found[0], whole[0])
+        assert found[1] == whole[1], "the final weights differ"
+        steps = [row["step"] for row in found[0] if row["kind"] == "step"]
+        assert steps == list(range(1, STEPS + 1))
+        return story
+    except AssertionError as error:
+        raise AssertionError(str(error), story) from error
+    finally:
+        story.command.abandon()
+
+
+def _watch(story: Story, fault: Injected, starts: int, began: float) -> None:
+    """Waits for the first pass after the run has gone on, or, where it need not stop, for thirty more."""
+    deadline, passes = time.monotonic() + 120, sum(story.passes())
+    while len(found := story.passes()) == starts:
+        assert time.monotonic() < deadline, f"it does not go on: {story.command.said[-3000:]}"
+        if not story.command.running:
+            ended = story.command.process.returncode
+            assert ended == 0, f"it ended with {ended}: {story.command.said[-3000:]}"
+            break
+        if story.kind in QUIET and sum(found) >= passes + 30:
+            break
+        time.sleep(0.01)
+    fault.seconds = time.monotonic() - began
+    fault.recovered = True
+
+
+def _first_difference(found: list[dict[str, Any]], whole: list[dict[str, Any]]) -> str:
+    for mine, other in zip(found, whole, strict=False):
+        if mine != other:
+            return f"{mine} is not {other}"
+    return f"{len(found)} rows instead of {len(whole)}"

@@ -1,0 +1,58 @@
+"""Injects faults into runs and says in a table what came of them: python tests/faults/runs_table.py 60 [KIND ...]
+
+So many faults in all, shared out over the kinds; each run takes three of one kind, at steps drawn from its seed.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import ray
+import torch
+from runs import COMMANDS, EVERY, KINDS, WAYS, Story, play, undisturbed
+
+_PER_RUN = 3
+_HEAD = "| kind | injected | recovered | bit-equal | steps redone, most | seconds to the next step, median (most) |"
+
+
+def main(count: int, kinds: list[str]) -> int:
+    """Prints the table; returns 1 where a fault was not made good."""
+    print(f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}; ", end="")
+    print(f"a checkpoint every {EVERY} steps\n\n{_HEAD}\n|{'---|' * _HEAD[1:].count('|')}", flush=True)
+    bad, injected = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        whole = [undisturbed(Path(folder) / f"way-{number}", way) for number, way in enumerate(WAYS)]
+        runs = max(1, round(count / len(kinds) / _PER_RUN))
+        for kind in kinds:
+            stories: list[Story] = []
+            for seed in range(runs):
+                place = Path(folder) / f"{kind}-{seed}".replace(" ", "-")
+                try:
+                    stories.append(play(kind, seed, place, _PER_RUN, whole[seed % len(WAYS)]))
+                except AssertionError as error:
+                    bad.append(f"{kind}, seed {seed}: {error.args[0]}")
+                    stories += [story for story in error.args[1:] if isinstance(story, Story)]
+            faults = [fault for story in stories for fault in story.faults]
+            injected += len(faults)
+            seconds = [fault.seconds for fault in faults if fault.recovered] or [float("nan")]
+            print(
+                f"| {kind} | {len(faults)} | {sum(f.recovered for f in faults)} | {sum(f.equal for f in faults)} "
+                f"| {max((f.redone for f in faults), default=0)} "
+                f"| {statistics.median(seconds):.1f} ({max(seconds):.1f}) |",
+                flush=True,
+            )
+    print(f"\n{injected} faults, {len(bad)} runs that were not made good.")
+    print("".join(f"\n{complaint}\n" for complaint in bad))
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 60, sys.argv[2:] or list(KINDS)))
+    finally:
+        for command in COMMANDS:
+            command.abandon()
