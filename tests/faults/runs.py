@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -110,6 +111,40 @@ class Injected:
     note: str = ""
 
 
+class Nodes:
+    """A cluster of two nodes on this machine: a head with room for Ray Data and a worker, and a node for another."""
+
+    def __init__(self) -> None:
+        os.environ["RAY_AUTH_MODE"] = "disabled"
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 3, "include_dashboard": False}
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self._cluster.address
+        self.add()
+
+    def add(self) -> None:
+        """Starts the second node."""
+        self._node = self._cluster.add_node(num_cpus=2)
+
+    def kill(self) -> None:
+        """Kills the second node's processes."""
+        self._cluster.remove_node(self._node, allow_graceful=False)
+
+    def call_back(self) -> None:
+        """Says that the second node will go in a minute, as a cloud does of a spot instance."""
+        drain = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", self.address]
+        drain += ["--node-id", self._node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+        drain += ["--reason-message", "spot", "--deadline-remaining-seconds", "60"]
+        subprocess.run(drain, check=True, capture_output=True, timeout=60)
+
+    def close(self) -> None:
+        """Ends all nodes."""
+        for node in [*self._cluster.worker_nodes, self._cluster.head_node]:
+            with contextlib.suppress(Exception):
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
 @dataclass
 class Story:
     """A run with faults in it."""
@@ -121,6 +156,7 @@ class Story:
     faults: list[Injected] = field(default_factory=list)
     command: Any = None
     environment: dict[str, str] = field(default_factory=dict)
+    nodes: Nodes | None = None
 
     def __post_init__(self) -> None:
         self.draw = random.Random(f"{self.kind} {self.seed}")
@@ -134,8 +170,17 @@ class Story:
         """The run's first command."""
         self.command = Command(
             "train", *written(self.folder, self.way), "--task.orders", str(self.orders), "--out", str(self.folder),
-            "--name", "run", **self.environment,
+            "--name", "run", *self.layout(), **self.environment,
         )  # fmt: skip
+
+    def layout(self) -> list[str]:
+        """The flags that say where it runs."""
+        if self.kind == "resized":
+            return ["--deterministic", "--scaling.workers", "4"]
+        if self.nodes is None:
+            return []
+        elastic = ["--scaling.workers", "1:2", "--scaling.cpus_per_worker", "2"]
+        return ["--deterministic", *elastic, "--address", self.nodes.address]
 
     def resume(self, *arguments: str) -> None:
         """The same run goes on with another command."""
@@ -195,6 +240,13 @@ class Story:
             for file in (self.run / "logs").glob("place_*.json")
         }
 
+    def wait_for_both_nodes(self) -> None:
+        """Waits until the workers are on two nodes."""
+        deadline = time.monotonic() + 120
+        while len({json.loads(f.read_text())["node"] for f in (self.run / "logs").glob("place_*.json")}) < 2:
+            assert self.command.running and time.monotonic() < deadline, self.command.said[-3000:]
+            time.sleep(0.1)
+
     def order(self, **what: Any) -> None:
         """Lets a rank do something in its next pass."""
         file = self.orders / f"{len(self.faults)}.json"
@@ -241,7 +293,7 @@ def stop_worker(story: Story) -> None:
 
 def out_of_memory(story: Story) -> None:
     """One rank takes more memory than its node has, as Ray's monitor counts it."""
-    story.order(kind="memory", bytes=3 * 2**30)
+    story.order(kind="memory", bytes=6 * 2**30)
 
 
 def kill_driver(story: Story) -> None:
@@ -356,7 +408,28 @@ def terminate(story: Story) -> None:
     _signalled(story, signal.SIGTERM)
 
 
-def _signalled(story: Story, number: signal.Signals) -> None:
+def resize(story: Story) -> None:
+    """SIGINT, and another number of workers: 4, 2, 1, 4."""
+    _signalled(story, signal.SIGINT, "--scaling.workers", str((2, 1, 4)[len(story.faults) % 3]))
+
+
+def kill_node(story: Story) -> None:
+    """Every process of the second node is killed: the run goes on with what is left. A new node comes."""
+    assert story.nodes
+    story.wait_for_both_nodes()
+    story.nodes.kill()
+    threading.Timer(10, story.nodes.add).start()
+
+
+def call_node_back(story: Story) -> None:
+    """The second node will go in a minute: a checkpoint, and the run goes on without it. A new node comes."""
+    assert story.nodes
+    story.wait_for_both_nodes()
+    story.nodes.call_back()
+    threading.Timer(10, story.nodes.add).start()
+
+
+def _signalled(story: Story, number: signal.Signals, *resumed_with: str) -> None:
     if number == signal.SIGINT:
         os.killpg(story.command.process.pid, number)
     else:
@@ -367,7 +440,7 @@ def _signalled(story: Story, number: signal.Signals) -> None:
         time.sleep(0.1)
     assert not left, f"{len(left)} processes are left 10 s after the signal"
     assert story.newest() == story.step(), "the checkpoint is not the last step's"
-    story.resume()
+    story.resume(*resumed_with)
 
 
 ITSELF: dict[str, Callable[[Story], None]] = {
@@ -381,6 +454,8 @@ ITSELF: dict[str, Callable[[Story], None]] = {
     "disk error": bad_disk,
     "storage away": storage_vanishes,
     "clock jump": clock_jump,
+    "node killed": kill_node,
+    "node called back": call_node_back,
 }
 """After these the run goes on by itself."""
 RESUMED: dict[str, Callable[[Story], None]] = {
@@ -393,9 +468,14 @@ RESUMED: dict[str, Callable[[Story], None]] = {
     "newest damaged": corrupt_newest,
     "SIGINT": interrupt,
     "SIGTERM": terminate,
+    "resized": resize,
 }
 """After these `raytrain resume` goes on."""
 KINDS = ITSELF | RESUMED
+NODES = ("node killed", "node called back")
+"""These take a cluster of several nodes."""
+DETERMINISTIC = (*NODES, "resized")
+"""With these the number of workers changes, and the bits must not."""
 QUIET = ("no space", "disk error", "storage away", "clock jump")
 """These need not stop a run."""
 
@@ -411,9 +491,11 @@ def written(folder: Path, way: tuple[str, str]) -> list[str]:
     return [str(file), "--precision", precision]
 
 
-def undisturbed(folder: Path, way: tuple[str, str]) -> tuple[list[dict[str, Any]], str]:
+def undisturbed(folder: Path, way: tuple[str, str], *flags: str) -> tuple[list[dict[str, Any]], str]:
     """The outcome of the run that nothing happens to."""
-    command = Command("train", *written(folder, way), "--task.seconds", "0", "--out", str(folder), "--name", "whole")
+    command = Command(
+        "train", *written(folder, way), *flags, "--task.seconds", "0", "--out", str(folder), "--name", "whole"
+    )
     assert command.end() == 0, command.said[-3000:]
     return outcome(folder / "whole")
 
@@ -424,7 +506,7 @@ def environment_of(kind: str) -> dict[str, str]:
         return {}
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(facts[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    share = (total - free + 2.2 * 2**30) / total
+    share = (total - free + 3.5 * 2**30) / total
     return {"RAY_memory_usage_threshold": f"{share:.3f}", "RAY_memory_monitor_refresh_ms": "100"}
 
 
@@ -436,6 +518,7 @@ def play(kind: str, seed: int, folder: Path, faults: int, whole: tuple[list[dict
     """
     story = Story(kind, seed, folder, WAYS[seed % len(WAYS)], environment=environment_of(kind))
     try:
+        story.nodes = Nodes() if kind in NODES else None
         story.start()
         window = (STEPS - 60) // faults
         for number in range(faults):
@@ -458,7 +541,10 @@ def play(kind: str, seed: int, folder: Path, faults: int, whole: tuple[list[dict
     except AssertionError as error:
         raise AssertionError(str(error), story) from error
     finally:
-        story.command.abandon()
+        if story.command:
+            story.command.abandon()
+        if story.nodes:
+            story.nodes.close()
 
 
 def _watch(story: Story, fault: Injected, starts: int, began: float) -> None:

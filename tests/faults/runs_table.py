@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 import torch
-from runs import COMMANDS, EVERY, KINDS, WAYS, Story, play, undisturbed
+from runs import COMMANDS, DETERMINISTIC, EVERY, KINDS, WAYS, Story, play, undisturbed
 
 _PER_RUN = 3
 _HEAD = "| kind | injected | recovered | bit-equal | steps redone, most | seconds to the next step, median (most) |"
@@ -25,14 +25,18 @@ def main(count: int, kinds: list[str]) -> int:
     print(f"a checkpoint every {EVERY} steps\n\n{_HEAD}\n|{'---|' * _HEAD[1:].count('|')}", flush=True)
     bad, injected = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        whole = [undisturbed(Path(folder) / f"way-{number}", way) for number, way in enumerate(WAYS)]
+        whole = {}
         runs = max(1, round(count / len(kinds) / _PER_RUN))
         for kind in kinds:
             stories: list[Story] = []
             for seed in range(runs):
                 place = Path(folder) / f"{kind}-{seed}".replace(" ", "-")
+                flags = ("--deterministic",) if kind in DETERMINISTIC else ()
+                way = WAYS[seed % len(WAYS)]
+                if (way, flags) not in whole:
+                    whole[way, flags] = undisturbed(Path(folder) / "-".join(("whole", *way, *flags)), way, *flags)
                 try:
-                    stories.append(play(kind, seed, place, _PER_RUN, whole[seed % len(WAYS)]))
+                    stories.append(play(kind, seed, place, _PER_RUN, whole[way, flags]))
                 except AssertionError as error:
                     bad.append(f"{kind}, seed {seed}: {error.args[0]}")
                     stories += [story for story in error.args[1:] if isinstance(story, Story)]
