@@ -28,11 +28,20 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 89_478_485
 """Larger images are refused before they are decoded (Pillow's limit against decompression bombs)."""
+MAX_BYTES = 6 * MAX_PIXELS
+"""Larger files are refused before they are read: so much are the largest images, as 16-bit RGB without compression."""
 
-VERSION = 1
+VERSION = 2
 """To be counted up with every change to what pixels come out: the disk cache asks for it."""
 
-_PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""What Pillow may try. It has a reader of PostScript, too, which would run Ghostscript on the file."""
+_MAX_SCANNED = 500 * MAX_PIXELS
+"""Pixels that a JPEG's scans may go over, together: some 4 seconds. A scan may be 14 bytes of a file, and goes over all
+of the image."""
+_TILE_WIDTH, _TILE_LENGTH = 322, 323
+
+_PNG, _JPEG, _SCAN = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xda"
 _PNG_HEADER = struct.Struct(">IIBBBBB")
 _PNG_START = _PNG + b"\0\0\0\x0dIHDR"
 _PLAIN = {(8, 0, 0, 0, 0): "L", (8, 2, 0, 0, 0): "RGB"}
@@ -80,6 +89,9 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
             raise ValueError(f"{width:,} x {height:,} pixels are more than {MAX_PIXELS:,}")
         if not raw.startswith(_JPEG):
             return _with_pillow(image, channels)
+        scans = raw.count(_SCAN)
+        if scans * width * height > _MAX_SCANNED:
+            raise ValueError(f"{scans:,} scans are too many for an image of {width:,} x {height:,} pixels")
         import torch
 
         _load_torchvisions_operators()
@@ -155,7 +167,7 @@ def _open(raw: bytes) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return Image.open(io.BytesIO(raw))
+        return Image.open(io.BytesIO(raw), formats=_FORMATS)
     except UnidentifiedImageError:
         raise ValueError("it is no image, or of an unknown format") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -168,6 +180,9 @@ def _with_pillow(image: Image.Image, channels: int) -> np.ndarray:
     from PIL import ImageOps
 
     try:
+        tags = getattr(image, "tag_v2", {})  # a TIFF's: a tile is decoded as a whole, however small the image
+        if tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_LENGTH, 0) > MAX_PIXELS:
+            raise ValueError("its tiles are too large")
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         if image.mode.startswith("I") or image.mode == "F":

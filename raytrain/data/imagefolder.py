@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,7 +26,6 @@ _SPLITS = {"train": ("train", "trainset"), "val": ("val", "valset"), "test": ("t
 _LAYOUT = "give --data.root a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
 _PROBES = 20_000
 _THREADS = 8
-_CHUNK = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ class ImageFolder(Data):
     def _probe(self, path: str) -> errors.BadSample | None:
         try:
             with _opened(path) as descriptor:
-                head, size = os.pread(descriptor, 32, 0), os.fstat(descriptor).st_size
+                size = _size(descriptor)
+                head = os.pread(descriptor, 32, 0)
                 if decode.suspicious(head, os.pread(descriptor, 64, max(0, size - 64))):
                     decode.pixels(_bytes(path), self.channels)
         except (ValueError, OSError) as error:
@@ -167,7 +168,7 @@ class ImageFolder(Data):
         base, ignored = root / folder, []
         classes = []
         for entry in sorted(os.scandir(base), key=lambda entry: entry.name):
-            (classes if entry.is_dir() and not entry.name.startswith(".") else ignored).append(entry.name)
+            (classes if _is_folder(entry) and not entry.name.startswith(".") else ignored).append(entry.name)
         paths, labels, sizes, times = [], [], [], []
         for label, name in enumerate(classes):
             before = len(paths)
@@ -221,8 +222,8 @@ def _folder(root: Path, name: str) -> _Folder:
     hidden = os.sep + "." in name
     for entry in os.scandir(root / name):
         file = entry.name
-        if entry.is_dir():
-            folders.append(file)
+        if _is_folder(entry):
+            (ignored if _leads_back(entry) else folders).append(file)
         elif file.lower().endswith(EXTENSIONS) and not file.startswith(".") and not hidden:
             images.append(file)
         else:
@@ -242,22 +243,46 @@ def _folder(root: Path, name: str) -> _Folder:
     return _Folder(images, sizes, times, ignored, folders)
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: reading it will say so
+        return False
+
+
+def _leads_back(entry: os.DirEntry[str]) -> bool:
+    """Whether a folder is a link to one that it is in, which would have no end."""
+    return entry.is_symlink() and any(os.path.samefile(entry.path, parent) for parent in Path(entry.path).parents)
+
+
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would else wait for somebody to write
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
+def _size(descriptor: int) -> int:
+    """Bytes of an open file.
+
+    Raises:
+        ValueError: it is a pipe, a device or a folder, or too large for an image.
+    """
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is no regular file")
+    if status.st_size > decode.MAX_BYTES:
+        raise ValueError(f"{status.st_size:,} bytes are more than {decode.MAX_BYTES:,}")
+    return status.st_size
+
+
 def _bytes(path: str) -> bytes:
-    """A file's bytes; `open` also asks for its kind, size and position."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        parts = [os.read(descriptor, _CHUNK)]
-        while len(parts[-1]) == _CHUNK:
-            parts.append(os.read(descriptor, _CHUNK))
+    """A file's bytes; `open` also asks for its position."""
+    with _opened(path) as descriptor:
+        left, parts = _size(descriptor), []
+        while left and (part := os.read(descriptor, left)):
+            parts.append(part)
+            left -= len(part)
         return b"".join(parts)
-    finally:
-        os.close(descriptor)

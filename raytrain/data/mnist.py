@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.client
+import io
 import math
 import os
 import urllib.request
@@ -58,7 +59,13 @@ class MNIST(Data):
             raise errors.no_root("MNIST")
         if self.download:
             self._download()
-        return {split: self._split(split, *(self._file(name) for name, _ in files)) for split, files in _FILES.items()}
+        splits = {
+            split: self._split(split, *(self._file(name) for name, _ in files)) for split, files in _FILES.items()
+        }
+        if splits["val"].shape != splits["train"].shape:
+            (_, height, width), file = splits["val"].shape, self._file(_FILES["val"][0][0])
+            raise errors.broken_file(file, f"images of {height} x {width} pixels, other than to train on", _REMEDY)
+        return splits
 
     def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
         """Images as they are, [k, 1, 28, 28]."""
@@ -69,6 +76,9 @@ class MNIST(Data):
         labels, images = _idx(str(labels_file), 1), _idx(str(images_file), 3)
         if len(labels) != len(images):
             raise errors.broken_file(images_file, f"{len(images)} images for {len(labels)} labels", _REMEDY)
+        count, height, width = images.shape
+        if not images.size:
+            raise errors.broken_file(images_file, f"{count} images of {height} x {width} pixels", _REMEDY)
         if labels.max(initial=0) > 9:
             raise errors.broken_file(labels_file, f"label {labels.max()} is above 9", _REMEDY)
         return Index(
@@ -114,6 +124,9 @@ class MNIST(Data):
                 raise errors.download_failed(url, str(error)) from None
 
 
+_DEFLATES = 1_032
+"""Bytes that one byte of gzip holds at the most."""
+_CHUNK = 1 << 20
 _REMEDY = "remove it and run again with --data.download, or copy it anew"
 
 
@@ -121,22 +134,45 @@ _REMEDY = "remove it and run again with --data.download, or copy it anew"
 def _idx(path: str, dimensions: int) -> np.ndarray:
     """Reads an IDX file of unsigned bytes, gzipped or not, as uint8 with that many dimensions."""
     try:
-        with open(path, "rb") as file:
-            raw = file.read()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
+        with open(path, "rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            with gzip.GzipFile(fileobj=raw) if packed else raw as file:
+                return _array(file, dimensions, os.fstat(raw.fileno()).st_size, packed)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise errors.broken_file(path, f"truncated or damaged gzip ({error})", _REMEDY) from None
     except OSError as error:
         raise errors.broken_file(path, error.strerror or str(error), "make it readable") from None
+    except ValueError as error:
+        raise errors.broken_file(path, str(error), _REMEDY) from None
+
+
+def _array(file: io.BufferedIOBase, dimensions: int, length: int, packed: bool) -> np.ndarray:
+    """The array in an IDX file; nothing is inflated or allocated beyond what its header asks for.
+
+    Args:
+        length: of the file, in bytes as it lies on the disk.
+        packed: whether it is gzipped.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    header = file.read(4 + 4 * dimensions)
     magic = bytes([0, 0, 8, dimensions])
-    if raw[:4] != magic:
-        raise errors.broken_file(path, f"IDX magic {raw[:4].hex() or 'missing'} instead of {magic.hex()}", _REMEDY)
-    shape = (
-        tuple(int(n) for n in np.frombuffer(raw, ">u4", count=dimensions, offset=4))
-        if (len(raw) >= 4 + 4 * dimensions)
-        else ()
-    )
-    if not shape or len(raw) != 4 + 4 * dimensions + math.prod(shape):
-        raise errors.broken_file(path, f"its length {len(raw):,} does not fit its header", _REMEDY)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    if header[:4] != magic:
+        raise ValueError(f"IDX magic {header[:4].hex() or 'missing'} instead of {magic.hex()}")
+    shape = tuple(int(n) for n in np.frombuffer(header[4:].ljust(4 * dimensions, b"\0"), ">u4"))
+    size = math.prod(shape)
+    if not packed and (len(header) < 4 + 4 * dimensions or length != len(header) + size):
+        raise ValueError(f"its length {length:,} does not fit its header")
+    if size > _DEFLATES * length:
+        raise ValueError(f"{length:,} bytes of gzip cannot hold the {size:,} of its header")
+    array, filled = np.empty(shape, np.uint8), 0
+    view = array.ravel().data
+    while filled < size and (read := file.readinto(view[filled : filled + _CHUNK])):
+        filled += read
+    if len(header) < 4 + 4 * dimensions or filled < size or file.read(1):  # to the end, where gzip has its checksum
+        more = "of more than " if filled == size else ""
+        raise ValueError(f"its length {more}{len(header) + filled:,} does not fit its header")
+    array.flags.writeable = False
+    return array

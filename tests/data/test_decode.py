@@ -194,6 +194,37 @@ def test_the_limit_holds_also_where_pillow_has_none(monkeypatch: pytest.MonkeyPa
         decode.pixels(png(10_000, 10_000, 8, 2, b""), 3)
 
 
+def test_a_jpeg_of_many_scans_is_refused_in_time_and_one_with_a_film_behind_it_is_not() -> None:
+    raw = KINDS["progressive JPEG"]
+    frame, scan = raw.index(b"\xff\xc2"), raw.rindex(b"\xff\xda")
+    large = raw[: frame + 5] + struct.pack(">HH", 9_000, 9_000) + raw[frame + 9 : -2]
+    with pytest.raises(ValueError, match="610 scans are too many for an image of 9,000 x 9,000 pixels"):
+        decode.pixels(large + raw[scan : scan + 14] * 600 + b"\xff\xd9", 3)
+    film = np.random.default_rng(0).integers(0, 256, 60 << 20, dtype=np.uint8).tobytes()
+    assert film.count(b"\xff\xda") > 600
+    assert np.array_equal(decode.pixels(raw + film, 3), decode.pixels(raw, 3))
+
+
+def test_a_tile_is_refused_that_is_larger_than_any_image() -> None:
+    assert decode.pixels(tiled(128, 96), 1).shape == (1, 90, 120)
+    with pytest.raises(ValueError, match="its tiles are too large"):
+        decode.pixels(tiled(30_000, 30_000), 1)
+
+
+def tiled(width: int, height: int) -> bytes:
+    """A black TIFF of 120 x 90 pixels in one tile, of which there are as many bytes as a tile of 128 x 96 has."""
+    body = zlib.compress(bytes(128 * 96))
+    tags = {256: 120, 257: 90, 258: 8, 259: 8, 262: 1, 277: 1, 322: width, 323: height, 324: 134, 325: len(body)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + body
+
+
+@pytest.mark.parametrize("start", [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", b"%PDF-1.4\n"])
+def test_pillow_is_not_asked_for_formats_that_no_folder_of_images_has(start: bytes) -> None:
+    with pytest.raises(ValueError, match="it is no image, or of an unknown format"):
+        decode.pixels(start + b"showpage\n%%EOF\n", 3)
+
+
 def test_only_whole_jpeg_and_png_files_are_beyond_suspicion() -> None:
     doubts = {kind: decode.suspicious(raw[:32], raw[-64:]) for kind, raw in KINDS.items()}
     assert {kind for kind, doubt in doubts.items() if not doubt} == {k for k in KINDS if "JPEG" in k or "PNG" in k}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +236,72 @@ def test_probe_finds_empty_truncated_and_mislabelled_files_and_no_others(damaged
     assert found["103.jpg"].startswith("it is no image")
     assert found["104.jpg"] == "No such file or directory"
     assert warnings.filters == filters  # the threads leave nothing behind
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")  # it has no end
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def too_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 3 << 30)
+
+
+def empty_in_proc(path: Path) -> None:
+    path.symlink_to("/proc/self/mem")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (pipe, "it is no regular file"),
+        (device, "it is no regular file"),
+        (link_to_itself, "Too many levels of symbolic links"),
+        (too_large, "3,221,225,472 bytes are more than 536,870,910"),
+        (empty_in_proc, "Input/output error|the file is empty"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_what_is_named_like_an_image_and_is_no_file_is_a_bad_sample_and_nobody_waits_for_it(
+    tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    data = ImageFolder(root=str(tree(tmp_path, *many("train"), *many("val"))), size=4, crop=None)
+    path = tmp_path / "train/bee/x.jpg"
+    make(path)
+    index = data.index()["train"]
+    assert paths(index)[-1] == "train/bee/x.jpg"
+    (bad,) = data.probe(index)
+    with pytest.raises(BadSample) as caught:
+        data.read(index, np.array([6]))
+    for one in (bad, caught.value):
+        assert one.path == str(path) and re.fullmatch(reason, one.reason)
+
+
+@pytest.mark.timeout(20)
+def test_links_to_a_folder_that_they_are_in_are_ignored(tmp_path: Path) -> None:
+    tree(tmp_path / "root", *many("."), "ant/more/deep/1.png")
+    bee, deep = tmp_path / "root/bee", tmp_path / "root/ant/more/deep"
+    for link, target in ((bee / "a", "."), (bee / "b.jpg", ".."), (deep / "c", "../../..")):
+        link.symlink_to(target)
+    (bee / "ants").symlink_to("../ant")  # and ant/bees leads back to bee
+    (deep.parent / "bees").symlink_to("../../bee")
+    index = ImageFolder(root=str(tmp_path / "root")).index()
+    both = [path for part in index.values() for path in paths(part)]
+    ants = ["0.png", "1.png", "2.png", "more/deep/1.png"]
+    bees = ["0.png", "1.png", "2.png"]
+    assert sorted(both) == sorted(
+        [f"ant/{name}" for name in ants + [f"more/bees/{name}" for name in bees]]
+        + [f"bee/{name}" for name in bees + [f"ants/{name}" for name in ants]]
+    )
+    assert len(index["train"].ignored) == 8
 
 
 def test_read_names_the_file_that_it_cannot_read(damaged: Path) -> None:
