@@ -191,6 +191,14 @@ def bad_sample(path: str, reason: str) -> UserError:
     )
 
 
+def lost_sample(path: str, reason: str) -> UserError:
+    return UserError(
+        f"cannot read a sample that could be read when the run began: {reason}",
+        path,
+        "restore it and resume the run, or train a new one",
+    )
+
+
 def bad_image(path: str, reason: str) -> UserError:
     return UserError(f"cannot read image: {reason}", path, "repair it, or leave it out")
 

@@ -14,7 +14,7 @@ import sys
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raytrain import __version__, config, errors, experiment, plan, supervise
 from raytrain.data import Data, Index
@@ -26,6 +26,9 @@ from raytrain.run import Lock, Run, check_writable, create, read_metrics
 from raytrain.session import Session, ship_classes
 from raytrain.supervise import RunFailed, last_line
 from raytrain.worker import Job
+
+if TYPE_CHECKING:
+    from raytrain.data.reader import Bad
 
 _RESUMABLE = (
     *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
@@ -173,7 +176,7 @@ def _run(
             session.check_shared(path)
             interrupts.stop_if_asked()
             observer.status("reading the data")
-            job = _prepare(planned, path, weights, options, command_started)
+            job, planned = _prepare(planned, path, weights, options, command_started)
             interrupts.stop_if_asked()
             observer.status("starting the workers")
             before, offset = read_metrics(path / "metrics.jsonl")
@@ -206,17 +209,14 @@ def _run(
     return run
 
 
-def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_started: float) -> Job:
-    """Reads the data into shared memory (or checks it, for streaming) and puts everything into the object store."""
+def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_started: float) -> tuple[Job, Plan]:
+    """Reads the data into shared memory (or checks it, for streaming) and puts everything into the object store; also
+    returns the plan with the samples that there are."""
     import ray
 
-    indices, images, skipped = read(planned.experiment.data, planned.indices, planned.mode)
-    if any(skipped.values()):
-        report = {
-            split: [{"path": sample, "reason": reason} for sample, reason in bad] for split, bad in skipped.items()
-        }
-        (path / "skipped.json").write_text(json.dumps(report, indent=2))
-    return Job(
+    indices, images, skipped = read(planned.experiment.data, planned.indices, planned.mode, _skipped_before(path))
+    write_skipped(path, skipped)
+    job = Job(
         planned.experiment,
         path.absolute(),
         ray.put(indices),
@@ -225,16 +225,20 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
         command_started,
         own_output=not options.verbose and planned.experiment.scaling.workers != 0,
     )
+    bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}
+    return job, replace(planned, indices=planned.indices | indices, bad=bad)
 
 
 def read(
-    data: Data, found: dict[str, Index], mode: str
-) -> tuple[dict[str, Index], dict[str, Any], dict[str, list[tuple[str, str]]]]:
+    data: Data, found: dict[str, Index], mode: str, before: dict[str, list[Bad]] | None = None
+) -> tuple[dict[str, Index], dict[str, Any], dict[str, list[Bad]]]:
     """Reads the images of training and validation into the object store, or checks them, for streaming.
 
+    Args:
+        before: the samples that a run that goes on has been without.
+
     Returns:
-        The indices, the references to the images (none for streaming), and the samples that were skipped, with the
-        reason; by split.
+        The indices, the references to the images (none for streaming), and the samples that were skipped; by split.
     """
     import ray
 
@@ -242,15 +246,41 @@ def read(
 
     indices, images, skipped = {}, {}, {}
     for split in ("train", "val"):
-        index, bad = found[split], []
-        if mode == "resident":
-            array, index, bad = reader.pack(data, index)
+        array, index, bad = None, found[split], []
+        if mode == "resident" or data.on_bad_sample == "skip":
+            known = None if before is None else before.get(split, [])
+            array, index, bad = reader.pack(data, index, mode == "resident", known)
+        if array is not None:
             images[split] = ray.put(array)
             del array
-        elif data.on_bad_sample == "skip":
-            index, bad = reader.drop_bad(data, index)
         indices[split], skipped[split] = index, bad
     return indices, images, skipped
+
+
+def write_skipped(path: Path, skipped: dict[str, list[Bad]]) -> None:
+    """Writes `skipped.json` of a run or a sweep, if there is something to say: row, path and reason of each sample."""
+    from raytrain.checkpoint import write_atomically
+
+    file = path / "skipped.json"
+    if any(skipped.values()):
+        report = {
+            split: [{"row": one.row, "path": one.path, "reason": one.reason} for one in bad]
+            for split, bad in skipped.items()
+        }
+        write_atomically(file, json.dumps(report, indent=2))
+    else:
+        file.unlink(missing_ok=True)
+
+
+def _skipped_before(path: Path) -> dict[str, list[Bad]] | None:
+    """The samples that a run has been without so far; None where it has no checkpoint to go on from."""
+    from raytrain.data.reader import Bad
+
+    if not any((path / "checkpoints").glob("step_*/manifest.json")):
+        return None
+    file = path / "skipped.json"
+    report = json.loads(file.read_text()) if file.is_file() else {}
+    return {split: [Bad(**one, lasting=True) for one in samples] for split, samples in report.items()}
 
 
 def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:

@@ -22,7 +22,8 @@ class Observer:
         """What goes on while no step is done."""
 
     def started(self, run: Run, plan: Plan, rows: list[dict[str, Any]]) -> None:
-        """Workers are about to train; `rows` are the metrics of a resumed run so far."""
+        """Workers are about to train; the plan has the samples that could be read, `rows` the metrics of a resumed run
+        so far."""
 
     def rows(self, rows: list[dict[str, Any]]) -> None:
         """New rows of metrics.jsonl; an empty list now and then, to keep the clock going."""

@@ -59,7 +59,8 @@ class Plan:
         asked: the experiment's own scaling, of which `experiment` has what was made of it.
         mode: where images are kept.
         parameters: the model's parameters: all, and those that are trained.
-        bad: samples that the preflight found unreadable, per split; they will be left out.
+        bad: samples that were found unreadable, per split, and are left out: those that the preflight's first look
+            found, and once all have been read, all of them.
         notes: what the user should know.
         run: the run's directory, or `<out>/<stem>-N` while it has no number.
     """
@@ -167,16 +168,21 @@ class Plan:
                         f"that are no images: {names}",
                     )
                 )
-        for split, bad in self.bad.items():
-            if bad:
-                lines.append(
-                    (
-                        "skipped",
-                        f"{len(bad)} of {split} cannot be read: {bad[0].path} ({bad[0].reason})"
-                        + (" ..." if len(bad) > 1 else ""),
-                    )
-                )
+        lines += self.skipped
         return lines + [("note", note) for note in self.notes]
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """The lines that say which samples are left out."""
+        return [
+            (
+                "skipped",
+                f"{len(bad)} of {split} cannot be read: {bad[0].path} ({bad[0].reason})"
+                + (" ..." if len(bad) > 1 else ""),
+            )
+            for split, bad in self.bad.items()
+            if bad
+        ]
 
     @property
     def _resident_bytes(self) -> int:

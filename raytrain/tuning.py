@@ -379,9 +379,7 @@ class _Driver:
             found, images, bad = fit.read(variant.experiment.data, variant.indices, variant.mode)
             shelf[key] = Data(ray.put(found), images)
             skipped |= {split: samples for split, samples in bad.items() if samples}
-        if skipped:
-            report = {split: [{"path": p, "reason": r} for p, r in bad] for split, bad in skipped.items()}
-            (self.path / "skipped.json").write_text(json.dumps(report, indent=2))
+        fit.write_skipped(self.path, skipped)
         return shelf
 
     def _watch(self, shelf: dict[str, Any], interrupts: Interrupts) -> str:

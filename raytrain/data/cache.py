@@ -1,8 +1,9 @@
 """Decoded images on disk, so that the next run on the same files starts without decoding any.
 
 An entry is one Arrow IPC stream with the images of a split, memory-mapped when it is read, and behind it a digest of
-all of the file but the pixels. Its name is a hash of what decides the pixels, so that an entry is right or absent,
-never out of date. Whatever goes wrong here (no room, no permission, a damaged file) means work without the cache.
+all of the file but the pixels. Of images that are streamed it is a line of JSON that says which cannot be read, and its
+digest. Its name is a hash of what decides the pixels, so that an entry is right or absent, never out of date. Whatever
+goes wrong here (no room, no permission, a damaged file) means work without the cache.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ LIMIT = 20 << 30
 """Bytes that all entries of a folder may take, or a tenth of the disk's free space where that is less. Those that were
 not used for longest go first."""
 
+_ALONE = ".json"
+"""Suffix of an entry that has no images."""
 _EOS = b"\xff\xff\xff\xff\0\0\0\0"
 _DIGEST = 32
 _ABANDONED = 24 * 3600.0
@@ -65,16 +68,37 @@ def load(path: Path, index: Index) -> tuple[np.ndarray, Bad] | None:
         return None
 
 
-def store(path: Path, index: Index, images: np.ndarray, bad: Bad) -> bool:
-    """Keeps the images of a split; others see all of the entry or nothing. Returns whether it is kept."""
+def load_bad(path: Path, index: Index) -> Bad | None:
+    """The samples of a split that could not be read, by its entry with images or by one that has them alone; None if
+    there is neither, or it is damaged."""
+    found = load(path, index)
+    if found is not None:
+        return found[1]
+    try:
+        digest, _, text = path.with_suffix(_ALONE).read_bytes().partition(b"\n")
+        if digest != hashlib.sha256(text).hexdigest().encode():
+            return None
+        return [(row, path, reason) for row, path, reason in json.loads(text)]
+    except OSError:
+        return None
+
+
+def store(path: Path, index: Index, images: np.ndarray | None, bad: Bad) -> bool:
+    """Keeps the images of a split, and which samples could not be read; without images, that alone. Others see all of
+    the entry or nothing. Returns whether it is kept."""
+    path = path if images is not None else path.with_suffix(_ALONE)
     partial = path.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not _make_room(path, images.nbytes):
-            return False
-        _write(partial, index, images, bad)
-        if _open(partial, index) is None:
-            return False
+        if images is None:
+            text = json.dumps(bad).encode()
+            partial.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+        else:
+            if not _make_room(path, images.nbytes):
+                return False
+            _write(partial, index, images, bad)
+            if _open(partial, index) is None:
+                return False
         os.replace(partial, path)
         return True
     except OSError:
@@ -135,7 +159,7 @@ def _make_room(path: Path, size: int) -> bool:
             status = other.stat()
             if other.suffix == ".partial" and status.st_mtime < time.time() - _ABANDONED:
                 other.unlink()
-            elif other.suffix == ".arrows" and other != path:
+            elif other.suffix in (".arrows", _ALONE) and other != path:
                 entries.append((status.st_mtime, status.st_size, other))
     used = sum(taken for _, taken, _ in entries)
     limit = min(LIMIT, (shutil.disk_usage(path.parent).free + used) // 10)

@@ -141,9 +141,9 @@ class ImageFolder(Data):
         from raytrain.data import cache
 
         entry = self.cache_entry(index)
-        found = None if entry is None else cache.load(entry, index)
-        if found is not None:
-            return [errors.BadSample(path, reason) for _, path, reason in found[1]]
+        known = None if entry is None else cache.load_bad(entry, index)
+        if known is not None:
+            return [errors.BadSample(path, reason) for _, path, reason in known]
         chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _PROBES)).astype(np.int64))
         root, names = os.path.expanduser(self.root), index.names(chosen)
         shares = [names[start : start + 500] for start in range(0, len(names), 500)]  # a future for each costs more

@@ -94,8 +94,9 @@ class Streaming:
         if total:
             size = total * int(np.prod(self.index.shape))
             for images, bad in read_blocks(self.data, self.index_ref, epoch.samples, total, size):
-                if bad:
-                    raise errors.bad_sample(bad[0].path, bad[0].reason)
+                _check(self.data, bad)
+                if bad:  # it could be read when the index was made
+                    raise errors.lost_sample(bad[0].path, bad[0].reason)
                 yield images
 
 
@@ -156,34 +157,41 @@ class Bad(NamedTuple):
     lasting: bool
 
 
-def pack(data: Data, index: Index) -> tuple[np.ndarray, Index, list[tuple[str, str]]]:
+def pack(
+    data: Data, index: Index, keep: bool = True, before: list[Bad] | None = None
+) -> tuple[np.ndarray | None, Index, list[Bad]]:
     """All images of a split: mapped from the disk cache, or else read in parallel over the cluster, and cached.
 
+    Args:
+        keep: whether the images are wanted; of those that will be streamed, only which can be read.
+        before: the samples that the run has been without, where it goes on: it stays so, or its order would change.
+
     Returns:
-        The images, uint8 [n, channels, height, width]; the index of the samples that could be read; and (path,
-        reason) of those that could not and were skipped.
+        The images, uint8 [n, channels, height, width]; the index of the samples that could be read; and those that
+        could not and were skipped.
 
     Raises:
-        UserError: a sample cannot be read and `on_bad_sample` is `error`, or none can.
+        UserError: a sample cannot be read and `on_bad_sample` is `error`, or it could be when the run began, or all are
+            bad.
     """
     entry = data.cache_entry(index)
-    found = None if entry is None else cache.load(entry, index)
+    if entry is None:
+        found = None
+    elif keep:
+        found = cache.load(entry, index)
+    else:
+        known = cache.load_bad(entry, index)
+        found = None if known is None else (None, known)
     if found is not None:
         images, failed = found[0], [Bad(*bad, lasting=True) for bad in found[1]]
         _check(data, failed)
     else:
-        images = np.empty((len(index), *index.shape), np.uint8)
+        images = np.empty((len(index), *index.shape), np.uint8) if keep else None
         failed = _read_all(data, index, images)
         if entry is not None and len(failed) < len(index) and all(bad.lasting for bad in failed):
             cache.store(entry, index, images, [bad[:3] for bad in failed])
-    index, good, skipped = _without(index, failed)
-    return images if good is None else images[good], index, skipped
-
-
-def drop_bad(data: Data, index: Index) -> tuple[Index, list[tuple[str, str]]]:
-    """Reads a whole split and keeps nothing but the index of the samples that could be read, for streaming."""
-    index, _, skipped = _without(index, _read_all(data, index, None))
-    return index, skipped
+    index, good, skipped = _without(index, failed, before)
+    return images if images is None or good is None else images[good], index, skipped
 
 
 def _read_all(data: Data, index: Index, images: np.ndarray | None) -> list[Bad]:
@@ -219,14 +227,20 @@ def _check(data: Data, bad: list[Bad]) -> None:
         raise errors.bad_sample(bad[0].path, bad[0].reason)
 
 
-def _without(index: Index, bad: list[Bad]) -> tuple[Index, np.ndarray | None, list[tuple[str, str]]]:
-    """The index without bad samples, the rows that stay (None: all), and (path, reason) of the others."""
+def _without(index: Index, bad: list[Bad], before: list[Bad] | None) -> tuple[Index, np.ndarray | None, list[Bad]]:
+    """The index without bad samples, the rows that stay (None: all), and the others."""
+    if before is not None:
+        known = {one.row for one in before}
+        for one in bad:
+            if one.row not in known:
+                raise errors.lost_sample(one.path, one.reason)
+        bad = before
     if not bad:
         return index, None, []
     good = np.setdiff1d(np.arange(len(index)), [one.row for one in bad])
     if not len(good):
         raise errors.all_samples_bad(bad[0].path, bad[0].reason)
-    return index.take(good), good, [(one.path, one.reason) for one in bad]
+    return index.take(good), good, bad
 
 
 def read_blocks(

@@ -55,7 +55,9 @@ class Console(Observer):
             self.console.print(f"{text} ...")
 
     def started(self, run: Run, plan: Plan, rows: list[dict[str, Any]]) -> None:
-        """Begins the bar, at the place where a resumed run goes on."""
+        """Says which samples are left out, now that all were read, and begins the bar, where a resumed run goes on."""
+        if plan.skipped:
+            show_plan(self.console, [*plan.skipped, ("", f"all of them are in {run.path / 'skipped.json'}")])
         e = plan.experiment
         self._epochs, self._steps, self._batch = e.epochs, plan.steps_per_epoch, e.batch_size
         self._total, self._samples = e.epochs * plan.steps_per_epoch, len(plan.indices["train"])

@@ -58,7 +58,9 @@ def folder(root: Path, **fields: Any) -> ImageFolder:
 
 
 def pack(data: ImageFolder) -> tuple[np.ndarray, Index, list[tuple[str, str]]]:
-    return reader.pack(data, data.index()["train"])
+    images, index, skipped = reader.pack(data, data.index()["train"])
+    assert images is not None
+    return images, index, [(bad.path, bad.reason) for bad in skipped]
 
 
 def entries(root: Path) -> list[Path]:
@@ -317,6 +319,43 @@ def test_what_could_not_be_reached_is_not_remembered_as_unreadable(tmp_path: Pat
     path.rename(f"{path}.away")
     path.symlink_to(f"{path}.away.too")
     assert len(pack(data)[0]) == 15 and entries(tmp_path) == []
+
+
+def test_what_will_be_streamed_is_read_once_and_loses_the_samples_that_are_lost_where_images_are_kept(
+    tmp_path: Path, reads: SimpleNamespace
+) -> None:
+    data = folder(tmp_path / "data", on_bad_sample="skip")
+    index = data.index()["train"]
+    (tmp_path / "data" / index.name(2)).write_bytes(b"no image")
+    index = data.index()["train"]
+    streamed = reader.pack(data, index, keep=False)
+    assert streamed[0] is None and reads.samples > 0
+    (note,) = entries(tmp_path)
+    assert note.suffix == ".json" and note.stat().st_size < 400
+    reads.samples = 0
+    again = reader.pack(data, index, keep=False)
+    assert reads.samples == 0 and again[2] == streamed[2] and len(again[1]) == len(streamed[1]) == 15
+    assert [bad.path for bad in data.probe(index)] == [bad.path for bad in streamed[2]]
+    with pytest.raises(UserError, match="cannot read sample: it is no image"):
+        reader.pack(folder(tmp_path / "data"), index, keep=False)
+    kept = reader.pack(data, index)
+    assert reads.samples > 0 and kept[2] == streamed[2] and kept[1].fingerprint() == streamed[1].fingerprint()
+    note.unlink()
+    reads.samples = 0
+    assert reader.pack(data, index, keep=False)[2] == streamed[2] and reads.samples == 0, "the images' entry knows, too"
+
+
+@pytest.mark.parametrize("damage", [b"", b"12\n[]", b"no line"])
+def test_a_damaged_note_of_unreadable_samples_is_no_note(tmp_path: Path, reads: SimpleNamespace, damage: bytes) -> None:
+    data = folder(tmp_path / "data", on_bad_sample="skip")
+    index = data.index()["train"]
+    reader.pack(data, index, keep=False)
+    (note,) = entries(tmp_path)
+    whole = note.read_bytes()
+    note.write_bytes(damage)
+    assert reader.pack(data, index, keep=False)[2] == [] and reads.samples == 32 and note.read_bytes() == whole
+    note.write_bytes(whole.replace(b"[", b"[ "))
+    assert reader.pack(data, index, keep=False)[2] == [] and reads.samples == 48
 
 
 def test_an_error_leaves_no_entry(tmp_path: Path) -> None:

@@ -141,8 +141,9 @@ def test_a_split_is_read_here_while_that_is_soon_done_and_by_ray_from_then_on(
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda _: "index"))
     images, index, skipped = reader.pack(Slow(on_bad_sample="skip"), INDEX)
     good = np.delete(np.arange(103), 70)
-    assert np.array_equal(images, IMAGES[good]) and np.array_equal(index.labels, INDEX.labels[good])
-    assert skipped == [("ants/70.jpg", "the file is empty")]
+    assert images is not None and np.array_equal(images, IMAGES[good])
+    assert np.array_equal(index.labels, INDEX.labels[good])
+    assert skipped == [Bad(70, "ants/70.jpg", "the file is empty", True)]
     assert Slow.read_here == here + (39 if here == 103 else 0), "a block with a bad sample is read again, one by one"
     with pytest.raises(UserError, match=r"cannot read sample: the file is empty, ants/70\.jpg"):
         reader.pack(Slow(), INDEX)
@@ -158,6 +159,36 @@ class Array(Data):
             if sample in self.bad:
                 raise BadSample(f"{sample}.png", "broken")
         return IMAGES[samples]
+
+
+def test_a_run_that_goes_on_stays_without_the_samples_that_it_began_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Array(on_bad_sample="skip")
+    monkeypatch.setattr(Array, "bad", (5, 40))
+    began = reader.pack(data, INDEX)
+    monkeypatch.setattr(Array, "bad", (5,))  # the way to the other one is open again
+    for keep in (True, False):
+        images, index, skipped = reader.pack(data, INDEX, keep, before=began[2])
+        assert skipped == began[2] and np.array_equal(index.labels, began[1].labels)
+        assert (images is not None) == keep
+        assert images is None or np.array_equal(images, IMAGES[np.delete(np.arange(103), (5, 40))])
+    assert len(reader.pack(data, INDEX, before=None)[1]) == 102
+    monkeypatch.setattr(Array, "bad", (5, 40, 41))
+    with pytest.raises(
+        UserError, match=r"that could be read when the run began: broken, 41\.png; restore it and resume"
+    ):
+        reader.pack(data, INDEX, before=began[2])
+    with pytest.raises(UserError, match=r"that could be read when the run began: broken, 5\.png"):
+        reader.pack(data, INDEX, before=[])
+
+
+def test_a_sample_that_goes_bad_while_it_is_streamed_is_an_error_also_where_bad_ones_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "read_blocks", served([8], [Bad(0, "ants/1.jpg", "the file is empty", True)]))
+    with pytest.raises(
+        UserError, match=r"could be read when the run began: the file is empty, ants/1\.jpg; restore it"
+    ):
+        next(Streaming(Data(on_bad_sample="skip"), INDEX, None).read(ways(1, 0)[0]))
 
 
 @pytest.mark.parametrize("number", [2, None])
