@@ -7,23 +7,55 @@ that is read back can execute code: weights are safetensors, tensors are loaded 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import stat
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from raytrain import errors
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
-_PARTS = (MODEL, OPTIMIZER, STATE)
+PARTS = (MODEL, OPTIMIZER, STATE)
+"""A checkpoint's files but for the manifest."""
+
+_CHUNK = 1 << 20
+_LARGEST = {MANIFEST: 1 << 16, STATE: 1 << 26}
+"""Bytes of the files that are read whole: more is none of ours."""
+_PAUSE, _PATIENCE = 0.25, 30.0
+_DTYPES = {
+    getattr(torch, long): short
+    for long, short in (
+        ("float64", "F64"), ("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16"),
+        ("int64", "I64"), ("int32", "I32"), ("int16", "I16"), ("int8", "I8"), ("uint8", "U8"), ("bool", "BOOL"),
+        ("uint16", "U16"), ("uint32", "U32"), ("uint64", "U64"), ("complex64", "C64"),
+        ("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2"),
+    )
+}  # fmt: skip
+"""safetensors' names."""
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that was read back: its folder, and what `save` was given."""
+
+    path: Path
+    model: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+    state: dict[str, Any]
 
 
 def save(
@@ -31,12 +63,16 @@ def save(
 ) -> Path:
     """Writes and commits a checkpoint.
 
+    All that it does to the disk are system calls of `os`, one by one, so that tests can let each of them fail. What
+    the manifest says of a file is computed from the bytes on their way out, not from what the disk made of them.
+
     Args:
-        folder: the run's `checkpoints`.
+        folder: the run's `checkpoints`, in a directory that must be there: a disk that is gone for the moment must not
+            get another directory in its place.
         step: optimizer steps done.
         model: the plain module's state dict.
         optimizer: nested containers of tensors and scalars.
-        state: JSON values.
+        state: JSON values, all of whose numbers are finite.
 
     Returns:
         The checkpoint's folder.
@@ -44,19 +80,37 @@ def save(
     Raises:
         OSError: storage refused it; no checkpoint of that step exists then.
     """
-    target = folder / f"step_{step:08d}"
+    target = folder / name_of(step)
     _remove(target)
-    target.mkdir(parents=True)
-    save_file(_storable(model), target / MODEL)
-    torch.save(optimizer, target / OPTIMIZER)
-    (target / STATE).write_text(json.dumps(state))
-    shutil.copymode(target / STATE, target / MODEL)  # safetensors writes for the owner alone, whatever the umask
-    manifest = {name: {"size": (target / name).stat().st_size, "sha256": _sha256(target / name)} for name in _PARTS}
-    for name in _PARTS:
-        _sync(target / name)
-    write_atomically(target / MANIFEST, json.dumps({"step": step, "files": manifest}, indent=2))
-    _sync(folder)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        os.mkdir(target)
+        files = {}
+        for name, content in (
+            (MODEL, lambda file: _write_tensors(file, model)),
+            (OPTIMIZER, lambda file: torch.save(optimizer, file)),
+            (STATE, lambda file: file.write(json.dumps(state, allow_nan=False).encode())),
+        ):
+            files[name] = _write(f"{target}/{name}", content)
+        write_atomically(target / MANIFEST, json.dumps({"step": step, "files": files}))
+        _sync(folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            _remove(target)
+        raise
     return target
+
+
+def name_of(step: int) -> str:
+    """The folder of a step's checkpoint."""
+    return f"step_{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The inverse of `name_of`; None for other names."""
+    found = re.fullmatch(r"step_(\d{8,18})", name, re.ASCII)
+    return int(found[1]) if found and name_of(int(found[1])) == name else None
 
 
 def snapshot(
@@ -108,47 +162,97 @@ class Background:
         self._pool.shutdown()
 
 
+def insist(write: Callable[[], None]) -> None:
+    """Writes what must not be lost: where storage refuses it, again and again for half a minute, in growing pauses.
+
+    Raises:
+        OSError: it refused to the last.
+    """
+    deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
+    while True:
+        try:
+            return write()
+        except OSError:
+            if time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause)
+        pause *= 2
+
+
 def verify(path: Path) -> None:
     """Checks a checkpoint against its manifest.
 
     Raises:
         UserError: it is not committed, or a file is missing, of another size or of another content.
     """
-    try:
-        files = json.loads((path / MANIFEST).read_text())["files"]
-        expected = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
-    except FileNotFoundError:
-        raise errors.broken_checkpoint(path, "it has no manifest") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise errors.broken_checkpoint(path, f"its manifest is damaged ({error})") from None
-    if set(expected) != set(_PARTS):
-        raise errors.broken_checkpoint(path, "its manifest is damaged (it names other files)")
     if path.is_symlink():
         raise errors.broken_checkpoint(path, "it is a link")
+    try:
+        manifest = json.loads(_read(path, MANIFEST))
+        expected = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        step = manifest["step"]
+    except FileNotFoundError:
+        raise errors.broken_checkpoint(path, "it has no manifest") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise errors.broken_checkpoint(path, f"its manifest is damaged ({_short(error)})") from None
+    if set(expected) != set(PARTS):
+        raise errors.broken_checkpoint(path, "its manifest is damaged (it names other files)")
+    if type(step) is not int or step != step_of(path.name):
+        raise errors.broken_checkpoint(path, "its manifest is damaged (it is that of another step)")
     for name, (size, sha256) in expected.items():
-        file = path / name
-        if not file.is_file() or file.is_symlink():
-            raise errors.broken_checkpoint(path, f"{name} is missing")
-        if file.stat().st_size != size:
-            raise errors.broken_checkpoint(path, f"{name} has {file.stat().st_size} bytes instead of {size}")
-        if _sha256(file) != sha256:
-            raise errors.broken_checkpoint(path, f"{name} has another sha256")
+        try:
+            status = os.lstat(path / name)
+            if not stat.S_ISREG(status.st_mode):
+                raise errors.broken_checkpoint(path, f"{name} is missing")
+            if status.st_size != size:
+                raise errors.broken_checkpoint(path, f"{name} has {status.st_size} bytes instead of {size}")
+            if _sha256(path / name) != sha256:
+                raise errors.broken_checkpoint(path, f"{name} has another sha256")
+        except FileNotFoundError:
+            raise errors.broken_checkpoint(path, f"{name} is missing") from None
+        except OSError as error:
+            raise errors.broken_checkpoint(path, f"{name} cannot be read ({error.strerror})") from None
+
+
+def verified(folder: Path) -> Iterator[Path]:
+    """The checkpoints that verify, the newest first, found by looking and not by trusting a pointer."""
+    for path in sorted(_checkpoints(folder), key=_step, reverse=True):
+        with contextlib.suppress(errors.UserError):
+            verify(path)
+            yield path
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint that verifies, found by looking and not by trusting a pointer."""
-    for path in sorted(folder.glob("step_*"), reverse=True):
-        try:
-            verify(path)
-            return path
-        except errors.UserError:
-            continue
-    return None
+    """The newest checkpoint that verifies."""
+    return next(verified(folder), None)
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> Loaded:
+    """Reads a checkpoint that verified.
+
+    Raises:
+        UserError: its files are what the manifest says, and no checkpoint's for all that.
+    """
+    return Loaded(path, load_model(path, device), load_optimizer(path, device), load_state(path))
+
+
+def loadable(folder: Path, device: torch.device | str = "cpu") -> Iterator[Loaded]:
+    """The checkpoints that verify and can be read, the newest first."""
+    for path in verified(folder):
+        with contextlib.suppress(errors.UserError):
+            yield load(path, device)
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-    """The module's state dict."""
-    return load_file(path / MODEL, device=str(device))
+    """The module's state dict.
+
+    Raises:
+        UserError: the file is no safetensors.
+    """
+    try:
+        return load_file(path / MODEL, device=str(device))
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise errors.broken_checkpoint(path, f"{MODEL} cannot be read ({_short(error)})") from None
 
 
 def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -158,62 +262,243 @@ def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, 
         UserError: the file holds more than tensors and plain values; none of it has run.
     """
     try:
-        return torch.load(path / OPTIMIZER, map_location=device, weights_only=True)
+        with zipfile.ZipFile(path / OPTIMIZER) as archive:  # torch.save compresses nothing: what unfolds is a bomb
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise zipfile.BadZipFile("it is compressed")
+        found = torch.load(path / OPTIMIZER, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
         raise errors.broken_checkpoint(path, f"{OPTIMIZER} holds more than tensors and plain values") from None
+    except Exception as error:  # of many types, by what is wrong with the archive or the pickle in it
+        raise errors.broken_checkpoint(path, f"{OPTIMIZER} cannot be read ({_short(error)})") from None
+    if not isinstance(found, dict):
+        raise errors.broken_checkpoint(path, f"{OPTIMIZER} holds no dictionary")
+    return found
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """The third argument of `save`."""
-    return json.loads((path / STATE).read_text())
+    """The third argument of `save`.
+
+    Raises:
+        UserError: the file is no JSON object, or has numbers that are none.
+    """
+    try:
+        found = json.loads(_read(path, STATE), parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError) as error:
+        raise errors.broken_checkpoint(path, f"{STATE} cannot be read ({_short(error)})") from None
+    if not isinstance(found, dict):
+        raise errors.broken_checkpoint(path, f"{STATE} holds no object")
+    return found
 
 
-def prune(folder: Path, keep: int, protect: Iterable[str]) -> None:
-    """Removes committed checkpoints but the `keep` newest and those named in `protect`."""
-    committed = sorted(path for path in folder.glob("step_*") if (path / MANIFEST).is_file())
-    protected = set(protect)
-    for path in committed[:-keep]:
-        if path.name not in protected:
+def committed(folder: Path) -> list[str]:
+    """The names of the checkpoints that have a manifest, the oldest first."""
+    found = (path for path in _checkpoints(folder) if os.path.isfile(path / MANIFEST))
+    return [path.name for path in sorted(found, key=_step)]
+
+
+def superfluous(
+    sizes: Mapping[str, int],
+    keep: int,
+    best: Mapping[str, str],
+    every: int | None = None,
+    budget: int | None = None,
+) -> list[str]:
+    """Which of the committed checkpoints to remove, in this order.
+
+    Args:
+        sizes: bytes of each, by name.
+        keep: how many of the newest stay.
+        best: which was the best one as of each; those of the newest stay, since a run may go back to any of these.
+        every: steps; checkpoints of multiples of it stay too.
+        budget: bytes that all may take: beyond it the oldest go, then the best one, and never the newest.
+    """
+    names = sorted(sizes, key=lambda name: step_of(name) or 0)
+    newest = names[-keep:]
+    stay = {*newest, *(best.get(name, name) for name in newest)}
+    stay |= {name for name in names if every and (step_of(name) or 0) % every == 0}
+    gone, kept = [name for name in names if name not in stay], [name for name in names if name in stay]
+    if budget is not None:
+        taken, champion = sum(sizes[name] for name in kept), best.get(names[-1]) if names else None
+        for name in sorted(kept[:-1], key=lambda name: name == champion):
+            if taken > budget:
+                gone.append(name)
+                taken -= sizes[name]
+    return gone
+
+
+def prune(
+    folder: Path,
+    keep: int,
+    best: Mapping[str, str],
+    every: int | None = None,
+    budget: int | None = None,
+) -> None:
+    """Removes the committed checkpoints that `superfluous` names, and older folders that never became one.
+
+    Raises:
+        OSError: storage refused it; what is half removed is no checkpoint any more.
+    """
+    names = committed(folder)
+    sizes = {name: 0 if budget is None else _size(folder / name) for name in names}
+    for name in superfluous(sizes, keep, best, every, budget):
+        _remove(folder / name)
+    for path in _checkpoints(folder):
+        if names and path.name not in names and _step(path) < (step_of(names[-1]) or 0):
             _remove(path)
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Removes what lies beyond `step`: checkpoints that did not verify, or that a resumed run will write again."""
-    for path in folder.glob("step_*"):
-        if path.name > f"step_{step:08d}":
+    """Removes what lies beyond `step`: checkpoints that did not verify, or that a resumed run will write again.
+
+    Raises:
+        OSError: storage refused it.
+    """
+    for path in _checkpoints(folder):
+        if _step(path) > step:
             _remove(path)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file so that readers see the old or the new text, and a crash leaves one of them."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(partial, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    """Replaces a file so that readers see the old or the new text, and a crash leaves one of them.
+
+    Raises:
+        OSError: storage refused it; the old text is there, or the new one.
+    """
+    partial = f"{path.parent}/.{path.name}.{os.getpid()}"
+    try:
+        _write(partial, lambda file: file.write(text.encode()))
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
     _sync(path.parent)
+
+
+class _File:
+    """A file that is being written: `torch.save` takes it for one.
+
+    It keeps an error to itself until the end, since torch's writer makes another one of it, and writes small pieces
+    together.
+    """
+
+    def __init__(self, descriptor: int):
+        self.size, self.digest, self.error = 0, hashlib.sha256(), None
+        self._descriptor, self._pieces = descriptor, bytearray()
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        if len(self._pieces) + len(view) > _CHUNK:
+            self.flush()
+            self._put(view)
+        else:
+            self._pieces += view
+        return len(view)
+
+    def flush(self) -> None:
+        pieces, self._pieces = self._pieces, bytearray()
+        self._put(memoryview(pieces))
+
+    def _put(self, view: memoryview) -> None:
+        try:
+            while len(view) and self.error is None:
+                count = os.write(self._descriptor, view[:_CHUNK])
+                self.digest.update(view[:count])
+                self.size += count
+                view = view[count:]
+        except BaseException as error:
+            self.error: BaseException | None = error
+
+
+def _write(path: str, content: Callable[[_File], object]) -> dict[str, Any]:
+    """Writes a file and puts it on the disk; returns its entry of the manifest."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        file = _File(descriptor)
+        content(file)
+        file.flush()
+        if file.error is not None:
+            raise file.error
+        os.fsync(descriptor)
+        if os.fstat(descriptor).st_size != file.size:
+            raise OSError(errno.EIO, f"{file.size} bytes were written and not all are there", path)
+    finally:
+        os.close(descriptor)
+    return {"size": file.size, "sha256": file.digest.hexdigest()}
+
+
+def _write_tensors(file: _File, model: dict[str, torch.Tensor]) -> None:
+    """Writes tensors as safetensors does, one by one and without a copy of all (tied ones are there twice)."""
+    header: dict[str, Any] = {}
+    tensors, end = [], 0
+    for name, tensor in sorted(
+        model.items(), key=lambda item: (-item[1].element_size(), item[0])
+    ):  # so all are aligned
+        tensors.append(tensor.detach().cpu().contiguous())
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors:
+        file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """All that has a checkpoint's name."""
+    try:
+        return [folder / name for name in os.listdir(folder) if step_of(name) is not None]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _step(path: Path) -> int:
+    return step_of(path.name) or 0
+
+
+def _size(path: Path) -> int:
+    return sum(os.lstat(path / name).st_size for name in os.listdir(path))
 
 
 def _remove(path: Path) -> None:
     """Removes a checkpoint, its manifest first: it is none from then on, whatever happens."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    else:
-        (path / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(path, ignore_errors=True)
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            return os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path / MANIFEST)
+    except FileNotFoundError:
+        return
+    for name in os.listdir(path):
+        try:
+            os.unlink(path / name)
+        except (IsADirectoryError, PermissionError):  # none of ours
+            shutil.rmtree(path / name)
+    os.rmdir(path)
 
 
-def _storable(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors that share no memory, as safetensors wants them (tied weights are stored twice)."""
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in model.items():
-        tensor = tensor.detach().cpu().contiguous()
-        address = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if address in seen else tensor
-        seen.add(address)
-    return result
+def _read(path: Path, name: str) -> bytes:
+    """A small file of a checkpoint. It is no link and no pipe, for which a reader would wait.
+
+    Raises:
+        OSError: there is none, or it is something else.
+    """
+    file = path / name
+    status = os.lstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"{name} is no file")
+    if status.st_size > _LARGEST[name]:
+        raise OSError(f"{name} has {status.st_size} bytes")
+    return file.read_bytes()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def _short(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
 def _sha256(path: Path) -> str:

@@ -432,6 +432,14 @@ def broken_checkpoint(path: Path | str, reason: str) -> UserError:
     )
 
 
+def storage_refuses(run: Path | str, reason: str, newest: str | None) -> UserError:
+    return UserError(
+        f"the last checkpoint cannot be written: {reason}",
+        run,
+        f"mend that and go on from {newest}, the newest that is there" if newest else "mend that and train again",
+    )
+
+
 def already_done(run: Path | str, epochs: int) -> UserError:
     return UserError(f"the run is complete at {epochs} epochs", run, f"train longer with --epochs above {epochs}")
 

@@ -81,10 +81,15 @@ class Checkpoint:
     every_steps: int | None = None
     """Write one every so many steps, besides the one after each epoch."""
     keep: int = 2
-    """How many of the newest to keep; the best one is kept besides."""
+    """How many of the newest to keep; the best one as of each of them is kept besides."""
+    keep_every: int | None = None
+    """Keep those after every so many epochs too, such as 10, for good."""
+    max_gib: float | None = None
+    """GiB that the checkpoints may take: beyond it the oldest go first, the best one last, and never the newest. While
+    one is written, it comes on top."""
 
     def __post_init__(self) -> None:
-        check(self, every_steps=at_least(1), keep=at_least(1))
+        check(self, every_steps=at_least(1), keep=at_least(1), keep_every=at_least(1), max_gib=above(0))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from raytrain.precision import Precision, check_device, fastest, memory_format
 from raytrain.progress import Progress
 from raytrain.run import MetricsLog, Run
 from raytrain.task import Batch
+from raytrain.writer import CheckpointWriter
 
 _FLUSH_SECONDS = 0.5
 
@@ -109,7 +110,7 @@ class Worker:
         self.steps_per_epoch = self.loaders["train"].steps
         self.progress = Progress()
         self.log: MetricsLog | None = None
-        self.background = checkpoint.Background()
+        self.writer: CheckpointWriter | None = None
         self.pending: list[_Pending] = []
         self.flush_every, self.last_flush = 1, time.monotonic()
         self.unit: float | None = None
@@ -126,9 +127,9 @@ class Worker:
             self.choose_precision()
         self._spread(optimizer)
         with contextlib.ExitStack() as stack:
-            if self.log:
+            if self.log and self.writer:
                 stack.callback(self.log.close)
-            stack.callback(self.background.close)  # whatever happens, the last checkpoint is written
+                stack.callback(self.writer.close)  # whatever happens, the last checkpoint is written
             return self._train()
 
     def _train(self) -> str:
@@ -148,7 +149,7 @@ class Worker:
                     return self.finish("interrupted")
             stop = self.flush()
             row = self.end_epoch()
-            self.save(row)
+            self.save()
             stop = self.stops_after(row) or stop
             if stop and not progress.over(e.epochs, e.patience):
                 return self.finish("interrupted")
@@ -250,7 +251,7 @@ class Worker:
         """
         progress, pending, self.pending = self.progress, self.pending, []
         now = time.monotonic()
-        wanted = (self.run.path / "stop").exists() if self.place.rank == 0 else False
+        wanted = os.path.exists(self.run.path / "stop") if self.place.rank == 0 else False
         pace = _FLUSH_SECONDS * len(pending) / max(now - self.last_flush, 1e-6)
         tail = [float(wanted), max(1.0, min(200.0, pace))] if self.place.rank == 0 else [0.0, 0.0]
         tail += [self.unit or 0.0, float(self.unit is not None)]  # known where there are losses
@@ -316,13 +317,14 @@ class Worker:
             self.log.write([row])
         return row
 
-    def save(self, row: dict[str, Any] | None = None) -> None:
-        """Commits a checkpoint; `row` is the epoch's, where one has just ended."""
+    def save(self) -> None:
+        """Writes a checkpoint in the side thread."""
         parallel = self.experiment.parallel
         parallel.sync_buffers(self.wrapped, self.model, self.place.world)
-        self.background.wait()  # before the copy: there are never more than two states in memory
+        if self.writer:
+            self.writer.wait()  # before the copy: there are never more than two states in memory
         tensors = self._snapshot()
-        if self.log is None or tensors is None:
+        if self.log is None or self.writer is None or tensors is None:
             return
         progress = self.progress
         state = {
@@ -336,7 +338,7 @@ class Worker:
         }
         model = tensors.pop("model")
         tensors["precision"] = self.precision.state_dict()
-        self.background.start(lambda: self._commit(model, tensors, state, row is not None))
+        self.writer.start(progress.step, model, tensors, state)
 
     def _snapshot(self) -> dict[str, Any] | None:
         """Copies of a checkpoint's tensors on rank 0; of others, where they hold parts of them, they are asked for."""
@@ -360,46 +362,40 @@ class Worker:
             yield
         self.experiment.parallel.refresh(self.wrapped)
 
-    def _commit(self, model: dict[str, Any], tensors: dict[str, Any], state: dict[str, Any], epoch_ended: bool) -> None:
-        """Writes a checkpoint and what points to it; in the side thread, from copies."""
-        assert self.log is not None
-        self.log.commit()  # a checkpoint vouches for the rows before it
-        folder, step, best = self.run.checkpoints, state["progress"]["step"], state["progress"]["best"]
-        path = checkpoint.save(folder, step, model, tensors, state)
-        protected = best.get("checkpoint")
-        self._point(path, step, best if epoch_ended and protected == path.name else None)
-        checkpoint.prune(folder, self.experiment.checkpoint.keep, [protected] if protected else [])
-
-    def _point(self, path: Path, step: int, best: dict[str, Any] | None) -> None:
-        """Writes what points to the last checkpoint, and to the best one where that is given."""
-        if best:
-            checkpoint.write_atomically(self.run.path / "best.json", json.dumps(best, indent=2))
-        last = {"checkpoint": path.name, "step": step}
-        checkpoint.write_atomically(self.run.path / "last.json", json.dumps(last, indent=2))
-
     def restore(self) -> dict[str, Any] | None:
-        """Takes up the newest checkpoint that verifies, and cuts the metrics back to it; returns the optimizer's state
-        in it."""
-        folder = self.run.checkpoints
-        chosen = [checkpoint.newest(folder) if self.place.rank == 0 else None]
+        """Takes up the newest checkpoint that verifies and can be read, and cuts the metrics back to it; returns the
+        optimizer's state in it."""
+        folder, device, first = self.run.checkpoints, self.place.device, self.place.rank == 0
+        found = self._newest(folder) if first else None
+        chosen = [found.path if found else None]
         if self.place.world > 1:
             dist.broadcast_object_list(chosen)
         path, offset, optimizer = chosen[0], 0, None
         if path is not None:
-            device = self.place.device
-            model, tensors = checkpoint.load_model(path, device), checkpoint.load_optimizer(path, device)
+            _, model, tensors, state = found or checkpoint.load(path, device)
             self.model.load_state_dict(self.ema.load(model, tensors["ema"]) if self.ema else model)
-            state = checkpoint.load_state(path)
             optimizer = tensors["optimizer"]
             self.precision.load_state_dict(tensors["precision"])
-            vars(self.progress).update(state["progress"])
+            self.progress = Progress.from_state(state["progress"])
             self.unit, offset = state["unit"], state["metrics_bytes"]
-        if self.place.rank == 0:
+        if first:
             checkpoint.drop_after(folder, self.progress.step if path else -1)
-            if path:  # a kill may have come between a checkpoint and what points to it
-                self._point(path, self.progress.step, self.progress.best)
             self.log = MetricsLog(self.run.path / "metrics.jsonl", offset)
+            settings = self.experiment.checkpoint
+            self.writer = CheckpointWriter(self.run.path, self.log, settings, self.steps_per_epoch)
+            if path:  # a kill may have come between a checkpoint and what points to it
+                self.writer.resume(path.name, self.progress.step, self.progress.best)
         return optimizer
+
+    def _newest(self, folder: Path) -> checkpoint.Loaded | None:
+        """The newest checkpoint that is one of a run."""
+        for found in checkpoint.loadable(folder, self.place.device):
+            with contextlib.suppress(KeyError, ValueError):
+                step = Progress.from_state(found.state["progress"]).step
+                parts = {"optimizer", "precision", *(["ema"] if self.ema else [])} <= found.optimizer.keys()
+                if parts and checkpoint.name_of(step) == found.path.name and found.state["metrics_bytes"] >= 0:
+                    return found
+        return None
 
     def finish(self, status: str) -> str:
         """Writes the summary. A collective, so that no rank leaves before the others have come."""
@@ -409,9 +405,7 @@ class Worker:
         )
         if self.place.world > 1:
             dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-        if self.log:
-            self.background.wait()
-            self.log.commit()
+        if self.writer:
             early = status == "completed" and progress.epoch < self.experiment.epochs
             summary = {
                 "status": status,
@@ -423,7 +417,7 @@ class Worker:
                 "precision": self.experiment.precision,
                 "peak_memory_bytes": int(peak.item()),
             }
-            checkpoint.write_atomically(self.run.path / "summary.json", json.dumps(summary, indent=2))
+            self.writer.finish(summary)
         return status
 
     def choose_precision(self) -> None:

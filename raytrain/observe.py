@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ class Observer:
     def workers(self, event: str, why: str, checkpoint: str) -> None:
         """Workers were `lost`, their number is to be `resized`, or the run is `waiting` for room; it goes on from the
         checkpoint of that name, or from its start."""
+
+    def note(self, text: str) -> None:
+        """What the user should know, and what does not end the run."""
 
     def finished(self, run: Run) -> None:
         """The run has ended and its summary is there."""
@@ -84,22 +88,33 @@ def watched(observer: Watching) -> Iterator[Watching]:
 
 
 class Tail:
-    """Follows the metrics file for the observer."""
+    """Follows the metrics file for the observer, and what storage refused."""
 
     def __init__(self, path: Path, offset: int, observer: Observer):
         self.path, self.offset, self.observer = path, offset, observer
         self.seen = False
+        self._refusals = path.parent / "logs" / "checkpoints.log"
+        self._said = _size(self._refusals)
 
     def poll(self) -> None:
         """Shows what has come since the last call."""
-        size = self.path.stat().st_size if self.path.is_file() else 0
-        self.offset = min(self.offset, size)  # a resumed run first cuts the file back to its checkpoint
-        try:
-            rows, self.offset = read_metrics(self.path, self.offset)
-        except ValueError:  # it was cut back and grew again since the last look: go on behind what is there
-            rows, self.offset = [], size
+        if os.path.isfile(self.path):
+            size = _size(self.path)
+            self.offset = min(self.offset, size)  # a resumed run first cuts the file back to its checkpoint
+            try:
+                rows, self.offset = read_metrics(self.path, self.offset)
+            except ValueError:  # it was cut back and grew again since the last look: go on behind what is there
+                rows, self.offset = [], size
+        else:
+            rows = []  # it is still to come, or its disk is away
         self.seen = self.seen or any(row["kind"] == "step" for row in rows)
         self.observer.rows(rows)
+        if _size(self._refusals) > self._said:
+            with contextlib.suppress(OSError), open(self._refusals) as file:
+                file.seek(self._said)
+                for line in file.read().splitlines():
+                    self.observer.note(f"a checkpoint was not written, and training goes on: {line}")
+                self._said = file.tell()
 
     @contextlib.contextmanager
     def in_background(self) -> Iterator[None]:
@@ -118,3 +133,10 @@ class Tail:
             done.set()
             thread.join()
             self.poll()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

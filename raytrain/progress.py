@@ -33,6 +33,25 @@ class Progress:
     tried: dict[str, float | None] = field(default_factory=dict)
     """What `precision=auto` measured: milliseconds of a pass in each precision; None where it was not finite."""
 
+    @classmethod
+    def from_state(cls, values: Any) -> Progress:
+        """That of a checkpoint.
+
+        Raises:
+            ValueError: it is none.
+        """
+        default = cls()
+        if not isinstance(values, dict) or values.keys() - vars(default).keys():
+            raise ValueError("the progress has other fields")
+        for name, value in values.items():
+            kind = type(getattr(default, name))
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                raise ValueError(f"the progress has {name} = {str(value)[:50]}")
+        found = cls(**values)
+        if min(found.step, found.epoch, found.epoch_samples) < 0:
+            raise ValueError("the progress is negative")
+        return found
+
     def add(self, loss: float, samples: int) -> None:
         """Counts a step: the sum of its samples' losses, and how many there were."""
         self.epoch_loss += loss

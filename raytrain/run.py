@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import threading
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from raytrain import errors, experiment
 from raytrain.experiment import Experiment
@@ -176,31 +178,87 @@ def read_metrics(path: Path, offset: int = 0, kind: str = "") -> tuple[list[dict
 
 
 class MetricsLog:
-    """The one writer of `metrics.jsonl`."""
+    """The one writer of `metrics.jsonl`.
+
+    Rows are kept until they are on the disk, and written once more where it refused them: what a reader may miss for a
+    while is never lost to a run that goes on.
+    """
 
     def __init__(self, path: Path, offset: int):
-        """Cuts the file back to `offset` bytes: what a resumed run will write again."""
-        self._file: IO[bytes] = open(path, "r+b" if path.exists() else "w+b")
-        self._file.truncate(min(offset, os.fstat(self._file.fileno()).st_size))
-        self._file.seek(0, os.SEEK_END)
+        """Cuts the file back to `offset` bytes: what a resumed run will write again.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._path, self._lock = path, threading.Lock()
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._synced = min(offset, os.fstat(self._file).st_size)
+        os.ftruncate(self._file, self._synced)
+        self._rows, self._written = (
+            bytearray(),
+            0,
+        )  # all rows since the last commit, and how many of their bytes are there
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Appends rows and hands them to the system, so that others can read them."""
-        self._file.write(b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
-        self._file.flush()
+        """Appends rows and hands them to the system, so that others can read them; what it refuses is written later."""
+        text = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
+        with self._lock, contextlib.suppress(OSError):
+            self._rows += text
+            self._push()
 
     @property
     def size(self) -> int:
         """Bytes of all rows."""
-        return self._file.tell()
+        with self._lock:
+            return self._synced + len(self._rows)
 
     def commit(self) -> None:
-        """Puts all rows on the disk."""
-        os.fsync(self._file.fileno())
+        """Puts all rows on the disk.
+
+        Raises:
+            OSError: it refuses them.
+        """
+        with self._lock:
+            file, end = self._push(), len(self._rows)
+        try:
+            os.fsync(file)
+            if not os.path.samestat(os.fstat(file), os.stat(self._path)):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._path))
+        except OSError:
+            with self._lock:
+                self._reopen()
+            raise
+        with self._lock:
+            del self._rows[:end]
+            self._synced, self._written = self._synced + end, self._written - end
 
     def close(self) -> None:
         """Ends the writing."""
-        self._file.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _push(self) -> int:
+        """Hands what is left to the system; returns the file."""
+        try:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+                if os.fstat(self._file).st_size < self._synced:
+                    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._path))
+            while self._written < len(self._rows):
+                left = bytes(memoryview(self._rows)[self._written :])
+                self._written += os.pwrite(self._file, left, self._synced + self._written)
+            return self._file
+        except OSError:
+            self._reopen()
+            raise
+
+    def _reopen(self) -> None:
+        """Writes all since the last commit again, into what stands at the path by then: a system that could not put
+        bytes on the disk forgets them, and a disk that was gone has come back."""
+        self._written = 0
+        with contextlib.suppress(OSError):
+            self.close()
 
 
 class Lock:

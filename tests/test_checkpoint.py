@@ -6,14 +6,16 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from raytrain import UserError, checkpoint
@@ -122,10 +124,64 @@ def test_a_save_that_fails_leaves_no_checkpoint_of_that_step(tmp_path: Path, mon
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     assert checkpoint.newest(tmp_path) == tmp_path / "step_00000001"
+
+
+def test_a_disk_that_swallows_bytes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="bytes were written and not all are there"):
+        patch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]) * 0 + len(data))
+        save(tmp_path, 1)
+    assert checkpoint.newest(tmp_path) is None
+    with monkeypatch.context() as patch:  # of the right size: reading back shows it
+        patch.setattr(os, "write", lambda file, data: write(file, bytes(len(data)) if len(data) > 500 else data))
+        bad = save(tmp_path, 2)
+    with pytest.raises(UserError, match=r"optimizer.pt has another sha256"):
+        checkpoint.verify(bad)
+
+
+def test_no_directory_is_made_in_the_place_of_one_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        save(tmp_path / "run" / "checkpoints", 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_weights_are_what_safetensors_itself_reads_and_writes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = {
+        str(dtype).removeprefix("torch."): torch.randint(0, 2, (2, 3)).to(dtype) for dtype in checkpoint._DTYPES
+    } | {"scalar": torch.tensor(0.1), "none": torch.empty(0, 3), "large": torch.randn(700_001)}
+    path = checkpoint.save(tmp_path, 1, model, {}, {})
+    written = (path / MODEL).read_bytes()
+    loaded = safetensors.torch.load(written)
+    assert loaded.keys() == model.keys()
+    for name, tensor in loaded.items():
+        assert (tensor.dtype, tensor.shape) == (model[name].dtype, model[name].shape)
+        assert tensor.reshape(-1).view(torch.uint8).equal(model[name].reshape(-1).view(torch.uint8))
+
+
+# What storage takes in the end
+
+
+def test_what_must_not_be_lost_is_written_again_until_storage_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_PAUSE", 0.001)
+    left = [OSError(28, "No space left on device")] * 3
+
+    def write() -> None:
+        if left:
+            raise left.pop()
+
+    checkpoint.insist(write)
+    assert left == []
+    monkeypatch.setattr(checkpoint, "_PATIENCE", 0.02)
+    left += [OSError(5, "Input/output error")] * 100
+    with pytest.raises(OSError, match="Input/output"):
+        checkpoint.insist(write)
+    assert 90 < len(left) < 99
 
 
 # What does not verify
@@ -234,7 +290,7 @@ def test_a_pickle_in_place_of_the_optimizer_is_refused_and_its_code_does_not_run
         entry = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         manifest(lambda values, entry=entry: values["files"].update({OPTIMIZER: entry}))(path)
         checkpoint.verify(path)
-        with pytest.raises(UserError, match=r"optimizer.pt holds more than tensors and plain values"):
+        with pytest.raises(UserError, match=r"optimizer.pt (holds more than tensors and plain values|.*no.* zip file)"):
             checkpoint.load_optimizer(path)
         assert not mark.exists()
     pickle.loads(pickle.dumps(Bomb(mark)))
@@ -248,34 +304,80 @@ def names(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step_")) for path in folder.glob("step_*"))
 
 
+def named(steps: Iterable[int]) -> list[str]:
+    return [checkpoint.name_of(step) for step in steps]
+
+
 @pytest.mark.parametrize(
-    ("keep", "protect", "left"),
+    ("keep", "best", "every", "budget", "left"),
     [
-        (1, [], [5]),
-        (2, [], [4, 5]),
-        (2, ["step_00000001"], [1, 4, 5]),
-        (1, ["step_00000005"], [5]),
-        (1, ["step_00000002", "step_00000003", "step_00000099"], [2, 3, 5]),
-        (9, [], [1, 2, 3, 4, 5]),
+        (1, {}, None, None, [5]),
+        (2, {}, None, None, [4, 5]),
+        (9, {}, None, None, [1, 2, 3, 4, 5]),
+        (1, {5: 5}, None, None, [5]),
+        (2, {5: 1}, None, None, [1, 4, 5]),
+        (2, {5: 5, 4: 2, 3: 1}, None, None, [2, 4, 5]),  # who goes back to 4 finds the best one of then
+        (1, {5: 99}, None, None, [5]),
+        (1, {}, 2, None, [2, 4, 5]),
+        (1, {5: 1}, 3, None, [1, 3, 5]),
+        (1, {5: 1}, 2, 30, [1, 4, 5]),  # each takes 10: the oldest go first, the best one last
+        (1, {5: 1}, 2, 29, [1, 5]),
+        (3, {5: 1, 4: 1, 3: 1}, None, 20, [1, 5]),
+        (3, {5: 1}, None, 19, [5]),
+        (3, {5: 1}, None, 1, [5]),
+        (3, {5: 5}, None, 1000, [3, 4, 5]),
     ],
 )
-def test_prune_keeps_the_newest_and_the_protected(
-    tmp_path: Path, keep: int, protect: list[str], left: list[int]
+def test_prune_keeps_the_newest_the_best_and_every_nth_as_far_as_the_budget_goes(
+    tmp_path: Path, keep: int, best: dict[int, int], every: int | None, budget: int | None, left: list[int]
 ) -> None:
-    for number in range(1, 6):
-        save(tmp_path, number)
-    checkpoint.prune(tmp_path, keep, iter(protect))
+    bests = {checkpoint.name_of(one): checkpoint.name_of(other) for one, other in best.items()}
+    sizes = dict.fromkeys(named([3, 5, 1, 2, 4]), 10)
+    gone = checkpoint.superfluous(sizes, keep, bests, every, budget)
+    assert sorted(sizes.keys() - gone) == named(left) and len(gone) == len(set(gone))
+    for step in range(1, 6):
+        save(tmp_path, step)
+    each = sum(file.stat().st_size for file in (tmp_path / "step_00000001").iterdir())
+    checkpoint.prune(tmp_path, keep, bests, every, None if budget is None else budget * each // 10)
     assert names(tmp_path) == left
-    for number in left:
-        checkpoint.verify(tmp_path / f"step_{number:08d}")
+    for step in left:
+        checkpoint.verify(tmp_path / checkpoint.name_of(step))
+
+
+@given(
+    steps=st.sets(st.integers(0, 10**9), max_size=12),
+    keep=st.integers(1, 4),
+    every=st.none() | st.integers(1, 5),
+    budget=st.none() | st.integers(0, 200),
+    data=st.data(),
+)
+def test_what_stays_is_the_newest_within_the_budget_and_the_best_before_all_others(
+    steps: set[int], keep: int, every: int | None, budget: int | None, data: st.DataObject
+) -> None:
+    ordered = sorted(steps)
+    sizes = {name: data.draw(st.integers(1, 50)) for name in named(ordered)}
+    best = {name: data.draw(st.sampled_from(named(ordered[: at + 1]))) for at, name in enumerate(sizes)}
+    gone = checkpoint.superfluous(sizes, keep, best, every, budget)
+    left = [name for name in sizes if name not in gone]
+    assert len(gone) == len(set(gone)) and set(gone) <= sizes.keys()
+    assert left[-1:] == named(ordered)[-1:]  # also where there are more than 8 digits
+    taken = sum(sizes[name] for name in left)
+    assert budget is None or taken <= budget or len(left) == 1
+    if budget is None:
+        assert set(named(ordered)[-keep:]) <= set(left)
+    if left and best[left[-1]] not in left:
+        assert len(left) == 1 and budget is not None and sizes[best[left[-1]]] + taken > budget
 
 
 def test_prune_does_not_count_what_was_never_committed(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         save(tmp_path, number)
     (tmp_path / "step_00000003" / MANIFEST).unlink()
-    checkpoint.prune(tmp_path, 2, [])
-    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002" and 1 in names(tmp_path)
+    checkpoint.prune(tmp_path, 2, {})
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002" and names(tmp_path) == [1, 2, 3]
+    save(tmp_path, 4)
+    checkpoint.prune(tmp_path, 3, {})
+    assert names(tmp_path) == [1, 2, 4], "what never was committed goes once there is a newer one"
 
 
 @pytest.mark.parametrize(("step", "left"), [(-1, []), (0, [0]), (2, [0, 1, 2]), (9, [0, 1, 2, 3])])
@@ -290,9 +392,19 @@ def test_drop_after_removes_all_that_lies_beyond(tmp_path: Path, step: int, left
 def test_a_removal_that_is_cut_off_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
-    checkpoint.drop_after(tmp_path, 1)
+    unlink = os.unlink
+
+    def cut(path: Path) -> None:
+        if path.name != MANIFEST:
+            raise OSError(5, "Input/output error")
+        unlink(path)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
+        patch.setattr(os, "unlink", cut)
+        checkpoint.drop_after(tmp_path, 1)
     assert names(tmp_path) == [1, 2] and checkpoint.newest(tmp_path) == tmp_path / "step_00000001"
+    checkpoint.drop_after(tmp_path, 1)
+    assert names(tmp_path) == [1]
 
 
 def test_write_atomically_replaces_the_whole_text_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,77 @@ def test_a_log_that_lost_rows_is_not_filled_with_zeros(tmp_path: Path) -> None:
     log.close()
 
 
+def test_rows_that_a_full_disk_refuses_are_kept_and_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, pwrite, lines = tmp_path / "m.jsonl", os.pwrite, [json.dumps(row).encode() + b"\n" for row in ROWS]
+    log = MetricsLog(file, 0)
+    log.write(ROWS[:1])
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        room = [7]  # bytes that fit in before it is full, in the middle of a row
+        patch.setattr(os, "pwrite", lambda *a: pwrite(a[0], a[1][: room.pop()], a[2]) if room else full())
+        log.write(ROWS[1:3])
+        assert file.read_bytes() == lines[0] + lines[1][:7] and log.size == len(b"".join(lines[:3]))
+        log.write(ROWS[3:4])
+        with pytest.raises(OSError, match="No space left"):
+            log.commit()
+        assert log.size == len(b"".join(lines[:4])) and read_metrics(file)[0] == ROWS[:1]
+    log.write(ROWS[4:])
+    assert read_metrics(file)[0] == ROWS
+    log.commit()
+    log.close()
+    assert file.read_bytes() == b"".join(lines) and log.size == len(b"".join(lines))
+
+
+def test_rows_that_the_disk_lost_after_it_took_them_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "m.jsonl"
+    log = MetricsLog(file, 0)
+    log.write(ROWS[:2])
+    log.commit()
+    log.write(ROWS[2:4])
+
+    def loses(*_: object) -> None:  # as Linux does: what could not be put on the disk is forgotten
+        os.truncate(file, len(json.dumps(ROWS[0])))
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
+        patch.setattr(os, "fsync", loses)
+        log.commit()
+    with pytest.raises(OSError, match="Stale file"):  # committed rows are gone: no checkpoint may vouch for them
+        log.commit()
+    file.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in ROWS[:2]))
+    log.write(ROWS[4:])
+    log.commit()
+    assert read_metrics(file)[0] == ROWS
+    log.close()
+
+
+def test_no_rows_are_vouched_for_while_their_directory_is_away(tmp_path: Path) -> None:
+    run, away = tmp_path / "run", tmp_path / "away"
+    run.mkdir()
+    log = MetricsLog(run / "m.jsonl", 0)
+    log.write(ROWS[:2])
+    run.rename(away)
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            log.commit()
+        log.write(ROWS[2:3])
+    run.mkdir()  # another file in its place, as on the disk below a mount
+    with pytest.raises(FileNotFoundError):
+        log.commit()
+    run.rmdir()
+    away.rename(run)
+    log.commit()
+    assert read_metrics(run / "m.jsonl")[0] == [*ROWS[:3], ROWS[2]] and log.size == (run / "m.jsonl").stat().st_size
+    log.close()
+
+
 def test_a_row_that_is_no_json_is_refused_and_not_half_written(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "m.jsonl", 0)
     with pytest.raises(ValueError, match="JSON"):

@@ -95,6 +95,10 @@ class Console(Observer):
             Text(f"{event}: ", style="bold yellow").append(f"{why}; from {checkpoint or 'the start'}", style="not bold")
         )
 
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        show_plan(self.console, [("note", text)])
+
     def finished(self, run: Run) -> None:
         """The summary, and what to type next."""
         self._stop()

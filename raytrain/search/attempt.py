@@ -115,8 +115,8 @@ class Attempt:
 
     def settle(self) -> Path | None:
         """The checkpoint of the last epoch, written to its end; the loop must be between two epochs."""
-        if self._worker is not None:
-            self._worker.background.wait()
+        if self._worker is not None and self._worker.writer is not None:
+            self._worker.writer.background.wait()
         return checkpoint.newest(self.run / "checkpoints")
 
     def _take(self) -> tuple[str, Any]:

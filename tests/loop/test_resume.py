@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from raytrain import (
     Model,
     Optimizer,
     Run,
+    UserError,
     checkpoint,
 )
 from raytrain.data.loader import Loaded
@@ -230,7 +231,8 @@ def test_only_the_newest_and_the_best_checkpoints_are_kept(ranks: Ranks, tmp_pat
     assert best["val_accuracy"] == max(accuracies) == Run(run).summary["val_accuracy"]
     assert best["epoch"] == accuracies.index(max(accuracies)) + 1
     assert json.loads((run / "last.json").read_text())["checkpoint"] == "step_00000069"
-    assert kept == sorted({"step_00000066", "step_00000069", best["checkpoint"]})
+    before = accuracies.index(max(accuracies[:2])) + 1  # a run that goes back to step 66 finds the best one of then
+    assert kept == sorted({"step_00000066", "step_00000069", best["checkpoint"], f"step_{23 * before:08d}"})
 
 
 def test_a_request_to_stop_writes_a_checkpoint_and_loses_no_step(ranks: Ranks, tmp_path: Path) -> None:
@@ -245,35 +247,103 @@ def test_a_request_to_stop_writes_a_checkpoint_and_loses_no_step(ranks: Ranks, t
     assert rows(stopped) == rows(whole) and weights(stopped) == weights(whole)
 
 
-def full_disk_rank(rank: int, world: int, e: Experiment, run: Path) -> str:
-    """The third checkpoint meets a full disk."""
-    save, calls = checkpoint.save, []
+def full_disk_rank(rank: int, world: int, e: Experiment, run: Path, first: int, last: int) -> str | None:
+    """Some checkpoints meet a full disk, half written. Returns what the run ended with, if that was an error."""
+    write, calls = os.write, []
 
-    def fails(*arguments: Any) -> Path:
-        calls.append(1)
-        if len(calls) == 3:
+    def fails(descriptor: int, data: bytes) -> int:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        calls.extend([1] if name.endswith(checkpoint.MODEL) else [])
+        if first <= len(calls) <= last and "/step_" in name:
+            write(descriptor, bytes(data[: len(data) // 2]))
             raise OSError(28, "No space left on device")
-        return save(*arguments)
+        return write(descriptor, data)
 
-    checkpoint.save = fails
-    try:
-        with pytest.raises(OSError) as error:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", fails)
+        patch.setattr(checkpoint, "_PATIENCE", 1.0)
+        try:
             train_rank(rank, world, e, run)
-        return str(error.value)
-    finally:
-        checkpoint.save = save
+        except UserError as error:
+            return str(error)
+    return None
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_the_one_before_it_counts(
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_checkpoint_that_cannot_be_written_is_noted_and_training_goes_on(
+    ranks: Ranks, tmp_path: Path, world: int
+) -> None:
+    e = on_workers(BASE, world)
+    whole, full = new_run(tmp_path / "whole", e), new_run(tmp_path / "full", e)
+    ranks.run(world, train_rank, e, whole)
+    assert ranks.run(world, full_disk_rank, e, full, 3, 5) == [None] * world  # steps 15, 20 and the first epoch's end
+    noted = (full / "logs" / "checkpoints.log").read_text().splitlines()
+    assert [line.split(" ", 1)[1] for line in noted] == [
+        f"step {step}: No space left on device" for step in (15, 20, 23)
+    ]
+    assert rows(full) == rows(whole) and weights(full) == weights(whole)
+    assert sorted(path.name for path in (full / "checkpoints").iterdir()) == ["step_00000045", "step_00000046"]
+    assert Run(full).summary["status"] == "completed"
+
+
+def test_a_best_checkpoint_that_was_refused_is_not_pointed_to(ranks: Ranks, tmp_path: Path) -> None:
+    still = replace(BASE, model=CNN(channels=(8,)), optimizer=SGD(lr=1e-12), epochs=3)  # the first epoch stays best
+    run = new_run(tmp_path / "run", still)
+    assert ranks.run(1, full_disk_rank, still, run, 5, 5) == [None]
+    assert not (run / "best.json").exists() and Run(run).checkpoint("best").name == "step_00000069"
+
+
+def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_and_the_one_before_it_counts(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     whole, cut = new_run(tmp_path / "whole", BASE), new_run(tmp_path / "cut", BASE)
     ranks.run(1, train_rank, BASE, whole)
-    assert "No space left on device" in ranks.run(1, full_disk_rank, BASE, cut)[0]
+    (said,) = ranks.run(1, full_disk_rank, BASE, cut, 3, 1000)
+    assert said == (
+        f"the last checkpoint cannot be written: No space left on device, {cut}; "
+        "mend that and go on from step_00000010, the newest that is there"
+    )
     newest = checkpoint.newest(cut / "checkpoints")
-    assert newest is not None and newest.name == "step_00000010"
+    assert newest is not None and newest.name == "step_00000010" and not (cut / "summary.json").exists()
+    assert [path.name for path in (cut / "checkpoints").iterdir() if path.name > newest.name] == []
     ranks.run(1, train_rank, BASE, cut)
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
+
+
+def test_a_last_checkpoint_that_is_refused_for_a_moment_is_written_in_the_end(ranks: Ranks, tmp_path: Path) -> None:
+    whole, full = new_run(tmp_path / "whole", BASE), new_run(tmp_path / "full", BASE)
+    ranks.run(1, train_rank, BASE, whole)
+    assert ranks.run(1, full_disk_rank, BASE, full, 10, 11) == [None]
+    assert rows(full) == rows(whole) and weights(full) == weights(whole)
+    assert Run(full).checkpoint("last").name == "step_00000046"
+
+
+def gone_for_a_while_rank(rank: int, world: int, e: Experiment, run: Path, gone: int, back: int) -> None:
+    """The run's directory is not there between two steps."""
+    step = Worker.train_step
+
+    def train_step(worker: Worker, loaded: Loaded) -> None:
+        done = worker.progress.step
+        if done in (gone, back) and worker.writer:
+            worker.writer.background.wait()
+            run.rename(run.with_name("away")) if done == gone else run.with_name("away").rename(run)
+        step(worker, loaded)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "train_step", train_step)
+        train_rank(rank, world, e, run)
+
+
+def test_a_directory_that_vanishes_and_returns_costs_the_checkpoints_in_between_alone(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    whole, gone = new_run(tmp_path / "whole", BASE), new_run(tmp_path / "gone", BASE)
+    ranks.run(1, train_rank, BASE, whole)
+    ranks.run(1, gone_for_a_while_rank, BASE, gone, 8, 32)
+    noted = (gone / "logs" / "checkpoints.log").read_text().splitlines()
+    assert [line.split()[2] for line in noted] == ["10:", "15:", "20:", "23:", "25:", "30:"]
+    assert all("No such file or directory" in line for line in noted)
+    assert rows(gone) == rows(whole) and weights(gone) == weights(whole)
 
 
 def cut_before_pointer_rank(rank: int, world: int, e: Experiment, run: Path, name: str, step: int) -> None:

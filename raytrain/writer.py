@@ -1,0 +1,154 @@
+"""Writing a run's checkpoints: aside while training goes on, what points to them, and which of them stay."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raytrain import checkpoint, errors
+from raytrain.experiment import Checkpoint
+from raytrain.run import MetricsLog
+
+
+@dataclass
+class _Due:
+    """A checkpoint that is to be written, and how far that has come."""
+
+    step: int
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    state: dict[str, Any]
+    committed: bool = False
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints in a side thread, one at a time; rank 0 has it.
+
+    Storage that refuses a checkpoint does not end the run: what it said goes to `logs/checkpoints.log`, those written
+    before stay, and the next one is written when it is due. At the end of the run the last one must be written.
+
+    Args:
+        run: the run's directory.
+        log: the metrics that a checkpoint vouches for.
+        settings: which checkpoints stay.
+        epoch: steps of an epoch.
+    """
+
+    def __init__(self, run: Path, log: MetricsLog, settings: Checkpoint, epoch: int):
+        self.run, self.log, self.settings = run, log, settings
+        self.every = None if settings.keep_every is None else settings.keep_every * epoch
+        self.background = checkpoint.Background()
+        self._due: _Due | None = None
+        self._best: dict[str, Any] = {}
+        self._bests: dict[str, str] = {}
+        self._unsaid: list[str] = []
+
+    def start(self, step: int, model: dict[str, Any], optimizer: dict[str, Any], state: dict[str, Any]) -> None:
+        """Hands over copies of a training state; `wait` comes before they are made, so that they are the only ones."""
+        self._due = _Due(step, model, optimizer, state)
+        self.background.start(self._try)
+
+    def wait(self) -> None:
+        """Waits for the checkpoint before, and lets go of it, whatever has become of it."""
+        self.background.wait()
+        self._due = None
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Writes the last checkpoint, where that has not been done, all metrics, and the summary.
+
+        Raises:
+            UserError: storage did not take them for half a minute.
+        """
+        self.background.wait()
+
+        def write() -> None:
+            self._commit()
+            self.log.commit()
+            checkpoint.write_atomically(self.run / "summary.json", json.dumps(summary, indent=2))
+
+        try:
+            checkpoint.insist(write)
+        except OSError as error:
+            self._note(error)
+            found = checkpoint.newest(self.run / "checkpoints")
+            raise errors.storage_refuses(self.run, _reason(error), found.name if found else None) from error
+
+    def resume(self, name: str, step: int, best: dict[str, Any]) -> None:
+        """Goes on from a checkpoint: what points to a later one, or to none since a kill came before, points to it.
+
+        Args:
+            best: the best epoch's row as of that checkpoint; empty where no epoch has ended.
+
+        Raises:
+            OSError: storage refused it.
+        """
+        for found in checkpoint.committed(self.run / "checkpoints"):
+            with contextlib.suppress(errors.UserError, KeyError, TypeError):
+                state = checkpoint.load_state(self.run / "checkpoints" / found)
+                self._bests[found] = state["progress"]["best"]["checkpoint"]
+        if not best:
+            (self.run / "best.json").unlink(missing_ok=True)
+        self._point(name, step, best)
+
+    def _point(self, name: str, step: int, best: dict[str, Any]) -> None:
+        """Writes what points to the last checkpoint, and to the best one where that has changed."""
+        if best != self._best:
+            checkpoint.write_atomically(self.run / "best.json", json.dumps(best, indent=2))
+            self._best = best
+        last = {"checkpoint": name, "step": step}
+        checkpoint.write_atomically(self.run / "last.json", json.dumps(last, indent=2))
+
+    def close(self) -> None:
+        """Waits, whatever has become of it."""
+        self.background.close()
+
+    def _try(self) -> None:
+        """Writes the checkpoint that is due; in the side thread."""
+        try:
+            self._commit()
+            self._say()
+        except OSError as error:
+            self._note(error)
+
+    def _commit(self) -> None:
+        """Writes the checkpoint that is due and what points to it, from where an attempt before it came to."""
+        due = self._due
+        if due is None:
+            return
+        if not due.committed:
+            self.log.commit()  # a checkpoint vouches for the rows before it
+            checkpoint.save(self.run / "checkpoints", due.step, due.model, due.optimizer, due.state)
+            due.committed = True
+        folder, name, best = self.run / "checkpoints", checkpoint.name_of(due.step), due.state["progress"]["best"]
+        if not os.path.isfile(folder / str(best.get("checkpoint")) / checkpoint.MANIFEST):
+            best = self._best  # storage refused that one: the best of those that are there
+        self._point(name, due.step, best)
+        self._bests[name] = best.get("checkpoint", name)
+        self._due = None
+        budget = None if self.settings.max_gib is None else int(self.settings.max_gib * 2**30)
+        checkpoint.prune(folder, self.settings.keep, self._bests, self.every, budget)
+
+    def _note(self, error: OSError) -> None:
+        step = f"step {self._due.step}: " if self._due else ""
+        self._unsaid.append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {step}{_reason(error)}")
+        self._say()
+
+    def _say(self) -> None:
+        """Writes down what storage refused, once it takes that."""
+        if self._unsaid:
+            with contextlib.suppress(OSError):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.run / "logs")
+                with open(self.run / "logs" / "checkpoints.log", "a") as file:
+                    file.writelines(f"{line}\n" for line in self._unsaid)
+                self._unsaid = []
+
+
+def _reason(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"

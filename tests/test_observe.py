@@ -1,0 +1,60 @@
+"""observe: what the driver sees of a run through its files."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as RichConsole
+
+from raytrain.observe import Observer, Tail
+from raytrain.report.console import Console
+
+
+class Seen(Observer):
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        self.found += [row["step"] for row in rows]
+
+    def note(self, text: str) -> None:
+        self.found.append(text)
+
+
+def line(step: int) -> str:
+    return json.dumps({"kind": "step", "step": step}) + "\n"
+
+
+def test_rows_are_seen_once_also_where_the_directory_was_away(tmp_path: Path) -> None:
+    run, seen = tmp_path / "run", Seen()
+    run.mkdir()
+    tail = Tail(run / "metrics.jsonl", 0, seen)
+    tail.poll()
+    (run / "metrics.jsonl").write_text(line(1) + line(2) + line(3)[:5])
+    tail.poll()
+    run.rename(tmp_path / "away")
+    tail.poll()
+    (tmp_path / "away").rename(run)
+    (run / "metrics.jsonl").write_text(line(1) + line(2) + line(3))
+    tail.poll()
+    assert seen.found == [1, 2, 3] and tail.seen
+
+
+def test_what_storage_refuses_is_said_once_and_what_it_refused_before_is_not(tmp_path: Path) -> None:
+    log, seen = tmp_path / "logs" / "checkpoints.log", Seen()
+    log.parent.mkdir()
+    log.write_text("before\n")
+    tail = Tail(tmp_path / "metrics.jsonl", 0, seen)
+    tail.poll()
+    with open(log, "a") as file:
+        file.write("2026-11-21T20:30:02 step 5: No space left on device\n")
+    tail.poll()
+    tail.poll()
+    (said,) = seen.found
+    assert said.endswith("training goes on: 2026-11-21T20:30:02 step 5: No space left on device")
+    out = io.StringIO()
+    Console(RichConsole(file=out, soft_wrap=True)).note(said)
+    assert out.getvalue().split() == ["note", *said.split()]
