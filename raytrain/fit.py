@@ -90,6 +90,7 @@ def train(
     shown = str(Path(options.out) / (options.name or f"{stem}-N"))
     with Session(options.address, options.verbose) as session:
         planned = plan.make(value, session.resources, shown)
+        planned.check_disk(Path(options.out))
         if options.dry_run:
             observer.planned(planned)
             return None
@@ -142,6 +143,7 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
         began_with = run.environment["data_fingerprint"]
         if {split: index.fingerprint() for split, index in planned.indices.items()} != began_with:
             raise errors.data_changed(run.path)
+        planned.check_disk(run.path)
         observer.planned(planned)
         if options.dry_run:
             return run

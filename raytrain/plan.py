@@ -105,6 +105,29 @@ class Plan:
         averages = self.experiment.ema_decay is not None
         return 4 * (self.parameters[0] + (1 + slots + averages) * self.parameters[1])
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """A checkpoint's size, but for what is no parameter: weights, their averages and optimizer state, in bytes."""
+        return self.state_bytes - 4 * self.parameters[1]
+
+    def check_disk(self, folder: Path) -> None:
+        """Checks that the run's checkpoints fit on a disk: those that stay, and one that is being written.
+
+        Args:
+            folder: the run's directory, or the one that it will be made in; what it holds already counts as room.
+
+        Raises:
+            UserError: they do not.
+        """
+        settings, one = self.experiment.checkpoint, self.checkpoint_bytes
+        stay = settings.keep + 1 + self.experiment.epochs // (settings.keep_every or self.experiment.epochs + 1)
+        needs = one + (stay * one if settings.max_gib is None else min(stay * one, int(settings.max_gib * 2**30)))
+        there = sum(file.stat().st_size for file in folder.glob("checkpoints/step_*/*"))
+        has = shutil.disk_usage(existing(folder)).free + there
+        if needs > has:
+            how = "free some, or keep fewer with --checkpoint.keep or --checkpoint.max_gib"
+            raise errors.no_room(f"the run's {stay + 1} checkpoints", needs, has, f"on the disk of {folder}", how)
+
     def lines(self) -> list[tuple[str, str]]:
         """The plan for people: (what, how) of each line."""
         e, train, scaling = self.experiment, self.indices["train"], self.experiment.scaling
@@ -261,7 +284,15 @@ def make(
     notes = [*experiment.model.notes(), *experiment.data.notes()]
     if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
         notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
-    return Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
+    found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
+    if experiment.checkpoint.max_gib is not None:
+        one, budget = found.checkpoint_bytes, int(experiment.checkpoint.max_gib * 2**30)
+        if one > budget:
+            raise errors.no_room("one checkpoint", one, budget, "in checkpoint.max_gib", "allow more")
+        if 2 * one > budget:
+            note = "checkpoint.max_gib has room for one checkpoint: the best one goes when a newer one is there"
+            found = replace(found, notes=(*notes, note))
+    return found
 
 
 def local_resources() -> Resources:
@@ -438,6 +469,14 @@ def _memory() -> int:
         return min(memory, int(limit)) if limit.isdigit() else memory
     except OSError:
         return memory
+
+
+def existing(path: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
+    path = path.expanduser().absolute()
+    while not os.path.exists(path):
+        path = path.parent
+    return path
 
 
 def size(count: int) -> str:

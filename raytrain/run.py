@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytrain import errors, experiment
 from raytrain.experiment import Experiment
+from raytrain.plan import existing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,12 +156,10 @@ def check_writable(out: Path | str, name: str | None) -> None:
         raise errors.bad_name(name)
     if name is not None and os.path.lexists(out / name):
         raise errors.name_taken(out / name)
-    existing = out.absolute()
-    while not os.path.exists(existing):
-        existing = existing.parent
-    if not existing.is_dir():
-        raise errors.not_writable(out, f"{existing} is a file")
-    if not os.access(existing, os.W_OK | os.X_OK):
+    above = existing(out)
+    if not above.is_dir():
+        raise errors.not_writable(out, f"{above} is a file")
+    if not os.access(above, os.W_OK | os.X_OK):
         raise errors.not_writable(out, "permission denied")
 
 

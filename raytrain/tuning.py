@@ -261,7 +261,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     spare = min(1.0, resources.cpus / 2) if streams else 0.0  # which is Ray Data's while trials run
     cpus = int(100 * min((resources.cpus - spare) / concurrent, resources.cpus / resources.nodes)) / 100
     weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
-    free = shutil.disk_usage(_existing(out)).free
+    free = shutil.disk_usage(plan.existing(out)).free
     needs = weights + _TAKES * concurrent
     if needs > free:
         raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
@@ -274,13 +274,6 @@ def _first(value: Sweep) -> Experiment:
         with contextlib.suppress(errors.UserError):
             return value.trial(values)
     return value.experiment
-
-
-def _existing(path: Path) -> Path:
-    path = path.expanduser().absolute()
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def _superlative(mode: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from raytrain import (
     Adam,
     AdamW,
     BadSample,
+    Checkpoint,
     Classification,
     Data,
     Digits,
@@ -35,6 +38,7 @@ from raytrain import (
     TensorParallel,
     Torchvision,
     UserError,
+    checkpoint,
     plan,
 )
 from raytrain.plan import Plan, Resources
@@ -201,6 +205,56 @@ def test_frozen_parameters_take_weights_alone() -> None:
 
 
 # lines
+
+
+@pytest.mark.parametrize("fields", [{}, {"ema_decay": 0.9}, {"optimizer": AdamW()}, {"model": CNN(channels=(64, 64))}])
+def test_a_checkpoint_is_as_large_as_the_plan_says(tmp_path: Path, fields: dict[str, Any]) -> None:
+    e = make(**{"model": CNN(channels=(32,)), "optimizer": SGD(momentum=0.9)} | fields)
+    module = e.experiment.model.build((1, 8, 8), 10)
+    optimizer = e.experiment.optimizer.build(e.experiment.optimizer.groups(module))
+    module(torch.zeros(2, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    rest = {"optimizer": optimizer.state_dict()} | ({"ema": module.state_dict()} if "ema_decay" in fields else {})
+    path = checkpoint.save(tmp_path, 1, module.state_dict(), rest, {})
+    size = sum(file.stat().st_size for file in path.iterdir())
+    assert e.checkpoint_bytes < size < 1.05 * e.checkpoint_bytes + 20_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs", "needs"),
+    [
+        (Checkpoint(), 9, 4),  # two, the best one, and one that is being written
+        (Checkpoint(keep=5), 9, 7),
+        (Checkpoint(keep_every=2), 9, 8),
+        (Checkpoint(keep_every=10), 9, 4),
+        (Checkpoint(keep=5, max_gib=2.5 / 1024), 9, 3.5),  # a checkpoint is 1 MiB
+        (Checkpoint(max_gib=100.0), 9, 4),
+    ],
+)
+def test_a_disk_without_room_for_the_checkpoints_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Checkpoint, epochs: int, needs: float
+) -> None:
+    planned = make(checkpoint=settings, epochs=epochs, optimizer=SGD(momentum=0.0))
+    planned = replace(planned, parameters=(1 << 18, 1 << 18))
+    assert planned.checkpoint_bytes == 1 << 20
+    free = int(needs * 2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    planned.check_disk(tmp_path / "not" / "yet")
+    free -= 1
+    with pytest.raises(UserError, match=r"the run's .* checkpoints needs .* MiB and there are .*; free some, or keep"):
+        planned.check_disk(tmp_path)
+    (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"x")
+    planned.check_disk(tmp_path)  # what a resumed run has there already
+
+
+def test_a_budget_must_hold_a_checkpoint_and_says_where_it_holds_no_second() -> None:
+    one = make(model=CNN(channels=(64, 64))).checkpoint_bytes / 2**30
+    with pytest.raises(UserError, match=r"one checkpoint needs .*, in checkpoint.max_gib; allow more"):
+        make(model=CNN(channels=(64, 64)), checkpoint=Checkpoint(max_gib=one * 0.99))
+    noted = make(model=CNN(channels=(64, 64)), checkpoint=Checkpoint(max_gib=one * 1.99)).notes
+    assert noted[-1].startswith("checkpoint.max_gib has room for one checkpoint: the best one goes")
+    assert not make(model=CNN(channels=(64, 64)), checkpoint=Checkpoint(max_gib=one * 2.01)).notes
 
 
 def test_lines_show_the_arithmetic_of_the_batch() -> None:
