@@ -149,8 +149,8 @@ def best(found: Sequence[Found]) -> tuple[str, Trial] | None:
 
 
 def sizes(value: Experiment) -> list[int]:
-    """The micro-batches that an experiment can have: divisors of a worker's part of the batch, ascending."""
-    part, found = value.batch_size // value.replicas, []
+    """The micro-batches that an experiment can have: divisors of its `part` of the batch, ascending."""
+    part, found = value.part, []
     for size in range(1, part + 1):
         if part % size == 0:
             with contextlib.suppress(errors.UserError):  # such as an odd one for mixup's pairs

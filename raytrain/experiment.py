@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from raytrain import config, errors
+from raytrain import config, errors, order
 from raytrain.config import above, at_least, check
 from raytrain.data import Data
 from raytrain.models import Model
@@ -120,7 +120,8 @@ class Experiment:
     batch_size: int = 64
     """Samples in a step, over all workers together."""
     micro_batch_size: int | None = None
-    """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes a worker's whole part."""
+    """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes a worker's whole part, or
+    a quarter of the batch under deterministic."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows batch_size: times batch_size / lr_batch_size (Goyal et al., 2017, for SGD), or
     times the square root of that (Krizhevsky, 2014)."""
@@ -148,6 +149,10 @@ class Experiment:
     count it. fp16 leaves out steps whose gradients overflow in any case."""
     seed: int = 0
     """Decides the initial weights, the order of samples, augmentation and dropout."""
+    deterministic: bool = False
+    """Give the same bits on 1, 2 and 4 workers, also where a run goes on with another number of them: every batch is
+    computed as four workers would, on one thread unless scaling.threads_per_worker says otherwise. Slower where there
+    are fewer workers or idle cores; DDP only."""
 
     def __post_init__(self) -> None:
         check(
@@ -175,7 +180,9 @@ class Experiment:
             return
         workers = self.scaling.ranks
         replicas = self.parallel.replicas(workers)
-        if self.batch_size % replicas:
+        if self.deterministic:
+            self._check_deterministic(workers)
+        elif self.batch_size % replicas:
             raise errors.batch_indivisible(
                 "batch_size",
                 self.batch_size,
@@ -183,7 +190,7 @@ class Experiment:
                 replicas,
                 f"take --batch_size {_multiples(self.batch_size, replicas)}, or another number of workers",
             )
-        part = self.batch_size // replicas
+        part = self.part
         if self.micro_batch_size and part % self.micro_batch_size:
             fitting = max(m for m in range(1, min(part, self.micro_batch_size) + 1) if part % m == 0)
             raise errors.batch_indivisible(
@@ -195,13 +202,38 @@ class Experiment:
             )
         if self.data.augment.mixes and self.micro_batch % 2:
             if part % 2:
-                how = f"take --batch_size {_multiples(self.batch_size, 2 * replicas)}"
+                how = f"take --batch_size {_multiples(self.batch_size, 2 * self.batch_size // part)}"
                 how += " and an even --micro_batch_size" if self.micro_batch_size else ""
             else:
                 even = max(m for m in range(2, self.micro_batch + 2, 2) if part % m == 0)
                 how = f"take --micro_batch_size {even}"
             raise errors.batch_indivisible(
                 "a worker's micro-batch of", self.micro_batch, "mixup's and cutmix's pairs of", 2, how
+            )
+
+    def _check_deterministic(self, workers: int) -> None:
+        self.parallel.check_deterministic()
+        if order.SHARDS % workers:
+            raise errors.not_deterministic(
+                f"{workers} workers cannot share the {order.SHARDS} shards of a batch evenly",
+                "scaling.workers",
+                "take 1, 2 or 4",
+            )
+        if self.precision == "auto":
+            raise errors.not_deterministic(
+                "auto chooses by time, which is never twice the same", "precision", "take --precision fp32 or bf16"
+            )
+        if self.compile:
+            raise errors.not_deterministic(
+                "torch.compile's kernels depend on the shapes that it has met before", "compile", "take --no_compile"
+            )
+        if self.batch_size % order.SHARDS:
+            raise errors.batch_indivisible(
+                "batch_size",
+                self.batch_size,
+                "the shards of --deterministic:",
+                order.SHARDS,
+                f"take --batch_size {_multiples(self.batch_size, order.SHARDS)}, or --no_deterministic",
             )
 
     @property
@@ -243,10 +275,14 @@ class Experiment:
         return self.parallel.replicas(self.scaling.ranks)
 
     @property
+    def part(self) -> int:
+        """Samples of a step that micro-batches divide: those of a copy of the model, or of a shard of the batch."""
+        return self.batch_size // (order.SHARDS if self.deterministic else self.replicas)
+
+    @property
     def micro_batch(self) -> int:
         """Samples in one forward pass of a copy of the model."""
-        part = self.batch_size // self.replicas
-        return self.parallel.micro_batch(part, self.micro_batch_size, self.scaling.ranks)
+        return self.parallel.micro_batch(self.part, self.micro_batch_size, self.scaling.ranks)
 
     @property
     def accumulation(self) -> int:

@@ -133,8 +133,10 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
         stalled = summary["epochs"] - summary.get("best_epoch", summary["epochs"])
         if value.patience is not None and stalled >= value.patience:
             raise errors.stopped_early(run.path, summary["epochs"], stalled, value.task.monitor)
-    if value.scaling.workers != run.experiment.scaling.workers and (
-        value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
+    if (
+        value.scaling.workers != run.experiment.scaling.workers
+        and value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
+        and not value.deterministic
     ):
         value = config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
     Lock(run.path, wait=10).release()

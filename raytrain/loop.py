@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -43,7 +43,11 @@ class Place:
 
 @dataclass
 class _Pending:
-    """A step whose loss has not been reduced over the ranks yet."""
+    """A step whose loss has not been reduced over the ranks yet.
+
+    Attributes:
+        loss: float64 [1], this rank's sum, or [shards of the batch] with zeros for other ranks' shards.
+    """
 
     step: int
     lr: float
@@ -91,6 +95,7 @@ class Worker:
         check_device(e.precision, place.device)
         self.precision = Precision(e.precision, place.device)
         self.replica, self.counts = e.parallel.replica(place.rank, place.world)
+        replicas = e.parallel.replicas(place.world)
         self.ema = None if e.ema_decay is None else EMA(e.ema_decay)
         self.loaders = {
             split: Loader(
@@ -100,10 +105,11 @@ class Worker:
                 e.batch_size,
                 e.seed,
                 self.replica,
-                e.parallel.replicas(place.world),
+                replicas,
                 place.device,
                 train=split == "train",
                 memory_format=layout,
+                shards=order.SHARDS // replicas if e.deterministic else None,
             )
             for split in readers
         }
@@ -130,6 +136,8 @@ class Worker:
             if self.log and self.writer:
                 stack.callback(self.log.close)
                 stack.callback(self.writer.close)  # whatever happens, the last checkpoint is written
+            if self.experiment.deterministic:
+                stack.enter_context(_deterministic_kernels())
             return self._train()
 
     def _train(self) -> str:
@@ -168,7 +176,8 @@ class Worker:
         e, place = self.experiment, self.place
         if e.compile:
             self.model.compile()
-        self.wrapped = e.parallel.wrap(self.model, place.device, place.world)
+        wrap = e.parallel.wrap_deterministic if e.deterministic else e.parallel.wrap
+        self.wrapped = wrap(self.model, place.device, place.world)
         self.scale = e.parallel.gradient_scale(self.wrapped, place.world)
         groups = e.optimizer.groups(self.model)
         parameters = [parameter for group in groups for parameter in group["params"]]
@@ -198,27 +207,31 @@ class Worker:
     def train_step(self, loaded: Loaded) -> None:
         """One optimizer step over one global batch."""
         e, progress = self.experiment, self.progress
-        # Randomness inside the model (dropout) is a function of the step and the replica: there is no state to save.
-        self._seed(1, progress.step, self.replica)
         lr = e.lr * e.schedule.factor(progress.step, self.steps_per_epoch, e.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["factor"]
-        losses: list[torch.Tensor] = []
+        losses: dict[int, torch.Tensor] = {}
 
         def loss_of(model: nn.Module, one: Pass) -> torch.Tensor:
             with self.precision.forward():
                 loss, count = e.task.loss(model, Batch(one.images, one.labels, one.ids, one.targets))
             unit = self._unit(count, len(one.ids))
             if self.counts and not one.blank:
-                losses.append(loss.detach().double())
+                found = loss.detach().double()
+                losses[number] = losses[number] + found if number in losses else found
             return self.precision.scaled(loss * (0.0 if one.blank else self.scale / (unit * loaded.size)))
 
-        passes = loaded.passes(e.micro_batch, e.parallel.lockstep)
         shape = (e.accumulation, e.micro_batch)
-        with self.precision.products():
-            e.parallel.accumulate(self.wrapped, passes, loss_of, self.precision.forward, shape)
+        for number, shard in loaded.shards():
+            # Randomness inside the model (dropout) is a function of the step and the shard: there is no state to save.
+            self._seed(1, progress.step, number)
+            passes = shard.passes(e.micro_batch, e.parallel.lockstep)
+            with e.parallel.shard(self.wrapped), self.precision.products():
+                e.parallel.accumulate(self.wrapped, passes, loss_of, self.precision.forward, shape)
         e.parallel.sync_gradients(self.wrapped)
-        total = sum(losses[1:], losses[0]) if losses else torch.zeros((), dtype=torch.float64, device=self.place.device)
+        zero = torch.zeros((), dtype=torch.float64, device=self.place.device)
+        numbers = range(order.SHARDS) if e.deterministic else [self.replica]
+        total = torch.stack([losses.get(each, zero) for each in numbers])
         updated = self._update()
         if self.ema and updated:
             self.ema.update()
@@ -247,7 +260,8 @@ class Worker:
         """Reduces the losses of the steps since the last flush, writes them, and asks whether to stop. A collective.
 
         Losses are sums of a few float32 values in float64, which is exact: their bits do not depend on when a flush
-        happens or on the order of the ranks.
+        happens or on the order of the ranks. (Almost: 29 bits are left for values of different size. Those of shards
+        are added up in the shards' order.)
         """
         progress, pending, self.pending = self.progress, self.pending, []
         now = time.monotonic()
@@ -257,7 +271,7 @@ class Worker:
         tail += [self.unit or 0.0, float(self.unit is not None)]  # known where there are losses
         sums = torch.cat(
             [
-                torch.stack([p.loss for p in pending]).cpu() if pending else torch.empty(0, dtype=torch.float64),
+                torch.cat([p.loss for p in pending]).cpu() if pending else torch.empty(0, dtype=torch.float64),
                 torch.tensor(tail, dtype=torch.float64),
             ]
         ).to(self.place.device)
@@ -267,8 +281,8 @@ class Worker:
         if self.unit is None and holders:
             self.unit = units / holders
         self.flush_every, self.last_flush = int(every), time.monotonic()
-        rows = []
-        for step, loss in zip(pending, losses, strict=True):
+        rows, each = [], order.SHARDS if self.experiment.deterministic else 1
+        for step, loss in zip(pending, (sum(losses[i : i + each]) for i in range(0, len(losses), each)), strict=True):
             finite = math.isfinite(loss)
             if not finite and self.experiment.on_nonfinite == "error":
                 committed = sorted(path.parent.name for path in self.run.checkpoints.glob("step_*/manifest.json"))
@@ -488,17 +502,33 @@ def evaluate(
         counts: whether this rank's sums are wanted.
     """
     parallel = Parallel() if wrapped is None else value.parallel
-    sums, shape = Sums(), (value.accumulation, value.micro_batch)
+    sums, shape = Sums(order.SHARDS if value.deterministic else 1), (value.accumulation, value.micro_batch)
     model.eval()
     # What sharded strategies allocate for a pass serves training too, where it must not be an inference tensor.
     with torch.no_grad() if parallel.sharded else torch.inference_mode():
-        for loaded in loader.epoch(0):
-            passes = loaded.passes(value.micro_batch, parallel.lockstep)
+        for number, shard in (shard for loaded in loader.epoch(0) for shard in loaded.shards()):
+            passes = shard.passes(value.micro_batch, parallel.lockstep)
             for one, answering in parallel.answers(wrapped or model, model, passes, precision.forward, shape):
                 if one.blank and not parallel.lockstep:
                     continue
                 with precision.forward():
                     found = value.task.sums(answering, Batch(one.images, one.labels, one.ids))
                 if counts and not one.blank:
-                    sums.add(found)
+                    sums.add(found, number if value.deterministic else 0)
     return sums
+
+
+@contextlib.contextmanager
+def _deterministic_kernels() -> Iterator[None]:
+    """The context in which PyTorch takes kernels that give the same bits every time; where it has none for what a model
+    does, it raises a RuntimeError that names it."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is refused
+    memory, cudnn = cast(Any, torch.utils.deterministic), torch.backends.cudnn
+    before = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory, cudnn.benchmark
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import the compiler
+    memory.fill_uninitialized_memory = cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        memory.fill_uninitialized_memory, cudnn.benchmark = before[1:]

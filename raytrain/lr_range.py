@@ -115,6 +115,7 @@ def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
         parallel=DDP(),
         scaling=alone,
         micro_batch_size=value.micro_batch,
+        deterministic=False,  # unreadable samples are left out of their batch, which then has other shards
     )
     planned = plan.make(tested, plan.local_resources, "")
     observer.planned(planned)

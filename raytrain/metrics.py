@@ -1,6 +1,8 @@
-"""Exact sums over samples, micro-batches and ranks."""
+"""Sums over samples, micro-batches and ranks."""
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 import torch
@@ -8,16 +10,24 @@ import torch.distributed as dist
 
 
 class Sums:
-    """Adds up a task's tensors: integers as int64, which is exact, and floats as float64."""
+    """Adds up a task's tensors: integers as int64, which is exact, and floats as float64.
 
-    def __init__(self) -> None:
+    Args:
+        shards: sums that are kept apart until the end, and then added in their order. Where each shard is one rank's,
+            floats have the same bits on any number of ranks.
+    """
+
+    def __init__(self, shards: int = 1) -> None:
+        self._shards = shards
         self._totals: dict[str, torch.Tensor] = {}
 
-    def add(self, sums: dict[str, torch.Tensor]) -> None:
+    def add(self, sums: dict[str, torch.Tensor], shard: int = 0) -> None:
         """Adds one batch's tensors (any shapes, the same names and shapes every time)."""
         for name, value in sums.items():
             wide = value.detach().to(torch.float64 if value.is_floating_point() else torch.int64)
-            self._totals[name] = self._totals[name] + wide if name in self._totals else wide
+            if name not in self._totals:
+                self._totals[name] = wide.new_zeros((self._shards, *wide.shape))
+            self._totals[name][shard] += wide
 
     def reduce(self, device: torch.device) -> dict[str, np.ndarray]:
         """The totals over all ranks. A collective: every rank calls it, also one that had no batch."""
@@ -32,4 +42,4 @@ class Sums:
                 totals[name] = torch.zeros(shape, dtype=dtype) if mine is None else mine
                 totals[name] = totals[name].to(device).contiguous()
                 dist.all_reduce(totals[name])
-        return {name: value.cpu().numpy() for name, value in totals.items()}
+        return {name: np.asarray(functools.reduce(np.add, value.cpu().numpy())) for name, value in totals.items()}

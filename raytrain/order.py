@@ -12,9 +12,12 @@ OOPSLA 2014).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
+SHARDS = 4
+"""Shards of a global batch under `deterministic`, on any number of workers that divides it."""
 _ROUNDS = 8
 _CHUNK = 1 << 16
 _MASK = (1 << 64) - 1
@@ -89,12 +92,17 @@ class Shard:
 
     Step k's global batch is positions [k * batch, min((k + 1) * batch, n)); its size is split as evenly as can be,
     the first ranks taking one more. A rank may have none of a last short batch, but it has every step.
+
+    Attributes:
+        parts: into how many slices the rank's own is cut. It is the batch that is split into all of them, so that they
+            do not depend on the number of ranks.
     """
 
     n: int
     batch: int
     rank: int
     world: int
+    parts: int = 1
 
     @property
     def steps(self) -> int:
@@ -109,6 +117,12 @@ class Shard:
         """First and one past the last of this rank's positions in a step."""
         low, high = self._part(self.size(step))
         return step * self.batch + low, step * self.batch + high
+
+    def cuts(self, step: int) -> tuple[int, ...]:
+        """How many positions each part of this rank's slice has."""
+        size = self.size(step)
+        bounds = [self._bound(size, self.rank * self.parts + part) for part in range(self.parts + 1)]
+        return tuple(high - low for low, high in pairwise(bounds))
 
     def count(self, first_step: int = 0) -> int:
         """How many positions this rank has from `first_step` to the end of the epoch."""
@@ -128,9 +142,12 @@ class Shard:
         return np.where(local < full, regular, self.slice(last)[0] + local - full)
 
     def _part(self, size: int) -> tuple[int, int]:
-        even, more = divmod(size, self.world)
-        low = self.rank * even + min(self.rank, more)
-        return low, low + even + (self.rank < more)
+        return self._bound(size, self.rank * self.parts), self._bound(size, (self.rank + 1) * self.parts)
+
+    def _bound(self, size: int, part: int) -> int:
+        """Where a part of a batch of that size begins, counted over all ranks."""
+        even, more = divmod(size, self.world * self.parts)
+        return part * even + min(part, more)
 
 
 class Order:

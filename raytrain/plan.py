@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from raytrain import errors
+from raytrain import errors, order
 from raytrain.data import Data, Index
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling, to_json
@@ -102,8 +102,10 @@ class Plan:
         slots = {"SGD": int(getattr(self.experiment.optimizer, "momentum", 0) > 0)}.get(
             type(self.experiment.optimizer).__name__, 2
         )
-        averages = self.experiment.ema_decay is not None
-        return 4 * (self.parameters[0] + (1 + slots + averages) * self.parameters[1])
+        e, workers = self.experiment, max(1, self.experiment.scaling.workers)
+        averages = e.ema_decay is not None
+        apart = (order.SHARDS // workers).bit_length() - 1 if e.deterministic else 0  # gradients of other shards
+        return 4 * (self.parameters[0] + (1 + slots + averages + apart) * self.parameters[1])
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -455,7 +457,9 @@ def _scaling(scaling: Scaling, resources: Resources) -> Scaling:
             "CPUs", cpus * workers, spare, "scaling.workers x scaling.cpus_per_worker (one CPU stays with Ray Data)"
         )
     threads = scaling.threads_per_worker
-    if threads is None:
+    if threads is None and experiment.deterministic:
+        threads = 1  # their number changes last bits, and must not follow that of the workers
+    elif threads is None:
         on_a_node = -(-workers // resources.nodes)
         threads = max(1, int(resources.cpus / resources.nodes) // on_a_node)
     return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus, threads_per_worker=threads)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -66,6 +67,8 @@ class Loaded:
         labels: int64 [n], on the device.
         prepare: turns (images, labels, ids) into the float32 images that the model sees, and their targets.
         most: how many samples the rank has that has most.
+        first: the number of this rank's first shard, over all ranks.
+        cuts: how many samples each of its shards has; None where its part is one.
     """
 
     step: int
@@ -75,6 +78,20 @@ class Loaded:
     labels: torch.Tensor
     prepare: Prepare
     most: int
+    first: int
+    cuts: tuple[int, ...] | None = None
+
+    def shards(self) -> Iterator[tuple[int, Loaded]]:
+        """(number, part) of each shard: one, which may be empty, or those of the cuts that have samples."""
+        if self.cuts is None:
+            yield self.first, self
+            return
+        stops = itertools.accumulate(self.cuts)
+        for number, (size, stop) in enumerate(zip(self.cuts, stops, strict=True), self.first):
+            part = slice(stop - size, stop)
+            if len(self.ids[part]):
+                images, labels = self.images[part], self.labels[part]
+                yield number, replace(self, ids=self.ids[part], images=images, labels=labels, cuts=None)
 
     def micro_batches(self, size: int) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """(ids, float32 images, labels, targets) of at most `size` samples each."""
@@ -107,6 +124,7 @@ class Loader:
         batch: size of the global batch.
         train: whether to shuffle and augment.
         memory_format: how the images that the model sees lie in memory.
+        shards: into how many shards the rank's part of a batch is cut; None leaves it whole.
         on_device: whether all images are kept on the device; by default on a GPU with room.
     """
 
@@ -122,10 +140,11 @@ class Loader:
         device: torch.device,
         train: bool,
         memory_format: torch.memory_format = torch.contiguous_format,
+        shards: int | None = None,
         on_device: bool | None = None,
     ):
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
-        self.shard = order.Shard(len(index), batch, rank, world)
+        self.shard, self.cut = order.Shard(len(index), batch, rank, world, shards or 1), shards is not None
         self.labels, self.classes = index.labels, len(index.classes)
         self.normalise = Normalise(data.mean, data.std, device, memory_format)
         self.on_device: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -147,7 +166,9 @@ class Loader:
             size = self.shard.size(step)
             # How a short batch is split over the ranks might separate pairs.
             prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self._plain
-            yield Loaded(step, size, ids, images, labels, prepare, -(-size // self.shard.world))
+            most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
+            cuts = self.shard.cuts(step) if self.cut else None
+            yield Loaded(step, size, ids, images, labels, prepare, most, first, cuts)
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
         """(ids, uint8 images, labels) of each step, on the device."""

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from raytrain import errors
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -84,6 +86,23 @@ class Parallel:
         sharded strategy leaves it this rank's part."""
         return module
 
+    def check_deterministic(self) -> None:
+        """Checks that it can give the same bits on any number of workers, by `wrap_deterministic`.
+
+        Raises:
+            UserError: it cannot.
+        """
+        raise errors.not_deterministic(
+            f"{type(self).__name__} adds gradients up in an order that depends on the number of workers",
+            "parallel.strategy",
+            "take --parallel.strategy ddp",
+        )
+
+    def wrap_deterministic(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+        """`wrap` for `deterministic`: gradients of each shard of a batch are kept apart, and added up in an order that
+        does not depend on the workers."""
+        raise NotImplementedError(f"{type(self).__name__} needs a wrap_deterministic(module, device, world)")
+
     def own(self, wrapped: nn.Module, parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
         """Those of the parameters of which this rank has the values, or a part of each."""
         return parameters
@@ -114,6 +133,10 @@ class Parallel:
         """Micro-batches for evaluation, each with a model for it; what ranks work on together may be blank."""
         for one in passes:
             yield one, module
+
+    def shard(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """The context for the passes of a shard: all of a rank's in a step, or a part of them under `deterministic`."""
+        return nullcontext()
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """The context for micro-batches whose gradients are not exchanged yet."""

@@ -92,6 +92,38 @@ class DDP(Parallel):
             replica.register_comm_hook(None, getattr(default_hooks, f"{self.compression}_compress_hook"))
         return replica
 
+    def check_deterministic(self) -> None:
+        """What is rounded on the way, or asks all workers during a pass, depends on their number."""
+        for field, on in (("compression", self.compression != "none"), ("sync_batchnorm", self.sync_batchnorm)):
+            if on:
+                raise errors.not_deterministic(
+                    f"{field} depends on the number of workers", f"parallel.{field}", "leave it out"
+                )
+
+    def wrap_deterministic(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+        """A replica that adds up the gradients of shards, in shared memory where it can; never
+        DistributedDataParallel, of whose settings `reduction` alone counts.
+
+        Raises:
+            UserError: `reduction` is shared and the ranks have no memory in common.
+        """
+        from raytrain.parallel.tree import Gathering, TreeReplica
+
+        if world == 1:
+            return TreeReplica(module)
+        if self.reduction != "torch" and device.type == "cpu":
+            from raytrain.parallel.shared import replicate
+
+            if replica := replicate(module, pairwise=True):
+                return TreeReplica(module, replica.reduce)
+        if self.reduction == "shared":
+            raise errors.no_shared_memory()
+        return TreeReplica(module, Gathering(module).reduce)
+
+    def shard(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """A replica that adds up shards takes each one's gradients."""
+        return cast(Any, wrapped).shard() if hasattr(wrapped, "shard") else super().shard(wrapped)
+
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """DistributedDataParallel's own `no_sync`; a static graph rules it out, and exchanges every micro-batch."""
         if self.static_graph:
@@ -99,7 +131,7 @@ class DDP(Parallel):
         return cast(Any, wrapped).no_sync() if hasattr(wrapped, "no_sync") else super().no_sync(wrapped)
 
     def sync_gradients(self, wrapped: nn.Module) -> None:
-        """Adds gradients up in shared memory; DistributedDataParallel has done its work by then."""
+        """Adds gradients up, in shared memory or shard by shard; DistributedDataParallel has done its work by then."""
         if hasattr(wrapped, "reduce"):
             cast(Any, wrapped).reduce()
 

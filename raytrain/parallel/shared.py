@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from raytrain.parallel.tree import add_up
+
 _copy, _add = torch._foreach_copy_, torch._foreach_add_  # type: ignore[reportPrivateImportUsage]
 _HEADER = 4096
 _TOKEN, _WRITTEN, _READ = 0, 128, 256
@@ -32,11 +34,16 @@ class SharedReplica(nn.Module):
     """A module whose gradients, once `reduce` is called after the backward pass, are the sums over all ranks.
 
     Buffers (BatchNorm's statistics) become rank 0's with every step, as in DistributedDataParallel.
+
+    Args:
+        pairwise: whether ranks are added up as a `Tree` does it, and not one after the other.
     """
 
-    def __init__(self, module: nn.Module, rank: int, pids: list[int], memories: list[mmap.mmap]):
+    def __init__(
+        self, module: nn.Module, rank: int, pids: list[int], memories: list[mmap.mmap], pairwise: bool = False
+    ):
         super().__init__()
-        self.module, self.rank, self.pids = module, rank, pids
+        self.module, self.rank, self.pids, self.pairwise = module, rank, pids, pairwise
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.buffers_shared = list(module.buffers())
         self.counts = [memoryview(memory).cast("q") for memory in memories]
@@ -69,12 +76,15 @@ class SharedReplica(nn.Module):
         own = bytes(parameter.grad is not None for parameter in self.trained)
         present[self.rank][:] = own
         having = [index for index, there in enumerate(own) if there]
-        _copy([gradients[self.rank][i] for i in having], [self._gradient(i) for i in having])
+        if having:
+            _copy([gradients[self.rank][i] for i in having], [self._gradient(i) for i in having])
         if self.rank == 0 and self.buffers_shared:
             _copy(self.sent, self.buffers_shared)
         self.counts[self.rank][_WRITTEN // 8] = self.step
         self._wait(_WRITTEN)
-        if all(other == own for other in present):
+        if self.pairwise:
+            add_up(self.trained, [_there(*rank) for rank in zip(gradients, present, strict=True)])
+        elif all(other == own for other in present):
             self._add(having, range(len(gradients)), gradients)
         else:  # as in a model that leaves layers out at random
             for index, parameter in enumerate(self.trained):
@@ -124,8 +134,11 @@ class SharedReplica(nn.Module):
                         raise RuntimeError(f"rank {rank} has not come to step {self.step} for half an hour")
 
 
-def replicate(module: nn.Module) -> SharedReplica | None:
+def replicate(module: nn.Module, pairwise: bool = False) -> SharedReplica | None:
     """Wraps `module`, which must be the same on all ranks. A collective.
+
+    Args:
+        pairwise: as in `SharedReplica`.
 
     Returns:
         The replica, or None on all ranks where not all of them are processes of one Linux host that see each other. On
@@ -151,7 +164,12 @@ def replicate(module: nn.Module) -> SharedReplica | None:
             os.close(descriptor)
     if not success.item():
         return None
-    return SharedReplica(module, rank, [offer[1] for offer in offers], [memory for memory in memories if memory])
+    pids = [offer[1] for offer in offers]
+    return SharedReplica(module, rank, pids, [memory for memory in memories if memory], pairwise)
+
+
+def _there(gradients: list[torch.Tensor], present: memoryview) -> list[torch.Tensor | None]:
+    return [gradient if there else None for gradient, there in zip(gradients, present, strict=True)]
 
 
 def _open(pid: int, descriptor: int, token: bytes, size: int) -> mmap.mmap | None:
