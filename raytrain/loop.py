@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -523,7 +523,8 @@ def _deterministic_kernels() -> Iterator[None]:
     """The context in which PyTorch takes kernels that give the same bits every time; where it has none for what a model
     does, it raises a RuntimeError that names it."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is refused
-    memory, cudnn = cast(Any, torch.utils.deterministic), torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    cudnn: Any = torch.backends.cudnn
     before = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory, cudnn.benchmark
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import the compiler
     memory.fill_uninitialized_memory = cudnn.benchmark = False

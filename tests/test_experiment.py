@@ -12,12 +12,28 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import raytrain
-from raytrain import CNN, Augment, Data, Digits, Experiment, Model, Scaling, UserError, config, experiment
+from raytrain import (
+    CNN,
+    DDP,
+    FSDP,
+    Augment,
+    Data,
+    DataParallel,
+    Digits,
+    Experiment,
+    Model,
+    Scaling,
+    UserError,
+    config,
+    experiment,
+)
 
 GOOD = """
 from dataclasses import dataclass
@@ -231,6 +247,51 @@ def test_an_odd_micro_batch_is_refused_where_pairs_are_mixed_and_the_remedy_is_t
             build(Digits(augment=mixing), batch_size, number)
         else:
             build(Digits(augment=mixing), number, 2 if "an even" in caught.value.how else micro)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"scaling": Scaling(workers=3)},
+            "3 workers cannot share the 4 shards of a batch evenly, in scaling.workers; take 1, 2 or 4",
+        ),
+        ({"precision": "auto"}, "auto chooses by time, which is never twice the same, in precision; take --precision"),
+        ({"compile": True}, "torch.compile's kernels depend on the shapes that it has met before, in compile; take"),
+        ({"parallel": FSDP()}, "FSDP adds gradients up in an order that depends on the number of workers, in parallel"),
+        ({"parallel": DataParallel()}, "DataParallel adds gradients up in an order that depends on the number of work"),
+        (
+            {"parallel": DDP(compression="bf16")},
+            "compression depends on the number of workers, in parallel.compres",
+        ),
+        ({"parallel": DDP(sync_batchnorm=True)}, "sync_batchnorm depends on the number of workers, in parallel.sync_"),
+    ],
+)
+def test_what_cannot_be_deterministic_is_refused(fields: dict[str, Any], message: str) -> None:
+    value = Experiment(model=CNN(), data=Digits(), batch_size=60, **fields)
+    with pytest.raises(UserError) as caught:
+        replace(value, deterministic=True)
+    assert str(caught.value).startswith(f"deterministic gives the same bits on any number of workers, and {message}")
+    assert str(caught.value).endswith(", or --no_deterministic")
+
+
+@pytest.mark.parametrize("batch_size", [1, 6, 62, 63])
+def test_a_deterministic_batch_divides_into_shards_and_a_shard_into_micro_batches(batch_size: int) -> None:
+    def build(batch_size: int, **fields: Any) -> Experiment:
+        return Experiment(model=CNN(), data=Digits(), batch_size=batch_size, deterministic=True, **fields)
+
+    with pytest.raises(UserError) as caught:
+        build(batch_size)
+    assert caught.value.what == f"batch_size {batch_size} does not divide by the shards of --deterministic: 4"
+    for number in map(int, re.findall(r"\d+", caught.value.how)):
+        value = build(number, scaling=Scaling(workers=2))
+        assert (value.part, value.micro_batch, value.accumulation) == (number // 4, number // 4, 2)
+    with pytest.raises(UserError, match=r"batch of 16 does not divide by micro_batch_size 32; take .* 16$"):
+        build(64, micro_batch_size=32)
+    value = build(64, micro_batch_size=8, scaling=Scaling(workers=2))
+    assert (value.part, value.micro_batch, value.accumulation) == (16, 8, 4)
+    with pytest.raises(UserError, match=r"micro-batch of 15 .* pairs of 2; take --batch_size 56 or 64$"):
+        Experiment(model=CNN(), data=Digits(augment=Augment(mixup=0.2)), batch_size=60, deterministic=True)
 
 
 def test_the_arithmetic_of_a_step() -> None:

@@ -159,6 +159,16 @@ def test_mistakes_of_resume(copied: Run, capsys: Capture) -> None:
     assert {path.name for path in changed} <= {"environment.json", "lock"}
 
 
+def test_threads_are_shared_out_anew_for_other_workers_but_in_a_deterministic_run(copied: Run, capsys: Capture) -> None:
+    file = copied.path / "experiment.json"
+    kept = json.loads(file.read_text())
+    kept["scaling"] |= {"workers": 1, "threads_per_worker": 17}
+    for deterministic in (False, True):
+        file.write_text(json.dumps(kept | {"deterministic": deterministic}))
+        said = succeeds(capsys, "resume", copied.path, "--epochs", "3", "--scaling.workers", "2", "--dry_run")
+        assert ("17 threads" in said) == deterministic
+
+
 def test_a_run_that_is_still_going_is_not_resumed(
     copied: Run, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,17 @@ def test_a_count_beyond_float32_and_a_small_addition_are_kept() -> None:
     assert total["count"] == 2**53 + 1 and total["loss"] == 2.0**30 + 2.0**-20
 
 
+def test_shards_are_added_up_in_their_order_whatever_came_first() -> None:
+    values = torch.tensor([1.0, 1e16, -1e16, 1.0], dtype=torch.float64)
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 0, 3]):
+        sums = Sums(shards=4)
+        for shard in order:
+            sums.add({"value": values[shard], "count": torch.tensor(1)}, shard)
+        total = sums.reduce(CPU)
+        assert total["value"] == ((1.0 + 1e16) - 1e16) + 1.0 and total["count"] == 4
+    assert values.sum() != (values[0] + values[3]) + (values[1] + values[2]), "the order counts"
+
+
 def test_sums_carry_no_graph_and_leave_what_was_added_alone() -> None:
     value = torch.ones(2, requires_grad=True)
     sums = Sums()

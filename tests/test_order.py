@@ -167,6 +167,24 @@ def test_positions_and_count_are_those_of_the_slices_from_any_step_on(cut: tuple
         assert np.array_equal(shard.positions(np.arange(len(expected)), first), expected)
 
 
+@settings(deadline=None, max_examples=300)
+@given(cut=cuts())
+def test_parts_of_a_batch_are_the_same_for_any_number_of_ranks(cut: tuple[int, int, int, int]) -> None:
+    n, batch, parts, first = cut
+    alone = [order.Shard(n, batch, part, parts) for part in range(parts)]
+    for world in (world for world in range(1, parts + 1) if parts % world == 0):
+        each = parts // world
+        for rank in range(world):
+            shard, own = order.Shard(n, batch, rank, world, each), alone[rank * each : (rank + 1) * each]
+            for step in range(shard.steps):
+                assert shard.slice(step) == (own[0].slice(step)[0], own[-1].slice(step)[1])
+                assert shard.cuts(step) == tuple(stop - start for start, stop in (one.slice(step) for one in own))
+            slices = [np.arange(*shard.slice(step)) for step in range(first, shard.steps)]
+            expected = np.concatenate([np.empty(0, np.int64), *slices])
+            assert shard.count(first) == len(expected)
+            assert np.array_equal(shard.positions(np.arange(len(expected)), first), expected)
+
+
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_global_batches_are_the_same_for_any_number_of_ranks(batch: int) -> None:
     def batches(world: int) -> list[list[int]]:

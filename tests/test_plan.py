@@ -118,6 +118,19 @@ def test_threads_are_a_node_s_cores_shared_by_its_workers(cpus: int, nodes: int,
     assert fixed.experiment.scaling.threads_per_worker == 3
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_deterministic_run_has_one_thread_a_worker_or_what_was_asked_for(workers: int) -> None:
+    found = replace(SMALL, cpus=16)
+    planned = make(found, scaling=Scaling(workers=workers), deterministic=True)
+    assert planned.experiment.scaling.threads_per_worker == 1
+    fixed = make(found, scaling=Scaling(workers=workers, threads_per_worker=3), deterministic=True)
+    assert fixed.experiment.scaling.threads_per_worker == 3
+    copies = f"{workers} worker" + ("s" if workers > 1 else "")
+    assert text(planned, "batch") == f"{copies} x 15 micro-batch x {4 // workers} accumulation = 60 global"
+    gradients = planned.state_bytes - make(found, scaling=Scaling(workers=workers)).state_bytes
+    assert gradients == {1: 2, 2: 1, 4: 0}[workers] * 4 * planned.parameters[1]
+
+
 def test_this_machine_is_counted_as_it_is() -> None:
     found = plan.local_resources()
     assert found.cpus == len(os.sched_getaffinity(0)) and found.gpus == torch.cuda.device_count()

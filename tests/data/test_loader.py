@@ -56,6 +56,34 @@ def test_global_batches_are_bit_equal_for_1_2_and_4_ranks(data: Data, micro: int
                 assert torch.equal(labels, expected[2])
 
 
+@pytest.mark.parametrize("n", [N, 98])  # the last batch has 7 samples, or 2
+def test_shards_are_bit_equal_for_1_2_and_4_ranks_and_none_is_empty(n: int) -> None:
+    def shards(world: int) -> list[tuple[int, np.ndarray, torch.Tensor, torch.Tensor | None]]:
+        index, reader, found = INDEX.take(np.arange(n)), Resident(IMAGES[:n]), []
+        for rank in range(world):
+            loader = Loader(
+                MIXED, index, reader, BATCH, SEED, rank, world, torch.device("cpu"), train=True, shards=4 // world
+            )
+            for step, loaded in enumerate(loader.epoch(3, 2), 2):
+                for number, shard in loaded.shards():
+                    ((ids, images, labels, targets),) = shard.micro_batches(1_000)
+                    assert loaded.step == shard.step == step and shard.size == min(BATCH, n - step * BATCH)
+                    assert labels.tolist() == (ids * 7 % 10).tolist()
+                    found.append((4 * step + number, ids, images, targets))
+        return sorted(found, key=lambda one: one[0])
+
+    alone = shards(1)
+    last = 4 * (n // BATCH)
+    assert [number for number, *_ in alone] == list(range(8, last + min(4, n % BATCH)))
+    chosen = order.Order(SEED, 3, n)
+    assert np.array_equal(np.concatenate([ids for _, ids, _, _ in alone]), chosen[2 * BATCH : n])
+    for world in (2, 4):
+        for one, other in zip(alone, shards(world), strict=True):
+            assert one[0] == other[0] and np.array_equal(one[1], other[1]) and torch.equal(one[2], other[2])
+            assert (one[3] is None) == (other[3] is None) == (one[0] >= last)
+            assert one[3] is None or other[3] is None or torch.equal(one[3], other[3])
+
+
 def test_an_epoch_follows_the_order_and_has_every_sample_once() -> None:
     for number in (0, 1):
         ids = np.concatenate([whole(parts)[0] for parts in steps(loaders(PLAIN, 2), number)])
