@@ -93,8 +93,8 @@ class Plan:
             UserError: there is no room for them.
         """
         gpus = self.experiment.scaling.gpus_per_worker
-        scaling = _scaling(replace(self.asked, workers=workers, gpus_per_worker=gpus), resources)
-        return replace(self.experiment, scaling=scaling)
+        asked = replace(self.asked, workers=workers, gpus_per_worker=gpus)
+        return replace(self.experiment, scaling=_scaling(asked, resources, self.experiment.deterministic))
 
     @property
     def state_bytes(self) -> int:
@@ -102,7 +102,7 @@ class Plan:
         slots = {"SGD": int(getattr(self.experiment.optimizer, "momentum", 0) > 0)}.get(
             type(self.experiment.optimizer).__name__, 2
         )
-        e, workers = self.experiment, max(1, self.experiment.scaling.workers)
+        e, workers = self.experiment, self.experiment.scaling.ranks
         averages = e.ema_decay is not None
         apart = (order.SHARDS // workers).bit_length() - 1 if e.deterministic else 0  # gradients of other shards
         return 4 * (self.parameters[0] + (1 + slots + averages + apart) * self.parameters[1])
@@ -125,8 +125,9 @@ class Plan:
         stay = settings.keep + 1 + self.experiment.epochs // (settings.keep_every or self.experiment.epochs + 1)
         needs = one + (stay * one if settings.max_gib is None else min(stay * one, int(settings.max_gib * 2**30)))
         there = sum(file.stat().st_size for file in folder.glob("checkpoints/step_*/*"))
-        has = shutil.disk_usage(existing(folder)).free + there
-        if needs > has:
+        disk = shutil.disk_usage(existing(folder))
+        has = disk.free + there
+        if needs > has and disk.total:  # what is no disk has none at all, and cannot be written for another reason
             how = "free some, or keep fewer with --checkpoint.keep or --checkpoint.max_gib"
             raise errors.no_room(f"the run's {stay + 1} checkpoints", needs, has, f"on the disk of {folder}", how)
 
@@ -422,14 +423,15 @@ def _sized(experiment: Experiment, resources: Resources) -> Experiment:
         asked = replace(asked, gpus_per_worker=1.0 if resources.gpus >= sizes[-1] else 0.0)
     for workers in sizes:
         try:
-            return replace(experiment, scaling=_scaling(replace(asked, workers=workers), resources))
+            scaling = _scaling(replace(asked, workers=workers), resources, experiment.deterministic)
+            return replace(experiment, scaling=scaling)
         except errors.UserError:
             if workers == sizes[-1]:
                 raise
     raise AssertionError("there is at least one size")
 
 
-def _scaling(scaling: Scaling, resources: Resources) -> Scaling:
+def _scaling(scaling: Scaling, resources: Resources, deterministic: bool) -> Scaling:
     """Decides what was left open: GPUs where there are enough, CPUs such that one is left for Ray Data (workers that
     claim every CPU would starve it, and the run would hang)."""
     workers = scaling.ranks
@@ -457,7 +459,7 @@ def _scaling(scaling: Scaling, resources: Resources) -> Scaling:
             "CPUs", cpus * workers, spare, "scaling.workers x scaling.cpus_per_worker (one CPU stays with Ray Data)"
         )
     threads = scaling.threads_per_worker
-    if threads is None and experiment.deterministic:
+    if threads is None and deterministic:
         threads = 1  # their number changes last bits, and must not follow that of the workers
     elif threads is None:
         on_a_node = -(-workers // resources.nodes)

@@ -77,7 +77,7 @@ def recorded(experiment: Experiment, folder: Path, name: str, **changes: object)
     for path, value in changes.items():
         e = config.replace(e, path, value)
     raytrain.train(e, out=str(folder), name=f"run-{name}", quiet=True)
-    files = [(seen / f"{rank}.jsonl").read_text().splitlines() for rank in range(max(1, e.scaling.workers))]
+    files = [(seen / f"{rank}.jsonl").read_text().splitlines() for rank in range(max(1, e.scaling.ranks))]
     return [[pair for part in step for pair in json.loads(part)] for step in zip(*files, strict=True)]
 
 

@@ -67,7 +67,7 @@ def test_a_tutorial_trains_as_a_plain_pytorch_loop_does(
     indices = {split: few(index, STEPS * e.batch_size) for split, index in e.data.index().items()}
     run = new_run(tmp_path / "run", e)
     shutil.copy(file, run / "experiment.py")
-    assert ranks.run(e.scaling.workers, load_and_train, run, indices) == ["completed"] * e.scaling.workers
+    assert ranks.run(e.scaling.ranks, load_and_train, run, indices) == ["completed"] * e.scaling.ranks
     found = losses(run)
     assert len(found) == STEPS and np.isfinite(found).all()
     if isinstance(e.optimizer, SGD):  # fine-tuning has Adam, and each worker its own BatchNorm
