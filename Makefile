@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test sweep-faults lint bench bench-full bench-sweep bench-check clean
+.PHONY: setup train test faults sweep-faults lint bench bench-full bench-sweep bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -28,6 +28,11 @@ test: setup
 N ?= 20
 sweep-faults: setup
 	$(BIN)/python tests/faults/table.py $(N)
+
+# Injects faults into real runs, three into each: 66 are one run of each kind, twenty minutes on two cores.
+FAULTS = $(if $(filter-out file,$(origin N)),$(N),66)
+faults: setup
+	$(BIN)/python tests/faults/runs_table.py $(FAULTS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -53,6 +53,15 @@ def sh(command: str, home: Path, **environment: str) -> str:
     return done.stdout
 
 
+def refused(command: str, home: Path) -> str:
+    """What a command says that ends with 2."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(command, shell=True, cwd=home, capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PATH": path})  # fmt: skip
+    assert done.returncode == 2, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stderr
+
+
 def the(start: str) -> str:
     """The one command of README that begins so."""
     found = [command for command in COMMANDS if command.startswith(start)]
@@ -107,6 +116,10 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
 
 
 def test_a_run_goes_on_with_another_strategy(home: Path) -> None:
+    elastic = sh(the("raytrain train experiments/digits.py --scaling.workers 1:2"), home)
+    assert "(elastic, 1 or 2 as there is room)" in elastic
+    assert Run(home / "runs" / "elastic").summary["workers"] == 2
+    assert "is complete" in refused(the("raytrain resume RUN").replace("RUN", "runs/elastic"), home)
     sh(the("raytrain train experiments/digits.py --parallel.strategy fsdp"), home)
     sh(the("raytrain resume runs/sharded"), home)
     run = Run(home / "runs/sharded")
