@@ -74,11 +74,13 @@ class MNIST(Data):
 
     def _split(self, split: str, images_file: Path, labels_file: Path) -> Index:
         labels, images = _idx(str(labels_file), 1), _idx(str(images_file), 3)
-        if len(labels) != len(images):
-            raise errors.broken_file(images_file, f"{len(images)} images for {len(labels)} labels", _REMEDY)
+        if not len(labels):
+            raise errors.broken_file(labels_file, "it has no labels", _REMEDY)
         count, height, width = images.shape
         if not images.size:
             raise errors.broken_file(images_file, f"{count} images of {height} x {width} pixels", _REMEDY)
+        if len(labels) != count:
+            raise errors.broken_file(images_file, f"{count} images for {len(labels)} labels", _REMEDY)
         if labels.max(initial=0) > 9:
             raise errors.broken_file(labels_file, f"label {labels.max()} is above 9", _REMEDY)
         return Index(
