@@ -59,7 +59,7 @@ def test_none_of_them_takes_seconds_or_hundreds_of_megabytes(
 ) -> None:
     *_, found = read
     slow = {name: seconds for name, (_, seconds) in found["results"].items() if seconds > 5}
-    assert not slow and found["megabytes"] < 300
+    assert not slow and found["megabytes"] < 200
 
 
 def test_skip_drops_just_those_from_memory_and_from_a_stream_and_leaves_the_rest_as_they_are(

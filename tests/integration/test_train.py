@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import raytrain
@@ -48,6 +49,7 @@ BASE = Experiment(
 )
 
 FOUR_WORKERS: dict[str, Any] = {"scaling.workers": 4}
+STREAMING: dict[str, Any] = {"data.mode": "streaming"}
 NEW_LR: dict[str, Any] = {"optimizer.lr": 1.0}
 
 
@@ -120,6 +122,34 @@ def test_resident_and_streaming_give_the_same_batches_bit_for_bit_and_skip_the_s
     skipped = json.loads((tmp_path / "run-resident" / "skipped.json").read_text())
     assert [Path(one["path"]).name for split in skipped.values() for one in split] == ["broken.jpg"]
     assert skipped == json.loads((tmp_path / "run-streaming" / "skipped.json").read_text())
+
+
+def test_a_resumed_run_stays_without_a_sample_that_can_be_read_again(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "data" / "ab"[number % 2] / f"{number}.bmp")
+    data = ImageFolder(root=str(tmp_path / "data"), size=8, crop=None, on_bad_sample="skip")
+    sick = tmp_path / "data" / data.index()["train"].name(3)
+    whole = sick.read_bytes()
+    sick.write_bytes(bytes(len(whole)))
+    e = replace(BASE, data=data, batch_size=8, epochs=1)
+    count = len(data.index()["train"]) - 1
+    first = [i for step in recorded(e, tmp_path, "sick") for i, _ in step]
+    run = tmp_path / "run-sick"
+    skipped = json.loads((run / "skipped.json").read_text())
+    assert [(one["row"], one["path"]) for one in skipped["train"]] == [(3, str(sick))] and not skipped["val"]
+    sick.write_bytes(whole)
+    for epochs, changes in ((2, {}), (3, STREAMING)):
+        raytrain.resume(run, quiet=True, epochs=epochs, **changes)
+        assert json.loads((run / "skipped.json").read_text()) == skipped
+    lines = [(tmp_path / "sick" / f"{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
+    ids = [i for rank in lines for line in rank for i, _ in json.loads(line)]
+    assert sorted(first) == list(range(count)) and sorted(ids) == sorted(3 * list(range(count)))
+    other = tmp_path / "data" / data.index()["train"].name(5)
+    other.write_bytes(bytes(len(whole)))
+    with pytest.raises(raytrain.UserError, match=f"could be read when the run began: .*, {other}; restore it"):
+        raytrain.resume(run, quiet=True, epochs=4)
 
 
 def test_a_run_from_python_says_what_came_of_it_and_can_be_repeated_bit_for_bit(tmp_path: Path) -> None:
