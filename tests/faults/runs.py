@@ -121,15 +121,18 @@ class Nodes:
         head = {"num_cpus": 3, "include_dashboard": False}
         self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
+        self._node: Any = None
         self.add()
 
     def add(self) -> None:
-        """Starts the second node."""
-        self._node = self._cluster.add_node(num_cpus=2)
+        """Starts the second node, or another one in its place."""
+        if self._node is None:
+            self._node = self._cluster.add_node(num_cpus=2)
 
     def kill(self) -> None:
         """Kills the second node's processes."""
         self._cluster.remove_node(self._node, allow_graceful=False)
+        self._node = None
 
     def call_back(self) -> None:
         """Says that the second node will go in a minute, as a cloud does of a spot instance."""
@@ -137,6 +140,7 @@ class Nodes:
         drain += ["--node-id", self._node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
         drain += ["--reason-message", "spot", "--deadline-remaining-seconds", "60"]
         subprocess.run(drain, check=True, capture_output=True, timeout=60)
+        self._node = None
 
     def close(self) -> None:
         """Ends all nodes."""
@@ -414,19 +418,19 @@ def resize(story: Story) -> None:
 
 
 def kill_node(story: Story) -> None:
-    """Every process of the second node is killed: the run goes on with what is left. A new node comes."""
+    """Every process of the second node is killed: the run goes on with what is left, until a new node comes."""
     assert story.nodes
+    story.nodes.add()
     story.wait_for_both_nodes()
     story.nodes.kill()
-    threading.Timer(10, story.nodes.add).start()
 
 
 def call_node_back(story: Story) -> None:
-    """The second node will go in a minute: a checkpoint, and the run goes on without it. A new node comes."""
+    """The second node will go in a minute: a checkpoint, and the run goes on without it, until another one comes."""
     assert story.nodes
+    story.nodes.add()
     story.wait_for_both_nodes()
     story.nodes.call_back()
-    threading.Timer(10, story.nodes.add).start()
 
 
 def _signalled(story: Story, number: signal.Signals, *resumed_with: str) -> None:
