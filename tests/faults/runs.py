@@ -217,23 +217,25 @@ class Story:
         found = checkpoint.newest(self.run / "checkpoints")
         return int(found.name.partition("_")[2]) if found else 0
 
-    def passes(self) -> list[int]:
-        """How many passes rank 0 began after each start of the workers."""
+    def steps(self) -> list[int]:
+        """How many steps rank 0 began after each start of the workers."""
         try:
-            return [len(part) for part in (self.orders / "passes").read_text().split("\n")[1:]]
+            parts = (self.orders / "passes").read_text().split("\n")[1:]
         except FileNotFoundError:
             return []
+        shards = 4 if self.kind in DETERMINISTIC else 0  # of a step, which the ranks share
+        return [-(-len(part) * int(part[0]) // shards) if shards and part else len(part) for part in parts]
 
     def count_redone(self) -> None:
-        """Tells from all passes how many steps were trained twice, at most, after a fault."""
+        """Tells from all steps how many steps were trained twice, at most, after a fault."""
         start, redone = 0, []
         log = self.run / "logs" / "workers.jsonl"
         events = log.read_text().splitlines() if log.is_file() else []
         came = [(json.loads(line)["time"], int((json.loads(line)["checkpoint"] or "_0")[5:])) for line in events]
-        for passes, (_, begin) in zip(self.passes(), sorted(came + self.resumed), strict=False):
-            redone.append(start + passes - begin)
+        for steps, (_, begin) in zip(self.steps(), sorted(came + self.resumed), strict=False):
+            redone.append(start + steps - begin)
             start = begin
-        assert start + self.passes()[-1] == STEPS, (self.passes(), sorted(came + self.resumed))
+        assert start + self.steps()[-1] == STEPS, (self.steps(), sorted(came + self.resumed))
         for fault in self.faults:
             fault.redone = max(redone, default=0)
 
@@ -414,7 +416,7 @@ def terminate(story: Story) -> None:
 
 def resize(story: Story) -> None:
     """SIGINT, and another number of workers: 4, 2, 1, 4."""
-    _signalled(story, signal.SIGINT, "--scaling.workers", str((2, 1, 4)[len(story.faults) % 3]))
+    _signalled(story, signal.SIGINT, "--scaling.workers", str((2, 1, 4)[(len(story.faults) - 1) % 3]))
 
 
 def kill_node(story: Story) -> None:
@@ -529,7 +531,7 @@ def play(kind: str, seed: int, folder: Path, faults: int, whole: tuple[list[dict
             story.wait_for_step(30 + number * window + story.draw.randrange(window // 2))
             fault = Injected(kind, seed, story.step())
             story.faults.append(fault)
-            starts, began = len(story.passes()), time.monotonic()
+            starts, began = len(story.steps()), time.monotonic()
             KINDS[kind](story)
             _watch(story, fault, starts, began)
         assert story.command.end() == 0, story.command.said[-3000:]
@@ -552,15 +554,15 @@ def play(kind: str, seed: int, folder: Path, faults: int, whole: tuple[list[dict
 
 
 def _watch(story: Story, fault: Injected, starts: int, began: float) -> None:
-    """Waits for the first pass after the run has gone on, or, where it need not stop, for thirty more."""
-    deadline, passes = time.monotonic() + 120, sum(story.passes())
-    while len(found := story.passes()) == starts:
+    """Waits for the first step after the run has gone on, or, where it need not stop, for thirty more."""
+    deadline, before = time.monotonic() + 120, sum(story.steps())
+    while len(found := story.steps()) == starts:
         assert time.monotonic() < deadline, f"it does not go on: {story.command.said[-3000:]}"
         if not story.command.running:
             ended = story.command.process.returncode
             assert ended == 0, f"it ended with {ended}: {story.command.said[-3000:]}"
             break
-        if story.kind in QUIET and sum(found) >= passes + 30:
+        if story.kind in QUIET and sum(found) >= before + 30:
             break
         time.sleep(0.01)
     fault.seconds = time.monotonic() - began
