@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test faults sweep-faults lint bench bench-full bench-sweep bench-check clean
+.PHONY: setup train test faults sweep-faults lint bench bench-full bench-sweep bench-deterministic bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -54,6 +54,9 @@ bench-full: $(VENV)/.bench
 
 bench-sweep: setup
 	$(BIN)/python benchmarks/sweep.py $(BENCH)
+
+bench-deterministic: setup
+	$(BIN)/python benchmarks/deterministic.py $(BENCH)
 
 bench-check: setup
 	$(BIN)/python benchmarks/regression.py

@@ -31,6 +31,7 @@ from raytrain import (
     Model,
     Optimizer,
     checkpoint,
+    order,
 )
 from raytrain.parallel import tree
 from raytrain.parallel.tree import Gradients, Tree
@@ -148,7 +149,11 @@ def test_a_model_whose_shards_use_other_layers_and_whose_buffers_count(
     ranks: Ranks, tmp_path: Path, reduction: Any
 ) -> None:
     e = replace(BASE, model=Odd(), parallel=DDP(reduction=reduction), optimizer=AdamW(lr=0.01))
-    check(ranks, tmp_path, replace(e, memory_format="contiguous"))
+    one = checkpoint.newest(check(ranks, tmp_path, replace(e, memory_format="contiguous")) / "checkpoints")
+    assert one is not None
+    torch.manual_seed(order.key(e.seed, 0) >> 1)
+    never = checkpoint.load_model(one)["never.weight"]
+    assert torch.equal(never, OddNet(64, 10).never.weight), "what has no gradient does not decay"
 
 
 @dataclass(frozen=True)
