@@ -184,6 +184,7 @@ def verify(path: Path) -> None:
 
     Raises:
         UserError: it is not committed, or a file is missing, of another size or of another content.
+        OSError: storage cannot be read, which says nothing about the checkpoint.
     """
     if path.is_symlink():
         raise errors.broken_checkpoint(path, "it is a link")
@@ -191,9 +192,9 @@ def verify(path: Path) -> None:
         manifest = json.loads(_read(path, MANIFEST))
         expected = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
         step = manifest["step"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise errors.broken_checkpoint(path, "it has no manifest") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.broken_checkpoint(path, f"its manifest is damaged ({_short(error)})") from None
     if set(expected) != set(PARTS):
         raise errors.broken_checkpoint(path, "its manifest is damaged (it names other files)")
@@ -202,20 +203,22 @@ def verify(path: Path) -> None:
     for name, (size, sha256) in expected.items():
         try:
             status = os.lstat(path / name)
-            if not stat.S_ISREG(status.st_mode):
-                raise errors.broken_checkpoint(path, f"{name} is missing")
-            if status.st_size != size:
-                raise errors.broken_checkpoint(path, f"{name} has {status.st_size} bytes instead of {size}")
-            if _sha256(path / name) != sha256:
-                raise errors.broken_checkpoint(path, f"{name} has another sha256")
         except FileNotFoundError:
             raise errors.broken_checkpoint(path, f"{name} is missing") from None
-        except OSError as error:
-            raise errors.broken_checkpoint(path, f"{name} cannot be read ({error.strerror})") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise errors.broken_checkpoint(path, f"{name} is missing")
+        if status.st_size != size:
+            raise errors.broken_checkpoint(path, f"{name} has {status.st_size} bytes instead of {size}")
+        if _sha256(path / name) != sha256:
+            raise errors.broken_checkpoint(path, f"{name} has another sha256")
 
 
 def verified(folder: Path) -> Iterator[Path]:
-    """The checkpoints that verify, the newest first, found by looking and not by trusting a pointer."""
+    """The checkpoints that verify, the newest first, found by looking and not by trusting a pointer.
+
+    Raises:
+        OSError: storage cannot be read: who went back to an older one for that would remove the newer ones.
+    """
     for path in sorted(_checkpoints(folder), key=_step, reverse=True):
         with contextlib.suppress(errors.UserError):
             verify(path)
@@ -251,7 +254,7 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> dict[str, torc
     """
     try:
         return load_file(path / MODEL, device=str(device))
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise errors.broken_checkpoint(path, f"{MODEL} cannot be read ({_short(error)})") from None
 
 
@@ -283,7 +286,7 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(_read(path, STATE), parse_constant=_refuse)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise errors.broken_checkpoint(path, f"{STATE} cannot be read ({_short(error)})") from None
     if not isinstance(found, dict):
         raise errors.broken_checkpoint(path, f"{STATE} holds no object")
@@ -465,14 +468,12 @@ def _remove(path: Path) -> None:
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             return os.unlink(path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path / MANIFEST)
     except FileNotFoundError:
         return
-    for name in os.listdir(path):
+    for name in sorted(os.listdir(path), key=lambda name: name != MANIFEST):
         try:
             os.unlink(path / name)
-        except (IsADirectoryError, PermissionError):  # none of ours
+        except IsADirectoryError:  # none of ours
             shutil.rmtree(path / name)
     os.rmdir(path)
 
@@ -481,14 +482,15 @@ def _read(path: Path, name: str) -> bytes:
     """A small file of a checkpoint. It is no link and no pipe, for which a reader would wait.
 
     Raises:
-        OSError: there is none, or it is something else.
+        ValueError: it is something else.
+        OSError: there is none, or storage cannot be read.
     """
     file = path / name
     status = os.lstat(file)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{name} is no file")
+        raise ValueError(f"{name} is no file")
     if status.st_size > _LARGEST[name]:
-        raise OSError(f"{name} has {status.st_size} bytes")
+        raise ValueError(f"{name} has {status.st_size} bytes")
     return file.read_bytes()
 
 

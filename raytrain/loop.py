@@ -397,17 +397,17 @@ class Worker:
             self.log = MetricsLog(self.run.path / "metrics.jsonl", offset)
             settings = self.experiment.checkpoint
             self.writer = CheckpointWriter(self.run.path, self.log, settings, self.steps_per_epoch)
-            if path:  # a kill may have come between a checkpoint and what points to it
-                self.writer.resume(path.name, self.progress.step, self.progress.best)
+            self.writer.resume(path.name if path else None, self.progress.step, self.progress.best)
         return optimizer
 
     def _newest(self, folder: Path) -> checkpoint.Loaded | None:
         """The newest checkpoint that is one of a run."""
         for found in checkpoint.loadable(folder, self.place.device):
-            with contextlib.suppress(KeyError, ValueError):
-                step = Progress.from_state(found.state["progress"]).step
-                parts = {"optimizer", "precision", *(["ema"] if self.ema else [])} <= found.optimizer.keys()
-                if parts and checkpoint.name_of(step) == found.path.name and found.state["metrics_bytes"] >= 0:
+            with contextlib.suppress(KeyError, ValueError, TypeError):
+                state, tensors = found.state, {"optimizer", "precision", *(["ema"] if self.ema else [])}
+                step = Progress.from_state(state["progress"]).step
+                figures = state["metrics_bytes"] >= 0 and (state["unit"] is None or math.isfinite(state["unit"]))
+                if figures and tensors <= found.optimizer.keys() and checkpoint.name_of(step) == found.path.name:
                     return found
         return None
 

@@ -45,7 +45,8 @@ class Progress:
             raise ValueError("the progress has other fields")
         for name, value in values.items():
             kind = type(getattr(default, name))
-            if type(value) is not kind and not (kind is float and type(value) is int):
+            fits = type(value) in (int, float) and math.isfinite(value) if kind is float else type(value) is kind
+            if not fits:
                 raise ValueError(f"the progress has {name} = {str(value)[:50]}")
         found = cls(**values)
         if min(found.step, found.epoch, found.epoch_samples) < 0:

@@ -232,10 +232,11 @@ class MetricsLog:
             self._synced, self._written = self._synced + end, self._written - end
 
     def close(self) -> None:
-        """Ends the writing."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        """Ends the writing; what is not committed by now may be lost."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.close(file)
 
     def _push(self) -> int:
         """Hands what is left to the system; returns the file."""
@@ -256,8 +257,7 @@ class MetricsLog:
         """Writes all since the last commit again, into what stands at the path by then: a system that could not put
         bytes on the disk forgets them, and a disk that was gone has come back."""
         self._written = 0
-        with contextlib.suppress(OSError):
-            self.close()
+        self.close()
 
 
 class Lock:

@@ -75,13 +75,17 @@ class CheckpointWriter:
             checkpoint.insist(write)
         except OSError as error:
             self._note(error)
-            found = checkpoint.newest(self.run / "checkpoints")
-            raise errors.storage_refuses(self.run, _reason(error), found.name if found else None) from error
+            newest = None
+            with contextlib.suppress(OSError):
+                newest = checkpoint.newest(self.run / "checkpoints")
+            raise errors.storage_refuses(self.run, _reason(error), newest.name if newest else None) from error
 
-    def resume(self, name: str, step: int, best: dict[str, Any]) -> None:
-        """Goes on from a checkpoint: what points to a later one, or to none since a kill came before, points to it.
+    def resume(self, name: str | None, step: int, best: dict[str, Any]) -> None:
+        """Goes on from a checkpoint, or from the start: what points to a later one, or to none since a kill came
+        before, points to it.
 
         Args:
+            name: the checkpoint's.
             best: the best epoch's row as of that checkpoint; empty where no epoch has ended.
 
         Raises:
@@ -93,7 +97,15 @@ class CheckpointWriter:
                 self._bests[found] = state["progress"]["best"]["checkpoint"]
         if not best:
             (self.run / "best.json").unlink(missing_ok=True)
-        self._point(name, step, best)
+        if name is None:
+            (self.run / "last.json").unlink(missing_ok=True)
+        else:
+            self._point(name, step, best)
+            self._prune()
+
+    def _prune(self) -> None:
+        budget = None if self.settings.max_gib is None else int(self.settings.max_gib * 2**30)
+        checkpoint.prune(self.run / "checkpoints", self.settings.keep, self._bests, self.every, budget)
 
     def _point(self, name: str, step: int, best: dict[str, Any]) -> None:
         """Writes what points to the last checkpoint, and to the best one where that has changed."""
@@ -130,8 +142,7 @@ class CheckpointWriter:
         self._point(name, due.step, best)
         self._bests[name] = best.get("checkpoint", name)
         self._due = None
-        budget = None if self.settings.max_gib is None else int(self.settings.max_gib * 2**30)
-        checkpoint.prune(folder, self.settings.keep, self._bests, self.every, budget)
+        self._prune()
 
     def _note(self, error: OSError) -> None:
         step = f"step {self._due.step}: " if self._due else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -63,3 +64,12 @@ def test_the_first_epoch_does_not_count_as_steady_where_there_is_another(epochs:
         row = progress.end_epoch(TASK, {"loss": 1.0}, 1.0, epochs)
         assert row["train_loss"] == 0.5
     assert progress.summary()["samples_per_second"] == rate
+
+
+def test_progress_comes_back_from_a_checkpoint_s_json_and_nothing_else_does() -> None:
+    kept = Progress(step=3, epoch=1, epoch_loss=0.1, best={"epoch": 1}, tried={"fp32": 1.5, "bf16": None})
+    assert Progress.from_state(json.loads(json.dumps(vars(kept)))) == kept
+    assert Progress.from_state({"seconds": 3}).seconds == 3  # a whole number of seconds
+    for bad in ([], {"step": 1.0}, {"step": True}, {"more": 1}, {"seconds": math.inf}, {"best": None}, {"step": -1}):
+        with pytest.raises(ValueError, match="progress"):
+            Progress.from_state(bad)
