@@ -251,7 +251,7 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
     planned = replace(planned, parameters=(1 << 18, 1 << 18))
     assert planned.checkpoint_bytes == 1 << 20
     free = int(needs * 2**20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=free + 1))
     planned.check_disk(tmp_path / "not" / "yet")
     free -= 1
     with pytest.raises(UserError, match=r"the run's .* checkpoints needs .* MiB and there are .*; free some, or keep"):

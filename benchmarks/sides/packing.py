@@ -38,6 +38,7 @@ def main() -> None:
         started = time.perf_counter()
         images, index, _ = reader.pack(data, index)
         packed = time.perf_counter() - started
+        assert images is not None
         loss, seconds = epoch(workload, data, index, images)
         ray.shutdown()
         started = time.perf_counter()
@@ -49,7 +50,7 @@ def main() -> None:
             packed=packed,
             epoch=seconds,
             again=time.perf_counter() - started,
-            rows=len(again),
+            rows=0 if again is None else len(again),
         )
     shutil.rmtree(cache, ignore_errors=True)
 
