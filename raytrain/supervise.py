@@ -21,7 +21,7 @@ from raytrain.run import Run
 from raytrain.session import Session
 from raytrain.worker import Job, work, work_on_cluster
 
-_ANSWER_SECONDS, _START_SECONDS = 15, 30
+_ANSWER_SECONDS, _START_SECONDS = 15, 10
 """How long a worker may be silent before it is taken for lost, and how long to wait for room that there seems to be."""
 _LOOK_SECONDS, _HEAD_SECONDS = 1.0, 5.0
 """How often to look at the cluster, and how long its head may be silent."""
@@ -88,7 +88,7 @@ class Supervisor:
         self.planned, self.job, self.session = planned, job, session
         self.tail, self.interrupts, self.observer = tail, interrupts, observer
         self.scaling, self.can_leave = planned.asked, not session.found
-        self.failures, self.resizing = 0, ""
+        self.failures, self.resizing, self.said = 0, "", ""
         self.head_seen = self.looked = time.monotonic()
 
     def run(self) -> None:
@@ -164,7 +164,6 @@ class Supervisor:
         run = self.job.run
         for leftover in (*(run / "logs").glob("*_*.json"), run / "stop", run / "summary.json"):
             leftover.unlink(missing_ok=True)
-        said = False
         while True:
             for workers in self.planned.sizes:
                 need = _need(self.planned, workers)
@@ -176,11 +175,9 @@ class Supervisor:
                         self.job = replace(self.job, experiment=value)
                         self.observer.status(f"starting {workers} worker{'s' if workers > 1 else ''} again")
                         return
-            if not said:
-                self._say("waiting", f"for room for {self.scaling.least} workers")
-                said = True
+            self._say("waiting", f"for room for {self.scaling.least} workers")
             self.interrupts.stop_if_asked()
-            if not self._head_answers():
+            if not self._head_answers() or (self.session.own and not _capacity({"CPU": 0.01})):
                 raise RunFailed("the head of the cluster does not answer any more", run, None)
             time.sleep(1)
 
@@ -217,11 +214,7 @@ class Supervisor:
         import ray
 
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=1).close()
-            return True
-        except OSError:
-            return False
+        return _answers(host, int(port))
 
     def _newest(self) -> str:
         """The newest committed checkpoint."""
@@ -235,6 +228,9 @@ class Supervisor:
     def _say(self, event: str, why: str) -> None:
         """Shows and keeps what became of the workers."""
         newest = self._newest()
+        if event == "waiting" == self.said:
+            return
+        self.said = event
         row = {"time": time.time(), "event": event, "why": why, "checkpoint": newest or None}
         with open(self.job.run / "logs" / "workers.jsonl", "a") as file:
             file.write(json.dumps(row | {"workers": self.job.experiment.scaling.ranks}) + "\n")
@@ -312,8 +308,20 @@ def _capacity(need: dict[str, float]) -> int:
     return sum(
         int(min(node["Resources"].get(kind, 0.0) / count for kind, count in need.items()))
         for node in ray.nodes()
-        if node["Alive"] and node["NodeID"] not in going
+        if node["Alive"]
+        and node["NodeID"] not in going
+        # The head takes a node for alive until half a minute after its end.
+        and _answers(node["NodeManagerAddress"], node["NodeManagerPort"])
     )
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether anything listens there."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+        return True
+    except OSError:
+        return False
 
 
 def _nodes_of(run: Path) -> set[str]:
@@ -341,7 +349,7 @@ def _failure(error: BaseException, path: Path) -> RunFailed:
             return RunFailed(f"rank {rank} {said}{_last_words(path, rank)}", path, rank, lost=True)
     if records:  # those who miss another one tell it first
         first = min(records, key=lambda record: record["time"])
-        return RunFailed(f"rank {first['rank']} misses another: {first['error']}", path, None, lost=True)
+        return RunFailed(f"rank {first['rank']} lost its connection to another rank", path, None, lost=True)
     for rank, failure in sorted(failures.items()):
         return RunFailed(f"rank {rank}: {last_line(failure)}", path, rank)
     return RunFailed(last_line(error), path, None)
