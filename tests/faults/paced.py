@@ -47,10 +47,10 @@ _COUNTED: list[int] = []
 
 
 def _count(file: Path) -> None:
-    """Adds a byte for each pass, the number of ranks; after a line's end where this process has its first."""
+    """Adds a byte for each pass, the number of ranks; on a line with the time of this process's first."""
     if not _COUNTED:
         _COUNTED.append(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
-        os.write(_COUNTED[0], b"\n")
+        os.write(_COUNTED[0], f"\n{time.time()} ".encode())
     os.write(_COUNTED[0], str(dist.get_world_size() if dist.is_initialized() else 1).encode())
 
 

@@ -220,24 +220,27 @@ class Story:
     def steps(self) -> list[int]:
         """How many steps rank 0 began after each start of the workers."""
         try:
-            parts = (self.orders / "passes").read_text().split("\n")[1:]
+            lines = (self.orders / "passes").read_text().split("\n")[1:]
         except FileNotFoundError:
             return []
+        parts = [line.partition(" ")[2] for line in lines]
         shards = 4 if self.kind in DETERMINISTIC else 0  # of a step, which the ranks share
         return [-(-len(part) * int(part[0]) // shards) if shards and part else len(part) for part in parts]
 
     def count_redone(self) -> None:
         """Tells from all steps how many steps were trained twice, at most, after a fault."""
-        start, redone = 0, []
+        start, redone = 0, [0]
         log = self.run / "logs" / "workers.jsonl"
         events = log.read_text().splitlines() if log.is_file() else []
         came = [(json.loads(line)["time"], int((json.loads(line)["checkpoint"] or "_0")[5:])) for line in events]
-        for steps, (_, begin) in zip(self.steps(), sorted(came + self.resumed), strict=False):
+        began = [float(line.partition(" ")[0]) for line in (self.orders / "passes").read_text().split("\n")[1:]]
+        for steps, then in zip(self.steps(), began[1:], strict=False):
+            begin = max(one for one in came + self.resumed if one[0] < then)[1]
             redone.append(start + steps - begin)
             start = begin
-        assert start + self.steps()[-1] == STEPS, (self.steps(), sorted(came + self.resumed))
+        assert start + self.steps()[-1] == STEPS, (self.steps(), began, came, self.resumed)
         for fault in self.faults:
-            fault.redone = max(redone, default=0)
+            fault.redone = max(redone)
 
     def places(self) -> dict[int, int]:
         """The process of each rank."""
