@@ -56,6 +56,24 @@ def small_node() -> Iterator[None]:
             setattr(node, name, method)
 
 
+def abandon_node() -> None:
+    """Ends what is left of the node of one's own, a part of which has died: `ray.shutdown` would wait for that part,
+    and end this process with it."""
+    import ray
+
+    with contextlib.suppress(AttributeError):
+        ray._private.worker.global_worker.node.kill_all_processes(check_alive=False, allow_graceful=False)  # type: ignore[union-attr]
+        _ABANDONED.append(True)
+
+
+def abandoned() -> bool:
+    """Whether the node of one's own was ended so."""
+    return bool(_ABANDONED)
+
+
+_ABANDONED: list[bool] = []
+
+
 def session_logs() -> Path | None:
     """Where the node of one's own keeps its logs, if there is one."""
     import ray

@@ -28,6 +28,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.own = not self.found and not self.address
         # Ray Train's imports take as long as Ray does; ray.init itself must stay in the main thread.
         self._imports = threading.Thread(target=_quieten, args=(verbose,), daemon=True, name="imports")
+        self.places: list[tuple[str, int]] = []
         if not self.found:
             _settle()
         if self.address and not self.found:
@@ -76,7 +77,21 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """Ends what `start` started, or the connection."""
         ray = sys.modules.get("ray")
         if not self.found and ray is not None:
-            ray.shutdown()
+            if self.own and self.places and not self.answers():
+                launch.abandon_node()
+            else:
+                ray.shutdown()
+
+    def answers(self) -> bool:
+        """Whether the head of the cluster and this machine's node still do."""
+        import ray
+
+        if not self.places:
+            own = ray.get_runtime_context().get_node_id()
+            host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+            nodes = [node for node in ray.nodes() if node["NodeID"] == own]
+            self.places = [(host, int(port)), *((one["NodeManagerAddress"], one["NodeManagerPort"]) for one in nodes)]
+        return all(answers(*place) for place in self.places)
 
     def check_shared(self, path: Path, name: str = "experiment.json") -> None:
         """Checks that every node of a cluster sees the directory of a run or a sweep, and in it the file `name`.
@@ -144,10 +159,19 @@ class Session(contextlib.AbstractContextManager["Session"]):
             token.chmod(0o600)
 
 
+def answers(host: str, port: int) -> bool:
+    """Whether anything listens there."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+        return True
+    except OSError:
+        return False
+
+
 def leave(status: int) -> NoReturn:
     """Ends this process at once, after all that it has written: to take torch and Ray down in order takes seconds."""
     ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
+    if ray is not None and ray.is_initialized() and not launch.abandoned():
         ray.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

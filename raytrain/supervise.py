@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
 from dataclasses import replace
@@ -18,13 +17,16 @@ from raytrain.interrupts import Interrupts
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
 from raytrain.run import Run
-from raytrain.session import Session
+from raytrain.session import Session, answers
 from raytrain.worker import Job, work, work_on_cluster
 
 _ANSWER_SECONDS, _START_SECONDS = 15, 10
 """How long a worker may be silent before it is taken for lost, and how long to wait for room that there seems to be."""
 _LOOK_SECONDS, _HEAD_SECONDS = 1.0, 5.0
 """How often to look at the cluster, and how long its head may be silent."""
+
+
+_GONE = "Ray has ended under it: the cluster's head, or this machine's node, does not answer any more"
 
 
 class RunFailed(Exception):
@@ -138,10 +140,10 @@ class Supervisor:
     def _look(self) -> None:
         """Looks at the cluster: is it still there, does a node of ours go, is there room for more workers?"""
         self.looked = now = time.monotonic()
-        if self._head_answers():
+        if self.session.answers():
             self.head_seen = now = time.monotonic()
         elif now - self.head_seen > _HEAD_SECONDS:
-            raise RunFailed("the head of the cluster does not answer any more", self.job.run, None)
+            raise RunFailed(_GONE, self.job.run, None)
         else:
             return
         if self.resizing or self.session.own:
@@ -177,8 +179,8 @@ class Supervisor:
                         return
             self._say("waiting", f"for room for {self.scaling.least} workers")
             self.interrupts.stop_if_asked()
-            if not self._head_answers() or (self.session.own and not _capacity({"CPU": 0.01})):
-                raise RunFailed("the head of the cluster does not answer any more", run, None)
+            if not self.session.answers():
+                raise RunFailed(_GONE, run, None)
             time.sleep(1)
 
     def _room(self, workers: int) -> bool:
@@ -209,12 +211,6 @@ class Supervisor:
             if ask:
                 with contextlib.suppress(Exception):  # the cluster may be gone
                     request_resources(bundles=[])
-
-    def _head_answers(self) -> bool:
-        import ray
-
-        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        return _answers(host, int(port))
 
     def _newest(self) -> str:
         """The newest committed checkpoint."""
@@ -311,17 +307,8 @@ def _capacity(need: dict[str, float]) -> int:
         if node["Alive"]
         and node["NodeID"] not in going
         # The head takes a node for alive until half a minute after its end.
-        and _answers(node["NodeManagerAddress"], node["NodeManagerPort"])
+        and answers(node["NodeManagerAddress"], node["NodeManagerPort"])
     )
-
-
-def _answers(host: str, port: int) -> bool:
-    """Whether anything listens there."""
-    try:
-        socket.create_connection((host, port), timeout=1).close()
-        return True
-    except OSError:
-        return False
 
 
 def _nodes_of(run: Path) -> set[str]:

@@ -1,6 +1,6 @@
 """Injects faults into runs and says in a table what came of them: python tests/faults/runs_table.py 60 [KIND ...]
 
-So many faults in all, shared out over the kinds; each run takes three of one kind, at steps drawn from its seed.
+So many faults in all, shared out over the kinds; each run takes up to five of one kind, at steps drawn from its seed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ray
 import torch
 from runs import COMMANDS, DETERMINISTIC, EVERY, KINDS, WAYS, Story, play, undisturbed
 
-_PER_RUN = 3
+_PER_RUN = 5
 _HEAD = "| kind | injected | recovered | bit-equal | steps redone, most | seconds to the next step, median (most) |"
 
 
@@ -26,7 +26,8 @@ def main(count: int, kinds: list[str]) -> int:
     bad, injected = [], 0
     with tempfile.TemporaryDirectory() as folder:
         whole = {}
-        runs = max(1, round(count / len(kinds) / _PER_RUN))
+        each = max(1, round(count / len(kinds)))
+        runs = -(-each // _PER_RUN)
         for kind in kinds:
             stories: list[Story] = []
             for seed in range(runs):
@@ -36,7 +37,7 @@ def main(count: int, kinds: list[str]) -> int:
                 if (way, flags) not in whole:
                     whole[way, flags] = undisturbed(Path(folder) / "-".join(("whole", *way, *flags)), way, *flags)
                 try:
-                    stories.append(play(kind, seed, place, _PER_RUN, whole[way, flags]))
+                    stories.append(play(kind, seed, place, -(-each // runs), whole[way, flags]))
                 except AssertionError as error:
                     bad.append(f"{kind}, seed {seed}: {error.args[0]}")
                     stories += [story for story in error.args[1:] if isinstance(story, Story)]
