@@ -196,6 +196,9 @@ def _run(
             _summarise(path, planned, "failed")
             raise
         except RunFailed as failure:
+            if run.summary["status"] == "completed":  # what was lost came behind the end
+                observer.finished(run)
+                return run
             _summarise(path, planned, "failed", str(failure))
             raise
         except Exception as error:  # Ray's own, or of a data source that the experiment brings

@@ -173,7 +173,7 @@ class Story:
     def start(self) -> None:
         """The run's first command."""
         self.command = Command(
-            "train", *written(self.folder, self.way), "--task.orders", str(self.orders), "--out", str(self.folder),
+            "train", *written(self.folder, self.way), "--task.seconds", "0.1" if self.kind in SLOW else "0.01", "--task.orders", str(self.orders), "--out", str(self.folder),
             "--name", "run", *self.layout(), **self.environment,
         )  # fmt: skip
 
@@ -328,6 +328,10 @@ def _kill_part_of_ray(story: Story, name: str) -> None:
             with_pid(pid, signal.SIGKILL)
     assert story.command.end(60) == 1, story.command.said[-3000:]
     assert "raytrain resume" in story.command.said and "Traceback" not in story.command.said, story.command.said[-3000:]
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in story.places().values()):  # they train on until they notice
+        assert time.monotonic() < deadline, "workers outlive their Ray by half a minute"
+        time.sleep(0.05)
     story.resume()
 
 
@@ -485,6 +489,8 @@ NODES = ("node killed", "node called back")
 """These take a cluster of several nodes."""
 DETERMINISTIC = (*NODES, "resized")
 """With these the number of workers changes, and the bits must not."""
+SLOW = ("GCS killed", "raylet killed")
+"""After these workers train on for seconds: a step takes longer."""
 QUIET = ("no space", "disk error", "storage away", "clock jump")
 """These need not stop a run."""
 
