@@ -172,8 +172,9 @@ class Story:
 
     def start(self) -> None:
         """The run's first command."""
+        pace = "0.1" if self.kind in SLOW else "0.01"
         self.command = Command(
-            "train", *written(self.folder, self.way), "--task.seconds", "0.1" if self.kind in SLOW else "0.01", "--task.orders", str(self.orders), "--out", str(self.folder),
+            "train", *written(self.folder, self.way), "--task.seconds", pace, "--task.orders", str(self.orders), "--out", str(self.folder),
             "--name", "run", *self.layout(), **self.environment,
         )  # fmt: skip
 
