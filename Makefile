@@ -30,9 +30,10 @@ sweep-faults: setup
 	$(BIN)/python tests/faults/table.py $(N)
 
 # Injects faults into real runs, three into each: 66 are one run of each kind, twenty minutes on two cores.
+SEED ?= 0
 FAULTS = $(if $(filter-out file,$(origin N)),$(N),66)
 faults: setup
-	$(BIN)/python tests/faults/runs_table.py $(FAULTS)
+	$(BIN)/python tests/faults/runs_table.py $(FAULTS) $(SEED)
 
 lint: setup
 	$(BIN)/ruff check .

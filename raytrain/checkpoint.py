@@ -329,21 +329,17 @@ def superfluous(
     return gone
 
 
-def prune(
-    folder: Path,
-    keep: int,
-    best: Mapping[str, str],
-    every: int | None = None,
-    budget: int | None = None,
-) -> None:
-    """Removes the committed checkpoints that `superfluous` names, and older folders that never became one.
+def prune(folder: Path, superfluous: Callable[[Mapping[str, int]], list[str]]) -> None:
+    """Removes committed checkpoints, and older folders that never became one.
+
+    Args:
+        superfluous: which to remove, by name and bytes.
 
     Raises:
         OSError: storage refused it; what is half removed is no checkpoint any more.
     """
     names = committed(folder)
-    sizes = {name: 0 if budget is None else _size(folder / name) for name in names}
-    for name in superfluous(sizes, keep, best, every, budget):
+    for name in superfluous({name: _size(folder / name) for name in names}):
         _remove(folder / name)
     for path in _checkpoints(folder):
         if names and path.name not in names and _step(path) < (step_of(names[-1]) or 0):

@@ -353,7 +353,7 @@ def _evaluate(arguments: list[str]) -> None:
     ]
     if result["skipped"]:
         rows.append(("skipped", ", ".join(result["skipped"][:3])))
-    Console().print(table(f"{found.path}: {result['checkpoint']} on {split}", rows))
+    Console().print(table(f"{found.where}: {result['checkpoint']} on {split}", rows))
 
 
 def _predict(arguments: list[str]) -> None:

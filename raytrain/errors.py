@@ -387,11 +387,19 @@ def not_writable(path: Path | str, reason: str) -> UserError:
 
 def not_local(path: str) -> UserError:
     return UserError(
-        "the output is no path on this machine's file systems", path, "give a local or a shared folder with --out DIR"
+        "a sweep needs a folder, and this is a URL", path, "give a local or a shared folder with --out DIR"
     )
 
 
-def name_taken(run: Path) -> UserError:
+def no_storage(url: str, reason: str) -> UserError:
+    return UserError(
+        f"storage does not answer: {reason}",
+        url,
+        "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)",
+    )
+
+
+def name_taken(run: Path | str) -> UserError:
     return UserError("a run of that name exists", run, f"take another --name, or go on with `raytrain resume {run}`")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import __version__, config, errors, experiment, plan, supervise
+from raytrain import __version__, config, errors, experiment, plan, storage, supervise
 from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
 from raytrain.interrupts import Interrupts, Leave
@@ -87,15 +87,15 @@ def train(
         stem = source.parent.name.rpartition("-")[0] or source.parent.name
     elif source and source.name == "experiment.py" and (source.parent / "sweep.json").is_file():  # a sweep's best
         stem = source.parent.name
-    shown = str(Path(options.out) / (options.name or f"{stem}-N"))
+    shown = storage.join(options.out, options.name or f"{stem}-N")
     with Session(options.address, options.verbose) as session:
         planned = plan.make(value, session.resources, shown)
-        planned.check_disk(Path(options.out))
+        planned.check_disk(storage.mirror(shown) if storage.is_url(shown) else Path(options.out))
         if options.dry_run:
             observer.planned(planned)
             return None
         path = create(options.out, options.name, stem)
-        planned = replace(planned, run=str(path))
+        planned = replace(planned, run=storage.url_of(path) or str(path))
         observer.planned(planned)
         try:
             if source:
@@ -125,14 +125,14 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
         and not any(path == kept or path.startswith(f"{kept}.") for kept in _RESUMABLE)
     ]
     if changed:
-        raise errors.changed_on_resume(changed, run.path)
+        raise errors.changed_on_resume(changed, run.where)
     summary = run.summary
     if summary["status"] == "completed":
         if summary["epochs"] >= value.epochs:
-            raise errors.already_done(run.path, summary["epochs"])
+            raise errors.already_done(run.where, summary["epochs"])
         stalled = summary["epochs"] - summary.get("best_epoch", summary["epochs"])
         if value.patience is not None and stalled >= value.patience:
-            raise errors.stopped_early(run.path, summary["epochs"], stalled, value.task.monitor)
+            raise errors.stopped_early(run.where, summary["epochs"], stalled, value.task.monitor)
     if (
         value.scaling.workers != run.experiment.scaling.workers
         and value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
@@ -141,10 +141,10 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
         value = config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
     Lock(run.path, wait=10).release()
     with Session(options.address, options.verbose) as session:
-        planned = plan.make(value, session.resources, str(run.path), resumed=True)
+        planned = plan.make(value, session.resources, run.where, resumed=True)
         began_with = run.environment["data_fingerprint"]
         if {split: index.fingerprint() for split, index in planned.indices.items()} != began_with:
-            raise errors.data_changed(run.path)
+            raise errors.data_changed(run.where)
         planned.check_disk(run.path)
         observer.planned(planned)
         if options.dry_run:
@@ -165,6 +165,7 @@ def _run(
     path: Path, planned: Plan, session: Session, options: Options, observer: Observer, command_started: float
 ) -> Run:
     """Everything from the start of Ray to the summary."""
+    storage.publish(path)
     run = Run(path)
     logs = path / "logs"
     logs.mkdir(exist_ok=True)
@@ -177,7 +178,8 @@ def _run(
             with interrupts.while_ray_starts():
                 session.start()
             ship_classes(planned.experiment)
-            session.check_shared(path)
+            if run.url is None:
+                session.check_shared(path)
             interrupts.stop_if_asked()
             observer.status("reading the data")
             job, planned = _prepare(planned, path, weights, options, command_started)
@@ -186,10 +188,12 @@ def _run(
             before, offset = read_metrics(path / "metrics.jsonl")
             observer.started(run, planned, before)
             tail = Tail(path / "metrics.jsonl", offset, observer)
-            if planned.experiment.scaling.workers == 0:
-                supervise.work_here(job, tail)
-            else:
-                supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
+            with storage.followed(path):
+                if planned.experiment.scaling.workers == 0:
+                    supervise.work_here(job, tail)
+                else:
+                    supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
+            tail.poll()
         except Leave:
             _summarise(path, planned, "interrupted")
         except errors.UserError:
@@ -231,6 +235,7 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
         None if weights is None else ray.put(weights),
         command_started,
         own_output=not options.verbose and planned.experiment.scaling.workers != 0,
+        url=storage.url_of(path),
     )
     bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}
     return job, replace(planned, indices=planned.indices | indices, bad=bad)
@@ -339,3 +344,4 @@ def _summarise(path: Path, planned: Plan, status: str, error: str | None = None)
             "workers": planned.experiment.scaling.ranks,
         }
         write_atomically(path / "summary.json", json.dumps(values | ({"error": error} if error else {}), indent=2))
+        storage.conclude(path)

@@ -26,6 +26,7 @@ from raytrain.parallel import Parallel
 from raytrain.precision import Precision, check_device, fastest, memory_format
 from raytrain.progress import Progress
 from raytrain.run import MetricsLog, Run
+from raytrain.storage import Storage
 from raytrain.task import Batch
 from raytrain.writer import CheckpointWriter
 
@@ -67,6 +68,7 @@ class Worker:
         weights: the initial state dict, for models with pretrained weights.
         place: this rank's place.
         command_started: Unix time at which the user's command began.
+        storage: the URL that the run is at; its directory is then this machine's alone.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class Worker:
         weights: dict[str, torch.Tensor] | None,
         place: Place,
         command_started: float,
+        storage: Storage | None = None,
     ):
         e = self.experiment = value
-        self.run, self.place, self.command_started = Run(run), place, command_started
+        self.run, self.place, self.command_started, self.storage = Run(run), place, command_started, storage
         self.sample, self.stored = e.data.image(indices["train"]), indices["train"].shape
         self.classes = indices["train"].classes
         torch.set_num_threads(e.scaling.threads_per_worker or 1)
@@ -386,6 +389,8 @@ class Worker:
             dist.broadcast_object_list(chosen)
         path, offset, optimizer = chosen[0], 0, None
         if path is not None:
+            if self.storage and not first:
+                path = self.storage.fetch(path.name, folder)
             _, model, tensors, state = found or checkpoint.load(path, device)
             self.model.load_state_dict(self.ema.load(model, tensors["ema"]) if self.ema else model)
             optimizer = tensors["optimizer"]
@@ -396,13 +401,14 @@ class Worker:
             checkpoint.drop_after(folder, self.progress.step if path else -1)
             self.log = MetricsLog(self.run.path / "metrics.jsonl", offset)
             settings = self.experiment.checkpoint
-            self.writer = CheckpointWriter(self.run.path, self.log, settings, self.steps_per_epoch)
+            self.writer = CheckpointWriter(self.run.path, self.log, settings, self.steps_per_epoch, self.storage)
             self.writer.resume(path.name if path else None, self.progress.step, self.progress.best)
         return optimizer
 
     def _newest(self, folder: Path) -> checkpoint.Loaded | None:
         """The newest checkpoint that is one of a run."""
-        for found in checkpoint.loadable(folder, self.place.device):
+        device, there = self.place.device, self.storage
+        for found in there.loadable(self.run.path, device) if there else checkpoint.loadable(folder, device):
             with contextlib.suppress(KeyError, ValueError, TypeError):
                 state, tensors = found.state, {"optimizer", "precision", *(["ema"] if self.ema else [])}
                 step = Progress.from_state(state["progress"]).step

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import errors, experiment
+from raytrain import errors, experiment, storage
 from raytrain.experiment import Experiment
 from raytrain.plan import existing
 
@@ -27,19 +27,25 @@ class Run:
     `summary.json`, `logs/`, and `experiment.py`, the experiment file's copy.
 
     Args:
-        path: the run's directory.
+        path: the run's directory, or its URL; `path` is then the directory on this machine that follows it.
 
     Raises:
         UserError: there is no run.
     """
 
     def __init__(self, path: Path | str):
-        self.path = Path(path)
+        self.url = str(path) if storage.is_url(path) else storage.url_of(Path(path))
+        self.path = storage.opened(self.url) if self.url else Path(path)
         if not os.path.isfile(self.path / "experiment.json"):
             raise errors.a_sweep_s_runs(path) if os.path.isfile(self.path / "sweep.json") else errors.not_a_run(path)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        return f"Run({self.where!r})"
+
+    @property
+    def where(self) -> str:
+        """Its URL or its directory, as commands take it."""
+        return self.url or str(self.path)
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -81,12 +87,15 @@ class Run:
         """
         from raytrain import checkpoint
 
+        there = storage.Storage(self.url) if self.url else None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             named = self.checkpoints / Path(json.loads((self.path / f"{which}.json").read_text())["checkpoint"]).name
-            if named.is_dir():
+            if there and named.name in there.committed():
+                return there.fetch(named.name, self.checkpoints)
+            if not there and named.is_dir():
                 checkpoint.verify(named)
                 return named
-        found = checkpoint.newest(self.checkpoints)
+        found = next(there.verified(self.checkpoints), None) if there else checkpoint.newest(self.checkpoints)
         if found is None and (self.path / "trial.json").is_file() and self.summary["status"] == "completed":
             raise errors.weights_not_kept(self.path)
         if found is None:
@@ -111,13 +120,14 @@ class Run:
 
 
 def create(out: Path | str, name: str | None, stem: str) -> Path:
-    """Makes an empty run directory `<out>/<name>`; without a name, the next free `<stem>-<number>`.
+    """Makes an empty run directory `<out>/<name>`; without a name, the next free `<stem>-<number>`. At a URL, the
+    directory on this machine that stands for it.
 
     Raises:
         UserError: the name is taken, or the place cannot be written.
     """
-    if "://" in str(out):
-        raise errors.not_local(str(out))
+    if storage.is_url(out):
+        return storage.create(str(out), name, stem)
     out = Path(out).expanduser()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -144,16 +154,16 @@ def create(out: Path | str, name: str | None, stem: str) -> Path:
 
 
 def check_writable(out: Path | str, name: str | None) -> None:
-    """Checks that `create` will succeed, without creating anything.
+    """Checks that `create` will succeed, without creating anything that stays.
 
     Raises:
         UserError: as `create`.
     """
-    if "://" in str(out):
-        raise errors.not_local(str(out))
-    out = Path(out).expanduser()
     if name is not None and (name in ("", ".", "..") or "/" in name):
         raise errors.bad_name(name)
+    if storage.is_url(out):
+        return storage.check(str(out), name)
+    out = Path(out).expanduser()
     if name is not None and os.path.lexists(out / name):
         raise errors.name_taken(out / name)
     above = existing(out)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raytrain import errors, launch
+from raytrain import errors, launch, storage
 from raytrain.interrupts import Interrupts
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
@@ -102,7 +102,7 @@ class Supervisor:
         """
         with self._wanted():
             while True:
-                before = self._newest()
+                before = storage.newest(self.job.run)
                 try:
                     self._train()
                     if not self.resizing or self._status() != "interrupted" or self.interrupts.signal:
@@ -111,7 +111,7 @@ class Supervisor:
                 except _NoRoom as failure:
                     self._say("waiting", str(failure))
                 except RunFailed as failure:
-                    self.failures = 1 if self._newest() != before else self.failures + 1
+                    self.failures = 1 if storage.newest(self.job.run) != before else self.failures + 1
                     if not failure.lost or self.failures > self.scaling.max_failures or self.interrupts.signal:
                         raise
                     self._say("lost", str(failure))
@@ -133,6 +133,7 @@ class Supervisor:
             fitting.cancel()
             fitting.join(0 if self.can_leave else 10)  # where the connection is ours, its end is theirs
             raise
+        storage.refresh(self.job.run)
         self.tail.poll()
         if fitting.failure is not None:
             raise fitting.failure
@@ -149,7 +150,7 @@ class Supervisor:
         if self.resizing or self.session.own:
             return
         workers = self.job.experiment.scaling.ranks
-        if going := launch.draining() & _nodes_of(self.job.run):
+        if (going := launch.draining()) and (going := going & _nodes_of(self.job.run)):
             self._resize(f"{len(going)} of the run's nodes will go")
         elif self.scaling.elastic and self.tail.seen and now - self.started > self.scaling.resize_seconds:
             self.started = now
@@ -166,8 +167,13 @@ class Supervisor:
         run = self.job.run
         for leftover in (*(run / "logs").glob("*_*.json"), run / "stop", run / "summary.json"):
             leftover.unlink(missing_ok=True)
+        ready = False
         while True:
-            for workers in self.planned.sizes:
+            with contextlib.suppress(errors.UserError):  # which storage is that does not answer
+                if not ready:
+                    storage.publish(run)
+                    ready = True
+            for workers in self.planned.sizes if ready else ():
                 need = _need(self.planned, workers)
                 with contextlib.suppress(errors.UserError):
                     if _capacity(need) >= workers:
@@ -177,7 +183,7 @@ class Supervisor:
                         self.job = replace(self.job, experiment=value)
                         self.observer.status(f"starting {workers} worker{'s' if workers > 1 else ''} again")
                         return
-            self._say("waiting", f"for room for {self.scaling.least} workers")
+            self._say("waiting", f"for room for {self.scaling.least} workers" if ready else "for storage")
             self.interrupts.stop_if_asked()
             if not self.session.answers():
                 raise RunFailed(_GONE, run, None)
@@ -212,18 +218,12 @@ class Supervisor:
                 with contextlib.suppress(Exception):  # the cluster may be gone
                     request_resources(bundles=[])
 
-    def _newest(self) -> str:
-        """The newest committed checkpoint."""
-        return max(
-            (path.parent.name for path in (self.job.run / "checkpoints").glob("step_*/manifest.json")), default=""
-        )
-
     def _status(self) -> str:
         return json.loads((self.job.run / "summary.json").read_text())["status"]
 
     def _say(self, event: str, why: str) -> None:
         """Shows and keeps what became of the workers."""
-        newest = self._newest()
+        newest = storage.newest(self.job.run)
         if event == "waiting" == self.said:
             return
         self.said = event
@@ -313,6 +313,7 @@ def _capacity(need: dict[str, float]) -> int:
 
 def _nodes_of(run: Path) -> set[str]:
     """The ids of the nodes that the workers said they are on."""
+    storage.refresh(run)
     found = set()
     for file in (run / "logs").glob("place_*.json"):
         with contextlib.suppress(ValueError, OSError):
@@ -322,6 +323,7 @@ def _nodes_of(run: Path) -> set[str]:
 
 def _failure(error: BaseException, path: Path) -> RunFailed:
     """The root cause: the rank whose error came first, not those that then missed it."""
+    storage.refresh(path)
     records = [json.loads(file.read_text()) for file in (path / "logs").glob("rank_*.json")]
     own = [record for record in records if not record["lost"]]
     if own:

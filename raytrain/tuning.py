@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment, fit, plan
+from raytrain import config, errors, experiment, fit, plan, storage
 from raytrain.checkpoint import write_atomically
 from raytrain.experiment import Experiment
 from raytrain.fit import Interrupted, Options, RunFailed
@@ -152,6 +152,8 @@ def sweep(
         Interrupted: it was asked to stop.
         RunFailed: no trial could be run.
     """
+    if storage.is_url(options.out):
+        raise errors.not_local(options.out)
     check_writable(options.out, options.name)
     stem = source.stem if source else "sweep"
     if source and source.name == "experiment.py" and (source.parent / "sweep.json").is_file():

@@ -10,11 +10,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import errors
+from raytrain import errors, storage
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.run import Lock
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """What every worker gets. Large things are references into the object store."""
+    """What every worker gets. Large things are references into the object store. Where the run is at a URL, its
+    directory is that of the driver, and each worker has one of its own."""
 
     experiment: Experiment
     run: Path
@@ -34,6 +35,7 @@ class Job:
     weights: Any
     command_started: float
     own_output: bool
+    url: str | None = None
 
 
 def work_on_cluster(settings: dict[str, Any]) -> None:
@@ -63,10 +65,16 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
         place = Place(0, 1, torch.device("cuda:0" if job.experiment.scaling.gpus_per_worker else "cpu"))
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
+    there = None
+    if job.url:
+        there, path = storage.at_work(job.url)
+        job = replace(job, run=path)
     if dist.is_initialized():
         here = {"node": ray.get_runtime_context().get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
         (job.run / "logs" / f"place_{place.rank}.json").write_text(json.dumps(here))
-    with _recorded(job, place.rank), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():
+        if there:
+            there.write(f"logs/place_{place.rank}.json", json.dumps(here).encode())
+    with _recorded(job, place.rank, there), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():
         indices: dict[str, Index] = ray.get(job.indices)
         readers = {
             split: Resident(ray.get(job.images[split]))
@@ -75,7 +83,7 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
             for split, index in indices.items()
         }
         weights: Any = ray.get(job.weights) if job.weights is not None else None
-        worker = (make or Worker)(job.experiment, job.run, indices, readers, weights, place, job.command_started)
+        worker = (make or Worker)(job.experiment, job.run, indices, readers, weights, place, job.command_started, there)
         worker.fit()
 
 
@@ -91,7 +99,7 @@ def _misses_another(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def _recorded(job: Job, rank: int) -> Iterator[None]:
+def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iterator[None]:
     """Sends this process's output to the run's logs, and leaves a record there of an error, with its time."""
     if job.own_output:
         descriptor = os.open(job.run / "logs" / f"rank_{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -113,4 +121,7 @@ def _recorded(job: Job, rank: int) -> Iterator[None]:
             "traceback": traceback.format_exc(),
         }
         (job.run / "logs" / f"rank_{rank}.json").write_text(json.dumps(record))
+        if there:
+            with contextlib.suppress(OSError):
+                there.write(f"logs/rank_{rank}.json", json.dumps(record).encode())
         raise

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from typing import Any
 from raytrain import checkpoint, errors
 from raytrain.experiment import Checkpoint
 from raytrain.run import MetricsLog
+from raytrain.storage import POLL_SECONDS, Storage
+
+_REFUSALS = "logs/checkpoints.log"
 
 
 @dataclass
@@ -37,9 +42,10 @@ class CheckpointWriter:
         log: the metrics that a checkpoint vouches for.
         settings: which checkpoints stay.
         epoch: steps of an epoch.
+        storage: the URL that all of it is brought up to; None where the run is in a directory.
     """
 
-    def __init__(self, run: Path, log: MetricsLog, settings: Checkpoint, epoch: int):
+    def __init__(self, run: Path, log: MetricsLog, settings: Checkpoint, epoch: int, storage: Storage | None = None):
         self.run, self.log, self.settings = run, log, settings
         self.every = None if settings.keep_every is None else settings.keep_every * epoch
         self.background = checkpoint.Background()
@@ -47,6 +53,9 @@ class CheckpointWriter:
         self._best: dict[str, Any] = {}
         self._bests: dict[str, str] = {}
         self._unsaid: list[str] = []
+        self.storage, self._closed = storage, threading.Event()
+        if storage:
+            threading.Thread(target=self._follow, args=[storage], daemon=True, name="storage").start()
 
     def start(self, step: int, model: dict[str, Any], optimizer: dict[str, Any], state: dict[str, Any]) -> None:
         """Hands over copies of a training state; `wait` comes before they are made, so that they are the only ones."""
@@ -70,15 +79,18 @@ class CheckpointWriter:
             self._commit()
             self.log.commit()
             checkpoint.write_atomically(self.run / "summary.json", json.dumps(summary, indent=2))
+            if self.storage:
+                self.storage.push_metrics(self.run)
+                self.storage.write("summary.json", self.run / "summary.json")
 
         try:
             checkpoint.insist(write)
         except OSError as error:
             self._note(error)
-            newest = None
+            where, names = self.storage.url if self.storage else self.run, []
             with contextlib.suppress(OSError):
-                newest = checkpoint.newest(self.run / "checkpoints")
-            raise errors.storage_refuses(self.run, _reason(error), newest.name if newest else None) from error
+                names = [*self.storage.committed()] if self.storage else checkpoint.committed(self.run / "checkpoints")
+            raise errors.storage_refuses(where, _reason(error), names[-1] if names else None) from error
 
     def resume(self, name: str | None, step: int, best: dict[str, Any]) -> None:
         """Goes on from a checkpoint, or from the start: what points to a later one, or to none since a kill came
@@ -101,11 +113,27 @@ class CheckpointWriter:
             (self.run / "last.json").unlink(missing_ok=True)
         else:
             self._point(name, step, best)
-            self._prune()
+        if self.storage:
+            self.storage.drop_after(step if name else -1)
+            self.storage.push(self.run, self._superfluous)
+        checkpoint.prune(self.run / "checkpoints", self._superfluous)
 
-    def _prune(self) -> None:
+    def _superfluous(self, sizes: Mapping[str, int]) -> list[str]:
         budget = None if self.settings.max_gib is None else int(self.settings.max_gib * 2**30)
-        checkpoint.prune(self.run / "checkpoints", self.settings.keep, self._bests, self.every, budget)
+        return checkpoint.superfluous(sizes, self.settings.keep, self._bests, self.every, budget)
+
+    def _follow(self, storage: Storage) -> None:
+        """Brings rows up between two checkpoints, and a request to stop down; in a side thread of its own."""
+        sent: dict[str, int] = {}
+        while not self._closed.wait(POLL_SECONDS):
+            with contextlib.suppress(OSError):
+                if "stop" in storage.names("", recursive=False):
+                    (self.run / "stop").touch()
+                for name in ("metrics.jsonl", _REFUSALS):
+                    size = os.path.getsize(self.run / name) if os.path.exists(self.run / name) else 0
+                    if size > sent.get(name, 0):
+                        storage.write(name, self.run / name) if name == _REFUSALS else storage.push_metrics(self.run)
+                        sent[name] = size
 
     def _point(self, name: str, step: int, best: dict[str, Any]) -> None:
         """Writes what points to the last checkpoint, and to the best one where that has changed."""
@@ -117,6 +145,7 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Waits, whatever has become of it."""
+        self._closed.set()
         self.background.close()
 
     def _try(self) -> None:
@@ -141,8 +170,12 @@ class CheckpointWriter:
             best = self._best  # storage refused that one: the best of those that are there
         self._point(name, due.step, best)
         self._bests[name] = best.get("checkpoint", name)
-        self._due = None
-        self._prune()
+        try:
+            checkpoint.prune(folder, self._superfluous)  # also while nothing can be brought up
+        finally:
+            if self.storage:
+                self.storage.push(self.run, self._superfluous)
+            self._due = None
 
     def _note(self, error: OSError) -> None:
         step = f"step {self._due.step}: " if self._due else ""
@@ -155,7 +188,7 @@ class CheckpointWriter:
             with contextlib.suppress(OSError):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(self.run / "logs")
-                with open(self.run / "logs" / "checkpoints.log", "a") as file:
+                with open(self.run / _REFUSALS, "a") as file:
                     file.writelines(f"{line}\n" for line in self._unsaid)
                 self._unsaid = []
 

@@ -338,7 +338,8 @@ def test_prune_keeps_the_newest_the_best_and_every_nth_as_far_as_the_budget_goes
     for step in range(1, 6):
         save(tmp_path, step)
     each = sum(file.stat().st_size for file in (tmp_path / "step_00000001").iterdir())
-    checkpoint.prune(tmp_path, keep, bests, every, None if budget is None else budget * each // 10)
+    room = None if budget is None else budget * each // 10
+    checkpoint.prune(tmp_path, lambda sizes: checkpoint.superfluous(sizes, keep, bests, every, room))
     assert names(tmp_path) == left
     for step in left:
         checkpoint.verify(tmp_path / checkpoint.name_of(step))
@@ -373,10 +374,10 @@ def test_prune_does_not_count_what_was_never_committed(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         save(tmp_path, number)
     (tmp_path / "step_00000003" / MANIFEST).unlink()
-    checkpoint.prune(tmp_path, 2, {})
+    checkpoint.prune(tmp_path, lambda sizes: checkpoint.superfluous(sizes, 2, {}))
     assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002" and names(tmp_path) == [1, 2, 3]
     save(tmp_path, 4)
-    checkpoint.prune(tmp_path, 3, {})
+    checkpoint.prune(tmp_path, lambda sizes: checkpoint.superfluous(sizes, 3, {}))
     assert names(tmp_path) == [1, 2, 4], "what never was committed goes once there is a newer one"
 
 

@@ -193,7 +193,6 @@ def test_an_output_that_cannot_hold_runs(capsys: Capture, tmp_path: Path) -> Non
     for place, message in (
         (file, f"the output cannot be written: {file} is a file"),
         (file / "below", "is a file"),
-        ("s3://bucket", "the output is no path on this machine's file systems, s3://bucket"),
         ("/proc/nothing", "the output cannot be written"),
     ):
         assert message in fails(capsys, "train", DIGITS, "--out", place)

@@ -123,16 +123,16 @@ class Console(Observer):
                 ", ".join(facts) or f"{summary['steps']} steps", style="not bold"
             )
         )
-        self.console.print(f"the run is in {run.path}")
+        self.console.print(f"the run is {'at' if run.url else 'in'} {run.where}")
         predicts = isinstance(run.experiment.task, Classification)
         if status == "completed":
             self.console.print(
-                f"next:  raytrain evaluate {run.path}\n"
-                + (f"       raytrain predict {run.path} IMAGE ...\n" if predicts else "")
-                + f"       raytrain export {run.path} model.pth"
+                f"next:  raytrain evaluate {run.where}\n"
+                + (f"       raytrain predict {run.where} IMAGE ...\n" if predicts else "")
+                + f"       raytrain export {run.where} model.pth"
             )
         else:
-            self.console.print(f"next:  raytrain resume {run.path}")
+            self.console.print(f"next:  raytrain resume {run.where}")
 
     def close(self) -> None:
         """Takes the bar away, for what is printed after a failure."""

@@ -174,7 +174,8 @@ class Story:
         """The run's first command."""
         pace = "0.1" if self.kind in SLOW else "0.01"
         self.command = Command(
-            "train", *written(self.folder, self.way), "--task.seconds", pace, "--task.orders", str(self.orders), "--out", str(self.folder),
+            "train", *written(self.folder, self.way), "--task.seconds", pace, "--task.orders", str(self.orders),
+            "--out", str(self.folder),
             "--name", "run", *self.layout(), **self.environment,
         )  # fmt: skip
 

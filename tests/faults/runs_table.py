@@ -1,4 +1,4 @@
-"""Injects faults into runs and says in a table what came of them: python tests/faults/runs_table.py 60 [KIND ...]
+"""Injects faults into runs and says in a table what came of them: python tests/faults/runs_table.py 66 SEED [KIND ...]
 
 So many faults in all, shared out over the kinds; each run takes up to five of one kind, at steps drawn from its seed.
 """
@@ -19,8 +19,8 @@ _PER_RUN = 5
 _HEAD = "| kind | injected | recovered | bit-equal | steps redone, most | seconds to the next step, median (most) |"
 
 
-def main(count: int, kinds: list[str]) -> int:
-    """Prints the table; returns 1 where a fault was not made good."""
+def main(count: int, first: int, kinds: list[str]) -> int:
+    """Prints the table; `first` is the first run's seed. Returns 1 where a fault was not made good."""
     print(f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}; ", end="")
     print(f"a checkpoint every {EVERY} steps\n\n{_HEAD}\n|{'---|' * _HEAD[1:].count('|')}", flush=True)
     bad, injected = [], 0
@@ -30,7 +30,7 @@ def main(count: int, kinds: list[str]) -> int:
         runs = -(-each // _PER_RUN)
         for kind in kinds:
             stories: list[Story] = []
-            for seed in range(runs):
+            for seed in range(first, first + runs):
                 place = Path(folder) / f"{kind}-{seed}".replace(" ", "-")
                 flags = ("--deterministic",) if kind in DETERMINISTIC else ()
                 way = WAYS[seed % len(WAYS)]
@@ -57,7 +57,7 @@ def main(count: int, kinds: list[str]) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 60, sys.argv[2:] or list(KINDS)))
+        sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or list(KINDS)))
     finally:
         for command in COMMANDS:
             command.abandon()

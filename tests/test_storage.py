@@ -1,0 +1,237 @@
+"""storage: a run at a URL, its mirrors, and what counts where they differ."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from commands import make_run
+
+from raytrain import CNN, Digits, Experiment, Run, UserError, checkpoint, cli, storage
+from raytrain.run import check_writable, create
+from raytrain.storage import Storage
+
+_NUMBER = count()
+
+
+@pytest.fixture(params=["s3", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place of its own, in a bucket and in a folder."""
+    if request.param == "file":
+        return f"file://{tmp_path}/there"
+    return f"{request.getfixturevalue('s3')}/at-{next(_NUMBER)}"
+
+
+@pytest.fixture
+def there(url: str) -> Storage:
+    return Storage(url)
+
+
+def save(run: Path, step: int) -> Path:
+    with_state = {"step": step}
+    return checkpoint.save(run / "checkpoints", step, {"w": torch.full((3,), float(step))}, {}, with_state)
+
+
+def last(keep: int):
+    return lambda sizes: checkpoint.superfluous(sizes, keep, {})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A directory with two checkpoints, 1 and 2."""
+    path = tmp_path / "run"
+    path.mkdir()
+    for step in (1, 2):
+        save(path, step)
+    (path / "metrics.jsonl").write_text('{"kind": "step"}\n')
+    (path / "best.json").write_text("{}")
+    return path
+
+
+def test_files_go_up_and_come_down(there: Storage, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes(range(256)) * 80_000)
+    there.write("a/b/large", large)
+    there.write("small", b"0123456789")
+    assert there.names() == {"a/b/large": 20_480_000, "small": 10}
+    assert there.names("", recursive=False) == {"a": None, "small": 10} and there.names("nothing") == {}
+    assert there.read("a/b/large") == large.read_bytes()
+    assert [there.read("small", at) for at in (0, 4, 10, 99)] == [b"0123456789", b"456789", b"", b""]
+    there.remove("small")
+    there.remove("small")
+    assert list(there.names()) == ["a/b/large"]
+    with pytest.raises(FileNotFoundError):
+        there.read("small")
+
+
+def test_checkpoints_are_brought_up_and_come_back_bit_for_bit(there: Storage, run: Path, tmp_path: Path) -> None:
+    there.push(run, last(2))
+    assert list(there.committed()) == ["step_00000001", "step_00000002"]
+    assert there.committed()["step_00000002"] == sum(
+        file.stat().st_size for file in (run / "checkpoints" / "step_00000002").iterdir()
+    )
+    mirror = tmp_path / "elsewhere"
+    loaded = [found.state["step"] for found in there.loadable(mirror, torch.device("cpu"))]
+    assert loaded == [2, 1] and (mirror / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+    for name in there.committed():
+        for file in (run / "checkpoints" / name).iterdir():
+            assert (mirror / "checkpoints" / name / file.name).read_bytes() == file.read_bytes()
+    (run / "best.json").unlink()
+    shutil.rmtree(run / "checkpoints" / "step_00000001")
+    save(run, 3)
+    there.write("checkpoints/step_00000002/left_over", b"")
+    there.write("checkpoints/step_00000000/model.safetensors", b"x")  # of an upload that was cut off
+    there.write("checkpoints/step_00000009/model.safetensors", b"x")
+    there.push(run, last(1))
+    assert {path.split("/")[1] for path in there.names("checkpoints")} == {"step_00000003", "step_00000009"}
+    assert "best.json" not in there.names()
+    there.drop_after(3)
+    assert {path.split("/")[1] for path in there.names("checkpoints")} == {"step_00000003"}
+
+
+def test_a_stale_mirror_is_not_trusted(there: Storage, run: Path, tmp_path: Path) -> None:
+    there.push(run, last(2))
+    mirror = Path(shutil.copytree(run, tmp_path / "mirror"))
+    save(mirror, 3)  # never brought up
+    (mirror / "metrics.jsonl").write_text("old\n" * 9)
+    newer = mirror / "checkpoints" / "step_00000002"
+    checkpoint.save(mirror / "checkpoints", 2, {"w": torch.zeros(1)}, {}, {"of": "another run of that name"})
+    damaged = mirror / "checkpoints" / "step_00000001" / "state.json"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b" ")
+    found = list(there.loadable(mirror, torch.device("cpu")))
+    assert [one.state for one in found] == [{"step": 2}, {"step": 1}] and found[0].path == newer
+    assert checkpoint.committed(mirror / "checkpoints") == ["step_00000001", "step_00000002"]
+    assert (mirror / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+
+def test_what_is_damaged_up_there_is_passed_over(there: Storage, run: Path, tmp_path: Path) -> None:
+    save(run, 3)
+    save(run, 4)
+    there.push(run, last(4))
+    there.write("checkpoints/step_00000004/manifest.json", b"[" * 70_000)
+    there.write("checkpoints/step_00000003/model.safetensors", b"x")
+    there.remove("checkpoints/step_00000002/optimizer.pt")
+    assert [path.name for path in there.verified(tmp_path / "here")] == ["step_00000001"]
+
+
+def test_a_mirror_follows_and_no_name_leads_out_of_it(there: Storage, tmp_path: Path) -> None:
+    mirror = tmp_path / "deep" / "mirror"
+    there.write("experiment.json", b"{}")
+    there.write("logs/rank_0.json", b"[]")
+    there.write("stop", b"x")
+    there.write("logs/deep/er", b"x")
+    there.pull(mirror)
+    (mirror / "summary.json").write_text("of an earlier end")
+    (mirror / "lock").touch()
+    there.pull(mirror)
+    left = sorted(str(path.relative_to(mirror)) for path in mirror.rglob("*") if path.is_file())
+    assert left == ["experiment.json", "lock", "logs/rank_0.json"]
+    assert [storage._plain(name) for name in ("a", "logs/a", "../a", "logs/..", "logs/../a", "x/y", "logs/a/b")] == [
+        *(True, True, False, False, False, False, False)
+    ]
+
+
+def test_rows_come_down_as_they_are_written(there: Storage, tmp_path: Path) -> None:
+    for text in (b"1\n", b"1\n22\n", b"1\n22\n", b"1\n22\n333\n"):
+        there.write("metrics.jsonl", text)
+        there.rows(tmp_path)
+        assert (tmp_path / "metrics.jsonl").read_bytes() == text
+
+
+# Runs
+
+
+@pytest.fixture
+def finished(url: str, tmp_path: Path) -> str:
+    """The URL of a completed run."""
+    place = storage.join(url, "digits")
+    run = make_run(tmp_path / "made", Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2), steps=2)
+    for file in run.path.rglob("*"):
+        if file.is_file():
+            Storage(place).write(str(file.relative_to(run.path)), file)
+    shutil.rmtree(storage.mirror(place), ignore_errors=True)
+    return place
+
+
+def test_a_run_at_a_url_is_a_run(finished: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = Run(finished)
+    assert run.where == finished and run.summary["status"] == "completed" and repr(run) == f"Run({finished!r})"
+    assert not run.checkpoints.exists(), "only what is asked for comes down"
+    assert run.checkpoint("best").name == "step_00000002" and run.checkpoint("last").name == "step_00000001"
+    assert run.model().state_dict().keys() == checkpoint.load_model(run.checkpoint()).keys()
+    assert Run(run.path).where == finished, "the directory that follows it stands for it"
+    assert cli.run(["evaluate", finished, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == "step_00000002"
+    assert cli.run(["export", finished, str(tmp_path / "x.pth")]) == 0 and (tmp_path / "x.pth").is_file()
+    Storage(finished).remove("checkpoints/step_00000002/manifest.json")
+    assert Run(finished).checkpoint("best").name == "step_00000001"
+    for name in Storage(finished).names():
+        Storage(finished).remove(name)
+    with pytest.raises(UserError, match=r"no run there \(it has no experiment.json\)"):
+        Run(finished)
+
+
+def test_runs_at_a_url_are_numbered_and_names_are_taken(url: str, finished: str) -> None:
+    check_writable(url, "other")
+    with pytest.raises(UserError, match=rf"a run of that name exists, {finished};.*`raytrain resume {finished}`"):
+        check_writable(url, "digits")
+    with pytest.raises(UserError, match="is no name for a run's folder"):
+        check_writable(url, "a/b")
+    assert Storage(url).names("", recursive=False).keys() == {"digits"}, "nothing of the check stays"
+    assert [create(url, None, "m").name, create(url, "x", "m").name] == ["m-1", "x"]
+    for taken in ("m-1", "m-7", "m-x", "mm-9"):
+        Storage(url).write(f"{taken}/experiment.json", b"{}")
+    path = create(url, None, "m")
+    assert path.name == "m-8" and storage.url_of(path) == storage.join(url, "m-8")
+    assert (path / "url").stat().st_mode & 0o77 == 0, "a URL may hold keys"
+
+
+def test_options_of_a_url_stay_behind_its_path() -> None:
+    assert storage.join("s3://b/runs/?region=x&scheme=http", "a") == "s3://b/runs/a?region=x&scheme=http"
+    assert storage.join("s3://b", "a") == "s3://b/a" and storage.join("runs", "a") == "runs/a"
+    assert storage.mirror("s3://b/runs/a?region=x").name == "a"
+    assert (
+        storage.mirror("s3://b/runs/a") != storage.mirror("s3://c/runs/a") != storage.mirror("s3://c/runs/a", "workers")
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("s3://no-such-bucket/runs", "NO_SUCH_BUCKET"),
+        ("nothing://bucket/runs", "Unrecognized filesystem"),
+        ("s3:///runs", "Missing bucket name"),
+        ("s3://bucket/runs?region=us-east-1&endpoint_override=127.0.0.1:9&scheme=http", "NETWORK_CONNECTION"),
+    ],
+)
+def test_a_place_that_does_not_answer_is_one_line_before_anything_is_started(
+    s3: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, place: str, reason: str
+) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("from raytrain import *\nexperiment = Experiment(model=CNN(), data=Digits())\n")
+    began = time.monotonic()
+    assert cli.run(["train", str(file), "--out", place]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: storage does not answer: ") and reason in said and said.count("\n") == 1
+    assert f", {place}; check the address" in said and time.monotonic() - began < 15
+
+
+def test_one_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(storage, "_open", lambda _: time.sleep(5))
+    with pytest.raises(UserError, match=r"storage does not answer: no answer in 0.1 s, s3://bucket; check"):
+        Storage("s3://bucket")
+
+
+def test_sweeps_are_not_kept_at_urls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "s.py"
+    file.write_text(
+        "from raytrain import *\nsweep = Sweep(Experiment(model=CNN(), data=Digits()), (Grid('seed', (1, 2)),))\n"
+    )
+    assert cli.run(["sweep", str(file), "--out", "s3://bucket/runs"]) == 2
+    assert "a sweep needs a folder, and this is a URL, s3://bucket/runs; give a local" in capsys.readouterr().err
