@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test faults sweep-faults lint bench bench-full bench-sweep bench-deterministic bench-check clean
+.PHONY: setup train test faults sweep-faults lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -58,6 +58,9 @@ bench-sweep: setup
 
 bench-deterministic: setup
 	$(BIN)/python benchmarks/deterministic.py $(BENCH)
+
+bench-checkpoints: setup
+	$(BIN)/python benchmarks/checkpoints.py $(BENCH)
 
 bench-check: setup
 	$(BIN)/python benchmarks/regression.py
