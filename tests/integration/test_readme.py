@@ -95,7 +95,7 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
     output = sh(the("raytrain train experiments/digits.py --epochs 5"), home)
     assert "best accuracy" in output and "raytrain evaluate runs/first" in output
     assert Run(home / "runs/first").summary["val_accuracy"] > 0.95
-    result = json.loads(sh(the("raytrain evaluate"), home))
+    result = json.loads(sh(the("raytrain evaluate runs/first"), home))
     assert result["count"] == 359 and result["accuracy"] == Run(home / "runs/first").summary["val_accuracy"]
     sh(the("raytrain export runs/first first.pth"), home)
     sh(the("raytrain export runs/first first.safetensors"), home)
@@ -113,6 +113,14 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
     sh(the("raytrain resume runs/first"), home)
     assert Run(home / "runs/first").summary["epochs"] == 8
     assert (home / "runs/first/metrics.jsonl").read_text().startswith(first)
+
+
+def test_a_run_at_a_url(home: Path, s3: str) -> None:
+    assert s3 == "s3://bucket", "README's name for it"
+    said = sh(the("raytrain train experiments/digits.py --out s3") + " --epochs 5", home)
+    assert "the run is at s3://bucket/runs/first" in said
+    sh(the("raytrain resume s3"), home)
+    assert "359" in sh(the("raytrain evaluate s3"), home) and Run("s3://bucket/runs/first").summary["epochs"] == 8
 
 
 def test_a_run_goes_on_with_another_strategy(home: Path) -> None:
