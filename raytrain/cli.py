@@ -415,6 +415,75 @@ def _export(arguments: list[str]) -> None:
     print(f"wrote {file}")
 
 
+def _cluster(arguments: list[str]) -> None:
+    """Describe a cluster: raytrain cluster check FILE | init KIND [--out FILE]"""
+    which = _first(arguments)
+    if which == "check":
+        return _cluster_check(arguments[1:])
+    if which == "init":
+        return _cluster_init(arguments[1:])
+    if which is not None:
+        raise errors.unknown_command(f"cluster {which}", ["cluster check", "cluster init"])
+    if not arguments or arguments[0] not in ("-h", "--help"):
+        raise errors.bad_flag("`check` or `init` must come first", "raytrain cluster")
+    print(
+        "usage: raytrain cluster check FILE [--json]\n       raytrain cluster init KIND [--out FILE]\n\n"
+        "Checks the file of a cluster (for `ray up`, or KubeRay's) offline, or gives one to begin with."
+    )
+
+
+def _cluster_check(arguments: list[str]) -> None:
+    def command(
+        file: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE")]], json: bool = False
+    ) -> tuple[str, bool]:
+        """Checks the file of a cluster: offline, and without starting anything. Ends with 2 where there are errors.
+
+        Args:
+            file: A YAML file for `ray up`, or a RayCluster or RayJob of KubeRay.
+            json: Print one JSON object.
+        """
+        return file, json
+
+    file, as_json = _parse(command, arguments, "raytrain cluster check")
+    from raytrain import cluster
+
+    path = Path(file)
+    found = cluster.check(path)
+    if as_json:
+        print(json.dumps({"file": file, "findings": [dataclasses.asdict(finding) for finding in found]}))
+    else:
+        for finding in found:
+            print(f"{file}:{finding}")
+    wrong = sum(finding.level == "error" for finding in found)
+    if wrong:
+        raise errors.cluster_broken(path, wrong)
+    if not found and not as_json:
+        print(f"{file}: nothing is wrong")
+
+
+def _cluster_init(arguments: list[str]) -> None:
+    def command(
+        kind: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="KIND")]], out: str | None = None
+    ) -> tuple[str, str | None]:
+        """Gives a file to begin a cluster with. Edit the lines marked EDIT, then check it.
+
+        Args:
+            kind: aws, gcp, azure, on-premises, kuberay, kuberay-job, slurm or plain.
+            out: The file to write, which must not be there; by default it is printed.
+        """
+        return kind, out
+
+    kind, out = _parse(command, arguments, "raytrain cluster init")
+    from raytrain import cluster
+
+    if out is None:
+        print(cluster.text(kind), end="")
+        return
+    lines = cluster.write(kind, Path(out))
+    marked = f"; edit the lines marked EDIT: {', '.join(str(line) for line in lines)}" if lines else ""
+    print(f"wrote {out}{marked}")
+
+
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "lr": _lr,
@@ -425,6 +494,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": _evaluate,
     "predict": _predict,
     "export": _export,
+    "cluster": _cluster,
 }
 
 

@@ -630,3 +630,28 @@ def too_many_at_once(concurrent: int, fits: int) -> UserError:
     return UserError(
         f"{concurrent} trials at once do not fit, {fits} do", "in Sweep.concurrent", f"take --concurrent {fits}"
     )
+
+
+# Clusters
+
+
+def not_a_cluster_file(path: Path, line: int | None, why: str) -> UserError:
+    return UserError(
+        f"not a cluster file: {why}",
+        f"{path}:{line}" if line else path,
+        "give a YAML file for `ray up`, or one of KubeRay's; `raytrain cluster init KIND` writes one",
+    )
+
+
+def cluster_broken(path: Path, count: int) -> UserError:
+    return UserError(
+        f"{count} {'errors' if count > 1 else 'error'} in the cluster's file", path, "mend them, then check it again"
+    )
+
+
+def unknown_cluster(kind: str, known: Sequence[str]) -> UserError:
+    return UserError(f"no kind of cluster {kind!r}", "", f"{_nearest(kind, known)}the kinds are {_listed(known)}")
+
+
+def file_exists(path: Path) -> UserError:
+    return UserError("this file exists, and is not written over", path, "give another --out, or remove it")

@@ -33,9 +33,9 @@ def write(path: Path, text: str) -> Path:
 def test_help_lists_every_command(capsys: Capture) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
-        for command in ("train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep"):
+        for command in ("train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "cluster"):
             assert f"raytrain {command} " in said
-    commands = {"train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "report"}
+    commands = {"train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "report", "cluster"}
     assert set(cli._COMMANDS) == commands
     assert succeeds(capsys, "--version") == f"raytrain {__version__}\n"
 

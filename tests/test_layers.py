@@ -30,7 +30,7 @@ LAYERS = (
     ("fit", "infer", "probe"),
     ("lr_range", "batch_size"),
     ("search",),
-    ("report",),
+    ("report", "cluster"),
     ("tuning",),
     ("cli",),
 )
@@ -52,7 +52,7 @@ WITHOUT_RAY = (
         "batch_size",
         "probe",
     ),
-    *("precision", "optim", "ema", "task", "metrics", "models", "parallel"),
+    *("precision", "optim", "ema", "task", "metrics", "models", "parallel", "cluster"),
 )
 
 
@@ -108,7 +108,7 @@ def test_the_worker_and_what_describes_a_run_know_nothing_of_ray(name: str) -> N
 
 
 def test_only_launch_imports_the_trainer_and_private_names_of_ray() -> None:
-    for mark in ("TorchTrainer", "ray._private", "ray.train.v2"):
+    for mark in ("TorchTrainer", "ray._private", "ray.train.v2", "ray.autoscaler._private"):
         assert [name for name, path in MODULES.items() if mark in path.read_text()] == ["raytrain.launch"]
 
 
@@ -155,6 +155,10 @@ def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest
         "from raytrain import cli; cli.run(['batch', 'experiments/digits.py', '--help'])",
         "from raytrain import cli; cli.run(['batch', 'experiments/digits.py', '--memory', '0'])",
         "from raytrain import cli; cli.run(['train', 'experiments/digits.py', '--optimizer.lr', '-1'])",
+        "from raytrain import cli; cli.run(['cluster', '--help'])",
+        "from raytrain import cli; cli.run(['cluster', 'check', '--help'])",
+        "from raytrain import cli; cli.run(['cluster', 'init', 'aws'])",
+        "from raytrain import cli; cli.run(['cluster', 'check', 'raytrain/cluster/files/kuberay.yaml'])",
     ],
 )
 def test_help_and_mistakes_are_answered_without_torch_or_ray(code: str) -> None:

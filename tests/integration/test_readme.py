@@ -196,6 +196,13 @@ def test_a_running_cluster_is_used_and_left_running(home: Path) -> None:
         head.wait()
 
 
+def test_a_cluster_s_file_is_begun_and_checked(home: Path) -> None:
+    (elsewhere := home / "elsewhere").mkdir()  # also the home, so that nobody's token has a say
+    said = sh(the("raytrain cluster init"), elsewhere, HOME=str(elsewhere))
+    assert said.startswith("wrote machines.yaml; edit the lines marked EDIT: ")
+    assert sh(the("raytrain cluster check"), elsewhere, HOME=str(elsewhere)) == "machines.yaml: nothing is wrong\n"
+
+
 def listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True

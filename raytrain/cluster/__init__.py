@@ -1,0 +1,7 @@
+"""Clusters: the files that describe them, and what is wrong with one."""
+
+from raytrain.cluster.check import check
+from raytrain.cluster.document import Finding
+from raytrain.cluster.templates import KINDS, text, write
+
+__all__ = ["KINDS", "Finding", "check", "text", "write"]

@@ -1,0 +1,243 @@
+"""A YAML file as its values with the lines they stand on, however hostile the file is.
+
+`yaml.safe_load` forgets lines, takes the last of two equal keys in silence, and lets aliases make gigabytes of a kB.
+Here nodes are walked, and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from raytrain import errors
+
+LARGEST_BYTES = 256 * 1024
+"""A cluster file has a few kilobytes; what is larger is another file."""
+_MOST_VALUES = 20_000
+_DEEPEST = 60
+_LONGEST = 4_000
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong at a line, and how to mend it."""
+
+    line: int
+    level: Literal["error", "warning"]
+    what: str
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.level}: {self.what}; {self.how}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value and where it stands. What is not there is a `Place` too: its value is None, its line that of its parent.
+
+    Args:
+        value: the scalar; a dict or a list of `Place` for a mapping or a sequence.
+        line: counted from 1; that of the key, for a value of a mapping.
+        name: the last key of its path, or "" at the top.
+        there: whether the file has it.
+    """
+
+    value: Any
+    line: int
+    name: str = ""
+    there: bool = True
+
+    def __getitem__(self, key: str) -> Place:
+        found = self.value.get(key) if isinstance(self.value, dict) else None
+        return found if found is not None else Place(None, self.line, key, there=False)
+
+    def __iter__(self) -> Iterator[Place]:
+        """The values of a mapping or of a sequence; of a scalar none."""
+        return iter(self.value.values() if isinstance(self.value, dict) else self.items)
+
+    def at(self, *keys: object) -> Place:
+        """What the keys, and indices of sequences, lead to: the last that is there."""
+        place = self
+        for key in keys:
+            inside = place.value
+            if isinstance(inside, dict) and key in inside:
+                place = inside[key]
+            elif isinstance(inside, list) and isinstance(key, int) and 0 <= key < len(inside):
+                place = inside[key]
+        return place
+
+    @property
+    def items(self) -> list[Place]:
+        """Of a sequence its elements, else none."""
+        return self.value if isinstance(self.value, list) else []
+
+    @property
+    def fields(self) -> dict[str, Place]:
+        """Of a mapping its values by their keys, else none."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def text(self) -> str:
+        """Of a scalar its value as text, as far as rules look at it, else nothing."""
+        return "" if self.value is None or isinstance(self.value, dict | list) else str(self.value)[:_LONGEST]
+
+    @property
+    def number(self) -> int | None:
+        """A whole number, or None."""
+        return self.value if isinstance(self.value, int) and not isinstance(self.value, bool) else None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is said: absent, null, or without an element."""
+        return self.value is None or self.value in ({}, [], "")
+
+    def scalars(self) -> Iterator[Place]:
+        """All scalars in it."""
+        if isinstance(self.value, dict | list):
+            for place in self:
+                yield from place.scalars()
+        else:
+            yield self
+
+    def plain(self) -> Any:
+        """The value as `yaml.safe_load` would give it."""
+        if isinstance(self.value, dict):
+            return {key: place.plain() for key, place in self.value.items()}
+        return [place.plain() for place in self.value] if isinstance(self.value, list) else self.value
+
+    def error(self, what: str, how: str) -> Finding:
+        """A finding here that would break the cluster, or its safety."""
+        return Finding(self.line, "error", what, how)
+
+    def warning(self, what: str, how: str) -> Finding:
+        """A finding here that costs something."""
+        return Finding(self.line, "warning", what, how)
+
+    def unknown(self, known: Iterable[str], of: str) -> Iterator[Finding]:
+        """A finding for each field that is none of those known, with the nearest name."""
+        known = list(known)
+        for key, place in self.fields.items():
+            if key not in known:
+                close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+                lower = {name.lower(): name for name in known}
+                nearest = lower.get(key.lower()) or (close[0] if close else None)
+                yield place.error(
+                    f"{of} has no field {key!r}", f"write {nearest!r}" if nearest else f"take one of {_listed(known)}"
+                )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def read(path: Path) -> tuple[list[Place], list[Finding]]:
+    """The documents of a YAML file, and what is wrong with it as YAML.
+
+    Raises:
+        UserError: it cannot be read, is too large, no YAML, nests too deeply, or means more than it holds.
+    """
+    if not path.is_file():
+        raise errors.no_such_file(path, "cluster file")
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise errors.not_a_cluster_file(path, None, error.strerror or "it cannot be read") from None
+    if len(data) > LARGEST_BYTES:
+        raise errors.not_a_cluster_file(path, None, f"it is larger than {LARGEST_BYTES // 1024} KiB")
+    reader = _Reader(path)
+    try:
+        return reader.documents(data), reader.findings
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        raise errors.not_a_cluster_file(path, line, f"no YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise errors.not_a_cluster_file(path, None, f"no YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise errors.not_a_cluster_file(path, None, "it nests too deeply") from None
+
+
+class _Reader:
+    """Turns nodes into places."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.findings: list[Finding] = []
+        self.values = 0
+        self.above: list[yaml.Node] = []
+
+    def documents(self, data: bytes) -> list[Place]:
+        self.loader = loader = yaml.SafeLoader(data)
+        try:
+            found: list[Place] = []
+            while loader.check_node():
+                node = loader.get_node()
+                found.append(self.place(node, node.start_mark.line + 1 if node else 1))
+            return [place for place in found if place.value is not None]
+        finally:
+            with contextlib.suppress(Exception):
+                loader.dispose()
+
+    def place(self, node: Any, line: int, name: str = "") -> Place:
+        self.values += 1
+        if node in self.above:
+            raise errors.not_a_cluster_file(self.path, line, "an alias stands inside what it names")
+        if self.values > _MOST_VALUES:
+            raise errors.not_a_cluster_file(
+                self.path, line, f"with its aliases it has more than {_MOST_VALUES:,} values"
+            )
+        if len(self.above) > _DEEPEST:
+            raise errors.not_a_cluster_file(self.path, line, "it nests too deeply")
+        self.above.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return Place(self.mapping(node), line, name)
+            if isinstance(node, yaml.SequenceNode):
+                return Place([self.place(item, item.start_mark.line + 1, name) for item in node.value], line, name)
+            return Place(self.scalar(node, line), line, name)
+        finally:
+            self.above.pop()
+
+    def mapping(self, node: yaml.MappingNode) -> dict[str, Place]:
+        merged: dict[str, Place] = {}
+        own: dict[str, Place] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == _MERGE:  # of several, the first counts
+                for source in self.merged(value_node, line):
+                    merged = {**source, **merged}
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise errors.not_a_cluster_file(self.path, line, "a key that is no text")
+            key = str(key_node.value)
+            place = self.place(value_node, line, key)
+            if key in own:
+                self.findings.append(
+                    place.error(
+                        f"{key!r} stands twice, also in line {own[key].line}, and the first is ignored",
+                        "keep one of them",
+                    )
+                )
+            own[key] = place
+        return {**merged, **own}
+
+    def merged(self, node: yaml.Node, line: int) -> list[dict[str, Place]]:
+        places = self.place(node, line)
+        return [place.fields for place in (places.items or [places])]
+
+    def scalar(self, node: Any, line: int) -> Any:
+        self.values += len(node.value) // 64
+        try:
+            return self.loader.construct_object(node)
+        except yaml.constructor.ConstructorError as error:
+            raise errors.not_a_cluster_file(self.path, line, f"no plain value: {error.problem}") from None
+        except (ValueError, OverflowError) as error:
+            raise errors.not_a_cluster_file(self.path, line, f"no value: {error}") from None

@@ -1,0 +1,140 @@
+"""Who can reach a cluster that `ray up` starts, and who can read its secrets."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from raytrain.cluster.description import RAY_START, Cluster
+from raytrain.cluster.document import Finding, Place
+
+_WORLD = re.compile(r"(?<![\d.])0\.0\.0\.0/0|(?<![\w:])::/0")
+_TOKEN_MODE = re.compile(r"RAY_AUTH_MODE=[\"']?token\b")
+_SECRET = re.compile(r"\b(\w*(?:SECRET|TOKEN|PASSWORD|API_KEY|ACCESS_KEY)\w*)=[\"']?[^\"'$`\s;&|]")
+_GROUPS = ("SecurityGroupIds", "NetworkInterfaces", "LaunchTemplate")
+_START = "export RAY_AUTH_MODE=token; ... ray start"
+_MOUNT = "~/.ray/auth_token: ~/.ray/auth_token"
+
+
+def network(cluster: Cluster) -> Iterator[Finding]:
+    """Who can reach the machines."""
+    provider = cluster.top["provider"]
+    inside = provider["use_internal_ips"].value is True
+    for place in cluster.top.scalars():
+        if _WORLD.search(place.text):
+            yield place.error("0.0.0.0/0 lets the whole world in", "give your own address: A.B.C.D/32")
+    if cluster.provider == "azure" and not inside:
+        yield provider["use_internal_ips"].error(
+            "Ray's network rules open port 22 of every public address to the world", "add use_internal_ips: true"
+        )
+    if cluster.provider == "azure" and provider["use_external_head_ip"].value is True:
+        yield provider["use_external_head_ip"].error(
+            "Ray's network rules open port 22 of the head to the world", "remove it, and reach the head from inside"
+        )
+    nodes = {name: kind["node_config"] for name, kind in cluster.types.items()}
+    aws = nodes if cluster.provider == "aws" else {}
+    yield from _first(
+        {name: node for name, node in aws.items() if not inside and all(node[field].empty for field in _GROUPS)},
+        "SecurityGroupIds, and the group that Ray makes opens port 22 to 0.0.0.0/0",
+        "name a group of your own",
+    )
+    options = {name: node["MetadataOptions"]["HttpTokens"] for name, node in aws.items()}
+    yield from _first(
+        {name: place for name, place in options.items() if place.text != "required"},
+        "HttpTokens: required, and IMDSv1 hands credentials to any request",
+        "add MetadataOptions: {HttpTokens: required}",
+    )
+    gcp = nodes if cluster.provider == "gcp" and not inside else {}
+    yield from _first(
+        {name: node for name, node in gcp.items() if node["networkInterfaces"].empty},
+        "networkInterfaces, and the default network opens port 22 to the world",
+        "name a subnetwork whose firewall lets your address in",
+    )
+
+
+def _first(places: dict[str, Place], lacks: str, how: str) -> Iterator[Finding]:
+    """One finding for all node types that lack the same: they often share their lines by an alias."""
+    if places:
+        names = " and ".join(repr(name) for name in places)
+        yield min(places.values(), key=lambda place: place.line).error(
+            f"node type{'s' if len(places) > 1 else ''} {names} without {lacks}", how
+        )
+
+
+def token(cluster: Cluster) -> Iterator[Finding]:
+    """Token authentication on the head and on the workers."""
+    top = cluster.top
+    options = [*top["docker"]["run_options"].items]
+    both = any(_TOKEN_MODE.search(place.text) for place in options)
+    profile = cluster.commands("setup_commands", *(() if cluster.docker else ("initialization_commands",)))
+    both = both or any(_TOKEN_MODE.search(place.text) and "bashrc" in place.text for place in profile)
+    for role in ("head", "worker"):
+        commands = top[f"{role}_start_ray_commands"]
+        if commands.empty:
+            if role == "head" or not cluster.alone:
+                yield commands.error(
+                    f"there are no {role}_start_ray_commands, and Ray's own start without a token",
+                    f"add `{_START}`",
+                )
+            continue
+        starts = [command for command in commands.items if RAY_START.search(command.text)]
+        more = any(_TOKEN_MODE.search(place.text) for place in top["docker"][f"{role}_run_options"].items)
+        for start in starts:
+            mode = _TOKEN_MODE.search(start.text)
+            if not both and not more and (mode is None or mode.start() > start.text.index("ray start")):
+                yield start.error(
+                    f"the {role} starts without RAY_AUTH_MODE=token in the same command", f"write `{_START} ...`"
+                )
+    yield from _token_file(cluster)
+    for place in top.scalars():
+        if found := _SECRET.search(place.text):
+            if not found[1].endswith(("_PATH", "_FILE")):
+                yield place.error(f"{found[1]} stands here in the clear", "mount a file, mode 600, and name its path")
+    credentials = top["provider"]["aws_credentials"]
+    if not credentials.empty:
+        yield credentials.error("credentials stand here in the clear", "remove them: boto3 reads ~/.aws and IAM roles")
+
+
+def _token_file(cluster: Cluster) -> Iterator[Finding]:
+    mounts = cluster.top["file_mounts"]
+    tokens = {target: source for target, source in mounts.fields.items() if target.endswith(".ray/auth_token")}
+    elsewhere = any("RAY_AUTH_TOKEN_PATH" in place.text for place in cluster.top.scalars())
+    if not tokens and not elsewhere:
+        yield mounts.error("file_mounts bring no token, and nodes cannot join", f"add {_MOUNT}")
+    for target, place in tokens.items():
+        if cluster.docker and not target.startswith("~"):
+            yield place.error(
+                f"{target} is not the home of who runs Ray in the container",
+                f"write {_MOUNT}",
+            )
+
+
+def keys(cluster: Cluster) -> Iterator[Finding]:
+    """Local files whose mode matters, and those that are mounted."""
+    key = cluster.top["auth"]["ssh_private_key"]
+    if key.text and not _here(key).is_file():
+        yield key.error(f"there is no SSH key {key.text}", "name one that is there, or leave the field out")
+    mounts = cluster.top["file_mounts"].fields
+    tokens = [source for target, source in mounts.items() if target.endswith("auth_token")]
+    for place, what in [(key, "the SSH key"), *((token, "the token") for token in tokens)]:
+        file = _here(place)
+        if place.text and file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
+            yield place.error(f"others can read {what} {place.text}", f"chmod 600 {place.text}")
+    for target, source in mounts.items():
+        if source not in tokens and source.text and not _here(source).exists():
+            yield source.error(f"{source.text}, which {target} is to be, is not here", "name a file that is there")
+        if source.text and _here(source).is_dir():
+            excluded = {place.text.strip("/") for place in cluster.top["rsync_exclude"].items}
+            if ".venv" not in excluded and cluster.top["rsync_filter"].empty:
+                yield source.warning(
+                    f"all of {source.text} goes to every node, also .venv and runs",
+                    'add rsync_exclude: [".git/", ".venv/", "runs/"]',
+                )
+
+
+def _here(place: Place) -> Path:
+    """A path on this machine, as `ray up` takes it."""
+    return Path(os.path.expanduser(place.text))
