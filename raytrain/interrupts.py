@@ -70,4 +70,10 @@ class Interrupts:
         self.signal = number
         if self.says:
             os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
-        (self.path / "stop").touch()
+        self.ask()
+
+    def ask(self) -> None:
+        """Lets the workers know of a request, where there is one; again and again, since the directory may be away."""
+        if self.signal:
+            with contextlib.suppress(OSError):
+                (self.path / "stop").touch()

@@ -125,6 +125,7 @@ class Supervisor:
             while fitting.is_alive():
                 fitting.join(0.1)
                 self.tail.poll()
+                self.interrupts.ask()
                 if self.can_leave and not self.tail.seen:
                     self.interrupts.stop_if_asked()  # no step is done: there is nothing to save
                 if time.monotonic() - self.looked > _LOOK_SECONDS:

@@ -112,16 +112,17 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
     except BaseException as error:
         traceback.print_exc()
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+        known = isinstance(error, errors.UserError)  # which says where by itself
         record = {
             "time": time.time(),
             "lost": _misses_another(error),
             "rank": rank,
-            "error": str(error) if isinstance(error, errors.UserError) else f"{type(error).__name__}: {error}",
-            "at": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+            "error": str(error) if known else f"{type(error).__name__}: {error}",
+            "at": f"{frames[-1].filename}:{frames[-1].lineno}" if frames and not known else "",
             "traceback": traceback.format_exc(),
         }
-        (job.run / "logs" / f"rank_{rank}.json").write_text(json.dumps(record))
-        if there:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the error itself matters more than a disk that is full
+            (job.run / "logs" / f"rank_{rank}.json").write_text(json.dumps(record))
+            if there:
                 there.write(f"logs/rank_{rank}.json", json.dumps(record).encode())
         raise
