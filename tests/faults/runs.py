@@ -311,6 +311,7 @@ def kill_driver(story: Story) -> None:
     """SIGKILL of the driver, which Ray Train's controller is a part of."""
     story.command.process.kill()
     story.command.process.wait()
+    _wait_for_workers_to_end(story)
     story.resume()
 
 
@@ -318,6 +319,14 @@ def kill_all(story: Story) -> None:
     """SIGKILL of every process of the run and of its Ray, as when a machine goes down."""
     story.command.abandon()
     story.resume()
+
+
+def _wait_for_workers_to_end(story: Story) -> None:
+    """Workers train on until they notice that their Ray is gone, and commit checkpoints."""
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in story.places().values()):
+        assert time.monotonic() < deadline, "workers outlive their Ray by half a minute"
+        time.sleep(0.05)
 
 
 def _kill_part_of_ray(story: Story, name: str) -> None:
@@ -330,10 +339,7 @@ def _kill_part_of_ray(story: Story, name: str) -> None:
             with_pid(pid, signal.SIGKILL)
     assert story.command.end(60) == 1, story.command.said[-3000:]
     assert "raytrain resume" in story.command.said and "Traceback" not in story.command.said, story.command.said[-3000:]
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in story.places().values()):  # they train on until they notice
-        assert time.monotonic() < deadline, "workers outlive their Ray by half a minute"
-        time.sleep(0.05)
+    _wait_for_workers_to_end(story)
     story.resume()
 
 
@@ -491,7 +497,7 @@ NODES = ("node killed", "node called back")
 """These take a cluster of several nodes."""
 DETERMINISTIC = (*NODES, "resized")
 """With these the number of workers changes, and the bits must not."""
-SLOW = ("GCS killed", "raylet killed")
+SLOW = ("driver killed", "GCS killed", "raylet killed")
 """After these workers train on for seconds: a step takes longer."""
 QUIET = ("no space", "disk error", "storage away", "clock jump")
 """These need not stop a run."""
