@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> int:
         elif arguments[0] not in _COMMANDS:
             raise errors.unknown_command(arguments[0], list(_COMMANDS))
         else:
-            _COMMANDS[arguments[0]](arguments[1:])
+            return _COMMANDS[arguments[0]](arguments[1:]) or 0
         return 0
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -484,7 +484,35 @@ def _cluster_init(arguments: list[str]) -> None:
     print(f"wrote {out}{marked}")
 
 
-_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+def _doctor(arguments: list[str]) -> int:
+    """Look for what is wrong: raytrain doctor [--address ADDR] [--out DIR] [--json]"""
+
+    def command(address: str | None = None, out: str = "runs", json: bool = False) -> tuple[str | None, str, bool]:
+        """Looks for what would hold a training up, on this machine and on every node of a cluster.
+
+        Ends with 1 where there are failures; warnings do not count.
+
+        Args:
+            address: Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone.
+            out: The folder or URL for runs: whether it can be written, and is shared by all nodes.
+            json: Print one JSON object.
+        """
+        return address, out, json
+
+    address, out, as_json = _parse(command, arguments, "raytrain doctor")
+    from raytrain import doctor
+    from raytrain.report import doctor as report
+
+    survey = doctor.examine(address, out)
+    found = doctor.findings(survey)
+    if as_json:
+        print(report.to_json(survey, found))
+    else:
+        report.show(survey, found)
+    return int(any(finding.level == "failure" for finding in found))
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "train": _train,
     "lr": _lr,
     "batch": _batch,
@@ -495,6 +523,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "predict": _predict,
     "export": _export,
     "cluster": _cluster,
+    "doctor": _doctor,
 }
 
 

@@ -303,7 +303,7 @@ def local_resources() -> Resources:
     import torch
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Resources(cpus, torch.cuda.device_count(), 1, _memory(), "this machine")
+    return Resources(cpus, torch.cuda.device_count(), 1, host_memory(), "this machine")
 
 
 def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: int, weights: bool = True) -> nn.Module:
@@ -467,7 +467,7 @@ def _scaling(scaling: Scaling, resources: Resources, deterministic: bool) -> Sca
     return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus, threads_per_worker=threads)
 
 
-def _memory() -> int:
+def host_memory() -> int:
     """Bytes of this machine's memory, or of the container's where that is less."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:

@@ -134,8 +134,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     def _connect(self) -> None:
         _knock(str(self.address))
-        token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-        if token.is_file() or os.environ.get("RAY_AUTH_TOKEN"):
+        if token_file().is_file() or os.environ.get("RAY_AUTH_TOKEN"):
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray
 
@@ -157,6 +156,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         token = Path.home() / ".ray" / "auth_token"
         if token.is_file():
             token.chmod(0o600)
+
+
+def token_file() -> Path:
+    """Where Ray looks for the cluster's token, unless it is in RAY_AUTH_TOKEN."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def answers(host: str, port: int) -> bool:

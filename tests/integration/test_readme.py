@@ -176,7 +176,11 @@ def test_fine_tuning(home: Path) -> None:
     assert Run(home / "runs/finetune-1").summary["status"] == "completed"
 
 
-def test_a_running_cluster_is_used_and_left_running(home: Path) -> None:
+def test_a_running_cluster_is_used_and_left_running(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (token := home / "token").write_text("0123456789abcdef" * 4)
+    token.chmod(0o600)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     start = f"{sys.executable} -m ray.scripts.scripts start --head --port 6399 --num-cpus 3 --include-dashboard=false"
     head = subprocess.Popen([*start.split(), "--disable-usage-stats", "--block"], stdout=subprocess.DEVNULL,
                             stderr=subprocess.DEVNULL)  # fmt: skip
@@ -184,6 +188,8 @@ def test_a_running_cluster_is_used_and_left_running(home: Path) -> None:
         deadline = time.monotonic() + 60
         while not listens(6399) and time.monotonic() < deadline:
             time.sleep(0.2)
+        doctor = the("raytrain doctor").replace("auto", "127.0.0.1:6399").replace("/shared", str(home / "shared"))
+        assert "Ray counts 3 of" in sh(doctor, home) and not (home / "shared").exists()
         command = the("raytrain train experiments/digits.py --address auto").replace("/shared", str(home / "shared"))
         output = sh(command.replace("auto", "127.0.0.1:6399") + " --epochs 2", home)
         assert ":6399 (3 CPUs" in output
