@@ -529,7 +529,7 @@ def environment_of(kind: str) -> dict[str, str]:
         return {}
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(facts[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    share = (total - free + 3.5 * 2**30) / total
+    share = min(0.97, (total - free + 3.5 * 2**30) / total)
     return {"RAY_memory_usage_threshold": f"{share:.3f}", "RAY_memory_monitor_refresh_ms": "100"}
 
 

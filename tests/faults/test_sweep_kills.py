@@ -127,7 +127,6 @@ from raytrain.search import record
 run = pathlib.Path(sys.argv[1])
 record.update(run, status="running", values={"x": "old" * 9999})
 calls = ("lock", "open", "write", "fsync", "replace")
-real = open
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 for call in calls:
@@ -136,16 +135,9 @@ for call in calls:
         import builtins
         if call == "lock":
             builtins.open = die
-        elif call == "open":
-            builtins.open = lambda path, mode: real(path, mode) if str(path).endswith(".lock") else die()
         elif call == "write":
-            class Torn:
-                def __init__(self, path, mode): self.file = real(path, mode)
-                def __enter__(self): return self
-                def __exit__(self, *_): pass
-                def write(self, text):
-                    self.file.write(text[: len(text) // 2]); self.file.flush(); die()
-            builtins.open = lambda path, mode: (real if str(path).endswith(".lock") else Torn)(path, mode)
+            write = os.write
+            os.write = lambda to, data: (write(to, bytes(data)[: len(data) // 2]), die())
         else:
             setattr(os, call, die)
         record.update(run, status="completed", values={"x": "new" * 9999})

@@ -1,0 +1,14 @@
+"""Two of the faults of `make faults`, for every change: the rest takes twenty minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runs import WAYS, play, undisturbed
+
+
+def test_a_run_whose_worker_is_killed_twice_goes_on_by_itself_and_is_the_undisturbed_one(tmp_path: Path) -> None:
+    way = WAYS[0]
+    story = play("worker killed", 0, tmp_path / "cut", 2, undisturbed(tmp_path, way))
+    assert [fault.recovered and fault.equal for fault in story.faults] == [True, True]
+    assert "lost: rank" in story.command.said and "2 workers again" in story.command.said
