@@ -66,12 +66,14 @@ def distribute(job: Job, leave: threading.Event) -> BaseException | None:
     Args:
         leave: when it is set, the run's `stop` file has been asked for; workers that have not started yet are given up.
     """
-    fitting = _Fitting(job)
-    while fitting.is_alive():
-        fitting.join(0.1)
-        if leave.is_set() and not (job.run / "metrics.jsonl").is_file():
-            fitting.cancel()
-    return fitting.failure
+    while True:
+        fitting = _Fitting(job)
+        while fitting.is_alive():
+            fitting.join(0.1)
+            if leave.is_set() and not (job.run / "metrics.jsonl").is_file():
+                fitting.cancel()
+        if not isinstance(fitting.failure, _NoRoom) or leave.is_set():  # those before it are still leaving
+            return fitting.failure
 
 
 class Supervisor:
