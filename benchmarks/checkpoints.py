@@ -10,19 +10,12 @@ from __future__ import annotations
 
 import statistics
 import sys
-from typing import Any
 
-from benchmarks import dataset, report
-from benchmarks.harness import Side, compare_each
-from benchmarks.side import Workload
+from benchmarks import report
+from benchmarks.deterministic import side
+from benchmarks.harness import compare_each
 
-SAMPLES, ROUNDS, BATCH, RANKS = 12_800, 9, 64, (1, 2)
-
-
-def side(ranks: int, **overrides: Any) -> Side:
-    """raytrain with some fields of its experiment."""
-    folder = str(dataset.prepare(SAMPLES, None))
-    return Side("raytrain", Workload(folder, SAMPLES, "cnn", batch_size=BATCH, ranks=ranks, overrides=overrides))
+SAMPLES, ROUNDS, RANKS = 12_800, 9, (1, 2)
 
 
 def main() -> None:
@@ -31,8 +24,8 @@ def main() -> None:
     print("\n".join(report.machine(f"{SAMPLES:,} generated digits; {rounds} rounds; 1 thread a worker")))
     print("| workers | every 10th step: step time, by that without (range) | every step |\n|---|---|---|")
     for ranks in RANKS:
-        ours = [side(ranks, **{"checkpoint.every_steps": every}) for every in (10, 1)]
-        found = [[1 / ratio for ratio in one.ratios] for one in compare_each(ours, side(ranks), rounds)]
+        ours = [side(ranks, SAMPLES, **{"checkpoint.every_steps": every}) for every in (10, 1)]
+        found = [[1 / ratio for ratio in one.ratios] for one in compare_each(ours, side(ranks, SAMPLES), rounds)]
         cells = (f"{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})" for each in found)
         print(f"| {ranks} |", " | ".join(cells), "|", flush=True)
 

@@ -19,10 +19,10 @@ from benchmarks.side import Workload
 SAMPLES, ROUNDS, BATCH, RANKS = 6_400, 9, 64, (1, 2, 4)
 
 
-def side(ranks: int, **overrides: Any) -> Side:
+def side(ranks: int, samples: int = SAMPLES, **overrides: Any) -> Side:
     """raytrain with some fields of its experiment."""
-    folder = str(dataset.prepare(SAMPLES, None))
-    return Side("raytrain", Workload(folder, SAMPLES, "cnn", batch_size=BATCH, ranks=ranks, overrides=overrides))
+    folder = str(dataset.prepare(samples, None))
+    return Side("raytrain", Workload(folder, samples, "cnn", batch_size=BATCH, ranks=ranks, overrides=overrides))
 
 
 def main() -> None:

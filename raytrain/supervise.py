@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors, launch, storage
+from raytrain.experiment import Experiment
 from raytrain.interrupts import Interrupts
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
@@ -61,7 +62,7 @@ def work_here(job: Job, tail: Tail) -> None:
 
 
 def distribute(job: Job, leave: threading.Event) -> BaseException | None:
-    """Trains a job on Ray Train's workers, once, and returns what went wrong.
+    """Trains a job on Ray Train's workers, and returns what went wrong; lost workers are not started again.
 
     Args:
         leave: when it is set, the run's `stop` file has been asked for; workers that have not started yet are given up.
@@ -136,7 +137,8 @@ class Supervisor:
             fitting.cancel()
             fitting.join(0 if self.can_leave else 10)  # where the connection is ours, its end is theirs
             raise
-        storage.refresh(self.job.run)
+        if fitting.failure is None:
+            storage.refresh(self.job.run)
         self.tail.poll()
         if fitting.failure is not None:
             raise fitting.failure
@@ -162,8 +164,9 @@ class Supervisor:
 
     def _resize(self, why: str) -> None:
         """Asks the workers for a checkpoint and an end, as a signal does."""
-        self.resizing = why
-        (self.job.run / "stop").touch()
+        with contextlib.suppress(OSError):  # the directory may be away: the next look will find the same
+            (self.job.run / "stop").touch()
+            self.resizing = why
 
     def _prepare_again(self) -> None:
         """Chooses the number of workers anew, waiting until there is room for the fewest."""
@@ -177,10 +180,9 @@ class Supervisor:
                     storage.publish(run)
                     ready = True
             for workers in self.planned.sizes if ready else ():
-                need = _need(self.planned, workers)
                 with contextlib.suppress(errors.UserError):
-                    if _capacity(need) >= workers:
-                        value = self.planned.on(workers, self.session.resources())
+                    value = self.planned.on(workers, self.session.resources())
+                    if _capacity(_need(value)) >= workers:
                         # `auto` was decided by the first workers.
                         value = replace(value, precision=Run(run).experiment.precision)
                         self.job = replace(self.job, experiment=value)
@@ -197,7 +199,7 @@ class Supervisor:
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        need = _need(self.planned, workers)
+        need = _need(self.job.experiment)
         if _capacity(need) < workers + self.job.experiment.scaling.ranks:
             return False
         group = placement_group([need] * workers)
@@ -213,7 +215,7 @@ class Supervisor:
 
         ask = self.scaling.elastic and not self.session.own
         if ask:
-            request_resources(bundles=[_need(self.planned, 1)] * self.scaling.ranks)
+            request_resources(bundles=[_need(self.job.experiment)] * self.scaling.ranks)
         try:
             yield
         finally:
@@ -231,7 +233,7 @@ class Supervisor:
             return
         self.said = event
         row = {"time": time.time(), "event": event, "why": why, "checkpoint": newest or None}
-        with open(self.job.run / "logs" / "workers.jsonl", "a") as file:
+        with contextlib.suppress(OSError), open(self.job.run / "logs" / "workers.jsonl", "a") as file:
             file.write(json.dumps(row | {"workers": self.job.experiment.scaling.ranks}) + "\n")
         self.observer.workers(event, why, newest)
 
@@ -273,14 +275,13 @@ def _trainer(job: Job) -> Any:
     os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")  # half a minute where a worker is stopped
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # it is the supervisor who looks
     scaling = job.experiment.scaling
-    resources = {"CPU": scaling.cpus_per_worker or 1.0}
-    if scaling.gpus_per_worker:
-        resources["GPU"] = scaling.gpus_per_worker
     return launch.trainer()(
         _work_on_cluster,
         train_loop_config={"job": job},
         scaling_config=ScalingConfig(
-            num_workers=scaling.ranks, use_gpu=bool(scaling.gpus_per_worker), resources_per_worker=resources
+            num_workers=scaling.ranks,
+            use_gpu=bool(scaling.gpus_per_worker),
+            resources_per_worker=_need(job.experiment),
         ),
         torch_config=TorchConfig(backend="nccl" if scaling.gpus_per_worker else "gloo"),
         run_config=RunConfig(
@@ -292,10 +293,10 @@ def _trainer(job: Job) -> Any:
     )
 
 
-def _need(planned: Plan, workers: int) -> dict[str, float]:
-    """What each of so many workers asks Ray for."""
-    scaling = planned.experiment.scaling
-    need = {"CPU": planned.asked.cpus_per_worker or min(1.0, scaling.cpus_per_worker or 1.0)}
+def _need(value: Experiment) -> dict[str, float]:
+    """What each worker asks Ray for."""
+    scaling = value.scaling
+    need = {"CPU": scaling.cpus_per_worker or 1.0}
     return need | ({"GPU": scaling.gpus_per_worker} if scaling.gpus_per_worker else {})
 
 
