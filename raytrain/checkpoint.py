@@ -81,7 +81,7 @@ def save(
         OSError: storage refused it; no checkpoint of that step exists then.
     """
     target = folder / name_of(step)
-    _remove(target)
+    _remove(str(target))
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
@@ -97,7 +97,7 @@ def save(
         _sync(folder)
     except OSError:
         with contextlib.suppress(OSError):
-            _remove(target)
+            _remove(str(target))
         raise
     return target
 
@@ -219,10 +219,10 @@ def verified(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: storage cannot be read: who went back to an older one for that would remove the newer ones.
     """
-    for path in sorted(_checkpoints(folder), key=_step, reverse=True):
+    for name in reversed(_names(folder)):
         with contextlib.suppress(errors.UserError):
-            verify(path)
-            yield path
+            verify(folder / name)
+            yield folder / name
 
 
 def newest(folder: Path) -> Path | None:
@@ -295,8 +295,7 @@ def load_state(path: Path) -> dict[str, Any]:
 
 def committed(folder: Path) -> list[str]:
     """The names of the checkpoints that have a manifest, the oldest first."""
-    found = (path for path in _checkpoints(folder) if os.path.isfile(path / MANIFEST))
-    return [path.name for path in sorted(found, key=_step)]
+    return [name for name in _names(folder) if os.path.isfile(f"{folder}/{name}/{MANIFEST}")]
 
 
 def superfluous(
@@ -338,12 +337,12 @@ def prune(folder: Path, superfluous: Callable[[Mapping[str, int]], list[str]]) -
     Raises:
         OSError: storage refused it; what is half removed is no checkpoint any more.
     """
-    names = committed(folder)
-    for name in superfluous({name: _size(folder / name) for name in names}):
-        _remove(folder / name)
-    for path in _checkpoints(folder):
-        if names and path.name not in names and _step(path) < (step_of(names[-1]) or 0):
-            _remove(path)
+    there = _names(folder)
+    names = [name for name in there if os.path.isfile(f"{folder}/{name}/{MANIFEST}")]
+    left = there[: there.index(names[-1])] if names else []
+    gone = superfluous({name: _size(f"{folder}/{name}") for name in names})
+    for name in [*gone, *(name for name in left if name not in names)]:
+        _remove(f"{folder}/{name}")
 
 
 def drop_after(folder: Path, step: int) -> None:
@@ -352,26 +351,30 @@ def drop_after(folder: Path, step: int) -> None:
     Raises:
         OSError: storage refused it.
     """
-    for path in _checkpoints(folder):
-        if _step(path) > step:
-            _remove(path)
+    for name in _names(folder):
+        if (step_of(name) or 0) > step:
+            _remove(f"{folder}/{name}")
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, sync: bool = True) -> None:
     """Replaces a file so that readers see the old or the new text, and a crash leaves one of them.
+
+    Args:
+        sync: whether to put it on the disk, too, at once: a machine that goes down leaves one of them then.
 
     Raises:
         OSError: storage refused it; the old text is there, or the new one.
     """
     partial = f"{path.parent}/.{path.name}.{os.getpid()}"
     try:
-        _write(partial, lambda file: file.write(text.encode()))
+        _write(partial, lambda file: file.write(text.encode()), sync)
         os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
-    _sync(path.parent)
+    if sync:
+        _sync(path.parent)
 
 
 class _File:
@@ -409,7 +412,7 @@ class _File:
             self.error: BaseException | None = error
 
 
-def _write(path: str, content: Callable[[_File], object]) -> dict[str, Any]:
+def _write(path: str, content: Callable[[_File], object], sync: bool = True) -> dict[str, Any]:
     """Writes a file and puts it on the disk; returns its entry of the manifest."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -418,7 +421,8 @@ def _write(path: str, content: Callable[[_File], object]) -> dict[str, Any]:
         file.flush()
         if file.error is not None:
             raise file.error
-        os.fsync(descriptor)
+        if sync:
+            os.fsync(descriptor)
         if os.fstat(descriptor).st_size != file.size:
             raise OSError(errno.EIO, f"{file.size} bytes were written and not all are there", path)
     finally:
@@ -443,23 +447,20 @@ def _write_tensors(file: _File, model: dict[str, torch.Tensor]) -> None:
         file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """All that has a checkpoint's name."""
+def _names(folder: Path) -> list[str]:
+    """All names of checkpoints that are there, the oldest first."""
     try:
-        return [folder / name for name in os.listdir(folder) if step_of(name) is not None]
+        found = [(step, name) for name in os.listdir(folder) if (step := step_of(name)) is not None]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    return [name for _, name in sorted(found)]
 
 
-def _step(path: Path) -> int:
-    return step_of(path.name) or 0
+def _size(path: str) -> int:
+    return sum(os.lstat(f"{path}/{name}").st_size for name in os.listdir(path))
 
 
-def _size(path: Path) -> int:
-    return sum(os.lstat(path / name).st_size for name in os.listdir(path))
-
-
-def _remove(path: Path) -> None:
+def _remove(path: str) -> None:
     """Removes a checkpoint, its manifest first: it is none from then on, whatever happens."""
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -468,9 +469,9 @@ def _remove(path: Path) -> None:
         return
     for name in sorted(os.listdir(path), key=lambda name: name != MANIFEST):
         try:
-            os.unlink(path / name)
+            os.unlink(f"{path}/{name}")
         except IsADirectoryError:  # none of ours
-            shutil.rmtree(path / name)
+            shutil.rmtree(f"{path}/{name}")
     os.rmdir(path)
 
 

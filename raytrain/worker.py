@@ -53,6 +53,7 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
     import torch
     import torch.distributed as dist
 
+    from raytrain import checkpoint
     from raytrain.data.reader import Resident, Streaming
     from raytrain.loop import Place, Worker
 
@@ -71,7 +72,8 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
         job = replace(job, run=path)
     if dist.is_initialized():
         here = {"node": ray.get_runtime_context().get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
-        (job.run / "logs" / f"place_{place.rank}.json").write_text(json.dumps(here))
+        mark = job.run / "logs" / f"place_{place.rank}.json"
+        checkpoint.write_atomically(mark, json.dumps(here), sync=False)
         if there:
             there.write(f"logs/place_{place.rank}.json", json.dumps(here).encode())
     with _recorded(job, place.rank, there), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():

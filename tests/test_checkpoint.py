@@ -395,8 +395,8 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint(tmp_path: Path, monkeypa
     save(tmp_path, 2)
     unlink = os.unlink
 
-    def cut(path: Path) -> None:
-        if path.name != MANIFEST:
+    def cut(path: str) -> None:
+        if Path(path).name != MANIFEST:
             raise OSError(5, "Input/output error")
         unlink(path)
 
