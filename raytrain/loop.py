@@ -279,7 +279,7 @@ class Worker:
             ]
         ).to(self.place.device)
         if self.place.world > 1:
-            dist.all_reduce(sums)
+            self.experiment.parallel.total(self.wrapped, sums)
         *losses, stop, every, units, holders = sums.tolist()
         if self.unit is None and holders:
             self.unit = units / holders

@@ -145,6 +145,12 @@ class Parallel:
     def sync_gradients(self, wrapped: nn.Module) -> None:
         """Exchanges gradients after a step's last backward pass, where that has not happened during it."""
 
+    def total(self, wrapped: nn.Module, values: torch.Tensor) -> None:
+        """Turns float64 [n] into the sums over all ranks. A collective."""
+        import torch.distributed as dist
+
+        dist.all_reduce(values)
+
     def gradient_scale(self, wrapped: nn.Module, world: int) -> float:
         """What the exchange divides summed gradients by; the loop multiplies the loss by it."""
         return 1.0

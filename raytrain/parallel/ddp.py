@@ -135,6 +135,13 @@ class DDP(Parallel):
         if hasattr(wrapped, "reduce"):
             cast(Any, wrapped).reduce()
 
+    def total(self, wrapped: nn.Module, values: torch.Tensor) -> None:
+        """In shared memory where gradients are: gloo takes a millisecond or two from ranks that are busy."""
+        if hasattr(wrapped, "total"):
+            cast(Any, wrapped).total(values)
+        else:
+            super().total(wrapped, values)
+
     def gradient_scale(self, wrapped: nn.Module, world: int) -> float:
         """DistributedDataParallel averages over the ranks."""
         from torch.nn.parallel import DistributedDataParallel

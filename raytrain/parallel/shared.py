@@ -25,8 +25,10 @@ from raytrain.parallel.tree import add_up
 _copy, _add = torch._foreach_copy_, torch._foreach_add_  # type: ignore[reportPrivateImportUsage]
 _HEADER = 4096
 _TOKEN, _WRITTEN, _READ = 0, 128, 256
-"""Where in the header a rank's token stands, and the last step whose gradients it has written, and read from all; each
-in cache lines of its own."""
+"""Where in the header a rank's token stands, and the number of the last exchange for which it has written, and which it
+has read from all; each in cache lines of its own."""
+_SUMS = 1024
+"""float64 values that `total` adds up at once, behind the header."""
 _SPIN_SECONDS, _LOOK_SECONDS, _TIMEOUT_SECONDS = 0.002, 1.0, 1800.0
 
 
@@ -47,9 +49,11 @@ class SharedReplica(nn.Module):
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.buffers_shared = list(module.buffers())
         self.counts = [memoryview(memory).cast("q") for memory in memories]
-        count = len(self.trained)
-        self.present = [memoryview(memory)[_HEADER : _HEADER + count] for memory in memories]
-        views = [list(_views(memory, _HEADER + _aligned(count), module)) for memory in memories]
+        count, start = len(self.trained), _HEADER + 8 * _SUMS
+        self.sums = [torch.frombuffer(memory, dtype=torch.float64, count=_SUMS, offset=_HEADER) for memory in memories]
+        """[rank][value]: where that rank writes what `total` adds up."""
+        self.present = [memoryview(memory)[start : start + count] for memory in memories]
+        views = [list(_views(memory, start + _aligned(count), module)) for memory in memories]
         self.gradients = [view[:count] for view in views]
         """[rank][parameter]: where that rank writes."""
         self.sent = views[0][count:]
@@ -96,6 +100,24 @@ class SharedReplica(nn.Module):
             _copy(self.buffers_shared, self.sent)
         self.counts[self.rank][_READ // 8] = self.step
 
+    def total(self, values: torch.Tensor) -> None:
+        """Turns float64 [n] into the sums over the ranks, in their order. A collective.
+
+        Raises:
+            ConnectionError: a rank has died.
+            RuntimeError: one has not come for half an hour.
+        """
+        for part in values.split(_SUMS):
+            self._wait(_READ)
+            self.step += 1
+            self.sums[self.rank][: len(part)].copy_(part)
+            self.counts[self.rank][_WRITTEN // 8] = self.step
+            self._wait(_WRITTEN)
+            part.copy_(self.sums[0][: len(part)])
+            for other in self.sums[1:]:
+                part.add_(other[: len(part)])
+            self.counts[self.rank][_READ // 8] = self.step
+
     def _add(self, having: list[int], ranks: Any, gradients: list[list[torch.Tensor]], zeroed: bool = False) -> None:
         if not having:
             return
@@ -116,7 +138,7 @@ class SharedReplica(nn.Module):
         return gradient
 
     def _wait(self, count: int) -> None:
-        """Waits until all ranks have written, or read, this step's gradients."""
+        """Waits until all ranks have written for this exchange, or read it."""
         place = count // 8
         started = looked = time.monotonic()
         for rank, counts in enumerate(self.counts):
@@ -131,7 +153,7 @@ class SharedReplica(nn.Module):
                     if not os.path.exists(f"/proc/{self.pids[rank]}"):
                         raise ConnectionError(f"rank {rank} (process {self.pids[rank]}) has died")
                     if now - started > _TIMEOUT_SECONDS:
-                        raise RuntimeError(f"rank {rank} has not come to step {self.step} for half an hour")
+                        raise RuntimeError(f"rank {rank} has not come to exchange {self.step} for half an hour")
 
 
 def replicate(module: nn.Module, pairwise: bool = False) -> SharedReplica | None:
@@ -200,7 +222,7 @@ def _shared(module: nn.Module) -> list[torch.Tensor]:
 
 def _size(module: nn.Module) -> int:
     tensors = _shared(module)
-    return _HEADER + _aligned(len(tensors)) + sum(map(_bytes, tensors))
+    return _HEADER + 8 * _SUMS + _aligned(len(tensors)) + sum(map(_bytes, tensors))
 
 
 def _views(memory: mmap.mmap, offset: int, module: nn.Module) -> Iterator[torch.Tensor]:

@@ -90,6 +90,46 @@ def test_gradients_are_the_sums_over_the_ranks_in_their_order(ranks: Ranks, worl
             assert np.array_equal(seen, buffer.numpy())
 
 
+LENGTHS = (1, 5, 1024, 0, 2500)
+
+
+def values(rank: int, length: int) -> torch.Tensor:
+    """Of sizes so different that the order of their sum shows in its bits."""
+    draw = torch.Generator().manual_seed(1000 * length + rank)
+    return torch.randn(length, dtype=torch.float64, generator=draw) * 10.0 ** (6 * rank)
+
+
+def totals(rank: int, world: int) -> list[np.ndarray]:
+    """Sums of values, between those of gradients."""
+    replica = shared.replicate(net())
+    assert replica is not None
+    found = []
+    for step, length in enumerate(LENGTHS):
+        mine = values(rank, length)
+        DDP().total(replica, mine)
+        found.append(mine.numpy().copy())
+        replica.zero_grad()
+        replica(images(step, rank), True).square().sum().backward()
+        replica.reduce()
+        grad = dict(replica.module.named_parameters())["extra.weight"].grad
+        assert grad is not None
+        found.append(grad.numpy().copy())
+    return found
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_totals_are_the_sums_over_the_ranks_in_their_order(ranks: Ranks, world: int) -> None:
+    found = ranks.run(world, totals)
+    whole = ranks.run(world, gradients, len(LENGTHS), [0, 1, 2, 3])
+    extra = [name for name, _ in net().named_parameters()].index("extra.weight")
+    for step, length in enumerate(LENGTHS):
+        total = sum((values(rank, length) for rank in range(1, world)), values(0, length))
+        for rank in range(world):
+            assert np.array_equal(found[rank][2 * step], total.numpy())
+            assert np.array_equal(found[rank][2 * step + 1], whole[rank][step][extra])
+
+
 def train(rank: int, world: int, reduction: str) -> list[np.ndarray]:
     strategy, module = DDP(reduction=reduction), net()  # type: ignore[arg-type]
     module.unused.requires_grad_(False)  # DistributedDataParallel refuses parameters that nothing uses
