@@ -235,6 +235,8 @@ class Worker:
         zero = torch.zeros((), dtype=torch.float64, device=self.place.device)
         numbers = range(order.SHARDS) if e.deterministic else [self.replica]
         total = torch.stack([losses.get(each, zero) for each in numbers])
+        if self.writer:
+            self.writer.settle()
         updated = self._update()
         if self.ema and updated:
             self.ema.update()

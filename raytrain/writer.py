@@ -18,6 +18,8 @@ from raytrain.run import MetricsLog
 from raytrain.storage import POLL_SECONDS, Storage
 
 _REFUSALS = "logs/checkpoints.log"
+_WAIT = 0.02
+"""Of the time between two checkpoints, how much training may wait for one."""
 
 
 @dataclass
@@ -50,6 +52,8 @@ class CheckpointWriter:
         self.every = None if settings.keep_every is None else settings.keep_every * epoch
         self.background = checkpoint.Background()
         self._due: _Due | None = None
+        self._written, self._began, self._between = threading.Event(), time.monotonic(), 0.0
+        self._written.set()
         self._best: dict[str, Any] = {}
         self._bests: dict[str, str] = {}
         self._unsaid: list[str] = []
@@ -60,12 +64,23 @@ class CheckpointWriter:
     def start(self, step: int, model: dict[str, Any], optimizer: dict[str, Any], state: dict[str, Any]) -> None:
         """Hands over copies of a training state; `wait` comes before they are made, so that they are the only ones."""
         self._due = _Due(step, model, optimizer, state)
+        now = time.monotonic()
+        self._began, self._between = now, now - self._began
+        self._written.clear()
         self.background.start(self._try)
 
     def wait(self) -> None:
         """Waits for the checkpoint before, and lets go of it, whatever has become of it."""
         self.background.wait()
         self._due = None
+
+    def settle(self) -> None:
+        """Waits, when the next step is all but done, for the checkpoint under way: with that committed, a crash costs
+        no more steps than lie between two. Storage that is slow does not hold training up for longer than a fiftieth
+        of the time since the checkpoint before."""
+        if not self._written.is_set():
+            self._written.wait(_WAIT * self._between)
+            self._written.set()  # or the steps after it would wait as well
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Writes the last checkpoint, where that has not been done, all metrics, and the summary.
@@ -156,6 +171,8 @@ class CheckpointWriter:
             self._say()
         except OSError as error:
             self._note(error)
+        finally:
+            self._written.set()
 
     def _commit(self) -> None:
         """Writes the checkpoint that is due and what points to it, from where an attempt before it came to."""
@@ -166,6 +183,7 @@ class CheckpointWriter:
             self.log.commit()  # a checkpoint vouches for the rows before it
             checkpoint.save(self.run / "checkpoints", due.step, due.model, due.optimizer, due.state)
             due.committed = True
+            self._written.set()
         folder, name, best = self.run / "checkpoints", checkpoint.name_of(due.step), due.state["progress"]["best"]
         if not os.path.isfile(folder / str(best.get("checkpoint")) / checkpoint.MANIFEST):
             best = self._best  # storage refused that one: the best of those that are there
