@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from raytrain import CNN, SGD, Augment, Batch, Checkpoint, Classification, Cosine, Digits, Experiment, Scaling
 
@@ -33,8 +34,8 @@ class Paced(Classification):
         loss, count = super().loss(model, batch)
         factor = 1.0
         if self.orders and model.training:
-            if not dist.is_initialized() or dist.get_rank() == 0:
-                _count(Path(self.orders) / "passes")
+            if not _COUNTED and (not dist.is_initialized() or dist.get_rank() == 0):
+                _count_steps(Path(self.orders) / "steps")
             for file in sorted(Path(self.orders).glob("*.json")):
                 order = json.loads(file.read_text())
                 if order["rank"] == (dist.get_rank() if dist.is_initialized() else 0):
@@ -46,12 +47,15 @@ class Paced(Classification):
 _COUNTED: list[int] = []
 
 
-def _count(file: Path) -> None:
-    """Adds a byte for each pass, the number of ranks; on a line with the time of this process's first."""
-    if not _COUNTED:
-        _COUNTED.append(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
-        os.write(_COUNTED[0], f"\n{time.time()} ".encode())
-    os.write(_COUNTED[0], str(dist.get_world_size() if dist.is_initialized() else 1).encode())
+def _count_steps(file: Path) -> None:
+    """Adds a byte for each step that is done, from now on, on a line with this time."""
+    _COUNTED.append(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+    os.write(_COUNTED[0], f"\n{time.time()} ".encode())
+    register_optimizer_step_post_hook(_count_step)
+
+
+def _count_step(*_: Any) -> None:
+    os.write(_COUNTED[0], b".")
 
 
 def _obey(order: dict[str, Any]) -> float:

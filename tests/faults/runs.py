@@ -220,14 +220,15 @@ class Story:
         return int(found.name.partition("_")[2]) if found else 0
 
     def steps(self) -> list[int]:
-        """How many steps rank 0 began after each start of the workers."""
+        """How many steps rank 0 did after each start of the workers."""
+        return [len(line.partition(" ")[2]) for line in self._starts()]
+
+    def _starts(self) -> list[str]:
+        """A line for each: when, and a dot for every step."""
         try:
-            lines = (self.orders / "passes").read_text().split("\n")[1:]
+            return (self.orders / "steps").read_text().split("\n")[1:]
         except FileNotFoundError:
             return []
-        parts = [line.partition(" ")[2] for line in lines]
-        shards = 4 if self.kind in DETERMINISTIC else 0  # of a step, which the ranks share
-        return [-(-len(part) * int(part[0]) // shards) if shards and part else len(part) for part in parts]
 
     def count_redone(self) -> None:
         """Tells from all steps how many steps were trained twice, at most, after a fault."""
@@ -235,7 +236,7 @@ class Story:
         log = self.run / "logs" / "workers.jsonl"
         events = log.read_text().splitlines() if log.is_file() else []
         came = [(json.loads(line)["time"], int((json.loads(line)["checkpoint"] or "_0")[5:])) for line in events]
-        began = [float(line.partition(" ")[0]) for line in (self.orders / "passes").read_text().split("\n")[1:]]
+        began = [float(line.partition(" ")[0]) for line in self._starts()]
         for steps, then in zip(self.steps(), began[1:], strict=False):
             begin = max(one for one in came + self.resumed if one[0] < then)[1]
             redone.append(start + steps - begin)
