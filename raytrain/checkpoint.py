@@ -356,25 +356,21 @@ def drop_after(folder: Path, step: int) -> None:
             _remove(f"{folder}/{name}")
 
 
-def write_atomically(path: Path, text: str, sync: bool = True) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Replaces a file so that readers see the old or the new text, and a crash leaves one of them.
-
-    Args:
-        sync: whether to put it on the disk, too, at once: a machine that goes down leaves one of them then.
 
     Raises:
         OSError: storage refused it; the old text is there, or the new one.
     """
     partial = f"{path.parent}/.{path.name}.{os.getpid()}"
     try:
-        _write(partial, lambda file: file.write(text.encode()), sync)
+        _write(partial, lambda file: file.write(text.encode()))
         os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
-    if sync:
-        _sync(path.parent)
+    _sync(path.parent)
 
 
 class _File:
@@ -412,7 +408,7 @@ class _File:
             self.error: BaseException | None = error
 
 
-def _write(path: str, content: Callable[[_File], object], sync: bool = True) -> dict[str, Any]:
+def _write(path: str, content: Callable[[_File], object]) -> dict[str, Any]:
     """Writes a file and puts it on the disk; returns its entry of the manifest."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -421,8 +417,7 @@ def _write(path: str, content: Callable[[_File], object], sync: bool = True) -> 
         file.flush()
         if file.error is not None:
             raise file.error
-        if sync:
-            os.fsync(descriptor)
+        os.fsync(descriptor)
         if os.fstat(descriptor).st_size != file.size:
             raise OSError(errno.EIO, f"{file.size} bytes were written and not all are there", path)
     finally:

@@ -73,7 +73,7 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
     if dist.is_initialized():
         here = {"node": ray.get_runtime_context().get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
         mark = job.run / "logs" / f"place_{place.rank}.json"
-        checkpoint.write_atomically(mark, json.dumps(here), sync=False)
+        checkpoint.write_atomically(mark, json.dumps(here))
         if there:
             there.write(f"logs/place_{place.rank}.json", json.dumps(here).encode())
     with _recorded(job, place.rank, there), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():

@@ -156,8 +156,7 @@ class CheckpointWriter:
             checkpoint.write_atomically(self.run / "best.json", json.dumps(best, indent=2))
             self._best = best
         last = {"checkpoint": name, "step": step}
-        # Without it the newest is looked for: nobody waits until it is on the disk.
-        checkpoint.write_atomically(self.run / "last.json", json.dumps(last, indent=2), sync=False)
+        checkpoint.write_atomically(self.run / "last.json", json.dumps(last, indent=2))
 
     def close(self) -> None:
         """Waits, whatever has become of it."""

@@ -40,6 +40,7 @@ def main(count: int, first: int, kinds: list[str]) -> int:
                     stories.append(play(kind, seed, place, -(-each // runs), whole[way, flags]))
                 except AssertionError as error:
                     bad.append(f"{kind}, seed {seed}: {error.args[0]}")
+                    print(bad[-1], file=sys.stderr, flush=True)
                     stories += [story for story in error.args[1:] if isinstance(story, Story)]
             faults = [fault for story in stories for fault in story.faults]
             injected += len(faults)

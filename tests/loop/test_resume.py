@@ -350,10 +350,10 @@ def cut_before_pointer_rank(rank: int, world: int, e: Experiment, run: Path, nam
     """Fails when a file that points to the checkpoint of that step would be written."""
     write = checkpoint.write_atomically
 
-    def write_atomically(path: Path, text: str, **how: bool) -> None:
+    def write_atomically(path: Path, text: str) -> None:
         if path.name == name and json.loads(text)["step"] >= step:
             raise Cut
-        write(path, text, **how)
+        write(path, text)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
         patch.setattr(checkpoint, "write_atomically", write_atomically)
