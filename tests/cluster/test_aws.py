@@ -1,4 +1,4 @@
-"""The file for AWS, launched by Ray's own launcher, with moto in the place of EC2: its machines are none to log in to."""
+"""The AWS file, launched by Ray's own launcher, with moto in the place of EC2: its machines are none to log in to."""
 
 from __future__ import annotations
 
