@@ -136,6 +136,28 @@ def noted_cluster() -> str | None:
     return None if find_gcs_addresses() else read_ray_address() or None
 
 
+def nodes_to_come() -> list[dict[str, float]]:
+    """The resources of each worker node that the autoscaler may start, where this machine is the head of a cluster that
+    `ray up` launched: its description is there, as Ray itself looks for it. Those that run already are among them."""
+    import ray
+    import yaml
+
+    own = ray.get_runtime_context().get_node_id()
+    if not any(node["NodeID"] == own and "node:__internal_head__" in node["Resources"] for node in ray.nodes()):
+        return []
+    try:
+        values = yaml.safe_load((Path.home() / "ray_bootstrap_config.yaml").read_text())
+        most, head = int(values.get("max_workers", 2)), values["head_node_type"]
+        kinds = [kind for name, kind in values["available_node_types"].items() if name != head]
+        return [
+            {name: float(count) for name, count in (kind.get("resources") or {}).items()}
+            for kind in kinds
+            for _ in range(int(kind.get("max_workers", most)))
+        ][:most]
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):
+        return []
+
+
 def cluster_schema() -> dict[str, Any]:
     """Ray's own JSON schema of a file for `ray up`; empty where Ray is not as it was. Ray itself is not imported."""
     ray = importlib.util.find_spec("ray")
@@ -299,11 +321,12 @@ def _fast() -> type[TorchTrainer]:
             worker_group_state_builder.with_placement_group_handle(placement)  # which from here on is removed on errors
             if not placement.wait(self._worker_group_start_timeout_s):
                 raise WorkerGroupStartupTimeoutError(num_workers=context.num_workers)
-            workers = self._create_workers(context.num_workers, placement.placement_group, context.resources_per_worker)
-            worker_group_state_builder.with_workers(workers)
-            self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
-            self._worker_group_state = State(time_monotonic(), placement, workers, nobody)
             try:
+                need, group = context.resources_per_worker, placement.placement_group
+                workers = self._create_workers(context.num_workers, group, need)
+                worker_group_state_builder.with_workers(workers)
+                self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
+                self._worker_group_state = State(time_monotonic(), placement, workers, nobody)
                 self._init_train_context(workers, nobody)
                 for callback in self._callbacks:
                     callback.after_worker_group_start(self)

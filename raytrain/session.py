@@ -38,18 +38,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.stop()
 
     def resources(self) -> Resources:
-        """What there is to train on; for a cluster of our own, what this machine will give it."""
+        """What there is to train on, or will be when a run asks for it; for a cluster of our own, what this machine
+        will give it."""
         if self.own:
             return plan.local_resources()
         import ray
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        total = ray.cluster_resources()
+        heads = [node for node in nodes if "node:__internal_head__" in node]
+        grown = [*heads, *launch.nodes_to_come()]
+        now, then = (
+            {kind: sum(node.get(kind, 0) for node in each) for kind in ("CPU", "GPU")} for each in (nodes, grown)
+        )
         return Resources(
-            total.get("CPU", 0),
-            total.get("GPU", 0),
-            len(nodes),
-            int(min(node.get("memory", 0) for node in nodes)),
+            max(now["CPU"], then["CPU"]),
+            max(now["GPU"], then["GPU"]),
+            max(len(nodes), len(grown)),
+            int(min(node["memory"] for node in (*nodes, *grown) if "memory" in node)),
             ray.get_runtime_context().gcs_address,
         )
 

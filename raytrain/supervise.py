@@ -210,10 +210,10 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _wanted(self) -> Any:
-        """Lets a cluster that can grow know how many workers an elastic run would like."""
+        """Lets a cluster that can grow know how many workers the run would like."""
         from ray.autoscaler.sdk import request_resources
 
-        ask = self.scaling.elastic and not self.session.own
+        ask = not self.session.own
         if ask:
             request_resources(bundles=[_need(self.job.experiment)] * self.scaling.ranks)
         try:
@@ -334,8 +334,11 @@ def _failure(error: BaseException, path: Path) -> RunFailed:
         first = min(own, key=lambda record: record["time"])
         where = f" ({first['at']})" if first["at"] else ""
         return RunFailed(f"rank {first['rank']}: {first['error']}{where}", path, first["rank"])
-    if _name(getattr(error, "controller_failure", None)) == "WorkerGroupStartupTimeoutError":
+    start = _name(getattr(error, "controller_failure", None))
+    if start == "WorkerGroupStartupTimeoutError":
         return _NoRoom("for room on the cluster", path, None, lost=True)
+    if start == "WorkerGroupStartupFailedError":
+        return RunFailed("a worker, or its node, was lost while it started", path, None, lost=True)
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
     for rank, failure in sorted(failures.items()):
         if said := _end_of_process(failure):

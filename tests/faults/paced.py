@@ -37,7 +37,10 @@ class Paced(Classification):
             if not _COUNTED and (not dist.is_initialized() or dist.get_rank() == 0):
                 _count_steps(Path(self.orders) / "steps")
             for file in sorted(Path(self.orders).glob("*.json")):
-                order = json.loads(file.read_text())
+                try:
+                    order = json.loads(file.read_text())
+                except FileNotFoundError:  # the other rank has taken it
+                    continue
                 if order["rank"] == (dist.get_rank() if dist.is_initialized() else 0):
                     os.replace(file, file.with_suffix(".taken"))
                     factor *= _obey(order)

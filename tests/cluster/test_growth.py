@@ -1,0 +1,101 @@
+"""A cluster that starts its workers when a run asks for them: Ray's autoscaler, its nodes processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+
+
+def sessions(environment: dict[str, str]) -> list[int]:
+    """The processes that were started with a home."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"HOME={environment['HOME']}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The address of a head with two CPUs whose autoscaler may start two nodes of two, and the environment there."""
+    from ray.util import get_node_ip_address
+
+    with socket.socket() as one:
+        one.bind(("", 0))
+        address = f"{get_node_ip_address()}:{one.getsockname()[1]}"
+    provider = {"type": "fake_multinode", "head_node_id": "f" * 56, "gcs_address": address, "launch_multiple": True}
+    provider["disable_node_updaters"] = True
+    kinds = {
+        "ray.head.default": {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
+        "cpu": {"resources": {"CPU": 2}, "node_config": {}, "min_workers": 0, "max_workers": 2},
+    }
+    values = {
+        "cluster_name": "grows",
+        "file_mounts": {},
+        "auth": {"ssh_user": "ray"},
+        **{key: [] for key in ("cluster_synced_files", "initialization_commands", "setup_commands")},
+        **{key: [] for key in ("head_setup_commands", "worker_setup_commands")},
+        **{key: [] for key in ("head_start_ray_commands", "worker_start_ray_commands")},
+        "idle_timeout_minutes": 5,
+        "upscaling_speed": 1.0,
+        "max_workers": 2,
+        "provider": provider,
+        "available_node_types": kinds,
+        "head_node_type": "ray.head.default",
+    }
+    file = tmp_path / "ray_bootstrap_config.yaml"
+    file.write_text(yaml.safe_dump(values))
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {
+        "HOME": str(tmp_path),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_FAKE_CLUSTER": "1",
+        "RAY_enable_autoscaler_v2": "0",
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": "f" * 56,
+    }
+    # Below /tmp, since Ray's sockets have no room for pytest's long paths.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        command = [*RAY, "start", "--head", "--num-cpus=2", f"--temp-dir={folder}"]
+        command += [f"--port={address.rpartition(':')[2]}", "--include-dashboard=false"]
+        command += [f"--autoscaling-config={file}"]
+        try:
+            subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+            del environment["RAY_OVERRIDE_NODE_ID_FOR_TESTING"]
+            yield address, environment
+        finally:
+            for pid in sessions(environment):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_run_waits_for_the_nodes_that_its_workers_need(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    address, environment = head
+
+    def train(workers: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "raytrain.cli", "train", str(ROOT / "experiments/digits.py"), "--epochs", "2"]
+        command += ["--address", address, "--out", str(tmp_path), "--name", "run"]
+        command += ["--scaling.cpus_per_worker", "2", "--scaling.workers", str(workers)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+    refused = train(4)
+    assert refused.returncode == 2 and "asks for 8 CPUs and the cluster has 5" in refused.stderr
+    done = train(2)
+    assert done.returncode == 0, done.stderr
+    places = [json.loads(file.read_text())["node"] for file in (tmp_path / "run" / "logs").glob("place_*.json")]
+    assert len(places) == 2 and any(place != "f" * 56 for place in places)
