@@ -37,6 +37,9 @@ class Scaling:
     """CPUs that Ray reserves for each worker; None shares them out and keeps one for Ray Data."""
     threads_per_worker: int | None = None
     """Threads of PyTorch in each worker; None shares the cores out. The run keeps the number: it changes last bits."""
+    placement: Literal["pack", "spread"] = "pack"
+    """Workers on as few nodes as they fit on, whose memory they share and which exchange gradients fastest, or on as
+    many as there are, each of which then reads and decodes less. Ray does so as far as there is room."""
     max_failures: int = 3
     """How often in a row a run goes on by itself from its newest checkpoint after a worker or a node was lost; a new
     checkpoint begins the count anew. Errors of the training itself, which would come again, end a run at once."""

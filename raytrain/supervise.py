@@ -282,6 +282,7 @@ def _trainer(job: Job) -> Any:
             num_workers=scaling.ranks,
             use_gpu=bool(scaling.gpus_per_worker),
             resources_per_worker=_need(job.experiment),
+            placement_strategy=scaling.placement.upper(),
         ),
         torch_config=TorchConfig(backend="nccl" if scaling.gpus_per_worker else "gloo"),
         run_config=RunConfig(

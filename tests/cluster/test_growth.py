@@ -84,18 +84,27 @@ def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.cluster
 def test_a_run_waits_for_the_nodes_that_its_workers_need(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     address, environment = head
 
-    def train(workers: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "raytrain.cli", "train", str(ROOT / "experiments/digits.py"), "--epochs", "2"]
-        command += ["--address", address, "--out", str(tmp_path), "--name", "run"]
-        command += ["--scaling.cpus_per_worker", "2", "--scaling.workers", str(workers)]
+    def train(name: str, workers: int, cpus: int, *flags: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "raytrain.cli", "train", str(ROOT / "experiments/digits.py"), "--epochs", "1"]
+        command += ["--address", address, "--out", str(tmp_path), "--name", name, *flags]
+        command += ["--scaling.cpus_per_worker", str(cpus), "--scaling.workers", str(workers)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
-    refused = train(4)
+    def nodes(name: str) -> list[str]:
+        return [json.loads(file.read_text())["node"] for file in (tmp_path / name / "logs").glob("place_*.json")]
+
+    refused = train("refused", 4, 2)
     assert refused.returncode == 2 and "asks for 8 CPUs and the cluster has 5" in refused.stderr
-    done = train(2)
+    done = train("first", 2, 2)
     assert done.returncode == 0, done.stderr
-    places = [json.loads(file.read_text())["node"] for file in (tmp_path / "run" / "logs").glob("place_*.json")]
-    assert len(places) == 2 and any(place != "f" * 56 for place in places)
+    assert len(nodes("first")) == 2 and any(node != "f" * 56 for node in nodes("first"))
+
+    # Now that the nodes are there, each has room for two workers of one CPU.
+    for placement, count in (("pack", 1), ("spread", 2)):
+        done = train(placement, 2, 1, "--scaling.placement", placement)
+        assert done.returncode == 0, done.stderr
+        assert len(nodes(placement)) == 2 and len(set(nodes(placement))) == count
