@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -27,13 +27,18 @@ from raytrain.observe import Observer, watched
 from raytrain.optim import Rising
 from raytrain.parallel import STRATEGIES
 from raytrain.run import Run
-from raytrain.search import Scheduler, Search
+from raytrain.search import Scheduler, Search, Sweep
 from raytrain.session import leave
+
+if TYPE_CHECKING:
+    from raytrain.cluster.dashboard import Dashboard
 
 _FLAT = tyro.conf.arg(name="")
 _STRATEGIES = (
     f"--parallel.strategy NAME is one of {', '.join(STRATEGIES)}, and decides which other --parallel flags there are."
 )
+_O = TypeVar("_O", bound=Options)
+_JOB = tyro.conf.arg(metavar="JOB", help="The job's id, which `submit` prints.")
 _RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
 
 
@@ -47,6 +52,18 @@ class Resume:
     """Print the plan and stop."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""
+
+
+@dataclass(frozen=True)
+class Submit(Options):
+    """How a job is sent to a cluster, and where its run is kept."""
+
+    out: str = ""
+    """Folder that all nodes share, or a URL, in which the run's directory is made."""
+    address: str | None = None
+    """URL of the cluster's dashboard, such as http://HOST:8265; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS."""
+    wait: bool = True
+    """Follow the job to its end; --no_wait prints its id and returns."""
 
 
 @dataclass(frozen=True)
@@ -104,17 +121,26 @@ def _train(arguments: list[str]) -> None:
             "Trains the experiment of a Python file, or of a run's experiment.json. "
             "`raytrain train EXPERIMENT --help` lists that experiment's fields.",
         )
+    value, options, source = _training(arguments, "train", Options())
+    with watched(_console()) as observer:
+        train(value, options, observer, source, _command_started())
+
+
+def _training(arguments: list[str], command: str, default: _O) -> tuple[Experiment, _O, Path | None]:
+    """Reads the experiment that comes first, and its flags: what to train, how, and the file that it came from."""
+    path = arguments[0]
     value, source = load(path)
     value, arguments = _strategy(value, arguments)
 
-    def command(
-        experiment: Annotated[Experiment, _FLAT] = value, options: Annotated[Options, _FLAT] = Options()
+    def parsed(
+        experiment: Annotated[Experiment, _FLAT] = value, options: Annotated[Options, _FLAT] = default
     ) -> tuple[Experiment, Options]:
         return experiment, options
 
-    value, options = _parse(command, arguments[1:], f"raytrain train {path}", f"{_describe(source)}\n\n{_STRATEGIES}")
-    with watched(_console()) as observer:
-        train(value, options, observer, source, _command_started())
+    parsed.__annotations__["options"] = Annotated[type(default), _FLAT]
+    about = f"{_describe(source)}\n\n{_STRATEGIES}"
+    value, options = _parse(parsed, arguments[1:], f"raytrain {command} {path}", about)
+    return value, options, source
 
 
 def _lr(arguments: list[str]) -> None:
@@ -213,18 +239,31 @@ def _sweep(arguments: list[str]) -> None:
             "Runs the sweep of a Python file (`sweep = Sweep(...)`), or goes on with that of a sweep's directory.\n"
             "`raytrain sweep SWEEP --help` lists its fields, and those of its experiment.",
         )
+    wanted, options, source = _sweeping(arguments, "sweep", Options())
+    from raytrain import tuning
+    from raytrain.report.sweep import Table
+
+    with watched(Table()) as observer:
+        if Path(path).is_dir():
+            tuning.resume(Path(path), wanted, options, observer, _command_started())
+        else:
+            tuning.sweep(wanted, options, observer, source, _command_started())
+
+
+def _sweeping(arguments: list[str], command: str, default: _O) -> tuple[Sweep, _O, Path | None]:
+    """Reads the sweep that comes first, and its flags."""
     from raytrain.search import sweep as sweeps
 
+    path = arguments[0]
     value, source = sweeps.load(path)
     for axis in value.axes:
         if _take(arguments[1:], f"--{axis.path}")[0]:
             raise errors.flag_of_an_axis(axis.path)
     base, arguments = _strategy(value.experiment, arguments)
-    again = Path(path).is_dir()
 
-    def command(
+    def parsed(
         experiment: Annotated[Experiment, _FLAT] = base,
-        options: Annotated[Options, _FLAT] = Options(),
+        options: Annotated[Options, _FLAT] = default,
         objective: tuple[str, ...] = tuple(objective.name for objective in value.objectives),
         search: Search = value.search,
         scheduler: Scheduler = value.scheduler,
@@ -255,16 +294,10 @@ def _sweep(arguments: list[str]) -> None:
             given["objective"] = value.objective
         return given, options
 
-    given, options = _parse(command, arguments[1:], f"raytrain sweep {path}", f"{_describe(source)}\n\n{_STRATEGIES}")
-    wanted = dataclasses.replace(value, **given)
-    from raytrain import tuning
-    from raytrain.report.sweep import Table
-
-    with watched(Table()) as observer:
-        if again:
-            tuning.resume(Path(path), wanted, options, observer, _command_started())
-        else:
-            tuning.sweep(wanted, options, observer, source, _command_started())
+    parsed.__annotations__["options"] = Annotated[type(default), _FLAT]
+    about = f"{_describe(source)}\n\n{_STRATEGIES}"
+    given, options = _parse(parsed, arguments[1:], f"raytrain {command} {path}", about)
+    return dataclasses.replace(value, **given), options, source
 
 
 def _report(arguments: list[str]) -> None:
@@ -484,6 +517,147 @@ def _cluster_init(arguments: list[str]) -> None:
     print(f"wrote {out}{marked}")
 
 
+def _submit(arguments: list[str]) -> int:
+    """Train on a cluster: raytrain submit EXPERIMENT|SWEEP --address URL [--field value ...] [--no_wait]"""
+    usage, path = "raytrain submit EXPERIMENT", _first(arguments)
+    if path is None:
+        _show_usage(
+            arguments,
+            usage,
+            "Sends an experiment's or a sweep's file, with the project around it, to a cluster (--address URL of its\n"
+            "dashboard), runs it there with the flags given, follows it, and ends with its exit status: 143 where it\n"
+            "was stopped. --out is a folder that all nodes share, or a URL. --no_wait prints the job's id and returns.",
+        )
+        return 0
+    if Path(path).is_dir():
+        raise errors.not_submitted(path)
+    from raytrain.search.sweep import is_sweep
+
+    command = "sweep" if is_sweep(path) else "train"
+    _, options, _ = (_sweeping if command == "sweep" else _training)(arguments, "submit", Submit())
+    from raytrain.cluster import dashboard, jobs
+    from raytrain.report import jobs as report
+
+    jobs.check_storage(options.out, folder=command == "sweep")
+    head = dashboard.reach(options.address)
+    sent = jobs.project(Path(path), options.out)
+    flags = _without(arguments[1:], "--address", "--wait", "--no_wait")
+    job = jobs.submit(head, sent, options.name or Path(path).stem, command, flags, options.out)
+
+    if not options.wait:
+        print(job)
+        return 0
+    report.submitted(head, job, sent, options.out)
+    return _followed(head, job, report.wants_stop)
+
+
+def _followed(head: Dashboard, job: str, wants_stop: Callable[[], bool]) -> int:
+    """Follows a job to its end; after Ctrl-C it is asked whether the job is to be stopped."""
+    from raytrain.cluster import jobs
+    from raytrain.report import jobs as report
+
+    log = report.Log()
+    follower, stopped_by = jobs.Follower(head, job, log.show), 0
+    try:
+        with terminable():
+            try:
+                found = follower.to_end()
+            except KeyboardInterrupt:
+                if not wants_stop():
+                    raise
+                jobs.stop(head, job)
+                stopped_by = 130
+                found = follower.to_end()
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+        report.left(head, job)
+        return 143 if isinstance(interrupt, SystemExit) else 130
+    except jobs.Lost as error:
+        report.lost(head, job, str(error))
+        return 1
+    log.close(found)
+    return stopped_by if stopped_by and found.status == "STOPPED" else found.exit_status
+
+
+def _status(arguments: list[str]) -> None:
+    """Look at jobs: raytrain status [JOB] --address URL [--json]"""
+
+    def command(
+        job: tyro.conf.Positional[Annotated[str, _JOB]] = "", address: str | None = None, json: bool = False
+    ) -> tuple[str, str | None, bool]:
+        """Lists the jobs of a cluster, or says what there is of one.
+
+        Args:
+            address: URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
+            json: Print one JSON object, or a list of them.
+        """
+        return job, address, json
+
+    name, address, as_json = _parse(command, arguments, "raytrain status")
+    from raytrain.cluster import dashboard, jobs
+    from raytrain.report import jobs as report
+
+    head = dashboard.reach(address)
+    found = [jobs.job(head, name)] if name else jobs.jobs(head)
+    if as_json:
+        listed = [dataclasses.asdict(job) for job in found]
+        print(json.dumps(listed[0] if name else listed))
+    else:
+        report.show(found)
+
+
+def _logs(arguments: list[str]) -> int:
+    """Read a job's log: raytrain logs JOB --address URL [--follow]"""
+
+    def command(
+        job: tyro.conf.Positional[Annotated[str, _JOB]], address: str | None = None, follow: bool = False
+    ) -> tuple[str, str | None, bool]:
+        """Prints what a job has printed.
+
+        Args:
+            address: URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
+            follow: Go on to the job's end, and end with its exit status, as `submit` does.
+        """
+        return job, address, follow
+
+    name, address, follow = _parse(command, arguments, "raytrain logs")
+    from raytrain.cluster import dashboard, jobs
+
+    head = dashboard.reach(address)
+    jobs.job(head, name)
+    if follow:
+        return _followed(head, name, lambda: False)
+    print(jobs.log(head, name), end="")
+    return 0
+
+
+def _stop(arguments: list[str]) -> int | None:
+    """Stop a job: raytrain stop JOB --address URL"""
+
+    def command(job: tyro.conf.Positional[Annotated[str, _JOB]], address: str | None = None) -> tuple[str, str | None]:
+        """Stops a job, which writes a checkpoint first, and waits for its end.
+
+        Args:
+            address: URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
+        """
+        return job, address
+
+    name, address = _parse(command, arguments, "raytrain stop")
+    from raytrain.cluster import dashboard, jobs
+    from raytrain.report import jobs as report
+
+    head = dashboard.reach(address)
+    found = jobs.job(head, name)
+    if not found.over:
+        jobs.stop(head, name)
+        print("stopping after this step, with a checkpoint ...", flush=True)
+        try:
+            found = jobs.wait(head, name)
+        except jobs.Lost as error:
+            report.lost(head, name, str(error))
+            return 1
+    report.ended(found, jobs.log(head, name))
+
+
 def _doctor(arguments: list[str]) -> int:
     """Look for what is wrong: raytrain doctor [--address ADDR] [--out DIR] [--json]"""
 
@@ -523,6 +697,10 @@ _COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "predict": _predict,
     "export": _export,
     "cluster": _cluster,
+    "submit": _submit,
+    "status": _status,
+    "logs": _logs,
+    "stop": _stop,
     "doctor": _doctor,
 }
 

@@ -28,6 +28,10 @@ class UserError(Exception):
         return f"{self.what}, {self.where}; {self.how}" if self.where else f"{self.what}; {self.how}"
 
 
+class NoAnswer(UserError):
+    """A cluster's dashboard does not answer: a mistake in its address, or, once it did, for a moment."""
+
+
 class BadSample(Exception):
     """A sample that cannot be read: raised by a data source's `read`, handled by `on_bad_sample`."""
 
@@ -655,3 +659,118 @@ def unknown_cluster(kind: str, known: Sequence[str]) -> UserError:
 
 def file_exists(path: Path) -> UserError:
     return UserError("this file exists, and is not written over", path, "give another --out, or remove it")
+
+
+# Jobs on a cluster
+
+
+def dashboard_missing() -> UserError:
+    return UserError(
+        "no cluster is named",
+        "",
+        "give the URL of its dashboard: --address http://HOST:8265, or RAY_API_SERVER_ADDRESS",
+    )
+
+
+def not_a_dashboard_url(address: str, url: str) -> UserError:
+    return UserError(
+        "this is no URL of a dashboard, which takes jobs",
+        address,
+        f"give one such as {url} (8265 is Ray's default port)",
+    )
+
+
+def no_dashboard(url: str, reason: str) -> NoAnswer:
+    return NoAnswer(
+        f"no Ray dashboard answers: {reason}",
+        url,
+        "give the URL that `ray start --head` prints, http://HOST:8265 by default, or that of a tunnel to it",
+    )
+
+
+def secret_in_url(flag: str) -> UserError:
+    return UserError(
+        "the URL holds a password, which all who see the job could read",
+        f"in {flag}",
+        "leave it out: credentials are the nodes' environment or role",
+    )
+
+
+def other_ray(url: str, there: str, here: str) -> UserError:
+    return UserError(
+        f"the cluster has Ray {there} and this machine {here}", url, "install the same lock file on both (`make setup`)"
+    )
+
+
+def token_missing(url: str, why: str) -> UserError:
+    return UserError(
+        f"the cluster wants a token and {why}",
+        url,
+        "copy the head's ~/.ray/auth_token to the same place here (chmod 600), or name it in RAY_AUTH_TOKEN_PATH",
+    )
+
+
+def token_refused(url: str, where: str) -> UserError:
+    return UserError(f"the cluster refuses the token of {where}", url, "take that of its head's ~/.ray/auth_token")
+
+
+def token_in_the_clear(url: str) -> UserError:
+    return UserError(
+        "the token would cross the internet in the clear",
+        url,
+        "tunnel (`ssh -N -L 8265:localhost:8265 HEAD`, or `ray dashboard cluster.yaml`) and take "
+        "--address http://localhost:8265",
+    )
+
+
+def refused_by_cluster(url: str, reason: str) -> UserError:
+    return UserError(
+        f"the cluster refuses it: {reason}", url, "mend what it names; dashboard.log on the head says more"
+    )
+
+
+def no_such_job(name: str, known: Sequence[str]) -> UserError:
+    return UserError(f"no job {name!r} there", "", f"{_nearest(name, known)}`raytrain status` lists the jobs")
+
+
+def storage_of_a_job(out: str) -> UserError:
+    return UserError(
+        f"--out {f'{out} is relative' if out else 'is not given'}, and a job runs in a temporary copy of the project: "
+        "its results would be lost",
+        "",
+        "give a folder that all nodes share (--out /shared/runs), or a URL (--out s3://bucket/runs)",
+    )
+
+
+def not_submitted(path: Path | str) -> UserError:
+    return UserError("a job takes a file, and this is a directory", path, "name the experiment's or the sweep's file")
+
+
+def left_out(path: Path | str, folder: Path) -> UserError:
+    return UserError(
+        "this file would not be sent: it is left out of the project",
+        path,
+        f"mend {folder}/.gitignore or .rayignore, or put it elsewhere",
+    )
+
+
+def project_too_large(folder: Path, size: int, limit: int, largest: Sequence[tuple[str, int]]) -> UserError:
+    files = _listed(f"{name} ({bytes / 2**20:,.1f} MiB)" for name, bytes in largest)
+    return UserError(
+        f"the project has {size / 2**20:,.0f} MiB or more and {limit / 2**20:,.0f} MiB may be sent; "
+        f"the largest files are {files}",
+        folder,
+        "keep data and weights on storage that all nodes share, or name them in a .rayignore",
+    )
+
+
+def too_many_files(folder: Path, seen: int) -> UserError:
+    return UserError(
+        f"the project has too many files, {seen:,} or more",
+        folder,
+        "submit from the experiment's own folder, or add a .rayignore",
+    )
+
+
+def cannot_send(folder: Path, reason: str) -> UserError:
+    return UserError(f"the project cannot be sent: {reason}", folder, "mend that, or name it in a .rayignore")

@@ -24,7 +24,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -125,15 +125,49 @@ def without_messages() -> None:
             worker.print_to_stdstream = _nothing
 
 
-def noted_cluster() -> str | None:
-    """The cluster that `auto` means where none is seen to run on this machine: the last one started, which may be
-    gone."""
+def found_cluster() -> str | None:
+    """The cluster that `auto` means: the one that is seen to run on this machine, or else the last one started, which
+    may be gone."""
     try:
         from ray._private.services import find_gcs_addresses
         from ray._private.utils import read_ray_address
     except ImportError:
         return None
-    return None if find_gcs_addresses() else read_ray_address() or None
+    running = find_gcs_addresses()
+    return next(iter(running)) if len(running) == 1 else read_ray_address() or None
+
+
+def ask_version(address: str, token: str) -> str | None:
+    """The version of Ray of the cluster at HOST:PORT, within seconds, where `ray.init` would try for long and print
+    each try; None where that cannot be asked so.
+
+    Raises:
+        PermissionError: the cluster lets nobody in with this token.
+        ConnectionError: what is there is no cluster.
+    """
+    try:
+        import grpc
+        from ray.core.generated import gcs_service_pb2
+    except ImportError:
+        return None
+    if not _known() or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return None
+    messages: Any = gcs_service_pb2  # whose names are made as it is imported
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        alive = channel.unary_unary(
+            "/ray.rpc.NodeInfoGcsService/CheckAlive",
+            request_serializer=messages.CheckAliveRequest.SerializeToString,
+            response_deserializer=messages.CheckAliveReply.FromString,
+        )
+        try:
+            metadata = (("authorization", f"Bearer {token}"),) if token else ()
+            return alive(messages.CheckAliveRequest(), timeout=8, metadata=metadata).ray_version
+        except grpc.RpcError as error:
+            code = error.code()  # type: ignore[attr-defined]
+            if code == grpc.StatusCode.UNAUTHENTICATED:
+                raise PermissionError from None
+            slow = code == grpc.StatusCode.DEADLINE_EXCEEDED
+            raise ConnectionError("nothing within 8 s" if slow else "what is there is none") from None
 
 
 def nodes_to_come() -> list[dict[str, float]]:
@@ -191,6 +225,24 @@ def refused_cluster(values: dict[str, Any]) -> tuple[tuple[object, ...], str] | 
     finally:
         loggers.setLevel(level)
     return None
+
+
+def packed(folder: Path, excludes: Sequence[str], found: Callable[[Path], None]) -> None:
+    """Calls `found` with each file and folder that Ray would send as a job's working directory, by its own rules
+    (.gitignore, .rayignore, symbolic links followed); by those of `excludes` alone where Ray is not as it was."""
+    if _known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private.runtime_env import packaging
+
+            silent = logging.getLogger("raytrain.silent")
+            silent.setLevel(logging.CRITICAL)
+            ignored = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
+            rules = [packaging._get_excludes(folder, [*excludes])]
+            return packaging._dir_travel(folder, rules, found, include_gitignore=ignored, logger=silent)
+    for directory, names, files in os.walk(folder):
+        names[:] = [name for name in names if name not in excludes]
+        for name in files:
+            found(Path(directory, name))
 
 
 def defer_compiler() -> None:

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -138,10 +139,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 shutil.copytree(session, logs / "ray", dirs_exist_ok=True, symlinks=True)
 
     def _connect(self) -> None:
-        _knock(str(self.address))
-        if token_file().is_file() or os.environ.get("RAY_AUTH_TOKEN"):
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        secret, where = token()
+        if secret:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # which Ray reads when it is imported
+        found = _knock(str(self.address))
+        if found:
+            try:
+                there = launch.ask_version(found, secret)
+            except PermissionError:
+                refused = errors.token_refused if secret else errors.token_missing
+                raise refused(str(self.address), where) from None
+            except ConnectionError as error:
+                raise errors.no_cluster(str(self.address), str(error)) from None
+            here = metadata.version("ray")
+            if there not in (None, here):
+                raise errors.other_ray(str(self.address), str(there), here)
         import ray
+        from ray.exceptions import RayError
 
         if not self.verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
@@ -152,7 +166,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 log_to_driver=self.verbose,
                 logging_level=logging.INFO if self.verbose else logging.CRITICAL,
             )
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        except (ConnectionError, ValueError, RuntimeError, OSError, RayError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise errors.no_cluster(str(self.address), reason) from None
 
@@ -166,6 +180,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
 def token_file() -> Path:
     """Where Ray looks for the cluster's token, unless it is in RAY_AUTH_TOKEN."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+def token() -> tuple[str, str]:
+    """The cluster's token by Ray's own conventions, and where it is from; or none, and why."""
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return "", "RAY_AUTH_MODE is `disabled` here"
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        found, where = os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
+    else:
+        where = str(token_file())
+        try:
+            found = token_file().read_text().strip()
+        except (OSError, ValueError) as error:
+            return "", f"there is none here ({where}: {getattr(error, 'strerror', None) or 'it is no text'})"
+    if not found or not found.isascii() or not found.isprintable() or " " in found:
+        return "", f"{where} holds none"
+    return found, where
 
 
 def answers(host: str, port: int) -> bool:
@@ -188,17 +219,19 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _knock(address: str) -> None:
-    """Looks whether anything listens at host:port: Ray itself would try for minutes.
+def _knock(address: str) -> str | None:
+    """Looks whether anything listens at host:port, which `auto` stands for, too, and returns it: Ray itself would try
+    for minutes. None where `auto` stands for nothing that can be seen, which Ray says at once.
 
     Raises:
         UserError: nothing does, or the address is of another form.
     """
     if address == "auto":
-        noted = None if os.environ.get("RAY_ADDRESS") else launch.noted_cluster()
-        if noted is None:
-            return
-        address = noted
+        address = os.environ.get("RAY_ADDRESS", "auto")
+        found = launch.found_cluster() if address == "auto" else address
+        if found is None:
+            return None
+        address = found
     host, _, port = address.rpartition(":")
     if "//" in address or not host or not port.isdigit():
         raise errors.no_cluster(address, "an address is HOST:PORT (6379 by default) or `auto`")
@@ -206,6 +239,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
         raise errors.no_cluster(address, str(error)) from None
+    return address
 
 
 def _settle() -> None:

@@ -32,6 +32,7 @@ def write(path: Path, text: str) -> Path:
 
 def test_help_lists_every_command(capsys: Capture) -> None:
     named = {"train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "cluster", "doctor"}
+    named |= {"submit", "status", "logs", "stop"}
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
         assert all(f"raytrain {command} " in said for command in named)

@@ -184,6 +184,17 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
     return found, path
 
 
+def is_sweep(path: Path | str) -> bool:
+    """Whether a file holds a sweep, and no experiment; which of them cannot be read, `load` says."""
+    path = Path(path)
+    if not path.is_file() or path.suffix != ".py":
+        return path.name == "sweep.json"
+    module = experiment.execute(path)
+    return isinstance(getattr(module, "sweep", None), Sweep) and not isinstance(
+        getattr(module, "experiment", None), Experiment
+    )
+
+
 def to_dict(sweep: Sweep) -> dict[str, Any]:
     """The sweep as its directory keeps it.
 

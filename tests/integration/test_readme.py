@@ -69,8 +69,9 @@ def the(start: str) -> str:
     return found[0]
 
 
-def test_every_command_of_the_readme_is_run_here() -> None:
-    run = re.findall(r'the\("(raytrain [^"]+)"\)', Path(__file__).read_text())
+def test_every_command_of_the_readme_is_run_here_or_with_the_jobs() -> None:
+    here = [Path(__file__), Path(__file__).with_name("test_submit.py")]
+    run = re.findall(r'the\("(raytrain [^"]+)"\)', "".join(file.read_text() for file in here))
     for command in COMMANDS:
         assert command.startswith("make ") or [command.startswith(start) for start in run].count(True) == 1, command
 

@@ -1,0 +1,148 @@
+"""Jobs on a cluster: what was sent, what they print, how they ended."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from raytrain.report.console import clock, show_plan
+
+if TYPE_CHECKING:
+    from raytrain.cluster.dashboard import Dashboard
+    from raytrain.cluster.jobs import Job, Project
+
+_BEGINS = "Running entrypoint for job "
+_STYLES = {"SUCCEEDED": "bold green", "FAILED": "bold red", "STOPPED": "bold yellow"}
+
+
+def submitted(head: Dashboard, job: str, sent: Project, out: str) -> None:
+    """Says what was sent where, and how to follow and to stop it."""
+    lines = [
+        ("job", f"{job} at {head.url}"),
+        ("project", f"{sent.folder}: {sent.files:,} files, {sent.size / 2**20:,.1f} MiB"),
+        ("out", out),
+        ("follow", _command(head, "logs", job, "--follow")),
+        ("stop", _command(head, "stop", job)),
+    ]
+    if head.in_the_clear:
+        lines.append(("note", "the token travels there unencrypted: on a network that is not yours, take a tunnel"))
+    show_plan(_console(), lines)
+
+
+class Log:
+    """Prints a job's log by lines: its errors on standard error, without what Ray says before the job begins."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self._held: list[str] | None = []
+        self._said = False
+
+    def show(self, text: str) -> None:
+        """Takes a piece of the log."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._line(line)
+
+    def close(self, job: Job) -> None:
+        """Prints what is left, and how the job ended where it did not say so itself."""
+        if self._rest:
+            self.show("\n")
+        if job.status == "STOPPED":
+            print(f"stopped: {job.id}")
+        elif job.status == "FAILED" and not self._said:
+            for line in self._held or []:
+                print(line)
+            print(f"error: the job failed: {_why(job)}", file=sys.stderr)
+        sys.stdout.flush()
+
+    def _line(self, line: str) -> None:
+        if self._held is not None:
+            if line.startswith(_BEGINS):
+                self._held = None
+            else:
+                self._held.append(line)
+        elif line.startswith("error: "):
+            self._said = True
+            sys.stdout.flush()
+            print(line, file=sys.stderr, flush=True)
+        else:
+            print(line, flush=True)
+
+
+def wants_stop() -> bool:
+    """Asks, on a terminal, whether the job is to be stopped."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        return input("\nstop the job, or leave it running? [stop/LEAVE] ").strip().lower() in ("s", "stop")
+    except EOFError:
+        return False
+
+
+def left(head: Dashboard, job: str) -> None:
+    """Says that a job goes on."""
+    print(
+        f"\n{job} goes on; follow it with `{_command(head, 'logs', job, '--follow')}`, "
+        f"stop it with `{_command(head, 'stop', job)}`",
+        file=sys.stderr,
+    )
+
+
+def lost(head: Dashboard, job: str, why: str) -> None:
+    """Says that nobody knows how a job ended."""
+    print(
+        f"error: the cluster is lost, and {job} may go on: {why}; try `{_command(head, 'status', job)}`",
+        file=sys.stderr,
+    )
+
+
+def ended(job: Job, log: str) -> None:
+    """Says how a job ended, and in its own words where its run is."""
+    console = _console()
+    console.print(Text(job.status, style=_STYLES.get(job.status, "")).append(f"  {job.id}", style="not bold default"))
+    own = [
+        line for line in log.splitlines() if line.startswith(("interrupted: ", "the run is ", "the sweep is ", "next:"))
+    ]
+    for line in own[-3:]:
+        console.print(Text(line))
+    if job.status == "STOPPED" and not own:
+        console.print("it had not begun to train, or did not end in time: there may be no new checkpoint")
+
+
+def show(jobs: Sequence[Job]) -> None:
+    """A line a job; of a single one all there is to say."""
+    console = _console()
+    if not jobs:
+        console.print("no jobs")
+    width = max((len(job.id) for job in jobs), default=0)
+    for job in jobs:
+        line = Text(f"{job.status:<10}", style=_STYLES.get(job.status, "")).append("", style="not bold default")
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started)) if job.started else ""
+        lasted = clock((job.ended or time.time()) - job.started) if job.started else ""
+        console.print(
+            line.append(f"{job.id:<{width}}  {began:<19}  {lasted:>7}  {job.command}", style="not bold default")
+        )
+    if len(jobs) == 1:
+        job = jobs[0]
+        facts = [("out", job.out), ("exit", "" if job.exit_code is None else str(job.exit_code))]
+        facts += [("message", _why(job))] if job.status == "FAILED" else []
+        show_plan(console, [(name, text) for name, text in facts if text])
+
+
+def _why(job: Job) -> str:
+    lines = [line.strip() for line in job.message.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "Ray does not say why"
+
+
+def _command(head: Dashboard, *words: str) -> str:
+    return shlex.join(["raytrain", *words, "--address", head.url])
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)

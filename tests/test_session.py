@@ -1,0 +1,79 @@
+"""A cluster's address: who answers there is found in seconds, before Ray is let at it, and said in a line."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import DIGITS, fails
+
+TOKEN = "5ecret" * 8
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Starts what answers as a cluster of a version of Ray does, to those who have the token."""
+    import grpc
+
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # set here, so that it is taken back
+    servers = []
+
+    def start(version: str) -> str:
+        from ray.core.generated import gcs_service_pb2
+
+        messages: Any = gcs_service_pb2  # whose names are made as it is imported
+
+        def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+            if ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+            return messages.CheckAliveReply(ray_version=version).SerializeToString()
+
+        alive = grpc.method_handlers_generic_handler(
+            "ray.rpc.NodeInfoGcsService", {"CheckAlive": grpc.unary_unary_rpc_method_handler(answer)}
+        )
+        server = grpc.server(ThreadPoolExecutor(1), handlers=[alive])
+        servers.append(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        return f"127.0.0.1:{port}"
+
+    yield start
+    for server in servers:
+        server.stop(None)
+
+
+def refused(capsys: pytest.CaptureFixture[str], address: str) -> str:
+    return fails(capsys, "train", DIGITS, "--dry_run", "--address", address)
+
+
+def test_another_token_none_and_another_version_are_refused(
+    gcs: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    address = gcs("2.59.0")
+    assert f"wants a token and there is none here ({tmp_path}/.ray/auth_token: No such" in refused(capsys, address)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    assert f"the cluster refuses the token of RAY_AUTH_TOKEN, {address}; " in refused(capsys, address)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    assert "the cluster has Ray 2.59.0 and this machine 2.60.0" in refused(capsys, address)
+    monkeypatch.setenv("RAY_ADDRESS", address)  # what `auto` means
+    assert "the cluster has Ray 2.59.0" in refused(capsys, "auto")
+
+
+def test_what_listens_and_is_no_cluster(gcs: object, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+
+        def hang_up() -> None:
+            for _ in range(2):
+                other.accept()[0].close()
+
+        done = pool.submit(hang_up)
+        port = other.getsockname()[1]
+        assert "no Ray cluster answers: what is there is none, 127.0.0.1:" in refused(capsys, f"127.0.0.1:{port}")
+        done.result(10)
