@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test faults sweep-faults lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-check clean
+.PHONY: setup train test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -34,6 +34,11 @@ SEED ?= 0
 FAULTS = $(if $(filter-out file,$(origin N)),$(N),66)
 faults: setup
 	$(BIN)/python tests/faults/runs_table.py $(FAULTS) $(SEED)
+
+# From `ray up` to `ray down` on three hosts that are namespaces of this machine, N times, then faults; takes root.
+CYCLES = $(if $(filter-out file,$(origin N)),$(N),10)
+cluster-test: setup
+	$(BIN)/python tests/cluster/table.py $(CYCLES)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -126,13 +126,17 @@ def keys(cluster: Cluster) -> Iterator[Finding]:
     for target, source in mounts.items():
         if source not in tokens and source.text and not _here(source).exists():
             yield source.error(f"{source.text}, which {target} is to be, is not here", "name a file that is there")
-        if source.text and _here(source).is_dir():
-            excluded = {place.text.strip("/") for place in cluster.top["rsync_exclude"].items}
-            if ".venv" not in excluded and cluster.top["rsync_filter"].empty:
-                yield source.warning(
-                    f"all of {source.text} goes to every node, also .venv and runs",
-                    'add rsync_exclude: [".git/", ".venv/", "runs/"]',
-                )
+        if any((_here(source) / name).exists() for name in ("pyproject.toml", ".venv")):
+            yield source.warning(
+                f"all of {source.text} is read before a node starts, with .venv and runs, whatever rsync_exclude says",
+                "mount what `make setup` needs, one by one, as the file of `raytrain cluster init` does",
+            )
+    for place in cluster.top["rsync_exclude"].items:
+        if place.text.strip("/") == "data" and not place.text.startswith("/"):
+            yield place.error(
+                f"{place.text!r} leaves out every folder of that name, also raytrain/data, a part of the package",
+                "write '/data/'",
+            )
 
 
 def _here(place: Place) -> Path:

@@ -51,7 +51,7 @@ DEFECTS = [
     # the token
     ("aws", "export RAY_AUTH_MODE=token; ulimit -n 65536; ~/raytrain/.venv/bin/ray start --head", "ulimit -n 65536; ~/raytrain/.venv/bin/ray start --head", "ray start --head", "E", "the head starts without RAY_AUTH_MODE=token", "export RAY_AUTH_MODE=token"),
     ("gcp", "export RAY_AUTH_MODE=token; ulimit -n 65536; ~/raytrain/.venv/bin/ray start --address", "~/raytrain/.venv/bin/ray start --address", "ray start --address", "E", "the worker starts without RAY_AUTH_MODE=token", "export RAY_AUTH_MODE=token"),
-    ("on-premises", "  - export RAY_AUTH_MODE=token; ulimit -n 65536; ~/raytrain/.venv/bin/ray start --head", "  - export RAY_AUTH_MODE=token\n  - ~/raytrain/.venv/bin/ray start --head", "ray start --head", "E", "in the same command", "export RAY_AUTH_MODE=token; "),
+    ("azure", "  - export RAY_AUTH_MODE=token; ulimit -n 65536; ~/raytrain/.venv/bin/ray start --head", "  - export RAY_AUTH_MODE=token\n  - ~/raytrain/.venv/bin/ray start --head", "ray start --head", "E", "in the same command", "export RAY_AUTH_MODE=token; "),
     ("aws", "  ~/.ray/auth_token: ~/.ray/auth_token\n", "", "file_mounts:", "E", "bring no token", "~/.ray/auth_token: ~/.ray/auth_token"),
     ("aws", "  ~/.ray/auth_token: ~", "  /home/ubuntu/.ray/auth_token: ~", "/home/ubuntu", "E", "not the home of who runs Ray in the container", "~/.ray/auth_token"),
     ("aws", "  - cd ~/raytrain && make setup", "  - cd ~/raytrain && make setup\n  - echo AWS_SECRET_ACCESS_KEY=abc >> ~/.bashrc", "AWS_SECRET", "E", "in the clear", "mode 600"),
@@ -69,7 +69,8 @@ DEFECTS = [
     ("azure", "  container_name: raytrain\n", "", "docker:", "E", "no container_name", "container_name: raytrain"),
     ("aws", "  container_name: raytrain", "  container_name: raytrain\n  disable_shm_size_detection: true", "disable_shm", "E", "64 MiB of shared memory", "--shm-size"),
     ("kuberay", "              - {name: shm, mountPath: /dev/shm}\n        volumes", "        volumes", "volumeMounts:", "E", "the head has 64 MiB of /dev/shm", "medium: Memory"),
-    ("aws", 'rsync_exclude: [".git/", ".venv/", "runs/", "data/"]\n', "", "~/raytrain: .", "W", "goes to every node", "rsync_exclude"),
+    ("aws", "  ~/raytrain/raytrain: raytrain\n", "  ~/raytrain: .\n", "~/raytrain: .", "W", "with .venv and runs", "one by one"),
+    ("gcp", 'rsync_exclude: ["__pycache__/"]', 'rsync_exclude: ["__pycache__/", "data/"]', "rsync_exclude", "E", "also raytrain/data", "/data/"),
     # what is called back, and what is paid for
     ("aws", "      InstanceType: m6i.xlarge", "      InstanceType: m6i.xlarge\n      InstanceMarketOptions: {MarketType: spot}", "MarketType: spot}", "E", "the head may be called back", "workers alone"),
     ("gcp", "      machineType: e2-standard-4", "      machineType: e2-standard-4\n      scheduling: [{preemptible: true}]", "preemptible", "E", "the head may be called back", "workers alone"),

@@ -32,6 +32,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home without keys and tokens, and a project to mount."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    for name in ("raytrain", "experiments", "Makefile", "pyproject.toml", "requirements.lock", "README.md", "LICENSE"):
+        (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 

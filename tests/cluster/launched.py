@@ -1,0 +1,203 @@
+"""What a user does with a cluster of on-premises hosts, from the shipped file to `ray down`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hosts import LAUNCHER, ROOT, SHARED, Hosts
+
+from raytrain import checkpoint, cluster
+
+RUNS = f"{SHARED}/runs"
+_FILE = "on-premises.yaml"
+_DASHBOARD = "http://127.0.0.1:8265"
+_SSH = "-i ~/.ssh/raytrain -o StrictHostKeyChecking=no"
+
+
+class Cluster:
+    """A cluster on hosts, of the file that `raytrain cluster init on-premises` gives, filled in."""
+
+    def __init__(self, hosts: Hosts):
+        self.hosts = hosts
+        self.seconds: dict[str, float] = {}
+        """How long what has been done took."""
+        text = cluster.text("on-premises")
+        head, *workers = (hosts.addresses[name] for name in hosts.names)
+        for old, new in {
+            "head_ip: 192.0.2.10": f"head_ip: {head}",
+            "[192.0.2.11, 192.0.2.12]": f"[{', '.join(workers)}]",
+            "min_workers: 2": f"min_workers: {len(workers)}",
+            "max_workers: 2": f"max_workers: {len(workers)}",
+            "ssh_user: ubuntu": "ssh_user: root",
+            "# ssh_private_key:": "ssh_private_key:",
+            "mountpoint -q /shared": f"mountpoint -q {SHARED}",
+        }.items():
+            assert old in text, old
+            text = text.replace(old, new)
+        (hosts.project / _FILE).write_text(text)
+        self.run("mkdir -p ~/work && cp tests/cluster/steady.py ~/work")
+        self.run("mv ~/.ssh/id_ed25519 ~/.ssh/raytrain", check=False)
+        assert "nothing is wrong" in self.run(f"raytrain cluster check {_FILE}")
+        self.run("ray get-auth-token --generate && chmod 600 ~/.ray/auth_token")
+
+    def run(self, command: str, timeout: float = 120, check: bool = True) -> str:
+        """What a command prints on the launcher."""
+        return self.hosts.run(LAUNCHER, command, timeout, check)
+
+    def exec(self, command: str, timeout: float = 300) -> str:
+        """What a command prints on the head."""
+        return self.run(f"ray exec {_FILE} {shlex.quote(command)}", timeout)
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Notes how long something takes."""
+        began = time.monotonic()
+        yield
+        self.seconds[what] = time.monotonic() - began
+
+    def up(self) -> None:
+        """`ray up`, until all hosts are there."""
+        with self.timed("up"):
+            self.run(f"RAY_UP_enable_autoscaler_v2=0 ray up --yes {_FILE}", timeout=600)
+        with self.timed("nodes"):
+            self.wait_for_nodes(len(self.hosts.names))
+
+    def wait_for_nodes(self, count: int, seconds: float = 400) -> None:
+        """Waits until Ray counts so many nodes."""
+        deadline = time.monotonic() + seconds
+        while (said := self.status()) and f"\n {count} local.cluster.node\n" not in said:
+            assert time.monotonic() < deadline, said
+            time.sleep(1)
+
+    def status(self) -> str:
+        """`ray status`, on the head."""
+        return self.hosts.run("head", "RAY_AUTH_MODE=token ray status --address 127.0.0.1:6379")
+
+    def doctor(self) -> None:
+        """`raytrain doctor` finds nothing wrong on any host."""
+        with self.timed("doctor"):
+            said = self.exec(f"raytrain doctor --address auto --out {RUNS} --json")
+        found = json.loads(re.findall(r"^\{.*\}\s*$", said, re.MULTILINE)[-1])
+        assert {node["name"] for node in found["machines"][1:]} == set(self.hosts.names)
+        assert [finding for finding in found["findings"] if finding["level"] != "ok"] == []
+
+    @contextlib.contextmanager
+    def dashboard(self) -> Iterator[None]:
+        """The head's port 8265 on the launcher, as the file says."""
+        command = f"exec ssh -N -L 8265:localhost:8265 {_SSH} root@head"
+        with self.hosts.popen(LAUNCHER, command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + 60
+            while "8265" not in self.run("ss -Hltn sport = 8265"):
+                assert time.monotonic() < deadline and process.poll() is None, "the dashboard is not there"
+                time.sleep(0.2)
+            yield
+            self.run("pkill -f 8265:localhost")
+
+    def submit(self, name: str, *flags: str) -> subprocess.Popen[str]:
+        """`raytrain submit` of the experiment, which follows the job and ends with its exit status."""
+        arguments = shlex.join(["--out", RUNS, "--name", name, "--task.slow", f"{SHARED}/slow", *flags])
+        command = f"exec raytrain submit steady.py --address {_DASHBOARD} {arguments}"
+        return self.hosts.popen(
+            LAUNCHER, f"cd ~/work && {command}", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def down(self) -> None:
+        """`ray down` and, as the file says, `ray stop` on the workers; nothing is left on any host."""
+        with self.timed("down"):
+            self.run(f"ray down --yes {_FILE}")
+            for name in self.hosts.names[1:]:
+                self.run(f"ssh {_SSH} root@{name} '~/raytrain/.venv/bin/ray stop --force'")
+        deadline = time.monotonic() + 20
+        for name in self.hosts.names:
+            while (left := self.hosts.processes(name)) or [*self.hosts.listening(name)] != [22]:
+                assert time.monotonic() < deadline, f"on {name}: {left}, {self.hosts.listening(name)}"
+                time.sleep(0.5)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """The steps that a run has written so far."""
+    try:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # the last one is being written
+            found.append(json.loads(line))
+    return [row for row in found if row["kind"] == "step"]
+
+
+def same_losses(run: Path, other: Path) -> float:
+    """The largest difference of two runs' losses, all steps of which must be there once."""
+    mine, theirs = rows(run), rows(other)
+    steps = list(range(1, len(theirs) + 1))
+    assert [row["step"] for row in mine] == [row["step"] for row in theirs] == steps
+    most = max(abs(a["loss"] - b["loss"]) for a, b in zip(mine, theirs, strict=True))
+    assert most < 1e-5, f"losses differ by {most}"
+    return most
+
+
+def weights(run: Path) -> bytes:
+    """The bytes of a run's last weights."""
+    found = checkpoint.newest(run / "checkpoints")
+    assert found is not None
+    return (found / checkpoint.MODEL).read_bytes()
+
+
+def train_here(folder: Path, name: str, *flags: str) -> Path:
+    """The same experiment on this machine, by one worker in one process: the run's directory."""
+    alone = ["--scaling.workers", "0", "--scaling.cpus_per_worker", "1", "--out", str(folder), "--name", name]
+    command = [sys.executable, "-m", "raytrain.cli", "train", str(ROOT / "tests/cluster/steady.py"), *flags, *alone]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / name
+
+
+def sequence(hosts: Hosts, here: Path, name: str) -> dict[str, float]:
+    """up, doctor, job, status, down, on hosts that nothing runs on; the seconds of each.
+
+    Args:
+        hosts: three of them.
+        here: the run of one host to compare with.
+        name: what to call the run.
+    """
+    used = Cluster(hosts)
+    used.up()
+    used.doctor()
+    run = hosts.shared / "runs" / name
+    with used.dashboard():
+        with used.timed("submit"), used.submit(name) as job:
+            said = job.communicate(timeout=600)[0]
+        assert job.returncode == 0 and "completed: best accuracy" in said, said
+        with used.timed("status"):
+            (listed,) = json.loads(used.run(f"raytrain status --address {_DASHBOARD} --json"))
+        assert listed["status"] == "SUCCEEDED", listed
+    places = [json.loads((run / "logs" / f"place_{rank}.json").read_text())["host"] for rank in range(3)]
+    assert sorted(places) == sorted(hosts.names)
+    same_losses(run, here)
+    used.down()
+    return used.seconds
+
+
+def bit_equal(used: Cluster, here: Path) -> dict[str, float]:
+    """Two workers on two hosts end with the bits of one worker here; both are `--deterministic`."""
+    name = "deterministic"
+    with used.timed("submit"), used.submit(name, "--deterministic", "--scaling.workers", "2") as job:
+        said = job.communicate(timeout=600)[0]
+    run = used.hosts.shared / "runs" / name
+    assert job.returncode == 0, said
+    assert len({json.loads(file.read_text())["host"] for file in (run / "logs").glob("place_*.json")}) == 2
+    assert [row["loss"] for row in rows(run)] == [row["loss"] for row in rows(here)]
+    assert weights(run) == weights(here)
+    return {"submit": used.seconds["submit"]}
