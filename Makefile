@@ -35,9 +35,11 @@ FAULTS = $(if $(filter-out file,$(origin N)),$(N),66)
 faults: setup
 	$(BIN)/python tests/faults/runs_table.py $(FAULTS) $(SEED)
 
-# From `ray up` to `ray down` on three hosts that are namespaces of this machine, N times, then faults; takes root.
+# The tests of minutes; and from `ray up` to `ray down` on three hosts that are namespaces of this machine, N times, then
+# faults: this takes root.
 CYCLES = $(if $(filter-out file,$(origin N)),$(N),10)
 cluster-test: setup
+	$(BIN)/python -m pytest -m cluster
 	$(BIN)/python tests/cluster/table.py $(CYCLES)
 
 lint: setup

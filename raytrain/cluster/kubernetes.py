@@ -141,9 +141,10 @@ def _replicas(group: Place, spec: Place) -> Iterator[Finding]:
         yield group["replicas"].error(f"replicas {wanted} > maxReplicas {high}", f"write replicas: {high}")
     elif wanted is not None and low is not None and wanted < low:
         yield group["replicas"].error(f"replicas {wanted} < minReplicas {low}", f"write replicas: {low}")
-    if spec["enableInTreeAutoscaling"].value is not True and not wanted:
+    elif spec["enableInTreeAutoscaling"].value is not True and (not wanted or (high or 0) > wanted):
         yield group["replicas"].error(
-            "a group of 0 replicas never grows without the autoscaler", "add enableInTreeAutoscaling: true"
+            f"a group of {wanted or 0:g} replicas never grows without the autoscaler",
+            "add enableInTreeAutoscaling: true",
         )
 
 

@@ -82,7 +82,7 @@ DEFECTS = [
     ("kuberay", "kind: RayCluster", "kind: RayClusters", "kind:", "E", "no field 'RayClusters'", "'RayCluster'"),
     ("kuberay", "workerGroupSpecs", "workerGroupSpec", "workerGroupSpec:", "E", "RayCluster has no field", "'workerGroupSpecs'"),
     ("kuberay", "maxReplicas: 4", "maxReplica: 4", "maxReplica:", "E", "workerGroupSpecs has no field", "'maxReplicas'"),
-    ("kuberay", "  enableInTreeAutoscaling: true\n", "", "replicas: 0", "E", "never grows", "enableInTreeAutoscaling: true"),
+    ("kuberay", "  enableInTreeAutoscaling: true\n", "", "replicas: 1", "E", "never grows", "enableInTreeAutoscaling: true"),
     ("kuberay", "nvidia.com/gpu: 1\n              volumeMounts", "nvidia.com/gpu: 0.5\n              volumeMounts", "nvidia.com/gpu: 0.5", "E", "no whole number", "nvidia.com/gpumem"),
     ("kuberay", "nvidia.com/gpu: 1\n              volumeMounts", "nvidia.com/gpu: 1\n                  nvidia.com/gpu-mem: 8000\n              volumeMounts", "gpu-mem", "E", "HAMi has no field", "'nvidia.com/gpumem'"),
     ("kuberay-job", "entrypoint:", "entrypiont:", "entrypiont", "E", "RayJob has no field", "'entrypoint'"),

@@ -203,11 +203,30 @@ def test_a_running_cluster_is_used_and_left_running(home: Path, monkeypatch: pyt
         head.wait()
 
 
-def test_a_cluster_s_file_is_begun_and_checked(home: Path) -> None:
+def test_clusters_files_are_begun_and_checked(home: Path) -> None:
     (elsewhere := home / "elsewhere").mkdir()  # also the home, so that nobody's token has a say
-    said = sh(the("raytrain cluster init"), elsewhere, HOME=str(elsewhere))
-    assert said.startswith("wrote machines.yaml; edit the lines marked EDIT: ")
-    assert sh(the("raytrain cluster check"), elsewhere, HOME=str(elsewhere)) == "machines.yaml: nothing is wrong\n"
+    for name in ("cluster.yaml", "raytrain", "experiments", "Makefile", "pyproject.toml", "requirements.lock",
+                 "README.md", "LICENSE"):  # fmt: skip
+        (elsewhere / name).symlink_to(ROOT / name)  # as in a clone: files for `ray up` bring the project
+    for command, file in (
+        (the("raytrain cluster init on-premises"), "machines.yaml"),
+        (the("raytrain cluster init kuberay-job"), "job.yaml"),
+        (the("raytrain cluster init slurm"), "train.sh"),
+    ):
+        said = sh(command, elsewhere, HOME=str(elsewhere))
+        assert said.startswith(f"wrote {file}; edit the lines marked EDIT: ")
+    for command, file in (
+        (the("raytrain cluster check machines.yaml"), "machines.yaml"),
+        (the("raytrain cluster check job.yaml"), "job.yaml"),
+        (the("raytrain cluster check cluster.yaml"), "cluster.yaml"),
+    ):
+        assert sh(command, elsewhere, HOME=str(elsewhere)) == f"{file}: nothing is wrong\n"
+
+
+def test_what_is_sent_to_the_cloud_is_parsed_before_anything_is_sent(home: Path) -> None:
+    submit = the("raytrain submit experiments/digits.py --address http://localhost:8265 --out /shared/runs --scaling")
+    assert "http://localhost:1" in refused(submit.replace("8265", "1"), home)
+    assert "unknown flag --scaling.worker;" in refused(submit.replace("8265", "1").replace("workers", "worker"), home)
 
 
 def listens(port: int) -> bool:

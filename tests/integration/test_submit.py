@@ -166,9 +166,15 @@ def test_an_address_with_a_wrong_token_is_a_line_within_15_seconds(cluster: Clus
             assert done.stderr.startswith(says) and done.stderr.count("\n") == 1
 
 
+@pytest.mark.cluster
 def test_jobs_train_are_refused_and_are_stopped_with_a_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
     common = ("--address", cluster.url, "--out", tmp_path / "runs")
-    done = cluster.readme(the("raytrain submit"), "--epochs", 3, **{"/shared": tmp_path})
+    done = cluster.readme(
+        the("raytrain submit experiments/digits.py --address http://localhost:8265 --out /shared/runs --name"),
+        "--epochs",
+        3,
+        **{"/shared": tmp_path},
+    )
     assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
     for text in ("workers  2 workers of 1 CPU", "3/3 ", "completed: best accuracy", "next:  raytrain evaluate"):
         assert text in done.stdout
