@@ -139,7 +139,7 @@ def test_without_a_token_dashboard_jobs_gcs_and_client_ports_let_nobody_in(clust
 
     with grpc.insecure_channel(f"127.0.0.1:{cluster.ports['ray-client-server-port']}") as channel:
         with pytest.raises(grpc.RpcError) as refused:
-            channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=20)
+            channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=60, wait_for_ready=True)
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
     listing = [sys.executable, "-m", "ray.scripts.scripts", "job", "list", "--address", cluster.url]
     for more, works in (({}, False), ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong"}, False),
