@@ -139,8 +139,6 @@ def project(path: Path, out: str) -> Project:
     Raises:
         UserError: it is too large, or lacks the file.
     """
-    if path.is_dir():
-        raise errors.not_submitted(path)
     file, here, home = path.resolve(), Path.cwd().resolve(), Path.home().resolve()
     inside = here in file.parents and here / "runs" not in file.parents and here not in (home, *home.parents)
     folder = here if inside else file.parent
