@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-check clean
+.PHONY: setup train test slow-test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -24,6 +24,10 @@ train: setup
 test: setup
 	$(BIN)/python -m pytest
 
+# What `make test` leaves out, twenty minutes on two cores.
+slow-test: setup
+	$(BIN)/python -m pytest -m slow
+
 # Kills N drivers of sweeps, and N/4 more under ASHA; ten minutes for 20 of them on two cores.
 N ?= 20
 sweep-faults: setup
@@ -35,11 +39,9 @@ FAULTS = $(if $(filter-out file,$(origin N)),$(N),66)
 faults: setup
 	$(BIN)/python tests/faults/runs_table.py $(FAULTS) $(SEED)
 
-# The tests of minutes; and from `ray up` to `ray down` on three hosts that are namespaces of this machine, N times, then
-# faults: this takes root.
+# From `ray up` to `ray down` on three hosts that are namespaces of this machine, N times, then faults: this takes root.
 CYCLES = $(if $(filter-out file,$(origin N)),$(N),10)
 cluster-test: setup
-	$(BIN)/python -m pytest -m cluster
 	$(BIN)/python tests/cluster/table.py $(CYCLES)
 
 lint: setup

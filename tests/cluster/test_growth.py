@@ -84,7 +84,7 @@ def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_a_run_waits_for_the_nodes_that_its_workers_need(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     address, environment = head
 

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from sweeps import EIGHT, Command, Pace, check_files, check_whole, killed, load, outcome, statuses
 
 from raytrain import checkpoint
@@ -19,6 +20,7 @@ from raytrain.search import record
 Whole = tuple[Path, Pace]
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_twice_is_the_undisturbed_one_bit_for_bit(tmp_path: Path, whole: Whole) -> None:
     story = killed(tmp_path / "cut", seed=7, kills=2, pace=whole[1], weights=(0, 0, 0, 1, 0))
     assert story.kills, "none came before the end"
@@ -67,6 +69,7 @@ def test_a_kill_after_the_last_trial_s_end_leaves_nothing_to_be_done_but_the_end
     assert outcome(sweep) == outcome(whole[0])
 
 
+@pytest.mark.slow
 def test_signals_end_a_sweep_with_checkpoints_and_it_goes_on(tmp_path: Path, whole: Whole) -> None:
     sweep = tmp_path / "cut"
     for number, status, group in ((signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)):
@@ -97,6 +100,7 @@ def test_signals_end_a_sweep_with_checkpoints_and_it_goes_on(tmp_path: Path, who
     assert outcome(sweep) == outcome(whole[0])
 
 
+@pytest.mark.slow
 def test_signals_before_a_trial_is_under_way_and_a_second_one_end_a_sweep_at_once(tmp_path: Path) -> None:
     sweep = tmp_path / "cut"
     command = Command(sweep, str(EIGHT), "--out", str(tmp_path), "--name", "cut")

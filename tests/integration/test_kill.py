@@ -49,7 +49,7 @@ def rows_so_far(run: Path) -> list[dict]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, experiments: Path, precision: str
 ) -> None:

@@ -79,6 +79,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_the_fast_trainer_gives_the_run_of_the_stock_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.train.torch import TorchTrainer
 
@@ -176,6 +177,7 @@ print("deferred", deferred)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "access",
     [

@@ -116,6 +116,7 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
     assert (home / "runs/first/metrics.jsonl").read_text().startswith(first)
 
 
+@pytest.mark.slow
 def test_a_run_at_a_url(home: Path, s3: str) -> None:
     assert s3 == "s3://bucket", "README's name for it"
     said = sh(the("raytrain train experiments/digits.py --out s3") + " --epochs 5", home)
@@ -124,6 +125,7 @@ def test_a_run_at_a_url(home: Path, s3: str) -> None:
     assert "359" in sh(the("raytrain evaluate s3"), home) and Run("s3://bucket/runs/first").summary["epochs"] == 8
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_strategy(home: Path) -> None:
     elastic = sh(the("raytrain train experiments/digits.py --scaling.workers 1:2"), home)
     assert "(elastic, 1 or 2 as there is room)" in elastic

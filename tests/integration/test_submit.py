@@ -166,7 +166,7 @@ def test_an_address_with_a_wrong_token_is_a_line_within_15_seconds(cluster: Clus
             assert done.stderr.startswith(says) and done.stderr.count("\n") == 1
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_jobs_train_are_refused_and_are_stopped_with_a_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
     common = ("--address", cluster.url, "--out", tmp_path / "runs")
     done = cluster.readme(

@@ -191,6 +191,7 @@ def test_a_trial_that_goes_wrong_is_an_answer_and_the_others_are_trained(
     nothing_left()
 
 
+@pytest.mark.slow
 def test_asha_spares_at_least_half_and_finds_what_the_whole_sweep_finds(tmp_path: Path) -> None:
     base = config.replace(BASE, "epochs", 9)
     whole = run(Sweep(base, (LR,), trials=16), tmp_path / "whole")
@@ -207,6 +208,7 @@ def test_asha_spares_at_least_half_and_finds_what_the_whole_sweep_finds(tmp_path
         assert found == losses(whole.path / path)[: len(found)] and len(found) >= 23 * trial["epochs"]
 
 
+@pytest.mark.slow
 def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
     found = run(
         Sweep(
@@ -270,6 +272,7 @@ def test_a_clone_s_first_validation_is_its_donor_s_and_with_its_values_it_goes_o
     assert losses(tmp_path / "same")[:69] == losses(tmp_path / "donor")[:69]
 
 
+@pytest.mark.slow
 def test_pb2_draws_new_values_between_the_ends(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     base = config.replace(config.replace(BASE, "epochs", 6), "schedule", raytrain.Constant())
@@ -279,6 +282,7 @@ def test_pb2_draws_new_values_between_the_ends(tmp_path: Path) -> None:
     assert taken and all(1e-4 <= lr <= 1.0 for lr in taken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", [HyperBand(), MedianStopping(samples=2)])
 def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, scheduler: Any) -> None:
     found = run(
@@ -292,6 +296,7 @@ def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, schedul
         assert trial["epochs"] * 23 <= count <= (trial["epochs"] + 1) * 23
 
 
+@pytest.mark.slow
 def test_trials_of_several_workers_and_streamed_data(tmp_path: Path) -> None:
     from dataclasses import replace
 
@@ -306,6 +311,7 @@ def test_trials_of_several_workers_and_streamed_data(tmp_path: Path) -> None:
     nothing_left()
 
 
+@pytest.mark.slow
 def test_trials_that_stream_beside_others_leave_ray_data_a_cpu(tmp_path: Path) -> None:
     import ray
 
@@ -318,6 +324,7 @@ def test_trials_that_stream_beside_others_leave_ray_data_a_cpu(tmp_path: Path) -
     assert (one, two) == (three, four) and one != two
 
 
+@pytest.mark.slow
 def test_a_sweep_that_has_used_up_its_time_goes_on_later(tmp_path: Path) -> None:
     long = config.replace(BASE, "epochs", 200)
     sweep = Sweep(long, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=9.0, concurrent=1)

@@ -124,6 +124,7 @@ def test_resident_and_streaming_give_the_same_batches_bit_for_bit_and_skip_the_s
     assert skipped == json.loads((tmp_path / "run-streaming" / "skipped.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_stays_without_a_sample_that_can_be_read_again(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)

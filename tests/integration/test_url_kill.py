@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 from processes import tree
 from test_kill import command, rows, wait_for_step, weights
 
@@ -17,6 +18,7 @@ from raytrain.storage import Storage
 ARGUMENTS = ["--epochs", "10", "--checkpoint.every_steps", "7", "--scaling.workers", "2"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_at_a_url_goes_on_from_storage_alone_bit_for_bit(
     s3: str, tmp_path: Path, experiments: Path
 ) -> None:

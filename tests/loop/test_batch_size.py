@@ -138,6 +138,7 @@ def test_a_less_exact_precision_is_suggested_only_where_it_is_clearly_faster() -
 # Memory
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_is_what_the_memory_has_room_for(tmp_path: Path, ranks: Ranks) -> None:
     value, file = own(tmp_path)
     value = replace(value, data=replace(value.data, side=128), batch_size=24)  # type: ignore[call-arg]
@@ -160,6 +161,7 @@ def test_the_largest_micro_batch_is_what_the_memory_has_room_for(tmp_path: Path,
     np.testing.assert_allclose(losses(tmp_path / "found"), losses(tmp_path / "whole"), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_with_two_ranks_a_size_fits_only_where_it_fits_on_both(tmp_path: Path) -> None:
     """Rank 1 keeps memory for itself."""
     room = "net.ballast = torch.ones(2**20 * 16) if here() else None"
@@ -181,6 +183,7 @@ def test_where_nothing_fits_the_command_says_so(capsys: Capture, tmp_path: Path)
 # Deaths
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_says_that_its_size_does_not_fit(capsys: Capture, tmp_path: Path) -> None:
     kills = "if len(images) > 8: os.kill(os.getpid(), signal.SIGKILL)"
     _, file = own(tmp_path, act=kills, norm="nn.BatchNorm1d(16),")

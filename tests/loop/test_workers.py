@@ -186,6 +186,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_step(ranks: Ranks, tmp_
         ranks.run(1, train_rank, e, new_run(tmp_path / "run", e))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_learns_the_same(ranks: Ranks, tmp_path: Path) -> None:
     plain = on_workers(replace(BASE, model=MLP(hidden=(16,)), epochs=1), 2)
     runs = [new_run(tmp_path / name, e) for name, e in (("plain", plain), ("fast", replace(plain, compile=True)))]
