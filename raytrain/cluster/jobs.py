@@ -309,7 +309,8 @@ class Follower:
 
 
 def _stream(dashboard: Dashboard, name: str) -> Iterator[str]:
-    """What a job has printed from its start on, until the connection ends, or is silent for long."""
+    """What a job has printed from its start on, until the connection ends, or is silent for long; or the job is over,
+    which Ray's stream says seconds later."""
     from aiohttp import ClientError
 
     pieces: queue.Queue[str | BaseException | None] = queue.Queue()
@@ -328,11 +329,21 @@ def _stream(dashboard: Dashboard, name: str) -> Iterator[str]:
             pieces.put(error)
 
     threading.Thread(target=run, daemon=True, name="log").start()
-    with contextlib.suppress(queue.Empty):
-        while (text := pieces.get(timeout=_QUIET_SECONDS)) is not None:
-            if isinstance(text, BaseException):
-                raise text
-            yield text
+    heard = time.monotonic()
+    while True:
+        try:
+            text = pieces.get(timeout=_PAUSE_SECONDS)
+        except queue.Empty:
+            with contextlib.suppress(errors.UserError):  # who follows the job asks again
+                if time.monotonic() > heard + _QUIET_SECONDS or job(dashboard, name).over:
+                    return
+            continue
+        if text is None:
+            return
+        if isinstance(text, BaseException):
+            raise text
+        heard = time.monotonic()
+        yield text
 
 
 def _patiently(ask: Callable[[], T]) -> T:

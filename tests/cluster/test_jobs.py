@@ -461,6 +461,20 @@ def test_a_stream_that_is_silent_for_long_is_opened_again(
     over.set()
 
 
+def test_a_stream_that_does_not_end_with_the_job_is_left(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    left = threading.Event()
+
+    def hangs(send: Callable[[str], None]) -> None:
+        send(BEGINS + "one\n")
+        head.log = BEGINS + "one\ntwo\n"
+        head.ends("SUCCEEDED", 0)
+        assert left.wait(20)
+
+    head.streams = [hangs]
+    assert follows(head) == 0 and capsys.readouterr().out == "one\ntwo\n"
+    left.set()
+
+
 @pytest.mark.parametrize("gone", ["cluster", "job"])
 def test_a_cluster_that_is_lost_is_no_success(
     head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gone: str
