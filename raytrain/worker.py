@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,9 +19,13 @@ from raytrain import errors, storage
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.run import Lock
+from raytrain.session import answers
 
 if TYPE_CHECKING:
     from raytrain.loop import Worker
+
+_CUT_OFF_SECONDS, _ASK_SECONDS = 20.0, 2.0
+"""How long the cluster's head may be out of a worker's reach, and how often to ask."""
 
 
 @dataclass
@@ -71,7 +76,10 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
         there, path = storage.at_work(job.url)
         job = replace(job, run=path)
     if dist.is_initialized():
-        here = {"node": ray.get_runtime_context().get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
+        context = ray.get_runtime_context()
+        head = threading.Thread(target=_end_when_cut_off, args=(context.gcs_address,), daemon=True, name="head")
+        head.start()
+        here = {"node": context.get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
         mark = job.run / "logs" / f"place_{place.rank}.json"
         checkpoint.write_atomically(mark, json.dumps(here))
         if there:
@@ -87,6 +95,21 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
         weights: Any = ray.get(job.weights) if job.weights is not None else None
         worker = (make or Worker)(job.experiment, job.run, indices, readers, weights, place, job.command_started, there)
         worker.fit()
+
+
+def _end_when_cut_off(address: str) -> None:
+    """Ends this process when the cluster's head has been out of reach for long: others go on without it, and it must
+    let go of the run. By itself it would wait for them for as long as the network keeps silent."""
+    host, _, port = address.rpartition(":")
+    heard = None
+    while True:
+        if answers(host, int(port)):
+            heard = time.monotonic()
+        elif heard is not None and time.monotonic() > heard + _CUT_OFF_SECONDS:
+            print(f"error: {address} did not answer for {_CUT_OFF_SECONDS:g} s: this node is cut off", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
+        time.sleep(_ASK_SECONDS)
 
 
 def _misses_another(error: BaseException) -> bool:
