@@ -68,7 +68,7 @@ def _obey(order: dict[str, Any]) -> float:
     if kind == "nan":
         return math.nan
     if kind == "memory":
-        for _ in range(order["bytes"] >> 27):  # slowly enough for Ray's monitor to see it coming
+        while memory()[1] < order["used"]:  # slowly enough for Ray's monitor to see it coming
             _HELD.append(bytearray(os.urandom(4096)) * (1 << 15))
             time.sleep(0.05)
         time.sleep(20)
@@ -81,6 +81,13 @@ def _obey(order: dict[str, Any]) -> float:
 
 
 _HELD: list[bytearray] = []
+
+
+def memory() -> tuple[int, int]:
+    """This machine's memory, and what of it is in use, in bytes."""
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(facts[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    return total, total - free
 
 
 def _break_disk(call: str, number: int, after: int, times: int) -> None:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paced import memory
+
 from raytrain import Run, checkpoint
 
 PACED = Path(__file__).with_name("paced.py")
@@ -305,7 +307,9 @@ def stop_worker(story: Story) -> None:
 
 def out_of_memory(story: Story) -> None:
     """One rank takes more memory than its node has, as Ray's monitor counts it."""
-    story.order(kind="memory", bytes=6 * 2**30)
+    total, _ = memory()
+    most = float(story.environment["RAY_memory_usage_threshold"]) * total
+    story.order(kind="memory", used=min(most + 2**30, 0.99 * total))
 
 
 def kill_driver(story: Story) -> None:
@@ -528,9 +532,8 @@ def environment_of(kind: str) -> dict[str, str]:
     """What the command's Ray must be told: when a node is out of memory."""
     if kind != "worker out of memory":
         return {}
-    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, free = (int(facts[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    share = min(0.97, (total - free + 3.5 * 2**30) / total)
+    total, used = memory()
+    share = min(0.97, (used + 3.5 * 2**30) / total)
     return {"RAY_memory_usage_threshold": f"{share:.3f}", "RAY_memory_monitor_refresh_ms": "100"}
 
 
@@ -579,6 +582,7 @@ def _watch(story: Story, fault: Injected, starts: int, began: float) -> None:
         if not story.command.running:
             ended = story.command.process.returncode
             assert ended == 0, f"it ended with {ended}: {story.command.said[-3000:]}"
+            assert story.kind in QUIET, "it ended as if nothing had been injected"
             break
         if story.kind in QUIET and sum(found) >= before + 30:
             break
