@@ -190,6 +190,18 @@ def sequence(hosts: Hosts, here: Path, name: str) -> dict[str, float]:
     return used.seconds
 
 
+def refused(used: Cluster) -> dict[str, float]:
+    """A job for what the cluster has not is one line: no GPUs, and a folder that is another one on each host."""
+    for what, flags, line in (
+        ("no GPU", ("--scaling.gpus_per_worker", "1"), "error: the run asks for 3 GPUs and the cluster has 0"),
+        ("not shared", ("--out", "/root/runs"), "error: the output cannot be written: the nodes worker"),
+    ):
+        with used.timed(what), used.submit("refused", *flags) as job:
+            said = job.communicate(timeout=120)[0]
+        assert job.returncode == 2 and said.splitlines()[-1].startswith(line) and said.count("error: ") == 1, said
+    return {what: used.seconds[what] for what in ("no GPU", "not shared")}
+
+
 def bit_equal(used: Cluster, here: Path) -> dict[str, float]:
     """Two workers on two hosts end with the bits of one worker here; both are `--deterministic`."""
     name = "deterministic"

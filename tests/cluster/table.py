@@ -12,7 +12,7 @@ from pathlib import Path
 from cuts import CASES, EPOCHS, play
 from exposed import no_more_than_documented, nothing_without_a_token
 from hosts import Hosts, why_not
-from launched import Cluster, bit_equal, sequence, train_here
+from launched import Cluster, bit_equal, refused, sequence, train_here
 
 
 def main(count: int, faults: list[str]) -> int:
@@ -52,6 +52,7 @@ def main(count: int, faults: list[str]) -> int:
                 row("a scan of all ports", lambda: no_more_than_documented(used))
                 row("calls without a token", lambda: nothing_without_a_token(used))
                 with used.dashboard():
+                    row("jobs for what is not there", lambda: refused(used))
                     row("two hosts, deterministic: the bits of one", lambda: bit_equal(used, same))
                     for what in faults:
                         row(what, lambda what=what: play(used, long, what).seconds)
