@@ -33,7 +33,7 @@ N ?= 20
 sweep-faults: setup
 	$(BIN)/python tests/faults/table.py $(N)
 
-# Injects faults into real runs, three into each: 66 are one run of each kind, twenty minutes on two cores.
+# Injects faults into real runs, three into each: 66 are one run of each kind, 35 minutes on two cores.
 SEED ?= 0
 FAULTS = $(if $(filter-out file,$(origin N)),$(N),66)
 faults: setup

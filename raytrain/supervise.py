@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -26,6 +27,8 @@ _ANSWER_SECONDS, _START_SECONDS = 15, 10
 _LOOK_SECONDS, _HEAD_SECONDS = 1.0, 5.0
 """How often to look at the cluster, and how long its head may be silent."""
 
+
+_TORCH_WARNING = re.compile(r"(\[rank\d+\]:)?\[W\d{4} ")  # what C++ warns of is no last word
 
 _GONE = "Ray has ended under it: the cluster's head, or this machine's node, does not answer any more"
 
@@ -113,6 +116,7 @@ class Supervisor:
                     self._say("resized", self.resizing)
                 except _NoRoom as failure:
                     self._say("waiting", str(failure))
+                    _let_nodes_tell()
                 except RunFailed as failure:
                     self.failures = 1 if storage.newest(self.job.run) != before else self.failures + 1
                     if not failure.lost or self.failures > self.scaling.max_failures or self.interrupts.signal:
@@ -204,9 +208,12 @@ class Supervisor:
             return False
         group = placement_group([need] * workers)
         try:
-            return bool(ray.wait([group.ready()], timeout=1.0)[0])
+            found = bool(ray.wait([group.ready()], timeout=1.0)[0])
         finally:
             remove_placement_group(group)
+        if not found:
+            _let_nodes_tell()
+        return found
 
     @contextlib.contextmanager
     def _wanted(self) -> Any:
@@ -316,6 +323,18 @@ def _capacity(need: dict[str, float]) -> int:
     )
 
 
+def _let_nodes_tell() -> None:
+    """Lets every node tell what is free on it, by an empty task: where the head could not reach a node that is just
+    back, it counts what it wanted there as taken until the node tells it something new (Ray 2.60)."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(lambda: None)
+    for node in ray.nodes():
+        if node["Alive"]:  # nobody waits for it: it may be out of reach
+            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
+
+
 def _nodes_of(run: Path) -> set[str]:
     """The ids of the nodes that the workers said they are on."""
     storage.refresh(run)
@@ -377,7 +396,7 @@ def _last_words(run: Path, rank: int) -> str:
     """The last line of a rank's own output."""
     with contextlib.suppress(OSError):
         lines = (run / "logs" / f"rank_{rank}.log").read_text(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
+        said = [line.strip() for line in lines if line.strip() and not _TORCH_WARNING.match(line)]
         if said:
             return f"; its last line: {said[-1][:200]}"
     return ""

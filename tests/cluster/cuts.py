@@ -13,8 +13,8 @@ from pathlib import Path
 from hosts import Hosts
 from launched import Cluster, rows, same_losses
 
-EPOCHS = ("--epochs", "40")
-"""Three minutes of steps that take their time."""
+EPOCHS = ("--epochs", "80")
+"""Six minutes of steps, were all of them to take their time."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Two of the faults of `make faults`, for every change: the rest takes twenty minutes."""
+"""Two of the faults of `make faults`, for every change: the rest takes half an hour and more."""
 
 from __future__ import annotations
 
