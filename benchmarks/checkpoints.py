@@ -15,7 +15,7 @@ from benchmarks import report
 from benchmarks.deterministic import side
 from benchmarks.harness import compare_each
 
-SAMPLES, ROUNDS, RANKS = 12_800, 9, (1, 2)
+SAMPLES, ROUNDS, RANKS = 6_400, 41, (1, 2)
 
 
 def main() -> None:

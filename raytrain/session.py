@@ -99,6 +99,17 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self.places = [(host, int(port)), *((one["NodeManagerAddress"], one["NodeManagerPort"]) for one in nodes)]
         return all(answers(*place) for place in self.places)
 
+    def let_nodes_tell(self) -> None:
+        """Has an empty task on every node, so that it tells the head what is free on it: where the head could not reach
+        a node that is just back, it counts what it wanted there as taken until that tells something new (Ray 2.60)."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        task: Any = ray.remote(num_cpus=0, max_retries=0)(lambda: None)
+        for node in ray.nodes():
+            if node["Alive"]:  # nobody waits: it may be out of reach
+                task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
+
     def check_shared(self, path: Path, name: str = "experiment.json") -> None:
         """Checks that every node of a cluster sees the directory of a run or a sweep, and in it the file `name`.
 
@@ -108,9 +119,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        if len(nodes) < 2:
-            return
+        here = ray.get_runtime_context().get_node_id()
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
         sees: Any = ray.remote(num_cpus=0)(os.path.isfile)
         file = str(path.absolute() / name)
         seen = ray.get(

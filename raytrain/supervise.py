@@ -116,7 +116,7 @@ class Supervisor:
                     self._say("resized", self.resizing)
                 except _NoRoom as failure:
                     self._say("waiting", str(failure))
-                    _let_nodes_tell()
+                    self.session.let_nodes_tell()
                 except RunFailed as failure:
                     self.failures = 1 if storage.newest(self.job.run) != before else self.failures + 1
                     if not failure.lost or self.failures > self.scaling.max_failures or self.interrupts.signal:
@@ -212,7 +212,7 @@ class Supervisor:
         finally:
             remove_placement_group(group)
         if not found:
-            _let_nodes_tell()
+            self.session.let_nodes_tell()
         return found
 
     @contextlib.contextmanager
@@ -321,18 +321,6 @@ def _capacity(need: dict[str, float]) -> int:
         # The head takes a node for alive until half a minute after its end.
         and answers(node["NodeManagerAddress"], node["NodeManagerPort"])
     )
-
-
-def _let_nodes_tell() -> None:
-    """Lets every node tell what is free on it, by an empty task: where the head could not reach a node that is just
-    back, it counts what it wanted there as taken until the node tells it something new (Ray 2.60)."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    task: Any = ray.remote(num_cpus=0, max_retries=0)(lambda: None)
-    for node in ray.nodes():
-        if node["Alive"]:  # nobody waits for it: it may be out of reach
-            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
 
 
 def _nodes_of(run: Path) -> set[str]:
