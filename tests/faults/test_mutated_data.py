@@ -114,6 +114,7 @@ experiment = Experiment(
 """
 
 
+@pytest.mark.slow
 def test_a_run_on_them_skips_them_on_all_workers_and_says_so(
     read: tuple[Path, dict[str, str], dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -1,12 +1,14 @@
-"""Two of the faults of `make faults`, for every change: the rest takes half an hour and more."""
+"""Two of the faults of `make faults`, and what is said of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from runs import WAYS, play, undisturbed
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_is_killed_twice_goes_on_by_itself_and_is_the_undisturbed_one(tmp_path: Path) -> None:
     way = WAYS[0]
     story = play("worker killed", 0, tmp_path / "cut", 2, undisturbed(tmp_path, way))

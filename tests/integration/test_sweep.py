@@ -160,6 +160,7 @@ BAD = '''
 '''
 
 
+@pytest.mark.slow
 def test_a_trial_that_goes_wrong_is_an_answer_and_the_others_are_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,13 +90,8 @@ def test_losses_and_weights_equal_a_plain_pytorch_loop(ranks: Ranks, tmp_path: P
         assert (weights[name] - value).norm() <= 1e-5 * value.norm()
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        pytest.param(SGD(lr=0.05, momentum=0.9), id="sgd"),
-        pytest.param(AdamW(lr=1e-3), id="adamw", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.05, momentum=0.9), AdamW(lr=1e-3)], ids=["sgd", "adamw"])
 def test_each_goes_on_from_the_checkpoint_of_each_other(ranks: Ranks, tmp_path: Path, optimizer: SGD | AdamW) -> None:
     e = replace(BASE, optimizer=optimizer, micro_batch_size=None)
     names = ("ddp", "fsdp", "model parallel", "data parallel", "pipeline", "tensor")
