@@ -1,14 +1,17 @@
 """Injects faults into runs and says in a table what came of them: python tests/faults/runs_table.py 66 SEED [KIND ...]
 
 So many faults in all, shared out over the kinds; each run takes up to five of one kind, at steps drawn from its seed.
+Kinds that MINUTES, of the environment, leave no time for are said to be left out.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import ray
@@ -24,11 +27,15 @@ def main(count: int, first: int, kinds: list[str]) -> int:
     print(f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}; ", end="")
     print(f"a checkpoint every {EVERY} steps\n\n{_HEAD}\n|{'---|' * _HEAD[1:].count('|')}", flush=True)
     bad, injected = [], 0
+    end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "inf"))
     with tempfile.TemporaryDirectory() as folder:
         whole = {}
         each = max(1, round(count / len(kinds)))
         runs = -(-each // _PER_RUN)
         for kind in kinds:
+            if time.monotonic() > end:
+                print(f"| {kind} | left out: the time is up | | | | |", flush=True)
+                continue
             stories: list[Story] = []
             for seed in range(first, first + runs):
                 place = Path(folder) / f"{kind}-{seed}".replace(" ", "-")
