@@ -24,7 +24,7 @@ train: setup
 test: setup
 	$(BIN)/python -m pytest
 
-# What `make test` leaves out, 25 minutes on two cores.
+# What `make test` leaves out.
 slow-test: setup
 	$(BIN)/python -m pytest -m slow
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -103,12 +104,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """Has an empty task on every node, so that it tells the head what is free on it: where the head could not reach
         a node that is just back, it counts what it wanted there as taken until that tells something new (Ray 2.60)."""
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        task: Any = ray.remote(num_cpus=0, max_retries=0)(lambda: None)
         for node in ray.nodes():
             if node["Alive"]:  # nobody waits: it may be out of reach
-                task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
+                ask(node, lambda: None)
 
     def check_shared(self, path: Path, name: str = "experiment.json") -> None:
         """Checks that every node of a cluster sees the directory of a run or a sweep, and in it the file `name`.
@@ -117,20 +116,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
             UserError: one of them does not.
         """
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = ray.get_runtime_context().get_node_id()
         nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-        sees: Any = ray.remote(num_cpus=0)(os.path.isfile)
         file = str(path.absolute() / name)
-        seen = ray.get(
-            [
-                sees.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-                    file
-                )
-                for node in nodes
-            ]
-        )
+        seen = ray.get([ask(node, os.path.isfile, file, retries=3) for node in nodes])
         blind = [node["NodeManagerHostname"] for node, there in zip(nodes, seen, strict=True) if not there]
         if blind:
             raise errors.not_writable(
@@ -216,6 +206,16 @@ def answers(host: str, port: int) -> bool:
         return True
     except OSError:
         return False
+
+
+def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, retries: int = 0) -> Any:
+    """Calls a function on a node that `ray.nodes()` lists, and returns the reference to what it will return."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    task: Any = ray.remote(num_cpus=0, max_retries=retries)(function)
+    return task.options(scheduling_strategy=there).remote(*arguments)
 
 
 def leave(status: int) -> NoReturn:

@@ -10,6 +10,7 @@ _CODE = """
 import sys
 from raytrain import worker
 worker._CUT_OFF_SECONDS, worker._ASK_SECONDS = 0.5, 0.05
+print("asks", flush=True)
 worker._end_when_cut_off(sys.argv[1])
 """
 
@@ -17,7 +18,9 @@ worker._end_when_cut_off(sys.argv[1])
 def test_a_worker_ends_when_the_head_stops_answering_and_not_before() -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        worker = subprocess.Popen([sys.executable, "-c", _CODE, address], stderr=subprocess.PIPE, text=True)
+        worker = subprocess.Popen(
+            [sys.executable, "-c", _CODE, address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         head.settimeout(60)
         for _ in range(20):  # a second of answers, and more
             head.accept()[0].close()
@@ -30,12 +33,13 @@ def test_a_worker_that_never_reached_the_head_s_port_is_left_alone() -> None:
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        worker = subprocess.Popen([sys.executable, "-c", _CODE, address])
+        worker = subprocess.Popen([sys.executable, "-c", _CODE, address], stdout=subprocess.PIPE, text=True)
         try:
-            worker.wait(6)
+            assert worker.stdout and worker.stdout.readline() == "asks\n"
+            worker.wait(3)
         except subprocess.TimeoutExpired:
             return
         finally:
             worker.kill()
-            worker.wait()
+            worker.communicate()
     raise AssertionError(f"it ended with {worker.returncode}")

@@ -14,7 +14,7 @@ from raytrain import storage
 from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, clock, gather, probe, remove
 from raytrain.plan import existing
-from raytrain.session import Session
+from raytrain.session import Session, ask
 
 _NODE_SECONDS = 60.0
 """A node's first process imports Ray, and perhaps torch, before it answers."""
@@ -51,16 +51,11 @@ def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Sur
     """Asks the nodes of the cluster that is connected."""
     import ray
     from ray import cloudpickle
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     names = _names(nodes)
     places = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes}
     head, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-
-    def ask(function: Any, node: dict[str, Any], *arguments: Any) -> Any:
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        return ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=there).remote(*arguments)
 
     package = sys.modules["raytrain"]
     cloudpickle.register_pickle_by_value(package)  # a node may lack raytrain, or have another
@@ -69,16 +64,16 @@ def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Sur
         for node in nodes:
             peers = [(head, int(port)), *(place for other, place in places.items() if other != node["NodeID"])]
             own = f"{mark}-{node['NodeID']}"
-            asked.append(ask(gather, node, folder, own, f"{mark}-here", names[node["NodeID"]], peers))
+            asked.append(ask(node, gather, folder, own, f"{mark}-here", names[node["NodeID"]], peers))
         found, silent = [], []
         deadline = time.monotonic() + _NODE_SECONDS
         for node, answer in zip(nodes, asked, strict=True):
             own = f"{mark}-{node['NodeID']}"
             try:
                 said: Any = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
-                skew = _skew(lambda node=node: ray.get(ask(clock, node), timeout=_NODE_SECONDS))
+                skew = _skew(lambda node=node: ray.get(ask(node, clock), timeout=_NODE_SECONDS))
                 seen = probe(folder, own)
-                ray.get(ask(remove, node, folder, [own]), timeout=_NODE_SECONDS)
+                ray.get(ask(node, remove, folder, [own]), timeout=_NODE_SECONDS)
             except Exception as error:  # whatever keeps a node from answering is the finding
                 remove(folder, [own])
                 silent.append((names[node["NodeID"]], " ".join(str(error).split())[:300] or type(error).__name__))
