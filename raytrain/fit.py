@@ -176,10 +176,8 @@ def _run(
             weights = pretrained(planned.experiment, planned.indices["train"], path)
             observer.status("starting Ray")
             with interrupts.while_ray_starts():
-                session.start()
+                session.start(path / "experiment.json" if run.url is None else None)
             ship_classes(planned.experiment)
-            if run.url is None:
-                session.check_shared(path)
             interrupts.stop_if_asked()
             observer.status("reading the data")
             job, planned = _prepare(planned, path, weights, options, command_started)

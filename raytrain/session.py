@@ -60,8 +60,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
             ray.get_runtime_context().gcs_address,
         )
 
-    def start(self) -> None:
-        """Starts a cluster of our own, if that is what the run uses."""
+    def start(self, seen: Path | None = None) -> None:
+        """Starts a cluster of our own, if that is what the run uses.
+
+        Args:
+            seen: a file in the directory of a run or a sweep, which every node of a cluster must see.
+
+        Raises:
+            UserError: one of them does not.
+        """
         if self.own:
             import ray
 
@@ -75,6 +82,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
                     logging_level=logging.INFO if self.verbose else logging.ERROR,
                 )
             self._protect_token()
+        else:
+            if seen is not None:
+                _check_shared(seen)  # alone first: beside the imports, it takes a small machine 2 s longer to refuse
+            if not self.found:
+                self._imports.start()
         if not self.found:
             self._imports.join()
             if not self.verbose:
@@ -109,24 +121,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
             if node["Alive"]:  # nobody waits: it may be out of reach
                 ask(node, lambda: None)
 
-    def check_shared(self, path: Path, name: str = "experiment.json") -> None:
-        """Checks that every node of a cluster sees the directory of a run or a sweep, and in it the file `name`.
-
-        Raises:
-            UserError: one of them does not.
-        """
-        import ray
-
-        here = ray.get_runtime_context().get_node_id()
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-        file = str(path.absolute() / name)
-        seen = ray.get([ask(node, os.path.isfile, file, retries=3) for node in nodes])
-        blind = [node["NodeManagerHostname"] for node, there in zip(nodes, seen, strict=True) if not there]
-        if blind:
-            raise errors.not_writable(
-                path, f"the nodes {', '.join(blind[:4])} do not see it; it must be on storage that all nodes share"
-            )
-
     def keep_logs(self, logs: Path) -> None:
         """Copies the session's logs into the run's directory."""
         import ray
@@ -159,7 +153,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
         if not self.verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
-        self._imports.start()
         try:
             ray.init(
                 address=self.address,
@@ -216,6 +209,25 @@ def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, ret
     there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=retries)(function)
     return task.options(scheduling_strategy=there).remote(*arguments)
+
+
+def _check_shared(file: Path) -> None:
+    """Has the other nodes look for a file.
+
+    Raises:
+        UserError: one of them does not see it.
+    """
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    path = file.absolute()
+    seen = ray.get([ask(node, os.path.isfile, str(path), retries=3) for node in nodes])
+    blind = [node["NodeManagerHostname"] for node, there in zip(nodes, seen, strict=True) if not there]
+    if blind:
+        raise errors.not_writable(
+            path.parent, f"the nodes {', '.join(blind[:4])} do not see it; it must be on storage that all nodes share"
+        )
 
 
 def leave(status: int) -> NoReturn:

@@ -309,10 +309,9 @@ class _Driver:
             try:
                 self.observer.status("starting Ray")
                 with interrupts.while_ray_starts():
-                    session.start()
+                    session.start(self.path / "sweep.json")
                 for variant in self.planned.variants.values():
                     ship_classes(variant.experiment)
-                session.check_shared(self.path, "sweep.json")
                 interrupts.stop_if_asked()
                 self.observer.status("reading the data")
                 shelf = self._read()
