@@ -19,7 +19,9 @@ from raytrain.storage import POLL_SECONDS, Storage
 
 _REFUSALS = "logs/checkpoints.log"
 _WAIT = 0.02
-"""Of the time between two checkpoints, how much training may wait for one."""
+"""Of its time, how much training may wait for checkpoints; what it has not waited it may wait later."""
+_LONGEST = 10.0
+"""Seconds that it may wait for one: storage may hang."""
 
 
 @dataclass
@@ -52,7 +54,7 @@ class CheckpointWriter:
         self.every = None if settings.keep_every is None else settings.keep_every * epoch
         self.background = checkpoint.Background()
         self._due: _Due | None = None
-        self._written, self._began, self._between = threading.Event(), time.monotonic(), 0.0
+        self._written, self._began, self._waited = threading.Event(), time.monotonic(), 0.0
         self._written.set()
         self._best: dict[str, Any] = {}
         self._bests: dict[str, str] = {}
@@ -64,8 +66,6 @@ class CheckpointWriter:
     def start(self, step: int, model: dict[str, Any], optimizer: dict[str, Any], state: dict[str, Any]) -> None:
         """Hands over copies of a training state; `wait` comes before they are made, so that they are the only ones."""
         self._due = _Due(step, model, optimizer, state)
-        now = time.monotonic()
-        self._began, self._between = now, now - self._began
         self._written.clear()
         self.background.start(self._try)
 
@@ -76,10 +76,13 @@ class CheckpointWriter:
 
     def settle(self) -> None:
         """Waits, when the next step is all but done, for the checkpoint under way: with that committed, a crash costs
-        no more steps than lie between two. Storage that is slow does not hold training up for longer than a fiftieth
-        of the time since the checkpoint before."""
+        no more steps than lie between two. Storage that is always slow does not hold training up for longer than a
+        fiftieth of its time; storage that is slow now and then is waited for."""
         if not self._written.is_set():
-            self._written.wait(_WAIT * self._between)
+            now = time.monotonic()
+            left = _WAIT * (now - self._began) - self._waited
+            self._written.wait(min(max(left, 0.0), _LONGEST))
+            self._waited += time.monotonic() - now
             self._written.set()  # or the steps after it would wait as well
 
     def finish(self, summary: dict[str, Any]) -> None:

@@ -67,24 +67,29 @@ def test_training_waits_until_the_checkpoint_is_committed(
     assert checkpoint.newest(keeper.run / "checkpoints") is not None
 
 
-def test_slow_storage_holds_training_up_once_and_for_a_share_of_the_time_between_two(
+def test_slow_storage_holds_training_up_for_a_share_of_its_time_and_not_for_long(
     keeper: CheckpointWriter, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited: list[float | None] = []
+    limits: list[float] = []
+    monkeypatch.setattr(keeper._written, "wait", lambda seconds: limits.append(seconds))
+    for step, (seconds, waited) in enumerate(((0, 0), (100, 0), (100, 1.5), (100, 3), (10_000, 0)), 1):
+        gate.open.clear()
+        hand_over(keeper, step)
+        keeper._began, keeper._waited = time.monotonic() - seconds, waited
+        keeper.settle()
+        keeper.settle()  # once a checkpoint
+        assert f"step_{step:08d}" not in checkpoint.committed(keeper.run / "checkpoints")
+        gate.open.set()
+        keeper.wait()
+    assert limits == pytest.approx([0.0, 2.0, 0.5, 0.0, writer._LONGEST], abs=0.4)
+
+
+def test_what_training_has_waited_counts(keeper: CheckpointWriter, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_WAIT", 0.5)
     hand_over(keeper, 10)
-    gate.open.set()
+    keeper._began = time.monotonic() - 0.4
     keeper.settle()
-    time.sleep(0.3)
-    gate.open.clear()
-    gate.entered.clear()
-    hand_over(keeper, 20)
-    assert gate.entered.wait(30)
-    wait = keeper._written.wait
-    monkeypatch.setattr(keeper._written, "wait", lambda seconds=None: waited.append(seconds) or wait(seconds))
-    keeper.settle()
-    keeper.settle()
-    assert len(waited) == 1 and 0.02 * 0.3 <= (waited[0] or 0) < 0.02 * 30
-    assert checkpoint.committed(keeper.run / "checkpoints") == ["step_00000010"]
+    assert keeper._waited >= 0.2
     gate.open.set()
 
 
