@@ -18,7 +18,7 @@ from raytrain.run import MetricsLog
 from raytrain.storage import POLL_SECONDS, Storage
 
 _REFUSALS = "logs/checkpoints.log"
-_WAIT = 0.02
+_WAIT = 0.01
 """Of its time, how much training may wait for checkpoints; what it has not waited it may wait later."""
 _LONGEST = 10.0
 """Seconds that it may wait for one: storage may hang."""
@@ -77,7 +77,7 @@ class CheckpointWriter:
     def settle(self) -> None:
         """Waits, when the next step is all but done, for the checkpoint under way: with that committed, a crash costs
         no more steps than lie between two. Storage that is always slow does not hold training up for longer than a
-        fiftieth of its time; storage that is slow now and then is waited for."""
+        hundredth of its time; storage that is slow now and then is waited for."""
         if not self._written.is_set():
             now = time.monotonic()
             left = _WAIT * (now - self._began) - self._waited
