@@ -81,7 +81,7 @@ def test_slow_storage_holds_training_up_for_a_share_of_its_time_and_not_for_long
         assert f"step_{step:08d}" not in checkpoint.committed(keeper.run / "checkpoints")
         gate.open.set()
         keeper.wait()
-    assert limits == pytest.approx([0.0, 1.0, 0.5, 0.0, writer._LONGEST], abs=0.4)
+    assert limits == pytest.approx([0.0, 1.0, 0.5, 0.0, writer._LONGEST], abs=0.05)
 
 
 def test_what_training_has_waited_counts(keeper: CheckpointWriter, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
