@@ -18,7 +18,7 @@ from raytrain.run import MetricsLog
 from raytrain.storage import POLL_SECONDS, Storage
 
 _REFUSALS = "logs/checkpoints.log"
-_WAIT = 0.01
+_WAIT = 0.005
 """Of its time, how much training may wait for checkpoints; what it has not waited it may wait later."""
 _LONGEST = 10.0
 """Seconds that it may wait for one: storage may hang."""
@@ -47,6 +47,9 @@ class CheckpointWriter:
         settings: which checkpoints stay.
         epoch: steps of an epoch.
         storage: the URL that all of it is brought up to; None where the run is in a directory.
+
+    Attributes:
+        began: when the time began that training waits for checkpoints a share of; `time.monotonic()`, seconds.
     """
 
     def __init__(self, run: Path, log: MetricsLog, settings: Checkpoint, epoch: int, storage: Storage | None = None):
@@ -54,7 +57,7 @@ class CheckpointWriter:
         self.every = None if settings.keep_every is None else settings.keep_every * epoch
         self.background = checkpoint.Background()
         self._due: _Due | None = None
-        self._written, self._began, self._waited = threading.Event(), time.monotonic(), 0.0
+        self._written, self.began, self._waited = threading.Event(), time.monotonic(), 0.0
         self._written.set()
         self._best: dict[str, Any] = {}
         self._bests: dict[str, str] = {}
@@ -77,10 +80,10 @@ class CheckpointWriter:
     def settle(self) -> None:
         """Waits, when the next step is all but done, for the checkpoint under way: with that committed, a crash costs
         no more steps than lie between two. Storage that is always slow does not hold training up for longer than a
-        hundredth of its time; storage that is slow now and then is waited for."""
+        two-hundredth of its time; storage that is slow now and then is waited for."""
         if not self._written.is_set():
             now = time.monotonic()
-            left = _WAIT * (now - self._began) - self._waited
+            left = _WAIT * (now - self.began) - self._waited
             self._written.wait(min(max(left, 0.0), _LONGEST))
             self._waited += time.monotonic() - now
             self._written.set()  # or the steps after it would wait as well

@@ -72,10 +72,10 @@ def test_slow_storage_holds_training_up_for_a_share_of_its_time_and_not_for_long
 ) -> None:
     limits: list[float] = []
     monkeypatch.setattr(keeper._written, "wait", lambda seconds: limits.append(seconds))
-    for step, (seconds, waited) in enumerate(((0, 0), (100, 0), (100, 0.5), (100, 3), (10_000, 0)), 1):
+    for step, (seconds, waited) in enumerate(((0, 0), (200, 0), (200, 0.5), (200, 3), (10_000, 0)), 1):
         gate.open.clear()
         hand_over(keeper, step)
-        keeper._began, keeper._waited = time.monotonic() - seconds, waited
+        keeper.began, keeper._waited = time.monotonic() - seconds, waited
         keeper.settle()
         keeper.settle()  # once a checkpoint
         assert f"step_{step:08d}" not in checkpoint.committed(keeper.run / "checkpoints")
@@ -87,7 +87,7 @@ def test_slow_storage_holds_training_up_for_a_share_of_its_time_and_not_for_long
 def test_what_training_has_waited_counts(keeper: CheckpointWriter, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_WAIT", 0.5)
     hand_over(keeper, 10)
-    keeper._began = time.monotonic() - 0.4
+    keeper.began = time.monotonic() - 0.4
     keeper.settle()
     assert keeper._waited >= 0.2
     gate.open.set()

@@ -34,8 +34,11 @@ class Cut:
             # Only now is the last turn over: an epoch's checkpoint was written since.
             if self.done:
                 self.turns.reply(**self.done)
+            asked = time.monotonic()
             if not self.turns.wait():
                 raise SystemExit
+            if self.worker.writer:  # others' turns are no time of this training, of which it may wait a share
+                self.worker.writer.began += time.monotonic() - asked
             started, samples = time.perf_counter(), 0
             for loaded in islice(batches, self.steps if segment < segments else None):
                 samples += len(loaded.ids)
