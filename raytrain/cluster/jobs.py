@@ -42,6 +42,9 @@ _QUIET_SECONDS = 60.0
 _LOST_SECONDS = 120.0
 """For so long the cluster may be away while its log is followed."""
 _PAUSE_SECONDS = 1.0
+_SOONEST_SECONDS, _SHARE = 0.2, 0.02
+"""Whether a silent job is over is asked more often at first, for a job that is refused ends within seconds: the pauses
+are a share of the time that it has been followed."""
 _ENDS = ("SUCCEEDED", "FAILED", "STOPPED")
 # Ray's processes know their Python, and a job's shell does not: it is that of the process which runs the shell.
 _ENTRYPOINT = (
@@ -329,10 +332,11 @@ def _stream(dashboard: Dashboard, name: str) -> Iterator[str]:
             pieces.put(error)
 
     threading.Thread(target=run, daemon=True, name="log").start()
-    heard = time.monotonic()
+    began = heard = time.monotonic()
     while True:
+        pause = min(max(_SHARE * (time.monotonic() - began), _SOONEST_SECONDS), _PAUSE_SECONDS)
         try:
-            text = pieces.get(timeout=_PAUSE_SECONDS)
+            text = pieces.get(timeout=pause)
         except queue.Empty:
             with contextlib.suppress(errors.UserError):  # who follows the job asks again
                 if time.monotonic() > heard + _QUIET_SECONDS or job(dashboard, name).over:
