@@ -21,15 +21,15 @@ SAMPLES, ROUNDS, RANKS = 6_400, 61, (1, 2)
 def main() -> None:
     """Prints a row a number of workers."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
-    print("\n".join(report.machine(f"{SAMPLES:,} generated digits; {rounds} rounds; 1 thread a worker")))
+    data = f"{SAMPLES:,} generated digits; {rounds} rounds, a third of them for every step; 1 thread a worker"
+    print("\n".join(report.machine(data)))
     print("| workers | every 10th step: step time, by that without (quartiles) | every step |\n|---|---|---|")
     for ranks in RANKS:
         cells = []
-        for every in (10, 1):  # one at a time: a turn and the one that it is compared with are next to each other
+        # One at a time: a turn and the one that it is compared with are next to each other.
+        for every, turns in ((10, rounds), (1, max(rounds // 3, 1))):
             ours = side(ranks, SAMPLES, **{"checkpoint.every_steps": every})
-            times = [
-                1 / ratio for ratio in compare(ours, side(ranks, SAMPLES), rounds if every > 1 else rounds // 3).ratios
-            ]
+            times = [1 / ratio for ratio in compare(ours, side(ranks, SAMPLES), turns).ratios]
             low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
             cells.append(f"{statistics.median(times):.3f} ({low:.3f} to {high:.3f})")
         print(f"| {ranks} |", " | ".join(cells), "|", flush=True)
