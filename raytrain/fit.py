@@ -12,7 +12,9 @@ import shutil
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
 from raytrain.run import Lock, Run, check_writable, create, read_metrics
-from raytrain.session import Session, ship_classes
+from raytrain.session import Session, ship_classes, why_no_block
 from raytrain.supervise import RunFailed, last_line
 from raytrain.worker import Job
 
@@ -180,7 +182,7 @@ def _run(
             ship_classes(planned.experiment)
             interrupts.stop_if_asked()
             observer.status("reading the data")
-            job, planned = _prepare(planned, path, weights, options, command_started)
+            job, planned = _prepare(planned, path, weights, options, command_started, observer)
             interrupts.stop_if_asked()
             observer.status("starting the workers")
             before, offset = read_metrics(path / "metrics.jsonl")
@@ -218,12 +220,16 @@ def _run(
     return run
 
 
-def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_started: float) -> tuple[Job, Plan]:
+def _prepare(
+    planned: Plan, path: Path, weights: Any, options: Options, command_started: float, observer: Observer
+) -> tuple[Job, Plan]:
     """Reads the data into shared memory (or checks it, for streaming) and puts everything into the object store; also
     returns the plan with the samples that there are."""
     import ray
 
-    indices, images, skipped = read(planned.experiment.data, planned.indices, planned.mode, _skipped_before(path))
+    e = planned.experiment
+    waits = partial(_waits, observer)
+    indices, images, skipped = read(e.data, planned.indices, planned.mode, _skipped_before(path), waits)
     write_skipped(path, skipped)
     job = Job(
         planned.experiment,
@@ -240,12 +246,17 @@ def _prepare(planned: Plan, path: Path, weights: Any, options: Options, command_
 
 
 def read(
-    data: Data, found: dict[str, Index], mode: str, before: dict[str, list[Bad]] | None = None
+    data: Data,
+    found: dict[str, Index],
+    mode: str,
+    before: dict[str, list[Bad]] | None = None,
+    waits: Callable[[float], None] = lambda _: None,
 ) -> tuple[dict[str, Index], dict[str, Any], dict[str, list[Bad]]]:
     """Reads the images of training and validation into the object store, or checks them, for streaming.
 
     Args:
         before: the samples that a run that goes on has been without.
+        waits: called with the seconds for which Ray Data has read nothing.
 
     Returns:
         The indices, the references to the images (none for streaming), and the samples that were skipped; by split.
@@ -259,12 +270,16 @@ def read(
         array, index, bad = None, found[split], []
         if mode == "resident" or data.on_bad_sample == "skip":
             known = None if before is None else before.get(split, [])
-            array, index, bad = reader.pack(data, index, mode == "resident", known)
+            array, index, bad = reader.pack(data, index, mode == "resident", known, waits)
         if array is not None:
             images[split] = ray.put(array)
             del array
         indices[split], skipped[split] = index, bad
     return indices, images, skipped
+
+
+def _waits(observer: Observer, seconds: float) -> None:
+    observer.note(why_no_block(seconds, 1.0))
 
 
 def write_skipped(path: Path, skipped: dict[str, list[Bad]]) -> None:

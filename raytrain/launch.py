@@ -114,6 +114,16 @@ def draining() -> set[str]:
     return set()
 
 
+def free_cpus() -> dict[str, float]:
+    """The CPUs of each node, by its id, that nothing has reserved; empty where Ray is not as it was."""
+    if _known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private.state import available_resources_per_node
+
+            return {node: found.get("CPU", 0.0) for node, found in available_resources_per_node().items()}
+    return {}
+
+
 def without_messages() -> None:
     """Keeps Ray from printing, in this process, what the cluster says of a worker that died: who runs the worker says
     it, in a line."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raytrain.plan import Plan
-from raytrain.run import Run, read_metrics
+from raytrain.run import NOTES, Run, read_metrics
 
 
 class Observer:
@@ -87,14 +87,17 @@ def watched(observer: Watching) -> Iterator[Watching]:
         observer.close()
 
 
+_REFUSED = "a checkpoint was not written, and training goes on: "
+
+
 class Tail:
-    """Follows the metrics file for the observer, and what storage refused."""
+    """Follows the metrics file for the observer, what storage refused, and the ranks' notes."""
 
     def __init__(self, path: Path, offset: int, observer: Observer):
         self.path, self.offset, self.observer = path, offset, observer
         self.seen = False
-        self._refusals = path.parent / "logs" / "checkpoints.log"
-        self._said = _size(self._refusals)
+        logs = {path.parent / "logs" / "checkpoints.log": _REFUSED, path.parent / NOTES: ""}
+        self._logs = {log: (_size(log), prefix) for log, prefix in logs.items()}
 
     def poll(self) -> None:
         """Shows what has come since the last call."""
@@ -109,12 +112,13 @@ class Tail:
             rows = []  # it is still to come, or its disk is away
         self.seen = self.seen or any(row["kind"] == "step" for row in rows)
         self.observer.rows(rows)
-        if _size(self._refusals) > self._said:
-            with contextlib.suppress(OSError), open(self._refusals) as file:
-                file.seek(self._said)
-                for line in file.read().splitlines():
-                    self.observer.note(f"a checkpoint was not written, and training goes on: {line}")
-                self._said = file.tell()
+        for log, (said, prefix) in self._logs.items():
+            if _size(log) > said:
+                with contextlib.suppress(OSError), open(log, errors="replace") as file:
+                    file.seek(said)
+                    for line in file.read().splitlines():
+                        self.observer.note(f"{prefix}{line}")
+                    self._logs[log] = (file.tell(), prefix)
 
     @contextlib.contextmanager
     def in_background(self) -> Iterator[None]:

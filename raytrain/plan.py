@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -26,6 +27,26 @@ _TRIED_FOR_REAL = 30_000_000
 decompositions, which are long to import."""
 _LEAST_CPUS = 0.25
 """CPUs that a worker gets at the least, where cpus_per_worker is not set."""
+_DATA_CPUS = 0.5
+"""CPUs that streaming needs on a node beside the workers: a task of Ray Data asks for one CPU, or for what is left."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a cluster, or this machine.
+
+    Attributes:
+        memory: bytes.
+    """
+
+    name: str
+    cpus: float
+    gpus: float
+    memory: int
+
+    def room(self, cpus: float, gpus: float) -> int:
+        """Return the number of workers of so many CPUs and GPUs that the node holds."""
+        return int(min(self.cpus / cpus if cpus else math.inf, self.gpus / gpus if gpus else math.inf) + 1e-6)
 
 
 @dataclass(frozen=True)
@@ -33,18 +54,66 @@ class Resources:
     """What there is to train on: this machine, or a cluster.
 
     Attributes:
-        cpus: CPUs of all nodes.
-        gpus: GPUs of all nodes.
-        nodes: how many nodes.
-        memory: bytes of the smallest node's memory.
+        by_node: the nodes, each with what it has.
         where: the cluster's address, or this machine.
+        runs: equal runs, such as a sweep's trials, that share the nodes at the same time.
     """
 
-    cpus: float
-    gpus: float
-    nodes: int
-    memory: int
+    by_node: tuple[Node, ...]
     where: str
+    runs: int = 1
+
+    @property
+    def cpus(self) -> float:
+        """CPUs of all nodes."""
+        return sum(node.cpus for node in self.by_node)
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of all nodes."""
+        return sum(node.gpus for node in self.by_node)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.by_node)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the smallest node's memory."""
+        return min(node.memory for node in self.by_node)
+
+    def room(self, cpus: float, gpus: float = 0.0) -> int:
+        """Return the number of workers of so many CPUs and GPUs that fit, each on one node."""
+        return sum(node.room(cpus, gpus) for node in self.by_node)
+
+    def placed(self, workers: int, cpus: float, gpus: float, spread: bool) -> list[int]:
+        """Return the workers on each node, as Ray places them where the cluster is free: PACK fills one node after
+        another, SPREAD takes the nodes in turn. Workers without room are left out."""
+        rooms = [node.room(cpus, gpus) for node in self.by_node]
+        order = sorted(range(len(rooms)), key=lambda place: (-rooms[place], place))
+        counts = [0] * len(rooms)
+        left = min(workers, sum(rooms))
+        while left:
+            for place in order:
+                more = min(left, rooms[place] - counts[place], 1 if spread else left)
+                counts[place] += more
+                left -= more
+        return counts
+
+    def beside(self, workers: int, cpus: float, gpus: float) -> float:
+        """Return the most CPUs that one node can keep free beside the workers."""
+        total = self.room(cpus, gpus)
+        return max(node.cpus - cpus * max(0, workers - total + node.room(cpus, gpus)) for node in self.by_node)
+
+    @property
+    def listed(self) -> str:
+        """The nodes for people."""
+        names = [
+            f"{node.name} ({node.cpus:g} CPUs" + (f", {node.gpus:g} GPUs)" if node.gpus else ")")
+            for node in self.by_node
+        ]
+        return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 @dataclass(frozen=True)
@@ -94,7 +163,8 @@ class Plan:
         """
         gpus = self.experiment.scaling.gpus_per_worker
         asked = replace(self.asked, workers=workers, gpus_per_worker=gpus)
-        return replace(self.experiment, scaling=_scaling(asked, resources, self.experiment.deterministic))
+        streams = self.mode == "streaming"
+        return replace(self.experiment, scaling=_scaling(asked, resources, self.experiment.deterministic, streams))
 
     @property
     def state_bytes(self) -> int:
@@ -265,8 +335,8 @@ def make(
     if experiment.compile and not any(map(shutil.which, compilers)):
         raise errors.no_compiler(", ".join(compilers))
     resources = find_resources()
-    asked = experiment.scaling
-    experiment = _sized(experiment, resources)
+    asked, mode = experiment.scaling, _mode(experiment.data, indices, resources)
+    experiment = _sized(experiment, resources, mode == "streaming")
     scaling = experiment.scaling
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     workers = scaling.ranks
@@ -275,14 +345,6 @@ def make(
         experiment,
         memory_format=memory_format(experiment, sample, len(train.classes), module),
     )
-    size = sum(indices[split].bytes for split in ("train", "val"))
-    mode, room = experiment.data.mode, int(resources.memory * _RESIDENT_SHARE)
-    if mode == "auto":
-        mode = "resident" if size <= room else "streaming"
-    elif mode == "resident" and size > room:
-        raise errors.no_room(
-            "keeping all images resident", size, room, "in data.mode", "take --data.mode streaming, or smaller images"
-        )
     counts = _parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*experiment.model.notes(), *experiment.data.notes()]
     if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
@@ -298,12 +360,29 @@ def make(
     return found
 
 
+def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Literal["resident", "streaming"]:
+    """Return where images are kept.
+
+    Raises:
+        UserError: they are to be resident and do not fit.
+    """
+    size = sum(indices[split].bytes for split in ("train", "val"))
+    room = int(resources.memory * _RESIDENT_SHARE)
+    if data.mode == "auto":
+        return "resident" if size <= room else "streaming"
+    if data.mode == "resident" and size > room:
+        raise errors.no_room(
+            "keeping all images resident", size, room, "in data.mode", "take --data.mode streaming, or smaller images"
+        )
+    return data.mode
+
+
 def local_resources() -> Resources:
     """This machine, as Ray would count it."""
     import torch
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Resources(cpus, torch.cuda.device_count(), 1, host_memory(), "this machine")
+    return Resources((Node("this machine", cpus, torch.cuda.device_count(), host_memory()),), "this machine")
 
 
 def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: int, weights: bool = True) -> nn.Module:
@@ -412,8 +491,8 @@ def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _sized(experiment: Experiment, resources: Resources) -> Experiment:
-    """Decides the scaling; of an elastic experiment with the most workers that there is room for now.
+def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Experiment:
+    """Decide the scaling; of an elastic experiment with the most workers that there is room for now.
 
     Raises:
         UserError: there is room for none of its numbers.
@@ -423,7 +502,7 @@ def _sized(experiment: Experiment, resources: Resources) -> Experiment:
         asked = replace(asked, gpus_per_worker=1.0 if resources.gpus >= sizes[-1] else 0.0)
     for workers in sizes:
         try:
-            scaling = _scaling(replace(asked, workers=workers), resources, experiment.deterministic)
+            scaling = _scaling(replace(asked, workers=workers), resources, experiment.deterministic, streams)
             return replace(experiment, scaling=scaling)
         except errors.UserError:
             if workers == sizes[-1]:
@@ -431,40 +510,85 @@ def _sized(experiment: Experiment, resources: Resources) -> Experiment:
     raise AssertionError("there is at least one size")
 
 
-def _scaling(scaling: Scaling, resources: Resources, deterministic: bool) -> Scaling:
-    """Decides what was left open: GPUs where there are enough, CPUs such that one is left for Ray Data (workers that
-    claim every CPU would starve it, and the run would hang)."""
-    workers = scaling.ranks
+def _scaling(scaling: Scaling, resources: Resources, deterministic: bool, streams: bool) -> Scaling:
+    """Decide what was left open: GPUs where there are enough, CPUs such that all workers have room, each on one node,
+    and that a node keeps a CPU for Ray Data, or half of one: where a task of Ray Data never gets its CPU, a run that
+    streams would wait for ever.
+
+    Raises:
+        UserError: the workers do not fit on the nodes.
+    """
+    all_workers = scaling.ranks * resources.runs
     gpus = scaling.gpus_per_worker
     if gpus is None:
-        gpus = 1.0 if resources.gpus >= workers else 0.0
-    if 0 < gpus < 1 and workers > 1:
-        raise errors.shared_gpu(workers, gpus)
-    if gpus * workers > resources.gpus:
-        raise errors.too_few("GPUs", gpus * workers, resources.gpus, "scaling.workers x scaling.gpus_per_worker")
-    spare = max(resources.cpus - 1, resources.cpus / 2)
+        gpus = 1.0 if resources.room(_LEAST_CPUS, 1.0) >= scaling.ranks else 0.0
+    if 0 < gpus < 1 and scaling.ranks > 1:
+        raise errors.shared_gpu(scaling.ranks, gpus)
+    if gpus * scaling.ranks > resources.gpus:
+        raise errors.too_few("GPUs", gpus * scaling.ranks, resources.gpus, "scaling.workers x scaling.gpus_per_worker")
     cpus = scaling.cpus_per_worker
     if cpus is None:
-        cpus = min(1.0, int(spare / workers * 100) / 100)
-        if cpus < _LEAST_CPUS:
-            raise errors.too_few(
-                "workers",
-                workers,
-                int(spare / _LEAST_CPUS),
-                f"scaling.workers ({resources.cpus:g} CPUs; a worker takes {_LEAST_CPUS} at the least "
-                "and one CPU stays with Ray Data)",
-            )
-    elif cpus * workers > spare:
-        raise errors.too_few(
-            "CPUs", cpus * workers, spare, "scaling.workers x scaling.cpus_per_worker (one CPU stays with Ray Data)"
+        if gpus and resources.room(0, gpus) < scaling.ranks:
+            raise _no_room_for(scaling.ranks, 0, gpus, resources)
+        cpus = _cpus_per_worker(all_workers, gpus, resources, streams)
+        cpus = cpus or _cpus_per_worker(scaling.ranks, gpus, resources, streams)
+        if cpus is None:
+            raise _too_many(scaling.ranks, gpus, resources, streams)
+    elif resources.room(cpus, gpus) < scaling.ranks:
+        raise _no_room_for(scaling.ranks, cpus, gpus, resources)
+    elif streams and resources.beside(scaling.ranks, cpus, gpus) < _DATA_CPUS:
+        raise errors.UserError(
+            f"{scaling.ranks} workers of {cpus:g} CPUs leave no CPU of {resources.listed} to Ray Data, which streams "
+            "the images",
+            "in scaling.cpus_per_worker",
+            "take less for each worker, fewer workers, or --data.mode resident",
         )
     threads = scaling.threads_per_worker
     if threads is None and deterministic:
         threads = 1  # their number changes last bits, and must not follow that of the workers
     elif threads is None:
-        on_a_node = -(-workers // resources.nodes)
-        threads = max(1, int(resources.cpus / resources.nodes) // on_a_node)
+        counts = resources.placed(all_workers, cpus, gpus, scaling.placement == "spread")
+        used = [(node, count) for node, count in zip(resources.by_node, counts, strict=True) if count]
+        threads = max(1, min((int(node.cpus) // count for node, count in used), default=1))
     return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus, threads_per_worker=threads)
+
+
+def _cpus_per_worker(workers: int, gpus: float, resources: Resources, streams: bool) -> float | None:
+    """Return the largest share of at most one CPU with which all workers have room and a CPU is left; None where
+    there is none."""
+    spare = max(resources.cpus - 1, resources.cpus / 2)
+    for share in range(int(min(1.0, spare / workers) * 100 + 1e-6), int(_LEAST_CPUS * 100) - 1, -1):
+        cpus = share / 100
+        fits = resources.room(cpus, gpus) >= workers
+        if fits and (not streams or resources.beside(workers, cpus, gpus) >= _DATA_CPUS):
+            return cpus
+    return None
+
+
+def _too_many(workers: int, gpus: float, resources: Resources, streams: bool) -> errors.UserError:
+    """Return the error for more workers than fit; it names the largest number that does."""
+    most = min(workers - 1, resources.room(_LEAST_CPUS, gpus))
+    while most and _cpus_per_worker(most, gpus, resources, streams) is None:
+        most -= 1
+    return errors.too_few(
+        "workers",
+        workers,
+        most,
+        f"scaling.workers ({resources.listed}; a worker takes {_LEAST_CPUS} CPUs at the least and one CPU stays "
+        "with Ray Data)",
+    )
+
+
+def _no_room_for(workers: int, cpus: float, gpus: float, resources: Resources) -> errors.UserError:
+    """Return the error for workers of a given size that do not fit on the nodes."""
+    needs = {"cpus": f"{cpus:g} CPUs" if cpus else "", "gpus": f"{gpus:g} GPUs" if gpus else ""}
+    each, room = " and ".join(filter(None, needs.values())), resources.room(cpus, gpus)
+    return errors.UserError(
+        f"{workers} worker{'s' if workers > 1 else ''} of {each} cannot be placed: each needs one node, and "
+        f"{resources.listed} hold{'s' if resources.nodes == 1 else ''} {room or 'none'}",
+        "in " + " and ".join(f"scaling.{kind}_per_worker" for kind, need in needs.items() if need),
+        "take less for each worker" + (", or fewer workers" if room else ""),
+    )
 
 
 def host_memory() -> int:

@@ -173,6 +173,16 @@ def check_writable(out: Path | str, name: str | None) -> None:
         raise errors.not_writable(out, "permission denied")
 
 
+NOTES = "logs/notes.log"
+"""What the ranks want the user to know, below a run's directory; the driver shows each line once."""
+
+
+def note(run: Path, text: str) -> None:
+    """Append a line to a run's notes; from any rank whose directory is the run's."""
+    with contextlib.suppress(OSError), open(run / NOTES, "a") as file:
+        file.write(f"{text}\n")
+
+
 def read_metrics(path: Path, offset: int = 0, kind: str = "") -> tuple[list[dict[str, Any]], int]:
     """The whole lines of a metrics file from a byte offset on, or those of one kind, and the offset behind them."""
     try:

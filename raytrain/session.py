@@ -9,14 +9,14 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 from raytrain import errors, launch, plan
 from raytrain.experiment import Experiment
-from raytrain.plan import Resources
+from raytrain.plan import Node, Resources
 
 
 class Session(contextlib.AbstractContextManager["Session"]):
@@ -46,19 +46,19 @@ class Session(contextlib.AbstractContextManager["Session"]):
             return plan.local_resources()
         import ray
 
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        heads = [node for node in nodes if "node:__internal_head__" in node]
-        grown = [*heads, *launch.nodes_to_come()]
-        now, then = (
-            {kind: sum(node.get(kind, 0) for node in each) for kind in ("CPU", "GPU")} for each in (nodes, grown)
+        there = [(node["NodeManagerHostname"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        heads = [node for node in there if "node:__internal_head__" in node[1]]
+        grown = [*heads, *(("a node to come", node) for node in launch.nodes_to_come())]
+        least = int(min(node["memory"] for _, node in (*there, *grown) if "memory" in node))
+        counted = (
+            tuple(
+                Node(name, node.get("CPU", 0.0), node.get("GPU", 0.0), int(node.get("memory", least)))
+                for name, node in nodes
+            )
+            for nodes in (there, grown)
         )
-        return Resources(
-            max(now["CPU"], then["CPU"]),
-            max(now["GPU"], then["GPU"]),
-            max(len(nodes), len(grown)),
-            int(min(node["memory"] for node in (*nodes, *grown) if "memory" in node)),
-            ray.get_runtime_context().gcs_address,
-        )
+        where = ray.get_runtime_context().gcs_address
+        return max((Resources(nodes, where) for nodes in counted), key=lambda found: (found.gpus, found.cpus))
 
     def start(self, seen: Path | None = None) -> None:
         """Starts a cluster of our own, if that is what the run uses.
@@ -209,6 +209,51 @@ def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, ret
     there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=retries)(function)
     return task.options(scheduling_strategy=there).remote(*arguments)
+
+
+def cpus_for_data(cpus_per_worker: float, workers: Mapping[str, int]) -> float:
+    """Return what a task of Ray Data asks for beside the workers: one CPU, or the most that they leave on a node.
+
+    Args:
+        workers: how many are on each node, by its id.
+
+    Raises:
+        UserError: they leave nothing.
+    """
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    left = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in nodes}
+    most = max(left[node] - cpus_per_worker * workers.get(node, 0) for node in left)
+    if most < 0.01:
+        names = ", ".join(f"{node['NodeManagerHostname']} ({left[node['NodeID']]:g} CPUs)" for node in nodes[:4])
+        raise errors.UserError(
+            f"no CPU for Ray Data, which streams the images: the workers hold all of {names}",
+            "in scaling.cpus_per_worker",
+            "take less for each worker, fewer workers, or --data.mode resident",
+        )
+    return int(min(1.0, most) * 100) / 100
+
+
+def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, workers: Mapping[str, int] = {}) -> str:
+    """Return why Ray Data has given no block for so many seconds, by what the nodes' CPUs are reserved for.
+
+    Args:
+        needs: CPUs that one of its tasks asks for.
+        cpus_per_worker, workers: as for `cpus_for_data`.
+    """
+    import ray
+
+    free, found = launch.free_cpus(), []
+    if any(cpus >= needs for cpus in free.values()):
+        return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is the storage of the images slow?"
+    for node in ray.nodes():
+        if node["Alive"] and (cpus := node["Resources"].get("CPU", 0.0)):
+            own, left = cpus_per_worker * workers.get(node["NodeID"], 0), free.get(node["NodeID"], 0.0)
+            held = f"{own:g} held by this run's workers, " if own else ""
+            other = f"{max(0.0, cpus - own - left):g} by tasks that read and by other jobs"
+            found.append(f"{node['NodeManagerHostname']} has {cpus:g} CPUs, {held}{other}")
+    return f"no CPU for Ray Data, which reads the images, for {seconds:g} s: {'; '.join(found[:4])}"
 
 
 def _check_shared(file: Path) -> None:

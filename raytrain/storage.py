@@ -139,8 +139,8 @@ class Storage:
                 file.unlink()
 
     def rows(self, target: Path) -> None:
-        """Brings the rows down that a mirror's metrics.jsonl lacks, and what storage refused rank 0."""
-        for name in ("metrics.jsonl", "logs/checkpoints.log"):
+        """Brings the rows down that a mirror's metrics.jsonl lacks, what storage refused, and the ranks' notes."""
+        for name in ("metrics.jsonl", "logs/checkpoints.log", "logs/notes.log"):
             file = target / name
             have = file.stat().st_size if file.exists() else 0
             with contextlib.suppress(FileNotFoundError):

@@ -84,7 +84,7 @@ class SweepPlan:
 
     Attributes:
         base: the plan of the first trial.
-        share: what each trial's plan is made for.
+        share: what each trial's plan is made for: the nodes, and how many trials share them.
         concurrent: trials at once.
         cpus: that a trial of one worker holds; all of them together leave one for Ray Data, where images are streamed.
         weights: bytes of checkpoints at the most, of all trials together.
@@ -235,18 +235,14 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     if gpus is None:
         gpus = 1.0 if resources.gpus >= workers else 0.0
     if gpus:
-        fits = int(resources.gpus / (gpus * workers) + 1e-9)
+        fits = resources.room(0, gpus) // workers
     else:
         each = max(first.scaling.cpus_per_worker or 0, first.scaling.threads_per_worker or 1)
-        fits = int(resources.cpus / (each * workers))
+        fits = resources.room(each) // workers
     if value.concurrent and value.concurrent > max(1, fits):
         raise errors.too_many_at_once(value.concurrent, max(1, fits))
     concurrent = min(value.concurrent or max(1, fits), value.count)
-    share = replace(
-        resources,
-        cpus=resources.cpus / concurrent,
-        gpus=max(gpus * workers, resources.gpus / concurrent) if fits else resources.gpus,
-    )
+    share = replace(resources, runs=concurrent)
     ways: dict[str, Experiment] = {}
     data_axes = [a for a in value.axes if a.path.startswith("data") and not a.path.startswith("data.augment")]
     for axis in data_axes:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from raytrain import errors, storage
 from raytrain.data import Index
 from raytrain.experiment import Experiment
-from raytrain.run import Lock
-from raytrain.session import answers
+from raytrain.run import Lock, note
+from raytrain.session import answers, cpus_for_data, why_no_block
 
 if TYPE_CHECKING:
+    from raytrain.data.loader import Reader
     from raytrain.loop import Worker
 
 _CUT_OFF_SECONDS, _ASK_SECONDS = 20.0, 2.0
@@ -86,15 +88,42 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
             there.write(f"logs/place_{place.rank}.json", json.dumps(here).encode())
     with _recorded(job, place.rank, there), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():
         indices: dict[str, Index] = ray.get(job.indices)
-        readers = {
-            split: Resident(ray.get(job.images[split]))
-            if job.images
-            else Streaming(job.experiment.data, index, ray.put(index))
-            for split, index in indices.items()
-        }
+        if job.images:
+            readers: dict[str, Reader] = {split: Resident(ray.get(job.images[split])) for split in indices}
+        else:
+            cpus, waits = _data_cpus(job)
+            data = job.experiment.data
+            readers = {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
         weights: Any = ray.get(job.weights) if job.weights is not None else None
         worker = (make or Worker)(job.experiment, job.run, indices, readers, weights, place, job.command_started, there)
         worker.fit()
+
+
+def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:
+    """Return the CPUs that a task of Ray Data asks for beside this run's workers, and what notes that it waits. A
+    collective.
+
+    Raises:
+        UserError: the workers leave no CPU.
+    """
+    import ray
+    import torch.distributed as dist
+
+    each = job.experiment.scaling.cpus_per_worker or 0.0
+    places: list[Any] = [None]
+    if dist.is_initialized():
+        places *= dist.get_world_size()
+        dist.all_gather_object(places, ray.get_runtime_context().get_node_id())
+        cpus = cpus_for_data(each, Counter(places))
+    else:  # a trial beside others: the plan leaves half of a node that has fewer than two CPUs
+        cpus = min(1.0, max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]) / 2)
+    first = places[0] in (None, ray.get_runtime_context().get_node_id())
+
+    def waits(seconds: float) -> None:
+        if first:  # the node of rank 0, from which notes reach the driver
+            note(job.run, why_no_block(seconds, cpus, each, Counter(places)))
+
+    return cpus, waits
 
 
 def _end_when_cut_off(address: str) -> None:

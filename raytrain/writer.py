@@ -14,7 +14,7 @@ from typing import Any
 
 from raytrain import checkpoint, errors
 from raytrain.experiment import Checkpoint
-from raytrain.run import MetricsLog
+from raytrain.run import NOTES, MetricsLog
 from raytrain.storage import POLL_SECONDS, Storage
 
 _REFUSALS = "logs/checkpoints.log"
@@ -150,10 +150,12 @@ class CheckpointWriter:
             with contextlib.suppress(OSError):
                 if "stop" in storage.names("", recursive=False):
                     (self.run / "stop").touch()
-                for name in ("metrics.jsonl", _REFUSALS):
+                for name in ("metrics.jsonl", _REFUSALS, NOTES):
                     size = os.path.getsize(self.run / name) if os.path.exists(self.run / name) else 0
                     if size > sent.get(name, 0):
-                        storage.write(name, self.run / name) if name == _REFUSALS else storage.push_metrics(self.run)
+                        storage.push_metrics(self.run) if name == "metrics.jsonl" else storage.write(
+                            name, self.run / name
+                        )
                         sent[name] = size
 
     def _point(self, name: str, step: int, best: dict[str, Any]) -> None:

@@ -41,9 +41,15 @@ from raytrain import (
     checkpoint,
     plan,
 )
-from raytrain.plan import Plan, Resources
+from raytrain.plan import Node, Plan, Resources
 
-SMALL = Resources(cpus=2, gpus=0, nodes=1, memory=8 << 30, where="this machine")
+
+def nodes(*cpus: float, gpus: float = 0.0, memory: int = 8 << 30) -> Resources:
+    """Nodes with so many CPUs each, and as many GPUs."""
+    return Resources(tuple(Node(f"n{n}", count, gpus, memory) for n, count in enumerate(cpus)), "this machine")
+
+
+SMALL = nodes(2)
 
 
 def make(found: Resources = SMALL, **fields: Any) -> Plan:
@@ -63,7 +69,7 @@ def text(planned: Plan, name: str) -> str:
     [(2, 1, 1.0), (2, 2, 0.5), (2, 3, 0.33), (2, 4, 0.25), (1, 1, 0.5), (1, 2, 0.25), (4, 3, 1.0), (4, 4, 0.75)],
 )
 def test_cpus_are_shared_out_and_one_stays_with_ray_data(cpus: int, workers: int, share: float) -> None:
-    planned = make(replace(SMALL, cpus=cpus), scaling=Scaling(workers=workers), batch_size=12)
+    planned = make(nodes(cpus), scaling=Scaling(workers=workers), batch_size=12)
     assert planned.experiment.scaling.cpus_per_worker == share
     assert cpus - workers * share >= min(1, cpus / 2)
     assert planned.experiment.scaling.gpus_per_worker == 0
@@ -73,7 +79,7 @@ def test_cpus_are_shared_out_and_one_stays_with_ray_data(cpus: int, workers: int
 def test_more_workers_than_cpus_can_carry_are_refused_and_the_number_named_is_the_most_that_fit(
     cpus: int, workers: int, most: int
 ) -> None:
-    found = replace(SMALL, cpus=cpus)
+    found = nodes(cpus)
     with pytest.raises(UserError, match=rf"asks for {workers} workers and the cluster has {most}, in scaling.workers"):
         make(found, scaling=Scaling(workers=workers), batch_size=workers)
     make(found, scaling=Scaling(workers=most), batch_size=most)
@@ -81,46 +87,120 @@ def test_more_workers_than_cpus_can_carry_are_refused_and_the_number_named_is_th
         make(found, scaling=Scaling(workers=most + 1), batch_size=most + 1)
 
 
-def test_explicit_cpus_are_kept_and_must_leave_one() -> None:
-    four = replace(SMALL, cpus=4)
-    planned = make(four, scaling=Scaling(workers=2, cpus_per_worker=1.5))
+def test_explicit_cpus_are_kept_and_leave_one_on_a_node_where_images_are_streamed() -> None:
+    streamed = Digits(mode="streaming")
+    planned = make(nodes(4), scaling=Scaling(workers=2, cpus_per_worker=1.5), data=streamed)
     assert planned.experiment.scaling.cpus_per_worker == 1.5
-    with pytest.raises(UserError, match=r"asks for 4 CPUs and the cluster has 3, in .*one CPU stays with Ray Data"):
-        make(four, scaling=Scaling(workers=2, cpus_per_worker=2))
-    make(SMALL, scaling=Scaling(workers=10, cpus_per_worker=0.1))
+    two = Scaling(workers=2, cpus_per_worker=2)
+    with pytest.raises(UserError, match=r"2 workers of 2 CPUs leave no CPU of n0 \(4 CPUs\) to Ray Data, .*resident"):
+        make(nodes(4), scaling=two, data=streamed)
+    assert make(nodes(4), scaling=two).experiment.scaling.cpus_per_worker == 2, (
+        "Ray Data reads before the workers start"
+    )
+    assert make(nodes(2, 2, 1), scaling=two, data=streamed).experiment.scaling.cpus_per_worker == 2
+    make(SMALL, scaling=Scaling(workers=10, cpus_per_worker=0.1), data=streamed)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "scaling", "holds"),
+    [
+        ((3, 3), Scaling(cpus_per_worker=4), "none"),
+        ((2, 2, 2), Scaling(workers=2, cpus_per_worker=3), "none"),
+        ((3, 3), Scaling(workers=3, cpus_per_worker=2), "2"),
+    ],
+)
+def test_a_worker_needs_one_node_and_not_the_sum_of_them(cpus: tuple[int, ...], scaling: Scaling, holds: str) -> None:
+    with pytest.raises(UserError, match=rf"cannot be placed: each needs one node, and n0 .*hold {holds}, in scaling"):
+        make(nodes(*cpus), scaling=scaling)
+
+
+def test_gpus_of_a_worker_are_on_one_node() -> None:
+    with pytest.raises(
+        UserError, match=r"1 worker of 2 GPUs cannot be placed: .*in scaling.gpus_per_worker; take less"
+    ):
+        make(nodes(4, 4, gpus=1), scaling=Scaling(gpus_per_worker=2))
+    both = Scaling(workers=2, gpus_per_worker=1, cpus_per_worker=4)
+    with pytest.raises(UserError, match=r"of 4 CPUs and 1 GPUs cannot .*scaling.cpus_per_worker and scaling.gpus_per"):
+        make(nodes(4, 3, gpus=1), scaling=both)
+    assert make(nodes(4, 4, gpus=1), scaling=both).experiment.scaling.cpus_per_worker == 4
+
+
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+@pytest.mark.parametrize(
+    ("cpus", "workers"),
+    [((2, 2), 4), ((1,), 1), ((1,), 2), ((1, 1), 1), ((1, 1), 2), ((2, 2), 1), ((8, 1, 1), 9), ((1, 1, 1, 1), 10)],
+)
+def test_workers_of_a_run_that_streams_fit_and_leave_ray_data_a_part_of_a_cpu_on_one_node(
+    cpus: tuple[int, ...], workers: int, placement: Any
+) -> None:
+    scaling = Scaling(workers=workers, placement=placement)
+    planned = make(nodes(*cpus), scaling=scaling, data=Digits(mode="streaming"), batch_size=workers)
+    each = planned.experiment.scaling.cpus_per_worker or 0
+    assert 0.25 <= each <= 1
+    counts = nodes(*cpus).placed(workers, each, 0.0, placement == "spread")
+    assert sum(counts) == workers
+    assert max(has - count * each for has, count in zip(cpus, counts, strict=True)) >= 0.25
+
+
+def test_workers_are_placed_as_ray_does_it() -> None:
+    found = nodes(2, 4, 1)
+    assert found.placed(3, 1.0, 0.0, spread=False) == [0, 3, 0]
+    assert found.placed(6, 1.0, 0.0, spread=False) == [2, 4, 0]
+    assert found.placed(3, 1.0, 0.0, spread=True) == [1, 1, 1]
+    assert found.placed(6, 1.0, 0.0, spread=True) == [2, 3, 1]
+    assert found.placed(9, 1.0, 0.0, spread=True) == [2, 4, 1], "two have no room"
 
 
 @pytest.mark.parametrize(("gpus", "workers", "share"), [(0, 2, 0.0), (1, 2, 0.0), (2, 2, 1.0), (8, 2, 1.0)])
 def test_gpus_are_taken_where_there_are_enough(gpus: int, workers: int, share: float) -> None:
-    planned = make(replace(SMALL, gpus=gpus), scaling=Scaling(workers=workers))
+    planned = make(nodes(2, gpus=gpus), scaling=Scaling(workers=workers))
     assert planned.experiment.scaling.gpus_per_worker == share
     assert ("of 1 GPU on" in text(planned, "workers")) == bool(share)
 
 
 def test_more_gpus_than_there_are_are_refused() -> None:
     with pytest.raises(UserError, match=r"the run asks for 2 GPUs and the cluster has 1, in scaling.workers x"):
-        make(replace(SMALL, gpus=1), scaling=Scaling(workers=2, gpus_per_worker=1))
-    assert make(replace(SMALL, gpus=1), scaling=Scaling(workers=1, gpus_per_worker=0.5))
+        make(nodes(2, gpus=1), scaling=Scaling(workers=2, gpus_per_worker=1))
+    assert make(nodes(2, gpus=1), scaling=Scaling(workers=1, gpus_per_worker=0.5))
     with pytest.raises(UserError, match=r"2 workers of 0.5 GPU could share one, which NCCL cannot do, in scaling"):
-        make(replace(SMALL, gpus=1), scaling=Scaling(workers=2, gpus_per_worker=0.5))
-    assert make(replace(SMALL, gpus=8), scaling=Scaling(workers=2, gpus_per_worker=0)).experiment.scaling == Scaling(
+        make(nodes(2, gpus=1), scaling=Scaling(workers=2, gpus_per_worker=0.5))
+    assert make(nodes(2, gpus=8), scaling=Scaling(workers=2, gpus_per_worker=0)).experiment.scaling == Scaling(
         workers=2, gpus_per_worker=0, cpus_per_worker=0.5, threads_per_worker=1
     )
 
 
 @pytest.mark.parametrize(
-    ("cpus", "nodes", "workers", "threads"), [(2, 1, 2, 1), (8, 1, 2, 4), (8, 2, 2, 4), (8, 2, 4, 2), (2, 1, 4, 1)]
+    ("cpus", "workers", "placement", "threads"),
+    [
+        ((2,), 2, "pack", 1),
+        ((8,), 2, "pack", 4),
+        ((4, 4), 2, "pack", 2),  # both are on one node
+        ((4, 4), 2, "spread", 4),
+        ((4, 4), 8, "pack", 1),
+        ((8, 2), 3, "spread", 2),  # the threads of the smaller node
+        ((2,), 4, "pack", 1),
+    ],
 )
-def test_threads_are_a_node_s_cores_shared_by_its_workers(cpus: int, nodes: int, workers: int, threads: int) -> None:
-    planned = make(replace(SMALL, cpus=cpus, nodes=nodes), scaling=Scaling(workers=workers))
+def test_threads_are_a_node_s_cores_shared_by_its_workers(
+    cpus: tuple[int, ...], workers: int, placement: Any, threads: int
+) -> None:
+    scaling = Scaling(workers=workers, placement=placement)
+    planned = make(nodes(*cpus), scaling=scaling, batch_size=24)
     assert planned.experiment.scaling.threads_per_worker == threads
-    fixed = make(replace(SMALL, cpus=cpus, nodes=nodes), scaling=Scaling(workers=workers, threads_per_worker=3))
+    fixed = make(nodes(*cpus), scaling=replace(scaling, threads_per_worker=3), batch_size=24)
     assert fixed.experiment.scaling.threads_per_worker == 3
+
+
+def test_runs_that_share_the_nodes_share_their_cores() -> None:
+    four = replace(nodes(8), runs=4)
+    assert make(four, scaling=Scaling(workers=2)).experiment.scaling == Scaling(
+        workers=2, gpus_per_worker=0, cpus_per_worker=0.87, threads_per_worker=1
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_deterministic_run_has_one_thread_a_worker_or_what_was_asked_for(workers: int) -> None:
-    found = replace(SMALL, cpus=16)
+    found = nodes(16)
     planned = make(found, scaling=Scaling(workers=workers), deterministic=True)
     assert planned.experiment.scaling.threads_per_worker == 1
     fixed = make(found, scaling=Scaling(workers=workers, threads_per_worker=3), deterministic=True)
@@ -162,7 +242,7 @@ class Blank(Data):
 
 @pytest.mark.parametrize(("memory", "mode"), [(4400 << 20, "resident"), (4396 << 20, "streaming")])
 def test_images_are_resident_where_a_quarter_of_the_memory_holds_them(memory: int, mode: str) -> None:
-    found = replace(SMALL, memory=memory)
+    found = nodes(2, memory=memory)
     planned = make(found, data=Blank())
     assert planned.mode == mode
     said = "images resident, 1.1 GiB once a node" if mode == "resident" else "images streamed"

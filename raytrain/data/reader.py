@@ -7,12 +7,13 @@ All give the same bytes in the same order.
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,12 @@ _BLOCK = 16 << 20
 _HERE_SECONDS, _HERE_ROWS = 3.0, 64
 """A split that this process alone reads in less time is not worth Ray Data's tasks, which take as long to start; it
 looks at the time after so many samples each."""
+_WAIT_SECONDS = 30
+"""How long Ray Data may give nothing before that is reported."""
+
+
+def _ignore(_: float) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -71,10 +78,16 @@ class Streaming:
 
     The index is shuffled, never the data: each rank streams the range of its own positions, and tasks turn positions
     into samples. To resume is to begin at another position.
+
+    Args:
+        cpus: what a task of Ray Data asks for: one CPU, or the part that the workers leave on a node.
+        waits: called with the seconds waited, each time that Ray Data has given nothing for half a minute.
     """
 
-    def __init__(self, data: Data, index: Index, index_ref: object):
-        self.data, self.index, self.index_ref = data, index, index_ref
+    def __init__(
+        self, data: Data, index: Index, index_ref: object, cpus: float = 1.0, waits: Callable[[float], None] = _ignore
+    ):
+        self.data, self.index, self.index_ref, self.cpus, self.waits = data, index, index_ref, cpus, waits
 
     def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(samples int64 [k], images uint8 [k, ...]) of each step."""
@@ -93,7 +106,8 @@ class Streaming:
         total = epoch.shard.count(epoch.first_step)
         if total:
             size = total * int(np.prod(self.index.shape))
-            for images, bad in read_blocks(self.data, self.index_ref, epoch.samples, total, size):
+            blocks = read_blocks(self.data, self.index_ref, epoch.samples, total, size, self.cpus, self.waits)
+            for images, bad in blocks:
                 _check(self.data, bad)
                 if bad:  # it could be read when the index was made
                     raise errors.lost_sample(bad[0].path, bad[0].reason)
@@ -158,13 +172,18 @@ class Bad(NamedTuple):
 
 
 def pack(
-    data: Data, index: Index, keep: bool = True, before: list[Bad] | None = None
+    data: Data,
+    index: Index,
+    keep: bool = True,
+    before: list[Bad] | None = None,
+    waits: Callable[[float], None] = _ignore,
 ) -> tuple[np.ndarray | None, Index, list[Bad]]:
     """All images of a split: mapped from the disk cache, or else read in parallel over the cluster, and cached.
 
     Args:
         keep: whether the images are wanted; of those that will be streamed, only which can be read.
         before: the samples that the run has been without, where it goes on: it stays so, or its order would change.
+        waits: as for `Streaming`.
 
     Returns:
         The images, uint8 [n, channels, height, width]; the index of the samples that could be read; and those that
@@ -187,17 +206,17 @@ def pack(
         _check(data, failed)
     else:
         images = np.empty((len(index), *index.shape), np.uint8) if keep else None
-        failed = _read_all(data, index, images)
+        failed = _read_all(data, index, images, waits)
         if entry is not None and len(failed) < len(index) and all(bad.lasting for bad in failed):
             cache.store(entry, index, images, [bad[:3] for bad in failed])
     index, good, skipped = _without(index, failed, before)
     return images if images is None or good is None else images[good], index, skipped
 
 
-def _read_all(data: Data, index: Index, images: np.ndarray | None) -> list[Bad]:
+def _read_all(data: Data, index: Index, images: np.ndarray | None, waits: Callable[[float], None]) -> list[Bad]:
     """Reads a whole split into `images`, if that is given; returns the samples that cannot be read."""
     start, failed = 0, []
-    for block, bad in _all_blocks(data, index):
+    for block, bad in _all_blocks(data, index, waits):
         _check(data, bad)
         if images is not None:
             images[start : start + len(block)] = block
@@ -206,7 +225,7 @@ def _read_all(data: Data, index: Index, images: np.ndarray | None) -> list[Bad]:
     return failed
 
 
-def _all_blocks(data: Data, index: Index) -> Iterator[tuple[np.ndarray, list[Bad]]]:
+def _all_blocks(data: Data, index: Index, waits: Callable[[float], None]) -> Iterator[tuple[np.ndarray, list[Bad]]]:
     """A whole split, as `read_blocks` gives it: by this process where that is soon done, by Ray Data from the moment
     on when it turns out not to be."""
     done, seconds = 0, 0.0
@@ -219,7 +238,8 @@ def _all_blocks(data: Data, index: Index) -> Iterator[tuple[np.ndarray, list[Bad
         import ray
 
         rest = len(index) - done
-        yield from read_blocks(data, ray.put(index), partial(np.add, done), rest, index.bytes * rest // len(index))
+        size = index.bytes * rest // len(index)
+        yield from read_blocks(data, ray.put(index), partial(np.add, done), rest, size, waits=waits)
 
 
 def _check(data: Data, bad: list[Bad]) -> None:
@@ -244,7 +264,13 @@ def _without(index: Index, bad: list[Bad], before: list[Bad] | None) -> tuple[In
 
 
 def read_blocks(
-    data: Data, index_ref: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int
+    data: Data,
+    index_ref: object,
+    samples: Callable[[np.ndarray], np.ndarray],
+    total: int,
+    size: int,
+    cpus: float = 1.0,
+    waits: Callable[[float], None] = _ignore,
 ) -> Iterator[tuple[np.ndarray, list[Bad]]]:
     """Streams `total` samples through Ray Data, in order.
 
@@ -252,6 +278,7 @@ def read_blocks(
         index_ref: a reference to the index in the object store.
         samples: maps positions int64 [k] to samples int64 [k]; it runs in the tasks.
         size: bytes of these samples' images, which chooses how many blocks there are.
+        cpus, waits: as for `Streaming`.
 
     Yields:
         Images uint8 [k, ...] and those that could not be read, whose images are black.
@@ -261,16 +288,41 @@ def read_blocks(
     tasks = max(1, min(total, max(2 * _cpus(), -(-size // _TASK), -(-total // _TASK_ROWS))))
     rows = max(1, _BLOCK * total // max(1, size))
     read: Any = _read
-    dataset = ray.data.range(total, override_num_blocks=tasks).map_batches(
-        read, fn_args=(data, index_ref, samples, rows), batch_size=None, zero_copy_batch=True
-    )
+    bounds = [total * number // tasks for number in range(tasks + 1)]
+    # Items and not `ray.data.range`, whose tasks always ask for one whole CPU.
+    dataset = ray.data.from_items(
+        [{"start": start, "stop": stop} for start, stop in pairwise(bounds)], override_num_blocks=tasks
+    ).map_batches(read, fn_args=(data, index_ref, samples, rows), batch_size=None, zero_copy_batch=True, num_cpus=cpus)
     context = dataset.context  # its own copy: other data sets of this process keep their settings
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     context.target_max_block_size = _BLOCK * 3 // 4  # what a task yields is a block by itself from this size on
     batches: Any = dataset.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=2)
-    for batch in batches:
+    for batch in _watched(batches, waits):
         yield _images_and_bad(batch)
+
+
+def _watched(batches: Iterable[Any], waits: Callable[[float], None]) -> Iterator[Any]:
+    """Yields what there is, and calls `waits` from a side thread each time that nothing has come for half a minute."""
+    waiting, done = threading.Event(), threading.Event()
+    seconds = [0]
+
+    def watch() -> None:
+        while not done.wait(1):  # counts the seconds that it lives through: a machine that was asleep did not wait
+            seconds[0] = seconds[0] + 1 if waiting.is_set() else 0
+            if seconds[0] and seconds[0] % _WAIT_SECONDS == 0:
+                waits(seconds[0])
+
+    threading.Thread(target=watch, daemon=True, name="data").start()
+    try:
+        waiting.set()
+        for batch in batches:
+            waiting.clear()
+            seconds[0] = 0
+            yield batch
+            waiting.set()
+    finally:
+        done.set()
 
 
 def _images_and_bad(batch: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:
@@ -289,7 +341,7 @@ def _read(
 ) -> Iterator[dict[str, np.ndarray]]:
     """The task: positions to images, `rows` at a time."""
     index = _fetch(index_ref)
-    chosen = samples(batch["id"].astype(np.int64))
+    chosen = samples(np.arange(batch["start"][0], batch["stop"][-1], dtype=np.int64))
     for start in range(0, len(chosen), rows):
         yield _read_part(data, index, chosen[start : start + rows])
 

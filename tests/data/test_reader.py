@@ -72,7 +72,7 @@ def served(sizes: list[int], bad: list[Bad]) -> Callable[..., Iterator[object]]:
     """Stands in for `read_blocks`: read-only blocks of the given sizes over and over."""
 
     def read_blocks(
-        data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int
+        data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int, *_: object
     ) -> Iterator[tuple[np.ndarray, list[Bad]]]:
         assert total > 0, "there is nothing to stream"
         chosen, start = samples(np.arange(total)), 0
@@ -124,7 +124,9 @@ class Slow(Data):
 def test_a_split_is_read_here_while_that_is_soon_done_and_by_ray_from_then_on(
     monkeypatch: pytest.MonkeyPatch, seconds: float, here: int
 ) -> None:
-    def read_blocks(data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int):
+    def read_blocks(
+        data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int, **_: object
+    ):
         assert (index, size) == ("index", total * 16)
         for start in range(0, total, 20):
             chosen = samples(np.arange(start, min(start + 20, total)))
