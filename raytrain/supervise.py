@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ class Supervisor:
         self.tail, self.interrupts, self.observer = tail, interrupts, observer
         self.scaling, self.can_leave = planned.asked, not session.found
         self.failures, self.resizing, self.said = 0, "", ""
+        self.demand = _Demand()
         self.head_seen = self.looked = time.monotonic()
 
     def run(self) -> None:
@@ -106,7 +108,7 @@ class Supervisor:
             RunFailed: it failed by itself, or lost workers too often.
             Leave: it was asked to stop before a step was done.
         """
-        with self._wanted():
+        with self.demand:
             while True:
                 before = storage.newest(self.job.run)
                 try:
@@ -161,9 +163,14 @@ class Supervisor:
         workers = self.job.experiment.scaling.ranks
         if (going := launch.draining()) and (going := going & _nodes_of(self.job.run)):
             self._resize(f"{len(going)} of the run's nodes will go")
-        elif self.scaling.elastic and self.tail.seen and now - self.started > self.scaling.resize_seconds:
+        elif self.scaling.elastic and self.tail.seen:
+            larger = [size for size in self.planned.sizes if size > workers]
+            if now - self.started <= self.scaling.resize_seconds:
+                self.demand.hold(_need(self.job.experiment), _steps(workers, larger))
+                return
             self.started = now
-            if any(more > workers and self._room(more - workers) for more in self.planned.sizes):
+            self.demand.drop()
+            if any(self._room(size - workers) for size in larger):
                 self._resize("there is room for more workers")
 
     def _resize(self, why: str) -> None:
@@ -190,12 +197,15 @@ class Supervisor:
                         # `auto` was decided by the first workers.
                         value = replace(value, precision=Run(run).experiment.precision)
                         self.job = replace(self.job, experiment=value)
+                        self.demand.drop()
                         self.observer.status(f"starting {workers} worker{'s' if workers > 1 else ''} again")
                         return
             self._say("waiting", f"for room for {self.scaling.least} workers" if ready else "for storage")
             self.interrupts.stop_if_asked()
             if not self.session.answers():
                 raise RunFailed(_GONE, run, None)
+            if ready and not self.session.own:
+                self.demand.hold(_need(self.job.experiment), self.planned.sizes[-1:])
             time.sleep(1)
 
     def _room(self, workers: int) -> bool:
@@ -203,8 +213,12 @@ class Supervisor:
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        need = _need(self.job.experiment)
-        if _capacity(need) < workers + self.job.experiment.scaling.ranks:
+        need, larger = _need(self.job.experiment), workers + self.job.experiment.scaling.ranks
+        try:
+            self.planned.on(larger, self.session.resources())  # Ray Data's CPU is no worker's
+        except errors.UserError:
+            return False
+        if _capacity(need) < larger:
             return False
         group = placement_group([need] * workers)
         try:
@@ -214,21 +228,6 @@ class Supervisor:
         if not found:
             self.session.let_nodes_tell()
         return found
-
-    @contextlib.contextmanager
-    def _wanted(self) -> Any:
-        """Lets a cluster that can grow know how many workers the run would like."""
-        from ray.autoscaler.sdk import request_resources
-
-        ask = not self.session.own
-        if ask:
-            request_resources(bundles=[_need(self.job.experiment)] * self.scaling.ranks)
-        try:
-            yield
-        finally:
-            if ask:
-                with contextlib.suppress(Exception):  # the cluster may be gone
-                    request_resources(bundles=[])
 
     def _status(self) -> str:
         return json.loads((self.job.run / "summary.json").read_text())["status"]
@@ -243,6 +242,52 @@ class Supervisor:
         with contextlib.suppress(OSError), open(self.job.run / "logs" / "workers.jsonl", "a") as file:
             file.write(json.dumps(row | {"workers": self.job.experiment.scaling.ranks}) + "\n")
         self.observer.workers(event, why, newest)
+
+
+class _Demand(contextlib.AbstractContextManager["_Demand"]):
+    """Tells a cluster that can grow which workers the run would like, by placement groups that nothing runs in.
+
+    An autoscaler counts pending groups as demand. They are this run's own, and Ray removes them when the driver's job
+    ends, also after SIGKILL. `request_resources` is one value for the whole cluster, and stays until it is overwritten.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: list[int] | None = None
+        self._groups: list[Any] = []
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            self.drop()
+
+    def hold(self, need: dict[str, float], counts: list[int]) -> None:
+        """Keep the demand pending until `drop`; call it once a second.
+
+        A group that found room is removed at once, since it would keep others, Ray Data too, from using that room.
+
+        Args:
+            need: what one worker asks Ray for.
+            counts: the workers of each group; a group finds room for all of its workers, or for none.
+        """
+        from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+        if self._wanted != counts:
+            self.drop()
+            self._wanted = counts
+            self._groups = [placement_group([need] * count) for count in counts]
+        elif self._groups:
+            states = {name: found["state"] for name, found in placement_group_table().items()}
+            placed = [group for group in self._groups if states.get(group.id.hex()) == "CREATED"]
+            self._groups = [group for group in self._groups if group not in placed]
+            for group in placed:
+                remove_placement_group(group)
+
+    def drop(self) -> None:
+        """End the demand."""
+        from ray.util.placement_group import remove_placement_group
+
+        groups, self._groups, self._wanted = self._groups, [], None
+        for group in groups:
+            remove_placement_group(group)
 
 
 class _Fitting(threading.Thread):
@@ -306,6 +351,16 @@ def _need(value: Experiment) -> dict[str, float]:
     scaling = value.scaling
     need = {"CPU": scaling.cpus_per_worker or 1.0}
     return need | ({"GPU": scaling.gpus_per_worker} if scaling.gpus_per_worker else {})
+
+
+def _steps(workers: int, larger: list[int]) -> list[int]:
+    """Return how many workers each larger size adds to the one before it.
+
+    Args:
+        larger: the sizes, most first.
+    """
+    sizes = [workers, *reversed(larger)]
+    return [after - before for before, after in pairwise(sizes)]
 
 
 def _capacity(need: dict[str, float]) -> int:

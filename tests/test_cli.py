@@ -154,7 +154,10 @@ def test_every_field_can_be_set_by_the_flag_of_its_path(capsys: Capture, no_runs
         (["train", DIGITS, "--micro_batch_size", "5"], "take --micro_batch_size 4"),
         (["train", DIGITS, "--scaling.workers", "1000", "--batch_size", "1000"], "the run asks for 1000 workers"),
         (["train", DIGITS, "--scaling.gpus_per_worker", "1000"], "the run asks for 2000 GPUs and the cluster has"),
-        (["train", DIGITS, "--scaling.cpus_per_worker", "999"], "cannot be placed: each needs one node, and this machine"),
+        (
+            ["train", DIGITS, "--scaling.cpus_per_worker", "999"],
+            "cannot be placed: each needs one node, and this machine",
+        ),
         (["train", DIGITS, "--data.crop", "9"], "crop = 9 is out of range, in Digits; give a value of at most 8"),
         (["train", "missing.py"], "no such experiment file, missing.py"),
         (["train", "x" * 5000], "no such experiment file"),

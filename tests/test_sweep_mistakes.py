@@ -38,7 +38,11 @@ def sweep(folder: Path, rest: str, base: str = BASE) -> Path:
         ("(Grid('batch_size', (8, 9)),)", ["--concurrent", "1000"], "1000 trials at once do not fit"),
         ("(Grid('optimizer.lr', (1,)),)", ["--scaling.gpus_per_worker", "64"], "the run asks for 64 GPUs and"),
         ("(Grid('optimizer.lr', (1,)),)", ["--scaling.workers", "64"], "the run asks for 64 workers and"),
-        ("(Grid('optimizer.lr', (1,)),)", ["--scaling.cpus_per_worker", "999"], "1 worker of 999 CPUs cannot be placed"),
+        (
+            "(Grid('optimizer.lr', (1,)),)",
+            ["--scaling.cpus_per_worker", "999"],
+            "1 worker of 999 CPUs cannot be placed",
+        ),
         ("(Grid('optimizer.lr', (1,)),)", ["--objective", "val_loss", "val_loss"], "of one name, or of two different"),
         ("(Grid('optimizer.lr', (1,)),)", ["--trials", "0"], "trials = 0 is out of range"),
         ("(Grid('data.fraction', (0.5,)),)", [], "unknown field 'data.fraction'"),

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,22 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+_DEMAND = """
+import json, sys
+from ray.autoscaler.v2.sdk import get_cluster_status
+found = get_cluster_status(sys.argv[1]).resource_demands
+groups = [bundle.count for group in found.placement_group_demand for bundle in group.bundles_by_count]
+print(json.dumps([sorted(groups), [str(one) for one in found.cluster_constraint_demand]]))
+"""
+_OTHER_RUN = """
+import sys, ray
+from raytrain.supervise import _Demand
+ray.init(sys.argv[1], log_to_driver=False)
+with _Demand() as demand:
+    demand.hold({"CPU": 1.5}, [7])
+    print("asked", flush=True)
+    sys.stdin.read()
+"""
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
@@ -108,3 +125,39 @@ def test_a_run_waits_for_the_nodes_that_its_workers_need(head: tuple[str, dict[s
         done = train(placement, 2, 1, "--scaling.placement", placement)
         assert done.returncode == 0, done.stderr
         assert len(nodes(placement)) == 2 and len(set(nodes(placement))) == count
+
+
+@pytest.mark.slow
+def test_demand_ends_with_the_run_that_asked_also_when_it_is_killed(
+    head: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    address, environment = head
+    environment = {**environment, "PYTHONPATH": str(ROOT)}
+
+    def wait_for_demand(*groups: int) -> None:
+        """Wait until the autoscaler sees pending groups of these sizes, and nothing else."""
+        deadline = time.monotonic() + 120
+        while True:
+            command = [sys.executable, "-c", _DEMAND, address]
+            said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+            if json.loads(said.stdout.splitlines()[-1]) == [list(groups), []]:
+                return
+            assert time.monotonic() < deadline, said.stdout
+            time.sleep(0.5)
+
+    command = [sys.executable, "-c", _OTHER_RUN, address]
+    other = subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, stderr=-1, text=True)
+    command = [sys.executable, "-m", "raytrain.cli", "train", str(ROOT / "experiments/digits.py"), "--epochs", "100000"]
+    command += ["--address", address, "--out", str(tmp_path), "--name", "elastic", "--scaling.workers", "1:8"]
+    run = subprocess.Popen([*command, "--scaling.cpus_per_worker", "1.5"], env=environment, stdout=-1, stderr=-1)
+    try:
+        # Of 1, 2, 4 or 8 workers, two fit on three nodes: the run asks for two more, and then for four more.
+        wait_for_demand(2, 4, 7)
+        other.communicate(timeout=60)
+        wait_for_demand(2, 4)
+    finally:
+        run.kill()
+        run.communicate()
+        other.kill()
+        other.communicate()
+    wait_for_demand()
