@@ -431,6 +431,7 @@ class Worker:
             early = status == "completed" and progress.epoch < self.experiment.epochs
             summary = {
                 "status": status,
+                "monitor": self.experiment.task.monitor,
                 **progress.summary(),
                 **({"stopped_early": True} if early else {}),
                 "first_step_seconds": None if math.isnan(self.first_step_seconds) else self.first_step_seconds,

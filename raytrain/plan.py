@@ -322,6 +322,7 @@ def make(
     from raytrain.precision import check_device
 
     to_json(experiment)
+    experiment.task.check_monitor()
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     sample = experiment.data.image(train)

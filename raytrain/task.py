@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from raytrain import errors
-from raytrain.config import check
+from raytrain.config import check, place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,8 +45,12 @@ class Task:
     adds the sums up over micro-batches and ranks and divides once.
     """
 
-    monitor: Literal["val_loss", "val_accuracy"] = "val_loss"
-    """The metric that chooses the best checkpoint: the lowest loss, or the highest of another metric."""
+    directions: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min"}
+    """Whether the lowest or the highest value of a metric is the best, by the metric's name in `metrics`. A subclass
+    declares its own metrics; what its base classes declare holds too."""
+
+    monitor: str = "val_loss"
+    """The metric that chooses the best checkpoint: `val_` and a name that `directions` declares."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -76,18 +81,59 @@ class Task:
             UserError: it does not.
         """
 
+    @classmethod
+    def declared(cls) -> dict[str, Literal["min", "max"]]:
+        """Return `directions` of this class and its base classes, by the metric's name in metrics.jsonl: `val_loss`."""
+        found = [vars(kind).get("directions", {}) for kind in reversed(cls.__mro__)]
+        return {f"val_{name}": direction for each in found for name, direction in each.items()}
+
+    def check_monitor(self) -> None:
+        """Check that `monitor` has a declared direction.
+
+        Raises:
+            UserError: it has none, or one that is neither `min` nor `max`.
+        """
+        kind, known = type(self), self.declared()
+        for name, direction in known.items():
+            if direction not in ("min", "max"):
+                metric = name.removeprefix("val_")
+                what = f"directions[{metric!r}] must be 'min' or 'max', got {direction!r}"
+                raise errors.UserError(what, f"in {place(kind)}", "write 'min' where the lowest value is the best")
+        if self.monitor in known:
+            return
+        metric, others = self.monitor.removeprefix("val_"), [name.removeprefix("val_") for name in known]
+        close = get_close_matches(metric, others, n=1)
+        how = f"did you mean val_{close[0]}? " if close else ""
+        if kind.__module__.startswith("raytrain."):
+            how += f"the metrics are {', '.join(known)}"
+        else:
+            how += (
+                f'write `directions = {{"{metric}": "min"}}` into class {kind.__name__}, '
+                'or "max" where the highest value is the best'
+            )
+            how += "" if self.monitor.startswith("val_") else f", and monitor val_{metric}"
+        raise errors.UserError(f"no direction is declared for task.monitor {self.monitor!r}", f"in {place(kind)}", how)
+
     @property
     def highest_is_best(self) -> bool:
-        """Whether a higher value of `monitor` is better."""
-        return not self.monitor.endswith("loss")
+        """Whether a higher value of `monitor` is better.
+
+        Raises:
+            UserError: `monitor` has no declared direction.
+        """
+        self.check_monitor()
+        return self.declared()[self.monitor] == "max"
 
 
 @dataclass(frozen=True)
 class Classification(Task):
     """One label an image: cross entropy, top-1 and top-5 accuracy, and a confusion matrix."""
 
-    monitor: Literal["val_loss", "val_accuracy"] = "val_accuracy"
-    """The metric that chooses the best checkpoint."""
+    directions: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max", "top5_accuracy": "max"}
+
+    monitor: str = "val_accuracy"
+    """The metric that chooses the best checkpoint: val_accuracy, val_loss, or val_top5_accuracy where there are more
+    than five classes."""
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes while training (Szegedy et al., 2016)."""
 

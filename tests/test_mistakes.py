@@ -88,6 +88,25 @@ def test_grey_images_for_a_colour_model(capsys: Capture, tmp_path: Path, no_runs
     assert "torchvision's resnet18 takes images of 3 channels and these have 1" in said
 
 
+# Tasks
+
+
+def test_a_monitored_metric_without_a_direction(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
+    graded = """
+@dataclass(frozen=True)
+class Graded(Classification):
+    monitor: str = "val_error"
+    def metrics(self, sums):
+        found = super().metrics(sums)
+        return found | {"error": 1 - found["accuracy"]}
+"""
+    said = fails(capsys, "train", experiment(tmp_path, before=graded, rest="Graded()"), "--out", no_runs)
+    assert f"no direction is declared for task.monitor 'val_error', in Graded ({tmp_path}/exp.py:" in said
+    assert 'write `directions = {"error": "min"}` into class Graded, or "max"' in said
+    said = fails(capsys, "train", experiment(tmp_path), "--task.monitor", "val_acuracy", "--out", no_runs)
+    assert "did you mean val_accuracy? the metrics are val_loss, val_accuracy, val_top5_accuracy" in said
+
+
 # Data
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 
-from raytrain import Classification
+from raytrain import Classification, Task
 from raytrain.progress import Progress
 
 TASK = Classification(monitor="val_loss")
@@ -21,6 +22,23 @@ def test_a_metric_that_is_not_finite_is_none_and_never_the_best() -> None:
         rows.append(progress.end_epoch(TASK, {"loss": loss}, 1.0, 5))
     assert [row["val_loss"] for row in rows] == [None, 0.5, None, 0.4, None]
     assert progress.best["epoch"] == 4 and progress.best["checkpoint"] == "step_00000004"
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    directions = {"error": "min", "r2": "max"}  # noqa: RUF012
+    monitor: str = "val_error"
+
+
+@pytest.mark.parametrize(("monitor", "best", "end"), [("val_error", 3, 5), ("val_r2", 2, 4), ("val_loss", 1, 3)])
+def test_the_best_epoch_and_patience_follow_the_declared_direction(monitor: str, best: int, end: int) -> None:
+    task, progress = Regression(monitor), Progress()
+    for error, r2, loss in ((0.9, 0.1, 1.0), (0.5, 0.8, 2.0), (0.2, 0.7, 3.0), (0.3, 0.6, 4.0), (0.4, 0.5, 5.0)):
+        if progress.over(9, 2):
+            break
+        progress.add(2.0, 4)
+        progress.end_epoch(task, {"error": error, "r2": r2, "loss": loss}, 1.0, 9)
+    assert (progress.best["epoch"], progress.epoch) == (best, end)
 
 
 def test_where_no_metric_is_finite_the_first_epoch_is_the_best_there_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from raytrain import (
     TPE,
     AdamW,
     Choice,
+    Classification,
     Digits,
     Experiment,
     Grid,
@@ -42,6 +44,7 @@ from raytrain.search.sweep import impossible, load, to_dict
 
 BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.1), epochs=4)
 LR = LogUniform("optimizer.lr", 1e-4, 1.0)
+DIRECTIONS = BASE.task.declared()
 
 
 @given(st.floats(0, 1, exclude_max=True))
@@ -88,7 +91,7 @@ def test_tpe_finds_what_is_good_and_leaves_what_does_not_fit(both: bool) -> None
     pytest.importorskip("optuna")
     axes = (LR, Choice("batch_size", (64, 128, 4096)))
     names = ("val_accuracy", "samples_per_second") if both else ("val_accuracy",)
-    goals = tuple(map(objective.parse, names))
+    goals = tuple(objective.parse(name, DIRECTIONS) for name in names)
     search = TPE(startup=8).start(axes, goals, 0)
     late = []
     for number in range(48):
@@ -103,7 +106,7 @@ def test_tpe_finds_what_is_good_and_leaves_what_does_not_fit(both: bool) -> None
 
 def test_tpe_goes_on_as_if_it_had_never_stopped() -> None:
     pytest.importorskip("optuna")
-    axes, goals = (LR, Grid("precision", ("fp32", "bf16"))), (objective.parse("val_loss"),)
+    axes, goals = (LR, Grid("precision", ("fp32", "bf16"))), (objective.parse("val_loss", DIRECTIONS),)
 
     def score(values: dict) -> list[float]:
         return [abs(math.log10(values["optimizer.lr"]) + 2)]
@@ -145,12 +148,27 @@ ROWS = [
 def test_objectives_are_read_from_a_run_s_figures(
     name: str, mode: str, whole: float | None, last: float | None
 ) -> None:
-    found = objective.parse(name)
+    found = objective.parse(name, DIRECTIONS)
     summary = {"samples_per_second": 25.0, "seconds": 12.5, "peak_memory_bytes": 100}
     assert (found.mode, found.of(ROWS, summary), found.now(ROWS)) == (mode, whole, last)
     assert found.of([], {}) is None and found.now([]) is None
     assert found.better(1.0, None) and not found.better(None, 1.0)
     assert found.better(2.0, 1.0) == (mode == "max")
+
+
+@dataclass(frozen=True)
+class Graded(Classification):
+    directions = {"error": "min"}  # noqa: RUF012
+
+
+def test_an_objective_of_a_sweep_follows_the_task_s_declared_direction() -> None:
+    sweep = Sweep(replace(BASE, task=Graded()), (Grid("batch_size", (32, 64)),), objective=("val_error", "seconds"))
+    goal = sweep.objectives[0]
+    assert (goal.mode, goal.every_epoch) == ("min", True) and goal.better(0.1, 0.2)
+    assert goal.of([{"val_error": 0.3}, {"val_error": 0.1}, {"val_error": 0.2}], {}) == 0.1
+    assert sweep.trial({}).task == Graded(monitor="val_error")
+    with pytest.raises(UserError, match=r"no run reports 'val_error'.*there are val_loss, val_accuracy"):
+        replace(sweep, experiment=BASE)
 
 
 def test_values_that_only_fit_together_are_set_together() -> None:
@@ -208,7 +226,7 @@ def test_a_sweep_s_json_makes_nothing_but_raytrain_s_own_values(tmp_path: Path, 
         ({"scheduler": ASHA(grace_epochs=4)}, "ASHA has nothing to save: 4 epochs, 4 for all"),
         (
             {"scheduler": HyperBand(), "objective": "samples_per_second"},
-            "HyperBand compares by val_accuracy or val_loss",
+            "HyperBand compares by a metric of the task",
         ),
         ({"scheduler": MedianStopping(), "objective": ("val_loss", "seconds")}, "compares by one objective"),
         ({"scheduler": PBT(), "axes": (Grid("batch_size", (32, 64)),)}, "PBT cannot change batch_size on the way"),

@@ -127,8 +127,6 @@ def test_a_head_that_does_not_fit_is_refused_with_both_numbers(output: tuple[int
 def test_smoothing_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(UserError, match="label_smoothing"):
         Classification(label_smoothing=share)
-    with pytest.raises(UserError, match="monitor"):
-        Classification(monitor="accuracy")  # type: ignore[arg-type]
 
 
 # A task of one's own
@@ -148,10 +146,49 @@ def test_a_task_needs_no_more_than_a_loss() -> None:
     task.check_model((3, 4), 10, "anything")
 
 
-def test_the_monitor_says_which_way_is_better() -> None:
+@dataclass(frozen=True)
+class Graded(Classification):
+    """Classification that reports its error and a score too."""
+
+    directions = {"error": "min", "score": "max"}  # noqa: RUF012
+
+
+def test_the_direction_of_a_metric_is_declared_and_inherited() -> None:
     assert not Task().highest_is_best and Classification().highest_is_best
-    assert not Classification(monitor="val_loss").highest_is_best
     assert Task().monitor == "val_loss" and Classification().monitor == "val_accuracy"
+    found = {name: Graded(monitor=name).highest_is_best for name in Graded.declared()}
+    assert found == {
+        **{"val_loss": False, "val_accuracy": True, "val_top5_accuracy": True},
+        **{"val_error": False, "val_score": True},
+    }
+    assert "val_error" not in Classification.declared()
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (
+            Classification(monitor="val_acuracy"),
+            r"'val_acuracy', in Classification; did you mean val_accuracy\? the metr",
+        ),
+        (Classification(monitor="accuracy"), r"'accuracy', in Classification; did you mean val_accuracy\?"),
+        (Autoencoder(monitor="val_mae"), r'write `directions = {"mae": "min"}` into class Autoencoder, or "max" where'),
+        (Graded(monitor="val_errors"), r"in Graded \(.*test_task.py:\d+\); did you mean val_error\? write "),
+        (Autoencoder(monitor="mae"), r'write `directions = {"mae": "min"}` into .*, and monitor val_mae'),
+    ],
+)
+def test_a_monitor_without_a_declared_direction_is_refused_with_what_to_write(task: Task, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        task.check_monitor()
+    assert caught.value.what == f"no direction is declared for task.monitor {task.monitor!r}"
+
+
+def test_a_direction_is_min_or_max() -> None:
+    class Wrong(Autoencoder):
+        directions = {"mae": "lowest"}  # type: ignore[assignment]  # noqa: RUF012
+
+    with pytest.raises(UserError, match=r"directions\['mae'\] must be 'min' or 'max', got 'lowest', in .*Wrong"):
+        Wrong().check_monitor()
 
 
 def test_the_base_class_says_what_a_new_task_needs() -> None:

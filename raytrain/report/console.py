@@ -59,6 +59,7 @@ class Console(Observer):
         if plan.skipped:
             show_plan(self.console, [*plan.skipped, ("", f"all of them are in {run.path / 'skipped.json'}")])
         e = plan.experiment
+        self._monitor = e.task.monitor
         self._epochs, self._steps, self._batch = e.epochs, plan.steps_per_epoch, e.batch_size
         self._total, self._samples = e.epochs * plan.steps_per_epoch, len(plan.indices["train"])
         for row in rows:
@@ -104,11 +105,8 @@ class Console(Observer):
         self._stop()
         summary, rate = run.summary, run.summary.get("samples_per_second")
         status = summary["status"]
-        best = [
-            f"best {name.removeprefix('val_').replace('_', ' ')} {summary[name]:.4f}"
-            for name in ("val_accuracy", "val_loss")
-            if summary.get(name) is not None
-        ][:1]
+        names = [summary["monitor"]] if "monitor" in summary else ["val_accuracy", "val_loss"]  # of an older run
+        best = [f"best {name} {_figure(name, summary[name])}" for name in names if summary.get(name) is not None][:1]
         facts = [
             *([f"step {summary['steps']:,}"] if status != "completed" and summary.get("steps") else []),
             *best,
@@ -140,7 +138,10 @@ class Console(Observer):
 
     def _epoch(self, row: dict[str, Any]) -> None:
         table = [("epoch", f"{row['epoch']}/{self._epochs}")]
-        table += [(title, _figure(key, row[key])) for key, title in _KEYS.items() if key in row]
+        keys = {**_KEYS, self._monitor: self._monitor.replace("_", " ")}
+        last = ("samples_per_second", "seconds")
+        shown = [key for key in keys if key not in last] + list(last)
+        table += [(keys[key], _figure(key, row[key])) for key in shown if key in row]
         titles = [title for title, _ in table]
         if titles != self._columns:
             self._columns = titles
@@ -191,7 +192,9 @@ def _figure(key: str, value: float | None) -> str:
         return "not finite"
     if key == "samples_per_second":
         return f"{value:,.0f}"
-    return f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
+    if key == "seconds":
+        return f"{value:.1f}"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
 
 
 def clock(seconds: float | None) -> str:

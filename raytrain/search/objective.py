@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from raytrain import errors
 
-_HIGHEST = ("val_accuracy", "samples_per_second")
-_LOWEST = ("val_loss", "peak_memory_bytes", "seconds")
-NAMES = (*_HIGHEST, *_LOWEST, "time_to_accuracy(0.95)")
-"""What there is; the number in the last is any accuracy."""
+_MODES = {"samples_per_second": "max", "peak_memory_bytes": "min", "seconds": "min"}
+_ACCURACY = "val_accuracy"
 
 
 @dataclass(frozen=True)
@@ -22,22 +21,19 @@ class Objective:
     Attributes:
         name: as it was given.
         figure: the figure's name, without its target.
+        mode: whether the highest or the lowest is the best: `max` or `min`.
         target: the accuracy to reach, for `time_to_accuracy`.
     """
 
     name: str
     figure: str
+    mode: str
     target: float | None = None
 
     @property
-    def mode(self) -> str:
-        """Whether the highest or the lowest is best: `max` or `min`."""
-        return "max" if self.figure in _HIGHEST else "min"
-
-    @property
     def every_epoch(self) -> bool:
-        """Whether each epoch has one that tells how good the trial is, so that a scheduler may end it early."""
-        return self.figure in ("val_accuracy", "val_loss")
+        """Whether it is a metric of each epoch, so that a scheduler may compare trials by it."""
+        return self.target is None and self.figure not in _MODES
 
     def now(self, rows: list[dict[str, Any]]) -> float | None:
         """The last epoch's, for a scheduler."""
@@ -58,7 +54,7 @@ class Objective:
             seconds = 0.0
             for row in rows:
                 seconds += row.get("seconds") or 0.0
-                if (row.get("val_accuracy") or 0.0) >= self.target:
+                if (row.get(_ACCURACY) or 0.0) >= self.target:
                     return seconds
             return None
         if self.every_epoch:
@@ -78,21 +74,27 @@ class Objective:
         return value > than if self.mode == "max" else value < than
 
 
-def parse(name: str) -> Objective:
-    """Reads an objective's name.
+def parse(name: str, directions: Mapping[str, str]) -> Objective:
+    """Read an objective's name.
+
+    Args:
+        directions: the task's metrics and their directions, as `Task.declared` returns them.
 
     Raises:
         UserError: no run reports it.
     """
+    timing = ["time_to_accuracy(0.95)"] if _ACCURACY in directions else []
+    known = [*directions, *_MODES, *timing]
     timed = re.fullmatch(r"time_to_accuracy\(([0-9.]+)\)", name)
-    if timed:
+    if timed and timing:
         try:
             target = float(timed[1])
         except ValueError:
-            raise errors.unknown_objective(name, NAMES) from None
+            raise errors.unknown_objective(name, known) from None
         if not 0 < target <= 1:
             raise errors.out_of_range("time_to_accuracy", target, "above 0 and at most 1", "Sweep.objective")
-        return Objective(name, "time_to_accuracy", target)
-    if name not in (*_HIGHEST, *_LOWEST):
-        raise errors.unknown_objective(name, NAMES)
-    return Objective(name, name)
+        return Objective(name, "time_to_accuracy", "min", target)
+    modes = {**directions, **_MODES}
+    if name not in modes:
+        raise errors.unknown_objective(name, known)
+    return Objective(name, name, modes[name])

@@ -14,7 +14,7 @@ from raytrain.checkpoint import write_atomically
 from raytrain.data import Augment
 from raytrain.experiment import Experiment
 from raytrain.run import read_metrics
-from raytrain.search.objective import Objective, parse
+from raytrain.search.objective import Objective
 
 ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed", "failed")
 """What a trial does not come back from. The others are `pending`, `running`, `paused` and `interrupted`."""
@@ -84,8 +84,11 @@ def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int) -> dic
 
 
 def _best(rows: list[dict[str, Any]], objective: Objective) -> dict[str, Any]:
-    """The row of the best epoch: by the objective, or by accuracy where an epoch does not have it."""
-    by = objective if objective.every_epoch else parse("val_accuracy")
+    """Return the row of the best epoch: by the objective where it is a metric, else by accuracy, else by loss."""
+    by = objective
+    if not by.every_epoch:
+        accuracy = any(row.get("val_accuracy") is not None for row in rows)
+        by = Objective("", "val_accuracy", "max") if accuracy else Objective("", "val_loss", "min")
     found: dict[str, Any] = {}
     for row in rows:
         if not found or by.better(row.get(by.figure), found.get(by.figure)):

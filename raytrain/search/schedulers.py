@@ -61,7 +61,7 @@ class _Early(Scheduler):
         if len(objectives) != 1:
             raise errors.scheduler_misfit(kind, "compares by one objective", "Sweep.objective")
         if not objectives[0].every_epoch:
-            raise errors.scheduler_misfit(kind, "compares by val_accuracy or val_loss", "Sweep.objective")
+            raise errors.scheduler_misfit(kind, "compares by a metric of the task", "Sweep.objective")
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ class Sweep:
     axes: tuple[Axis, ...]
     """The fields that differ: `Grid`, `Choice`, `Uniform`, `LogUniform`, `Int`."""
     objective: str | tuple[str, ...] = "val_accuracy"
-    """What to look for: val_accuracy, val_loss, samples_per_second, peak_memory_bytes, seconds or
-    time_to_accuracy(0.95); two of them make a Pareto front, of which the first chooses the best."""
+    """What to look for: a metric of the task such as val_accuracy or val_loss, samples_per_second, peak_memory_bytes,
+    seconds or time_to_accuracy(0.95); two of them make a Pareto front, of which the first chooses the best. Whether the
+    highest or the lowest metric is the best, the task's `directions` say."""
     search: Search = field(default_factory=RandomSearch)
     """What to try next."""
     scheduler: Scheduler = field(default_factory=Complete)
@@ -90,7 +91,8 @@ class Sweep:
     def objectives(self) -> tuple[Objective, ...]:
         """What to look for, read."""
         names = (self.objective,) if isinstance(self.objective, str) else self.objective
-        return tuple(map(parse, names))
+        directions = self.experiment.task.declared()
+        return tuple(parse(name, directions) for name in names)
 
     @property
     def count(self) -> int:

@@ -94,7 +94,7 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
     plan = sh(the("raytrain train experiments/digits.py --optimizer.lr"), home)
     assert "4 workers x 16 micro-batch x 1 accumulation = 64 global" in plan and not (home / "runs").exists()
     output = sh(the("raytrain train experiments/digits.py --epochs 5"), home)
-    assert "best accuracy" in output and "raytrain evaluate runs/first" in output
+    assert "best val_accuracy" in output and "raytrain evaluate runs/first" in output
     assert Run(home / "runs/first").summary["val_accuracy"] > 0.95
     result = json.loads(sh(the("raytrain evaluate runs/first"), home))
     assert result["count"] == 359 and result["accuracy"] == Run(home / "runs/first").summary["val_accuracy"]

@@ -176,7 +176,7 @@ def test_jobs_train_are_refused_and_are_stopped_with_a_checkpoint(cluster: Clust
         **{"/shared": tmp_path},
     )
     assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
-    for text in ("workers  2 workers of 1 CPU", "3/3 ", "completed: best accuracy", "next:  raytrain evaluate"):
+    for text in ("workers  2 workers of 1 CPU", "3/3 ", "completed: best val_accuracy", "next:  raytrain evaluate"):
         assert text in done.stdout
     run = Run(tmp_path / "runs" / "job")
     assert run.summary["status"] == "completed" and run.summary["val_accuracy"] > 0.9
