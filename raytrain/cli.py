@@ -569,7 +569,7 @@ def _followed(head: Dashboard, job: str, wants_stop: Callable[[], bool]) -> int:
                 stopped_by = 130
                 found = follower.to_end()
     except (KeyboardInterrupt, SystemExit) as interrupt:
-        report.left(head, job)
+        report.left(head, job, stopping=bool(stopped_by))
         return 143 if isinstance(interrupt, SystemExit) else 130
     except jobs.Lost as error:
         report.lost(head, job, str(error))

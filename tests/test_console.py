@@ -36,4 +36,16 @@ def test_the_table_and_the_closing_line_show_the_monitored_metric(tmp_path: Path
     console.finished(run)
     titles, figures, *rest = out.getvalue().splitlines()
     assert titles.split("  ")[-1].strip() == "seconds" and "val error" in titles and "0.0123" in figures
-    assert "best val_error 0.0123, epoch 2 of 3" in rest[0] and "0.9877" not in rest[0]
+    assert "best val_error 0.0123, epoch 2 of " in rest[0] and "0.9877" not in rest[0]
+
+
+def test_the_closing_line_of_an_interrupted_run_counts_the_planned_epochs(tmp_path: Path) -> None:
+    value = replace(VALUE, epochs=3000)
+    experiment.save(value, tmp_path / "experiment.json")
+    summary = {"status": "interrupted", "val_accuracy": 0.5, "best_epoch": 2, "epochs": 2, "steps": 9}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    out = io.StringIO()
+    console, run = Console(RichConsole(file=out, soft_wrap=True, width=200)), Run(tmp_path)
+    console.started(run, plan.make(value, plan.local_resources, ""), [])
+    console.finished(run)
+    assert "interrupted: step 9, best val_accuracy 0.5000, epoch 2 of 3,000" in out.getvalue()

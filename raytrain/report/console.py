@@ -42,6 +42,7 @@ class Console(Observer):
         self._last: dict[str, Any] = {}
         self._said = 0.0
         self._columns: list[str] = []
+        self._epochs = 0
 
     def planned(self, plan: Plan) -> None:
         """Prints the plan."""
@@ -106,11 +107,12 @@ class Console(Observer):
         summary, rate = run.summary, run.summary.get("samples_per_second")
         status = summary["status"]
         names = [summary["monitor"]] if "monitor" in summary else ["val_accuracy", "val_loss"]  # of an older run
+        epochs = self._epochs or summary.get("epochs")  # those planned: the summary has those done
         best = [f"best {name} {_figure(name, summary[name])}" for name in names if summary.get(name) is not None][:1]
         facts = [
             *([f"step {summary['steps']:,}"] if status != "completed" and summary.get("steps") else []),
             *best,
-            *([f"epoch {summary['best_epoch']} of {summary['epochs']}"] if best else []),
+            *([f"epoch {summary['best_epoch']} of {epochs:,}"] if best else []),
             *(["stopped early"] if summary.get("stopped_early") else []),
             *([f"{summary['skipped_steps']:,} steps skipped"] if summary.get("skipped_steps") else []),
             *([f"{rate:,.0f} samples/s"] if rate else []),

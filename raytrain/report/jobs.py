@@ -76,20 +76,29 @@ class Log:
 
 
 def wants_stop() -> bool:
-    """Asks, on a terminal, whether the job is to be stopped."""
+    """Ask, on a terminal, whether to stop the job; no answer, and one that is not understood twice, leave it running."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
-    try:
-        return input("\nstop the job, or leave it running? [stop/LEAVE] ").strip().lower() in ("s", "stop")
-    except EOFError:
-        return False
+    question = "\nStop the job? y stops it after a checkpoint, n leaves it running [y/N] "
+    for _ in range(2):
+        try:
+            answer = input(question).strip().lower()
+        except (EOFError, UnicodeDecodeError):
+            return False
+        if answer in ("y", "yes", "s", "stop"):
+            return True
+        if answer in ("", "n", "no", "l", "leave"):
+            return False
+        question = f"{answer[:20]!r} is neither yes nor no. Stop the job? [y/N] "
+    return False
 
 
-def left(head: Dashboard, job: str) -> None:
-    """Says that a job goes on."""
+def left(head: Dashboard, job: str, stopping: bool) -> None:
+    """Say that a job goes on, or that it still stops."""
     print(
-        f"\n{job} goes on; follow it with `{_command(head, 'logs', job, '--follow')}`, "
-        f"stop it with `{_command(head, 'stop', job)}`",
+        f"\n{job} {'is stopping, after a checkpoint' if stopping else 'goes on'}; "
+        f"follow it with `{_command(head, 'logs', job, '--follow')}`"
+        + ("" if stopping else f", stop it with `{_command(head, 'stop', job)}`"),
         file=sys.stderr,
     )
 

@@ -38,6 +38,7 @@ class Head(ThreadingHTTPServer):
         job: the one job that it has.
         log: what that has printed in all.
         streams: for each connection to the log, what to do with a function that sends text; the last one for all more.
+        stops: whether the job ends when it is asked to stop.
         asked: method, path, Authorization header and body of each request.
     """
 
@@ -49,7 +50,7 @@ class Head(ThreadingHTTPServer):
         self.token: str | None = None
         self.streams: list[Callable[[Callable[[str], None]], None]] = [lambda send: None]
         self.asked: list[tuple[str, str, str | None, bytes]] = []
-        self.away = 0
+        self.away, self.stops = 0, True
 
     @property
     def url(self) -> str:
@@ -105,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
             head.away -= 1
             return self.connection.shutdown(socket.SHUT_RDWR)
         self.answer(200, {"": head.job, "logs": {"logs": head.log}, "stop": {"stopped": True}}[what])
-        if what == "stop":
+        if what == "stop" and head.stops:
             head.ends("STOPPED")
 
     do_GET = do_POST = do_PUT = do

@@ -508,10 +508,42 @@ def test_a_signal_leaves_the_job_running_where_nobody_can_be_asked(
     assert not head.requests("POST", f"/api/jobs/{job}/stop")
 
 
-@pytest.mark.parametrize("answer", ["stop\n", "\x03"])
-def test_ctrl_c_on_a_terminal_asks_once(head: Head, working: Path, answer: str) -> None:
+@pytest.mark.parametrize(
+    ("answers", "stops"),
+    [
+        *((answer, True) for answer in ("y", "Y", " yes ", "s", "stop", "Stop")),
+        *((answer, False) for answer in ("", "n", "No", "leave", "LEAVE")),
+        ("sotp|y", True),
+        ("maybe|", False),
+        ("?|?|y", False),
+        ("EOF", False),
+        ("x|EOF", False),
+    ],
+)
+def test_the_question_of_ctrl_c_does_what_the_answer_means(
+    answers: str, stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def answer(question: str) -> str:
+        asked.append(question)
+        text = answers.split("|")[len(asked) - 1]
+        if text == "EOF":
+            raise EOFError
+        return text
+
+    monkeypatch.setattr("builtins.input", answer)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert report.wants_stop() == stops
+    assert len(asked) <= 2 and all("[y/N]" in question for question in asked)
+
+
+@pytest.mark.parametrize("answer", ["y\n", "y\n\x03", "\x03"])
+def test_ctrl_c_on_a_terminal_asks_and_stops_the_job_on_yes(head: Head, working: Path, answer: str) -> None:
     """In a process of its own, whose terminal is ours."""
-    reached = threading.Event()
+    reached, yes = threading.Event(), answer.startswith("y")
+    head.stops = answer != "y\n\x03"  # or it goes on writing its checkpoint
 
     def waits(send: Callable[[str], None]) -> None:
         send(BEGINS + "training\n")
@@ -529,17 +561,18 @@ def test_ctrl_c_on_a_terminal_asks_once(head: Head, working: Path, answer: str) 
     assert reached.wait(60)
     said = read_until(ours, "training")
     process.send_signal(signal.SIGINT)
-    said += read_until(ours, "[stop/LEAVE]")
-    if answer == "\x03":
-        time.sleep(1)  # the question is printed a little before its answer is waited for
+    said += read_until(ours, "[y/N]")
+    if yes:
+        os.write(ours, b"y\n")
+    if answer.endswith("\x03"):
+        time.sleep(1)  # for the question to be waited on, or for the job to be asked
         process.send_signal(signal.SIGINT)
-    else:
-        os.write(ours, answer.encode())
-    said += read_until(ours, "stopped: " if answer == "stop\n" else "goes on; follow it")
+    ends = {"y\n": "stopped: ", "y\n\x03": "is stopping, after a checkpoint", "\x03": "goes on; follow it"}
+    said += read_until(ours, ends[answer])
     assert process.wait(30) == 130
     os.close(ours)
-    assert bool(head.requests("POST", f"/api/jobs/{head.job['submission_id']}/stop")) == (answer == "stop\n")
-    assert said.count("training") == 1 and said.count("[stop/LEAVE]") == 1
+    assert bool(head.requests("POST", f"/api/jobs/{head.job['submission_id']}/stop")) == yes
+    assert said.count("training") == 1 and said.count("[y/N]") == 1
     head.ends("STOPPED")
 
 
