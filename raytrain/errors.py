@@ -725,7 +725,7 @@ def token_in_the_clear(url: str) -> UserError:
 
 def refused_by_cluster(url: str, reason: str) -> UserError:
     return UserError(
-        f"the cluster refuses it: {reason}", url, "mend what it names; dashboard.log on the head says more"
+        f"the cluster refuses it: {reason}", url, "correct what it names; dashboard.log on the head says more"
     )
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +18,10 @@ from typing import Any, NoReturn
 from raytrain import errors, launch, plan
 from raytrain.experiment import Experiment
 from raytrain.plan import Node, Resources
+
+_SOCKET_CHARACTERS = 107
+"""The longest path of a socket on Linux."""
+_SESSION_CHARACTERS = len("/ray/session_2026-11-23_04-30-41_782794_4194304/sockets/plasma_store")
 
 
 class Session(contextlib.AbstractContextManager["Session"]):
@@ -67,17 +72,19 @@ class Session(contextlib.AbstractContextManager["Session"]):
             seen: a file in the directory of a run or a sweep, which every node of a cluster must see.
 
         Raises:
-            UserError: one of them does not.
+            UserError: one of them does not, or Ray has no place for its files.
         """
         if self.own:
             import ray
 
+            temporary = private_folder()
             self._imports.start()
             with contextlib.nullcontext() if self.verbose else launch.small_node():  # which shows no worker's output
                 ray.init(
                     address="local",
                     num_cpus=int(plan.local_resources().cpus),
                     include_dashboard=False,
+                    _temp_dir=temporary and str(temporary / "ray"),
                     log_to_driver=self.verbose,
                     logging_level=logging.INFO if self.verbose else logging.ERROR,
                 )
@@ -168,6 +175,35 @@ class Session(contextlib.AbstractContextManager["Session"]):
         token = Path.home() / ".ray" / "auth_token"
         if token.is_file():
             token.chmod(0o600)
+
+
+def private_folder() -> Path | None:
+    """Return the folder below which a cluster of our own keeps its session, made if need be; None for Ray's default,
+    where RAY_TMPDIR is set.
+
+    Ray lets everybody read and write its session (mode 0777: sockets, logs, spilled objects), so the folder above the
+    session is one that only this user can enter.
+
+    Raises:
+        UserError: it cannot be made, or belongs to somebody else.
+    """
+    if os.environ.get("RAY_TMPDIR"):
+        return None
+    folder = Path(os.environ.get("TMPDIR") or "/tmp", f"raytrain-{os.getuid()}")
+    if len(str(folder)) + _SESSION_CHARACTERS > _SOCKET_CHARACTERS:
+        folder = Path("/tmp", folder.name)
+    remedy = "remove it, or set RAY_TMPDIR to a folder for Ray's files"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            raise errors.UserError("Ray's files need a folder that is yours, and this one is not", str(folder), remedy)
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        what = f"Ray's files cannot be written: {error.strerror}"
+        raise errors.UserError(what, str(folder), remedy) from None
+    return folder
 
 
 def token_file() -> Path:

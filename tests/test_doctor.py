@@ -85,6 +85,7 @@ DEFECTS: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("token", {"auth_mode": ("disabled", False)}, {}, "failure", "Ray asks for no token there", "RAY_AUTH_MODE=token"),
     ("token", {"auth_mode": ("", True), "token_mode": None}, {}, "failure", "asks for no token", "RAY_AUTH_MODE=token"),
     ("token", {"token_mode": None}, {}, "failure", "there is no /home/u/.ray/auth_token", "mode 0600"),
+    ("jobs", {"job_port": -1}, {}, "warning", "could not open its port", "--dashboard-agent-listen-port"),
     ("open files", {"descriptors": 4096}, {}, "warning", "at most 4096, and Ray recommends 8192", "`ulimit -n 8192`"),
     ("node", {}, {"silent": (("node", "timeout"),)}, "failure", "no answer: timeout", "start Ray there again"),
 ]  # fmt: skip
@@ -125,6 +126,7 @@ def test_a_defect_of_this_machine_or_of_the_whole_cluster_is_found_alone(
     [
         Survey(HERE),
         CLUSTER,
+        replace(CLUSTER, nodes=(replace(HEAD, job_port=52365), NODE)),
         Survey(replace(HERE, gloo=("lo", "127.0.0.1"))),
         replace(CLUSTER, nodes=(replace(HEAD, gloo=("lo", "127.0.0.1")),)),  # one node needs no other address
         replace(CLUSTER, nodes=(replace(HEAD, auth_mode=("disabled", False)),), exposed=False),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +13,8 @@ from typing import Any
 
 import pytest
 from commands import DIGITS, fails
+
+from raytrain import errors, session
 
 TOKEN = "5ecret" * 8
 
@@ -77,3 +82,30 @@ def test_what_listens_and_is_no_cluster(gcs: object, capsys: pytest.CaptureFixtu
         port = other.getsockname()[1]
         assert "no Ray cluster answers: what is there is none, 127.0.0.1:" in refused(capsys, f"127.0.0.1:{port}")
         done.result(10)
+
+
+def test_the_session_of_a_run_is_below_a_folder_that_only_its_user_enters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = os.getuid()
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 20)))  # the path of a socket has 107 characters
+    assert session.private_folder() == Path(f"/tmp/raytrain-{user}")
+    with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as base:
+        monkeypatch.setenv("TMPDIR", base)
+        folder = Path(base, f"raytrain-{user}")
+        for _ in range(2):
+            assert session.private_folder() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700
+            folder.chmod(0o755)  # which the second call takes back
+        folder.rmdir()
+        for squat in (lambda: folder.symlink_to(tmp_path), lambda: folder.write_text("")):
+            squat()
+            with pytest.raises(errors.UserError, match="set RAY_TMPDIR"):
+                session.private_folder()
+            folder.unlink()
+        monkeypatch.setattr(os, "getuid", lambda: user + 1)
+        Path(base, f"raytrain-{user + 1}").mkdir()  # another user was here first
+        with pytest.raises(errors.UserError, match="need a folder that is yours"):
+            session.private_folder()
+        monkeypatch.setenv("RAY_TMPDIR", base)
+        assert session.private_folder() is None

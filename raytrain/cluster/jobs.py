@@ -45,6 +45,8 @@ _PAUSE_SECONDS = 1.0
 _SOONEST_SECONDS, _SHARE = 0.2, 0.02
 """Whether a silent job is over is asked more often at first, for a job that is refused ends within seconds: the pauses
 are a share of the time that it has been followed."""
+_NO_AGENT = "No available agent"
+"""What Ray says, after 10 s, where the head's dashboard agent could not open its port (52365 by default)."""
 _ENDS = ("SUCCEEDED", "FAILED", "STOPPED")
 # Ray's processes know their Python, and a job's shell does not: it is that of the process which runs the shell.
 _ENTRYPOINT = (
@@ -219,6 +221,13 @@ def submit(dashboard: Dashboard, sent: Project, name: str, command: str, flags: 
             metadata={"command": shlex.join(["raytrain", *arguments]), "out": out},
         )
     except (RuntimeError, ValueError, OSError) as error:
+        if _NO_AGENT in str(error):
+            raise errors.UserError(
+                "the cluster takes no jobs: the dashboard agent of its head does not answer",
+                dashboard.url,
+                "wait if Ray has just started; otherwise another program has the agent's port: start the head with "
+                "`--dashboard-agent-listen-port PORT` (`raytrain doctor --address auto` there says whether that is so)",
+            ) from None
         raise errors.refused_by_cluster(dashboard.url, _reason(error)) from None
 
 

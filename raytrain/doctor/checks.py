@@ -242,6 +242,20 @@ def check_token(machine: Facts, survey: Survey) -> Verdict:
     return Verdict("ok", f"{machine.token_file}, mode {mode:04o}")
 
 
+def check_jobs(machine: Facts, survey: Survey) -> Verdict | None:
+    """The head's dashboard agent takes jobs: it lives on without its port where another process has that."""
+    if machine.job_port is None:
+        return None
+    if machine.job_port <= 0:
+        what = "the head's dashboard agent could not open its port, and `raytrain submit` is refused"
+        remedy = (
+            "free the port (52365 by default; `ss -ltnp` names who has it), or give another one by `ray start --head "
+            "--dashboard-agent-listen-port PORT`; then start Ray there again"
+        )
+        return Verdict("warning", what, remedy)
+    return Verdict("ok", f"taken at port {machine.job_port}")
+
+
 def check_cpus(machine: Facts, survey: Survey) -> Verdict:
     """Ray Data has a CPU besides the workers."""
     if survey.free_cpus is not None and machine is survey.here and survey.free_cpus < 1:
@@ -287,6 +301,7 @@ CHECKS: tuple[Callable[[Facts, Survey], Verdict | None], ...] = (
     check_shared_memory,
     check_clock,
     check_token,
+    check_jobs,
     check_cpus,
     check_uv_run,
     check_open_files,

@@ -79,8 +79,10 @@ def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Sur
                 silent.append((names[node["NodeID"]], " ".join(str(error).split())[:300] or type(error).__name__))
                 continue
             counted = (node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
-            place = node["NodeManagerAddress"]
-            found.append(Facts.of(said, address=place, declared=counted, skew=skew, seen=seen))
+            more = {"address": node["NodeManagerAddress"], "declared": counted, "skew": skew, "seen": seen}
+            if "node:__internal_head__" in node["Resources"]:
+                more["job_port"] = node.get("DashboardAgentListenPort")
+            found.append(Facts.of(said, **more))
     finally:
         cloudpickle.unregister_pickle_by_value(package)
     free = ray.available_resources().get("CPU", 0.0)

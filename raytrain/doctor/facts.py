@@ -70,6 +70,7 @@ class Facts:
         unreachable: addresses of other nodes at which nothing answers from here.
         declared: the CPUs and GPUs that Ray counts on a node.
         skew: seconds by which the clock is ahead of the driver's, and the most that this measurement may be off.
+        job_port: of the head, the port at which its dashboard agent takes jobs; -1 where the agent could not open it.
         seen: why the driver could not read what this node wrote to `--out`.
     """
 
@@ -99,6 +100,7 @@ class Facts:
     unreachable: tuple[str, ...]
     declared: tuple[float, float] | None = None
     skew: tuple[float, float] | None = None
+    job_port: int | None = None
     seen: str | None = None
 
     @classmethod

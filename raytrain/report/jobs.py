@@ -76,7 +76,7 @@ class Log:
 
 
 def wants_stop() -> bool:
-    """Ask, on a terminal, whether to stop the job; no answer, and one that is not understood twice, leave it running."""
+    """Ask, on a terminal, whether to stop the job. An answer that is not understood twice leaves it running."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     question = "\nStop the job? y stops it after a checkpoint, n leaves it running [y/N] "

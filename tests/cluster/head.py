@@ -38,6 +38,7 @@ class Head(ThreadingHTTPServer):
         job: the one job that it has.
         log: what that has printed in all.
         streams: for each connection to the log, what to do with a function that sends text; the last one for all more.
+        refuses: what it says instead of taking a job.
         stops: whether the job ends when it is asked to stop.
         asked: method, path, Authorization header and body of each request.
     """
@@ -50,7 +51,7 @@ class Head(ThreadingHTTPServer):
         self.token: str | None = None
         self.streams: list[Callable[[Callable[[str], None]], None]] = [lambda send: None]
         self.asked: list[tuple[str, str, str | None, bytes]] = []
-        self.away, self.stops = 0, True
+        self.away, self.stops, self.refuses = 0, True, ""
 
     @property
     def url(self) -> str:
@@ -93,6 +94,8 @@ class Handler(BaseHTTPRequestHandler):
         if path.startswith("/api/packages/"):
             return self.answer(200 if self.command == "PUT" else 404, "")
         if path == "/api/jobs/":
+            if body and head.refuses:
+                return self.answer(500, head.refuses)
             name = json.loads(body)["submission_id"] if body else None
             head.job["submission_id"] = name or head.job["submission_id"]
             driver = {**JOB, "type": "DRIVER", "submission_id": None}

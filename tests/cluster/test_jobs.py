@@ -298,6 +298,18 @@ def test_a_mistake_is_said_before_anything_is_sent(
     assert not head.requests("PUT") and not head.requests("POST")
 
 
+def test_a_head_whose_agent_has_no_port_is_said_with_what_to_do(
+    head: Head, working: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head.refuses = "No available agent to submit job, please try again later."
+    said = fails(capsys, "submit", "mine/digits.py", "--out", "/x", "--address", head.url)
+    assert "the cluster takes no jobs: the dashboard agent of its head does not answer" in said
+    assert "--dashboard-agent-listen-port PORT" in said and "raytrain doctor" in said
+    head.refuses = "Traceback:\nno room for the package"
+    said = fails(capsys, "submit", "mine/digits.py", "--out", "/x", "--address", head.url)
+    assert "the cluster refuses it: " in said and "no room for the package" in said
+
+
 def test_a_project_that_is_too_large_is_refused_with_its_largest_files(
     head: Head, working: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

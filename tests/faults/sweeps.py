@@ -170,7 +170,7 @@ class Command:
                 found[int(entry.name)] = (state != "Z" and int(session) == self.process.pid, words)
         for own, words in found.values():
             if own:
-                sessions |= set(re.findall(r"/tmp/ray/(session_[0-9_-]+)", words))
+                sessions |= set(re.findall(r"/ray/(session_[0-9_-]+)", words))
         self._sessions |= sessions
         return [
             f"{pid} {words[:120]}"

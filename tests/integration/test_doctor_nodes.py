@@ -20,12 +20,15 @@ from raytrain.doctor import CHECKS
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """The address of a cluster of two nodes, which end with the module."""
-    with pytest.MonkeyPatch.context() as patch:
+    """The address of a cluster of two nodes, which end with the module; another process has its agent's port."""
+    with pytest.MonkeyPatch.context() as patch, socket.create_server(("", 0)) as taken:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         from ray.cluster_utils import Cluster
 
-        cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        with socket.create_server(("", 0)) as free:
+            options: dict[str, Any] = {"dashboard_port": free.getsockname()[1]}  # not that of another cluster here
+        options |= {"num_cpus": 2, "include_dashboard": False, "dashboard_agent_listen_port": taken.getsockname()[1]}
+        cluster: Any = Cluster(initialize_head=True, head_node_args=options)
         try:
             cluster.add_node(num_cpus=1)
             yield cluster.address
@@ -63,6 +66,8 @@ def test_every_node_is_asked_and_nothing_is_left_behind(address: str, tmp_path: 
     for node in nodes:
         for check in ("python", "packages", "network", "reachable", "storage", "clock", "cpus"):
             assert of[check, node["name"]]["level"] == "ok", of[check, node["name"]]
+    (head,) = (name for check, name in of if check == "jobs")
+    assert of["jobs", head]["level"] == "warning" and "could not open its port" in of["jobs", head]["what"]
     assert done.returncode == any(finding["level"] == "failure" for finding in found)
     assert not list(tmp_path.rglob(".raytrain-doctor-*")) and not (tmp_path / "runs").exists()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -83,6 +85,10 @@ def test_a_signal_ends_the_run_after_a_checkpoint_and_leaves_nothing_behind(
     run = tmp_path / "run"
     wait_for_step(run, 30, process)
     processes = tree(process.pid)
+    said = " ".join((Path("/proc") / str(pid) / "cmdline").read_text().replace("\0", " ") for pid in processes)
+    (session,) = {Path(found) for found in re.findall(r"--session[-_]dir=(\S+)", said)}
+    above = [(folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)) for folder in session.parents]
+    assert (os.getuid(), 0o700) in above, f"others can enter {session}"
     started = time.monotonic()
     process.send_signal(number)
     output, complaints = process.communicate(timeout=60)
