@@ -7,7 +7,6 @@ library only, so that a command line's `--help` costs nothing.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import sys
 import types
@@ -84,21 +83,6 @@ def paths(config: Any, prefix: str = "") -> list[str]:
     if not dataclasses.is_dataclass(config):
         return [prefix.rstrip(".")] if prefix else []
     return [p for f in dataclasses.fields(config) for p in paths(getattr(config, f.name), f"{prefix}{f.name}.")]
-
-
-def place(thing: type | Callable[..., Any]) -> str:
-    """Return the name of a class or a function for a message, with file and line where it is not raytrain's own:
-    `Net (exp.py:12)`."""
-    thing, module = inspect.unwrap(thing), str(getattr(thing, "__module__", ""))
-    name = getattr(thing, "__qualname__", str(thing))
-    if module.startswith("raytrain."):
-        return name
-    try:
-        code = getattr(thing, "__code__", None)
-        line = code.co_firstlineno if code else inspect.getsourcelines(thing)[1]
-        return f"{name} ({code.co_filename if code else inspect.getsourcefile(thing)}:{line})"
-    except (OSError, TypeError):  # a notebook's class, or one that is not written in Python
-        return name
 
 
 def leaves(config: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from raytrain import checkpoint, config, errors
 from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.imagefolder import EXTENSIONS
 from raytrain.data.reader import Direct
+from raytrain.data.source import checked_indices
 from raytrain.run import Run
 from raytrain.task import Classification
 
@@ -55,7 +56,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     data = e.data if root is None else config.replace(e.data, "root", root)
     if getattr(data, "download", False):  # it was for training; a wrong root must not be filled
         data = config.replace(data, "download", False)
-    indices = data.index()
+    indices = checked_indices(data)
     if split not in indices:
         raise errors.no_split(split, root or getattr(e.data, "root", type(data).__name__))
     index, path = indices[split], run.checkpoint(which)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raytrain import errors, order
 from raytrain.data import Data, Index
+from raytrain.data.source import check_samples, checked_indices
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling, to_json
 from raytrain.optim import backbone
@@ -291,11 +292,13 @@ def survey(data: Data) -> tuple[dict[str, Index], dict[str, list[BadSample]]]:
     Raises:
         UserError: there is no data, or a sample is bad and may not be.
     """
-    indices = data.index()
+    indices = checked_indices(data)
     bad = {split: data.probe(index) for split, index in indices.items() if split != "test"}
     for samples in bad.values():
         if samples and data.on_bad_sample == "error":
             raise errors.bad_sample(samples[0].path, samples[0].reason)
+    for split in bad:
+        check_samples(data, indices[split])
     return indices, bad
 
 

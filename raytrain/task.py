@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from raytrain import errors
-from raytrain.config import check, place
+from raytrain.config import check
+from raytrain.sources import place
 
 if TYPE_CHECKING:
     import numpy as np

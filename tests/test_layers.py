@@ -14,7 +14,7 @@ import raytrain
 ROOT = Path(raytrain.__file__).parent
 ROOMS = ("precision", "memory", "optim", "ema", "task", "metrics", "models", "data", "parallel")
 LAYERS = (
-    ("config", "errors", "order"),
+    ("config", "errors", "order", "sources"),
     ROOMS,
     ("experiment",),
     ("plan",),

@@ -120,6 +120,41 @@ def folder(root: Path, splits: dict[str, tuple[str, ...]], count: int = 2) -> Pa
     return root
 
 
+SOURCE = """
+import numpy as np
+@dataclass(frozen=True)
+class Mine(Data):
+    def index(self):
+        labels = np.arange(40) % 4
+        return {{split: Index({labels}, tuple("abcd"), (1, 8, 8), split) for split in ("train", "val")}}
+    def read(self, index, samples):
+        return {images}
+"""
+
+
+@pytest.mark.parametrize(
+    ("labels", "images", "message"),
+    [
+        (
+            "labels",
+            "np.random.rand(len(samples), 1, 8, 8).astype(np.float32)",
+            "must return uint8 [1, 1, 8, 8], got float32 [1, 1, 8, 8] for sample 0, train, in Mine.read ({}:10); "
+            "images are stored as uint8: scale values to 0 to 255",
+        ),
+        ("labels", "np.zeros((len(samples), 8, 8), np.uint8)", "got uint8 [1, 8, 8] for sample 0, train"),
+        ("labels", "samples / index.rows", "Mine.read of sample 0, train, fails: TypeError: unsupported operand"),
+        ("labels - 0.5", "None", "train: labels must be int64 [n], got float64 [40], in Mine.index ({}:7); give"),
+        ("labels + 1", "None", "train: labels must be 0 to 3, the 4 classes, got 4 (sample 3)"),
+        ("[1, 2][3]", "None", "Mine.index fails: IndexError: list index out of range, {}:9; correct it"),
+    ],
+)
+def test_a_source_of_ones_own_whose_data_is_not_what_it_declares(
+    capsys: Capture, tmp_path: Path, no_runs: Path, labels: str, images: str, message: str
+) -> None:
+    file = experiment(tmp_path, "CNN()", "Mine()", before=SOURCE.format(labels=labels, images=images))
+    assert message.format(file) in fails(capsys, "train", file, "--out", no_runs)
+
+
 BOTH = {"train": ("ants", "bees"), "val": ("ants", "bees")}
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.data import cache
-from raytrain.data.source import Data, Index
+from raytrain.data.source import Data, Index, checked_read
 
 _TASK, _TASK_ROWS = 64 << 20, 4096
 """Bytes and samples that a task reads at the most: small enough that all CPUs end at the same time, and that tasks that
@@ -145,7 +145,7 @@ class Direct:
     def _read(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Which of the samples could be read (bool [k]), their images, and the paths of the others."""
         try:
-            return np.ones(len(samples), bool), self.data.read(self.index, samples), []
+            return np.ones(len(samples), bool), checked_read(self.data, self.index, samples), []
         except errors.BadSample as error:
             if self.data.on_bad_sample == "error":
                 raise errors.bad_image(error.path, error.reason) from None
@@ -326,6 +326,9 @@ def _watched(batches: Iterable[Any], waits: Callable[[float], None]) -> Iterator
 
 
 def _images_and_bad(batch: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:
+    for text in batch["bad"]:
+        if str(text).startswith("\0"):
+            raise errors.UserError(*str(text).split("\0")[1:])
     bad = [(row, *str(text).split("\0")) for row, text in enumerate(batch["bad"]) if text]
     return batch["image"], [Bad(row, path, reason, lasting == "lasting") for row, path, reason, lasting in bad]
 
@@ -343,19 +346,24 @@ def _read(
     index = _fetch(index_ref)
     chosen = samples(np.arange(batch["start"][0], batch["stop"][-1], dtype=np.int64))
     for start in range(0, len(chosen), rows):
-        yield _read_part(data, index, chosen[start : start + rows])
+        try:
+            yield _read_part(data, index, chosen[start : start + rows])
+        except errors.UserError as error:  # Ray would bury it in a traceback of its own
+            text = "\0".join(("", error.what, error.where, error.how))
+            yield {"image": np.zeros((1, *index.shape), np.uint8), "bad": np.array([text], object)}
+            return
 
 
 def _read_part(data: Data, index: Index, chosen: np.ndarray) -> dict[str, np.ndarray]:
     """Samples to images. Where one is bad they are read again, one by one, to name it."""
     bad = np.full(len(chosen), "", object)
     try:
-        images = data.read(index, chosen)
+        images = checked_read(data, index, chosen)
     except errors.BadSample:
         images = np.zeros((len(chosen), *index.shape), np.uint8)
         for row in range(len(chosen)):
             try:
-                images[row] = data.read(index, chosen[row : row + 1])[0]
+                images[row] = checked_read(data, index, chosen[row : row + 1])[0]
             except errors.BadSample as error:
                 lasting = "" if isinstance(error.__cause__, OSError) else "lasting"
                 bad[row] = f"{error.path}\0{error.reason}\0{lasting}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from raytrain import errors
 from raytrain.config import at_least, check
 from raytrain.data.augment import Augment
+from raytrain.sources import calling, place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,3 +177,126 @@ class Data:
                 where,
             )
         return channels, self.crop, self.crop
+
+
+def checked_indices(data: Data) -> dict[str, Index]:
+    """Return what `data.index()` does, checked: int64 labels of the classes, at least one sample a split.
+
+    Raises:
+        UserError: it fails, or returns something else.
+    """
+    kind = type(data)
+    with calling(f"{kind.__name__}.index"):
+        found = data.index()
+    where = f"in {place(kind.index)}"
+    if not isinstance(found, dict) or not all(isinstance(index, Index) for index in found.values()):
+        raise errors.UserError(
+            f"index() must return a dict of Index, got {_kind(found)}",
+            where,
+            'return {"train": Index(...), "val": Index(...)}',
+        )
+    for split in ("train", "val"):
+        if split not in found:
+            raise errors.UserError(f"index() returns no {split} split", where, f'add "{split}": Index(...)')
+    for split, index in found.items():
+        wrong = _wrong(index)
+        if wrong:
+            raise errors.UserError(f"{split}: {wrong[0]}", where, wrong[1])
+    if found["val"].classes != found["train"].classes:
+        raise errors.UserError(
+            "train and val must have the same classes in the same order", where, "give both Index the same classes"
+        )
+    return found
+
+
+def checked_read(data: Data, index: Index, samples: np.ndarray) -> np.ndarray:
+    """Return what `data.read(index, samples)` does, checked: uint8 of shape [k, *index.shape].
+
+    Raises:
+        BadSample: a sample cannot be read.
+        UserError: `read` fails in another way, or the array has another dtype or shape; the first such sample is named.
+    """
+    try:
+        return _read(data, index, samples)
+    except errors.UserError:
+        for sample in samples if len(samples) > 1 else ():
+            _read(data, index, np.array([sample], np.int64))
+        raise  # no sample is wrong alone
+
+
+def _read(data: Data, index: Index, samples: np.ndarray) -> np.ndarray:
+    name = index.name(int(samples[0])) + (f" to {index.name(int(samples[-1]))}" if len(samples) > 1 else "")
+    called = f"{type(data).__name__}.read"
+    with calling(f"{called} of {name}, {index.split}," if index.split else f"{called} of {name}"):
+        images = data.read(index, samples)
+    expected = (len(samples), *index.shape)
+    if isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape == expected:
+        return images
+    got = f"{images.dtype} {list(images.shape)}" if isinstance(images, np.ndarray) else _kind(images)
+    what = f"read() must return uint8 {list(expected)}, got {got} for {name}" + (
+        f", {index.split}" if index.split else ""
+    )
+    raise errors.UserError(what, f"in {place(type(data).read)}", _remedy(images))
+
+
+def check_samples(data: Data, index: Index) -> None:
+    """Read the first, the middle and the last sample of a split.
+
+    Raises:
+        UserError: `read` fails, or returns another dtype or shape than the index declares; or a sample cannot be read
+            and may not be skipped.
+    """
+    for sample in sorted({0, len(index) // 2, len(index) - 1}):
+        try:
+            checked_read(data, index, np.array([sample], np.int64))
+        except errors.BadSample as bad:
+            if data.on_bad_sample == "error":
+                raise errors.bad_sample(bad.path, bad.reason) from None
+
+
+def _wrong(index: Index) -> tuple[str, str] | None:
+    """What is wrong with an index, and the remedy; None where nothing is."""
+    labels, classes, shape = index.labels, index.classes, index.shape
+    if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype != np.int64:
+        got = f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, np.ndarray) else _kind(labels)
+        lossless = isinstance(labels, np.ndarray) and labels.dtype.kind in "iub"
+        how = "write labels.astype(np.int64)" if lossless else "give the number of each sample's class"
+        return f"labels must be int64 [n], got {got}", how
+    if not len(labels):
+        return "there are no samples", "let index() list at least one"
+    if not isinstance(classes, tuple) or not classes or not all(isinstance(name, str) for name in classes):
+        return f"classes must be a tuple of strings, got {_kind(classes)}", 'write classes=("a", "b")'
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= len(classes):
+        sample = int(labels.argmin() if low < 0 else labels.argmax())
+        got = f"{labels[sample]} ({index.name(sample)})"
+        return f"labels must be 0 to {len(classes) - 1}, the {len(classes)} classes, got {got}", (
+            "number the classes from 0, and leave samples without a label out"
+        )
+    if not (isinstance(shape, tuple) and len(shape) == 3 and all(type(side) is int and side > 0 for side in shape)):
+        return f"shape must be (channels, height, width), got {shape!r}", "write three whole numbers, as (3, 32, 32)"
+    for name in ("rows", "sizes", "times", "paths"):
+        column = getattr(index, name)
+        if column is not None and len(column) != len(labels):
+            return f"{name} must have an entry for each of the {len(labels)} labels, got {len(column)}", (
+                "let all columns of the index have the same length"
+            )
+    return None
+
+
+def _kind(value: Any) -> str:
+    """A value's type for a message; of a tuple or a list, that of its first item too."""
+    inner = f" of {type(value[0]).__name__}" if isinstance(value, tuple | list) and value else ""
+    return f"a {type(value).__module__.partition('.')[0]}.{type(value).__name__}{inner}".replace("a builtins.", "a ")
+
+
+def _remedy(images: Any) -> str:
+    """How to make images of what `read` has returned."""
+    if not isinstance(images, np.ndarray):
+        return "return a NumPy array"
+    if images.dtype == np.uint8:
+        return "return one image a sample, of the shape that index() declares in Index(shape=...)"
+    return (
+        "images are stored as uint8: scale values to 0 to 255 and round them, "
+        "`np.rint(255 * (x - low) / (high - low)).astype(np.uint8)`, and set mean and std to match"
+    )

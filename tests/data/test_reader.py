@@ -163,6 +163,58 @@ class Array(Data):
         return IMAGES[samples]
 
 
+class Odd(Array):
+    """IMAGES, of which one is a float, too small, or fails."""
+
+    how = ""
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        images = super().read(index, samples)
+        if 70 not in samples:
+            return images
+        if self.how == "fails":
+            raise ValueError("no such image")
+        return {"float": images / 2, "small": images[..., :1], "few": images[:1]}[self.how]
+
+
+@pytest.mark.parametrize("bad", [(), (3, 65)])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("float", r"must return uint8 \[1, 1, 4, 4\], got float64 \[1, 1, 4, 4\] for sample 70, train, in Odd.read \("),
+        ("small", r"must return uint8 \[1, 1, 4, 4\], got uint8 \[1, 1, 4, 1\] for sample 70"),
+        ("fails", r"Odd.read of sample 70, train, fails: ValueError: no such image, .*test_reader.py:\d+;"),
+    ],
+)
+def test_a_later_sample_of_another_form_is_an_error_and_never_cast(
+    monkeypatch: pytest.MonkeyPatch, how: str, message: str, bad: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(Odd, "how", how)
+    monkeypatch.setattr(Array, "bad", bad)
+    with pytest.raises(UserError, match=message):
+        reader.pack(Odd(on_bad_sample="skip"), INDEX)
+    with pytest.raises(UserError, match=message):
+        list(Direct(Odd(on_bad_sample="skip"), INDEX).read(ways(1, None)[0]))
+
+
+def test_a_batch_of_too_few_images_is_an_error_and_never_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Odd, "how", "few")
+    with pytest.raises(
+        UserError, match=r"uint8 \[39, 1, 4, 4\], got uint8 \[1, 1, 4, 4\] for sample 64 to sample 102, tr"
+    ):
+        reader.pack(Odd(), INDEX)
+
+
+def test_an_error_in_a_task_comes_back_as_the_error_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Odd, "how", "float")
+    monkeypatch.setattr(reader, "_fetch", lambda _: INDEX)
+    blocks = list(reader._read({"start": np.array([0]), "stop": np.array([103])}, Odd(), None, np.array, 20))
+    assert [len(block["image"]) for block in blocks] == [20, 20, 20, 1]
+    with pytest.raises(UserError, match=r"got float64 .* for sample 70, train, in Odd.read"):
+        for block in blocks:
+            reader._images_and_bad(block)
+
+
 def test_a_run_that_goes_on_stays_without_the_samples_that_it_began_without(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Array(on_bad_sample="skip")
     monkeypatch.setattr(Array, "bad", (5, 40))

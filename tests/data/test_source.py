@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from raytrain.config import replace
 from raytrain.data import Augment, Data, Index
-from raytrain.errors import UserError
+from raytrain.data.source import check_samples, checked_indices, checked_read
+from raytrain.errors import BadSample, UserError
 
 LABELS = np.array([2, 0, 1, 0], np.int64)
 
@@ -67,6 +69,140 @@ def test_a_source_of_ones_own_without_its_methods_says_which_is_missing() -> Non
     with pytest.raises(NotImplementedError, match="Mine needs a read"):
         Mine().read(index(), np.arange(2))
     assert Mine().probe(index()) == []
+
+
+class Given(Data):
+    """A source that lists and reads what a test gives it."""
+
+    lists: Any = None
+    reads: Any = None
+
+    def index(self) -> dict[str, Index]:
+        return self.lists
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        return self.reads(samples)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"labels": LABELS.astype(np.float32)},
+            r"labels must be int64 \[n\], got float32 \[4\], in .*; give the number",
+        ),
+        ({"labels": LABELS.astype(np.uint8)}, r"got uint8 \[4\], in .*; write labels.astype\(np.int64\)"),
+        ({"labels": LABELS + np.nan}, r"labels must be int64 \[n\], got float64"),
+        ({"labels": LABELS[:, None]}, r"labels must be int64 \[n\], got int64 \[4, 1\]"),
+        ({"labels": LABELS.tolist()}, r"labels must be int64 \[n\], got a list of int"),
+        ({"labels": LABELS[:0]}, "there are no samples"),
+        ({"labels": LABELS + 1}, r"labels must be 0 to 2, the 3 classes, got 3 \(sample 0\)"),
+        ({"labels": LABELS - 1}, r"labels must be 0 to 2, the 3 classes, got -1 \(sample 1\)"),
+        ({"classes": 3}, "classes must be a tuple of strings, got a int"),
+        ({"classes": (0, 1, 2)}, "classes must be a tuple of strings, got a tuple of int"),
+        ({"shape": (8, 10)}, r"shape must be \(channels, height, width\), got \(8, 10\)"),
+        ({"shape": (3, 8.0, 10)}, r"shape must be \(channels, height, width\), got \(3, 8.0, 10\)"),
+        ({"rows": np.arange(3)}, "rows must have an entry for each of the 4 labels, got 3"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_an_index_that_does_not_hold_what_it_declares_is_refused(
+    fields: dict[str, Any], message: str, split: str
+) -> None:
+    data = Given()
+    object.__setattr__(data, "lists", {name: index() for name in ("train", "val", "test")} | {split: index(**fields)})
+    with pytest.raises(UserError, match=message) as caught:
+        checked_indices(data)
+    assert caught.value.what.startswith(f"{split}: ") and "Given.index (" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (None, r"index\(\) must return a dict of Index, got a NoneType"),
+        ({"train": index(), "val": 1}, r"index\(\) must return a dict of Index, got a dict"),
+        ({"train": index()}, r"index\(\) returns no val split"),
+        ({"train": index(), "val": index(classes=("a", "c", "b"))}, "the same classes in the same order"),
+    ],
+)
+def test_an_index_of_the_wrong_form_is_refused(lists: Any, message: str) -> None:
+    data = Given()
+    object.__setattr__(data, "lists", lists)
+    with pytest.raises(UserError, match=message):
+        checked_indices(data)
+
+
+def zeros(samples: np.ndarray, *shape: int, dtype: Any = np.uint8) -> np.ndarray:
+    return np.zeros((len(samples), *(shape or (3, 8, 10))), dtype)
+
+
+@pytest.mark.parametrize(
+    ("reads", "got"),
+    [
+        (lambda samples: zeros(samples, dtype=np.float32), r"float32 \[1, 3, 8, 10\]"),
+        (lambda samples: zeros(samples, dtype=np.float64), r"float64 \[1, 3, 8, 10\]"),
+        (lambda samples: zeros(samples, dtype=np.int64), r"int64 \[1, 3, 8, 10\]"),
+        (lambda samples: zeros(samples, dtype=bool), r"bool \[1, 3, 8, 10\]"),
+        (lambda samples: zeros(samples, 8, 10), r"uint8 \[1, 8, 10\]"),
+        (lambda samples: zeros(samples, 3, 8, 1), r"uint8 \[1, 3, 8, 1\]"),
+        (lambda samples: zeros(samples, 8, 10, 3), r"uint8 \[1, 8, 10, 3\]"),
+        (lambda samples: zeros(samples)[0], r"uint8 \[3, 8, 10\]"),
+        (lambda samples: zeros(samples[1:]), r"uint8 \[0, 3, 8, 10\]"),
+        (lambda samples: zeros(samples).tolist(), "a list of list"),
+        (lambda samples: torch.zeros(len(samples), 3, 8, 10, dtype=torch.uint8), "a torch.Tensor"),
+        (lambda samples: None, "a NoneType"),
+    ],
+)
+def test_images_of_another_dtype_or_shape_are_refused_with_what_was_expected(reads: Any, got: str) -> None:
+    data = Given()
+    object.__setattr__(data, "reads", reads)
+    expected = rf"read\(\) must return uint8 \[1, 3, 8, 10\], got {got} for sample 0, val, in Given.read \(.*:\d+\); "
+    with pytest.raises(UserError, match=expected):
+        check_samples(data, index(split="val"))
+    with pytest.raises(UserError, match=r"must return uint8 \[[12], 3, 8, 10\]"):
+        checked_read(data, index(), np.arange(2))
+
+
+@pytest.mark.parametrize("wrong", range(9))
+def test_the_first_the_middle_and_the_last_sample_are_read_before_a_run(wrong: int) -> None:
+    whole, data = index(labels=np.zeros(9, np.int64), split="train"), Given()
+    reads = lambda samples: zeros(samples, dtype=np.float32 if wrong in samples else np.uint8)  # noqa: E731
+    object.__setattr__(data, "reads", reads)
+    if wrong in (0, 4, 8):
+        with pytest.raises(UserError, match=f"float32 .* for sample {wrong}, train"):
+            check_samples(data, whole)
+    else:
+        check_samples(data, whole)
+    with pytest.raises(UserError, match=rf"uint8 \[1, 3, 8, 10\], got float32 .* for sample {wrong}, train"):
+        checked_read(data, whole, np.arange(9))
+
+
+def test_an_error_of_a_source_names_its_line_and_the_sample() -> None:
+    def fails(samples: np.ndarray) -> np.ndarray:
+        if 2 in samples:
+            raise KeyError("no such row")
+        return zeros(samples)
+
+    data = Given()
+    object.__setattr__(data, "reads", fails)
+    with pytest.raises(
+        UserError, match=r"Given.read of sample 2 fails: KeyError: 'no such row', .*test_source.py:\d+;"
+    ):
+        checked_read(data, index(), np.arange(4))
+
+
+def test_a_bad_sample_among_the_first_is_an_error_unless_it_may_be_skipped() -> None:
+    def fails(samples: np.ndarray) -> np.ndarray:
+        raise BadSample("ants/1.jpg", "the file is empty")
+
+    for on_bad_sample in ("error", "skip"):
+        data = Given(on_bad_sample=on_bad_sample)
+        object.__setattr__(data, "reads", fails)
+        if on_bad_sample == "skip":
+            check_samples(data, index())
+        else:
+            with pytest.raises(UserError, match=r"cannot read sample: the file is empty, ants/1\.jpg"):
+                check_samples(data, index())
 
 
 def test_take_picks_rows_of_everything() -> None:
