@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from raytrain.interrupts import terminable
 from raytrain.observe import Observer, watched
 from raytrain.optim import Rising
 from raytrain.parallel import STRATEGIES
+from raytrain.report.output import Refused, guard_standard_streams
 from raytrain.run import Run
 from raytrain.search import Scheduler, Search, Sweep
 from raytrain.session import leave
@@ -76,27 +78,22 @@ class OtherData:
 
 def main() -> None:
     """The `raytrain` command; ends the process with 0, 1 (a run failed), 2 (a mistake), 130 or 143 (signals)."""
+    guard_standard_streams()
     leave(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command and returns its exit status."""
+    """Run one command and return its exit status; the one place where an exception becomes a line and a status."""
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
-            print(_help())
-        elif arguments[0] == "--version":
-            print(f"raytrain {__version__}")
-        elif arguments[0] not in _COMMANDS:
-            raise errors.unknown_command(arguments[0], list(_COMMANDS))
-        else:
-            return _COMMANDS[arguments[0]](arguments[1:]) or 0
-        return 0
+        status = _command(arguments)
+        sys.stdout.flush()
+        return status
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailed as error:
         print(
-            f"error: the run failed: {error}; the logs are in {error.run / 'logs'}, "
+            f"error: the run failed: {errors.one_line(str(error))}; the logs are in {error.run / 'logs'}, "
             f"go on with `raytrain resume {error.run}`",
             file=sys.stderr,
         )
@@ -106,9 +103,40 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
-        return 141
+    except SystemExit as leaving:
+        if leaving.code is None or isinstance(leaving.code, int):
+            return leaving.code or 0
+        print(f"error: {errors.one_line(str(leaving.code))}", file=sys.stderr)
+        return 1
+    except Refused as error:
+        if error.errno == errno.EPIPE:
+            return 141
+        print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        from raytrain.report import failure
+
+        print(failure.line(error, "--verbose" in arguments), file=sys.stderr)
+        return 1
+
+
+def _command(arguments: list[str]) -> int:
+    """Run one command; what it raises is the caller's."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if arguments[0] == "--version":
+        print(f"raytrain {__version__}")
+        return 0
+    if arguments[0] not in _COMMANDS:
+        raise errors.unknown_command(arguments[0], list(_COMMANDS))
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise errors.UserError(
+            f"there is no working directory: {error.strerror}", "", "change to a folder that exists (`cd`)"
+        ) from None
+    return _COMMANDS[arguments[0]](arguments[1:]) or 0
 
 
 def _train(arguments: list[str]) -> None:

@@ -7,8 +7,12 @@ Each function returns a `UserError` for the caller to raise. The command line pr
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~])")
+"""Terminal escape sequences (ECMA-48): CSI, as for colours; OSC, as for window titles; and the short ones."""
 
 
 class UserError(Exception):
@@ -22,7 +26,7 @@ class UserError(Exception):
 
     def __init__(self, what: str, where: object, how: str):
         super().__init__(what, where, how)
-        self.what, self.where, self.how = (_one_line(str(part)) for part in (what, where, how))
+        self.what, self.where, self.how = (one_line(str(part)) for part in (what, where, how))
 
     def __str__(self) -> str:
         return f"{self.what}, {self.where}; {self.how}" if self.where else f"{self.what}; {self.how}"
@@ -37,12 +41,15 @@ class BadSample(Exception):
 
     def __init__(self, path: str, reason: str):
         super().__init__(path, reason)
-        self.path, self.reason = path, _one_line(reason)
+        self.path, self.reason = path, one_line(reason)
 
 
-def _one_line(text: str) -> str:
-    """Without line breaks, and printable also where a file's name is no text."""
-    return " ".join(text.split()).encode(errors="backslashreplace").decode()
+def one_line(text: str, limit: int = 600) -> str:
+    """Return text as one line that any terminal can show: without line breaks, escape sequences and control
+    characters, with the middle left out if it is longer than `limit` characters."""
+    text = " ".join(_ESCAPES.sub("", text).split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= limit else f"{text[: limit * 2 // 3]} ... {text[-limit // 3 :]}"
 
 
 def _listed(names: Iterable[object], limit: int = 8) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shlex
 
-from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
@@ -14,13 +13,14 @@ from raytrain.batch_size import Found, Trial, best
 from raytrain.experiment import Experiment
 from raytrain.observe import Observer
 from raytrain.plan import Plan
+from raytrain.report.console import terminal
 
 
 class Spinner(Observer):
     """What the plan warns of, and on a terminal what is being tried."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = terminal()
         self._status = Status("starting", console=self._console) if self._console.is_terminal else None
 
     def planned(self, plan: Plan) -> None:
@@ -43,7 +43,7 @@ class Spinner(Observer):
 
 def show(found: list[Found], value: Experiment, command: list[str]) -> None:
     """Prints what was found, and the command that trains with it."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     replicas = f"{value.replicas} replicas, {value.batch_size // value.replicas} samples each"
     title = f"a global batch of {value.batch_size}" + (f" on {replicas}" if value.replicas > 1 else "")
     table = Table(title=title, title_justify="left")

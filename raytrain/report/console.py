@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.console import Group
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from raytrain.observe import Observer
 from raytrain.plan import Plan
+from raytrain.report.output import Output
 from raytrain.run import Run
 from raytrain.task import Classification
 
@@ -33,7 +35,7 @@ class Console(Observer):
     """Shows a run on standard output."""
 
     def __init__(self, console: RichConsole | None = None):
-        self.console = console or RichConsole(highlight=False, soft_wrap=True)
+        self.console = console or terminal(lasting=True)
         self._live: Live | None = None
         self._bar: Progress | None = None
         self._shown: Any = None
@@ -197,6 +199,15 @@ def _figure(key: str, value: float | None) -> str:
     if key == "seconds":
         return f"{value:.1f}"
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+
+
+def terminal(lasting: bool = False) -> RichConsole:
+    """Return a console on standard output.
+
+    Args:
+        lasting: what standard output refuses is dropped: for a training, which is worth more than its output.
+    """
+    return RichConsole(file=cast(TextIO, Output(sys.stdout, lasting)), highlight=False, soft_wrap=True)
 
 
 def clock(seconds: float | None) -> str:

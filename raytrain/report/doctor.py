@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from rich.console import Console
 from rich.text import Text
 
 from raytrain.doctor import Finding, Survey
+from raytrain.report.console import terminal
 
 _STYLES = {"ok": "green", "warning": "bold yellow", "failure": "bold red"}
 
 
 def show(survey: Survey, found: list[Finding]) -> None:
     """Prints all findings; what several machines have in common once."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     machines: dict[Finding, list[str]] = {}
     for finding in found:
         machines.setdefault(dataclasses.replace(finding, machine=""), []).append(finding.machine)

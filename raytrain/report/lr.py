@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from raytrain.observe import Observer
 from raytrain.plan import Plan
-from raytrain.report.console import table
+from raytrain.report.console import table, terminal
 from raytrain.report.files import write_whole
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Bar(Observer):
     """What the plan warns of, and on a terminal a bar."""
 
     def __init__(self, steps: int):
-        console = Console(highlight=False, soft_wrap=True)
+        console = terminal(lasting=True)
         columns = TextColumn("range test"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn()
         hidden = not console.is_terminal
         self._progress = Progress(*columns, console=console, transient=True, expand=True, disable=hidden)
@@ -83,7 +82,7 @@ def show(curve: Curve, file: Path, command: str, scale: float = 1.0) -> None:
     Args:
         scale: what `lr_scaling` multiplies the optimizer's learning rate by.
     """
-    console, figures = Console(highlight=False, soft_wrap=True), file.with_suffix(".csv")
+    console, figures = terminal(lasting=True), file.with_suffix(".csv")
     lowest, steepest, tenth = curve.lowest, curve.steepest, curve.tenth
     end = f"learning rates from {curve.lr[0]:.2g} to {curve.lr[-1]:.2g} in {len(curve.lr)} steps"
     if lowest is None or steepest is None or tenth is None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from raytrain import errors
 from raytrain.observe import SweepObserver
 from raytrain.report import sweep_table
-from raytrain.report.console import show_plan
+from raytrain.report.console import show_plan, terminal
 from raytrain.report.files import write_whole
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import FIGURES, Results, plain
@@ -32,7 +32,7 @@ class Table(SweepObserver):
     """Shows a sweep on standard output: on a terminal a table that changes, elsewhere a line when a trial ends."""
 
     def __init__(self, console: RichConsole | None = None):
-        self.console = console or RichConsole(highlight=False, soft_wrap=True)
+        self.console = console or terminal(lasting=True)
         self._live: Live | None = None
         self._view = _View()
         self._said: set[tuple[int, float | None]] = set()
@@ -244,7 +244,7 @@ def report(path: Path, console: RichConsole | None = None) -> None:
                 record["status"] = "interrupted"
     write_csv(path, answer)
     write_plots(path, answer)
-    Table(console).finished(path, answer)
+    Table(console or terminal()).finished(path, answer)
 
 
 def _abandoned(path: Path) -> bool:
