@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from raytrain import __version__, config, errors
+from raytrain import __version__, config, errors, limits
 from raytrain.batch_size import Search as Trying
 from raytrain.experiment import Experiment, load, with_strategy
 from raytrain.fit import Interrupted, Options, RunFailed, resume, train
@@ -136,6 +136,7 @@ def _command(arguments: list[str]) -> int:
         raise errors.UserError(
             f"there is no working directory: {error.strerror}", "", "change to a folder that exists (`cd`)"
         ) from None
+    limits.settle_home()
     return _COMMANDS[arguments[0]](arguments[1:]) or 0
 
 

@@ -31,6 +31,10 @@ _LEAST_CPUS = 0.25
 _DATA_CPUS = 0.5
 """CPUs that streaming needs on a node beside the workers: a task of Ray Data asks for one CPU, or for what is left."""
 
+_THREADS, _LEAST_THREADS = 4, 64
+"""Threads of a worker for each CPU of its node at most; so many are allowed on a small node too, where an experiment of
+a larger one is repeated with its bits. torch itself takes any number and crashes the process beyond the system's."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -554,6 +558,13 @@ def _scaling(scaling: Scaling, resources: Resources, deterministic: bool, stream
         counts = resources.placed(all_workers, cpus, gpus, scaling.placement == "spread")
         used = [(node, count) for node, count in zip(resources.by_node, counts, strict=True) if count]
         threads = max(1, min((int(node.cpus) // count for node, count in used), default=1))
+    most = max(_LEAST_THREADS, *(_THREADS * int(node.cpus) for node in resources.by_node))
+    if threads > most:
+        raise errors.UserError(
+            f"scaling.threads_per_worker must be at most {most}, got {threads}",
+            f"with {resources.listed}",
+            "leave it out to share the cores among the workers",
+        )
     return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus, threads_per_worker=threads)
 
 

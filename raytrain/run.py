@@ -164,6 +164,8 @@ def check_writable(out: Path | str, name: str | None) -> None:
     if storage.is_url(out):
         return storage.check(str(out), name)
     out = Path(out).expanduser()
+    if str(out).encode(errors="replace").decode() != str(out):
+        raise errors.not_writable(out, "its name is not UTF-8 text")
     if name is not None and os.path.lexists(out / name):
         raise errors.name_taken(out / name)
     above = existing(out)

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from raytrain import errors, launch, plan
+from raytrain import errors, launch, limits, plan
 from raytrain.experiment import Experiment
 from raytrain.plan import Node, Resources
 
@@ -36,6 +36,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         # Ray Train's imports take as long as Ray does; ray.init itself must stay in the main thread.
         self._imports = threading.Thread(target=_quieten, args=(verbose,), daemon=True, name="imports")
         self.places: list[tuple[str, int]] = []
+        if self.own:
+            limits.check()
         if not self.found:
             _settle()
         if self.address and not self.found:
@@ -79,6 +81,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
             temporary = private_folder()
             self._imports.start()
+            limits.give_token()
             with contextlib.nullcontext() if self.verbose else launch.small_node():  # which shows no worker's output
                 ray.init(
                     address="local",

@@ -23,7 +23,7 @@ LAYERS = (
     ("run",),
     ("writer",),
     ("loop",),
-    ("launch",),
+    ("launch", "limits"),
     ("interrupts", "observe", "session"),
     ("worker",),
     ("supervise",),
