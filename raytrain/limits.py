@@ -54,8 +54,7 @@ def check() -> None:
             "raise that limit, or end other processes",
         )
     folder = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
-    above = plan.existing(folder)
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    if not _writable(folder):
         raise errors.UserError(
             "Ray cannot write its temporary files", folder, "name a folder that can be written in RAY_TMPDIR"
         )
@@ -76,9 +75,9 @@ def settle_home() -> None:
     try:
         home = Path.home()
     except RuntimeError:
-        home = Path("/nonexistent")
+        home = Path(os.devnull)  # nobody, root neither, can make a folder there
         os.environ["HOME"] = str(home)
-    if not os.access(plan.existing(home), os.W_OK | os.X_OK):
+    if not _writable(home):
         os.environ.setdefault("MPLCONFIGDIR", f"{tempfile.gettempdir()}/raytrain-matplotlib-{os.getuid()}")
 
 
@@ -87,8 +86,14 @@ def give_token() -> None:
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH") or os.environ.get("RAY_AUTH_MODE"):
         return
     token = Path.home() / ".ray" / "auth_token"
-    if not (os.access(plan.existing(token), os.W_OK) or os.access(token, os.R_OK)):
+    if not (_writable(token.parent) or os.access(token, os.R_OK)):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or the folder itself can be made."""
+    above = plan.existing(folder)
+    return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 
 def _tasks(cpus: int) -> int:

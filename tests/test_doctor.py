@@ -104,6 +104,7 @@ def test_a_defect_of_a_node_is_found_alone_with_its_remedy(defect: tuple) -> Non
     ("check", "survey", "level", "what", "remedy"),
     [
         ("python", Survey(replace(HERE, python="3.9.1")), "failure", "raytrain needs 3.11", "newer Python"),
+        ("limits", Survey(HERE, refused=("64 files", "raise it")), "failure", "64 files", "raise it"),
         ("storage", Survey(replace(HERE, written="disk full"), out="runs"), "failure", "runs cannot be written: disk",
          "give a writable --out DIR"),
         ("cpus", Survey(replace(HERE, cpus=1)), "warning", "a worker and Ray Data share", "two CPUs"),
@@ -144,7 +145,7 @@ def test_what_is_well_is_not_found_fault_with(survey: Survey) -> None:
 
 def test_each_check_can_fail_or_warn() -> None:
     names = {check.__name__.removeprefix("check_").replace("_", " ") for check in CHECKS}
-    assert names <= {defect[0] for defect in DEFECTS} | {"cpus", "uv run"}
+    assert names <= {defect[0] for defect in DEFECTS} | {"cpus", "uv run", "limits"}
 
 
 def test_gloo_takes_the_interface_that_is_named_or_that_of_the_host_s_name() -> None:

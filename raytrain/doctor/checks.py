@@ -57,6 +57,7 @@ class Survey:
         out: the folder or URL for runs.
         free_cpus: the cluster's CPUs that nobody has taken.
         exposed: whether a node listens on more than the loopback.
+        refused: why Ray would not be started on this machine, and what helps; asked where no cluster is.
     """
 
     here: Facts
@@ -66,6 +67,7 @@ class Survey:
     out: str = "runs"
     free_cpus: float | None = None
     exposed: bool = False
+    refused: tuple[str, str] | None = None
 
     @property
     def apart(self) -> bool:
@@ -290,6 +292,13 @@ def check_open_files(machine: Facts, survey: Survey) -> Verdict:
     return Verdict("ok", "no limit" if machine.descriptors < 0 else f"{machine.descriptors:,}")
 
 
+def check_limits(machine: Facts, survey: Survey) -> Verdict | None:
+    """The system allows this user what Ray needs: `train` refuses to start where it does not."""
+    if survey.address:
+        return None
+    return Verdict("failure", *survey.refused) if survey.refused else Verdict("ok", "none that Ray meets")
+
+
 CHECKS: tuple[Callable[[Facts, Survey], Verdict | None], ...] = (
     check_python,
     check_packages,
@@ -305,5 +314,6 @@ CHECKS: tuple[Callable[[Facts, Survey], Verdict | None], ...] = (
     check_cpus,
     check_uv_run,
     check_open_files,
+    check_limits,
 )
 """All checks, in the order in which they are shown."""

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from raytrain import storage
+from raytrain import errors, limits, storage
 from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, clock, gather, probe, remove
 from raytrain.plan import existing
@@ -39,12 +39,21 @@ def examine(address: str | None = None, out: str = "runs") -> Survey:
         here = Facts.of(gather(folder, own, own))
         address = address or os.environ.get("RAY_ADDRESS")
         if not address:
-            return Survey(here, out=out)
+            return Survey(here, out=out, refused=_refused())
         with Session(address, verbose=False) as session:
             session.start()
             return _cluster(here, address, out, folder, mark)
     finally:
         remove(folder, [own])
+
+
+def _refused() -> tuple[str, str] | None:
+    """Why Ray would not be started here, and what helps."""
+    try:
+        limits.check()
+    except errors.UserError as error:
+        return f"{error.what} {error.where}", error.how
+    return None
 
 
 def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Survey:
