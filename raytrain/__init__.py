@@ -10,11 +10,13 @@ Declare an experiment once, as a value; run it on a laptop, a GPU box or a Ray c
 
 from __future__ import annotations
 
+from raytrain import guard as _guard  # noqa: F401  (takes the command's signals before the imports below)
+
+__version__ = "0.1.0"
+
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-__version__ = "0.1.0"
 
 from raytrain import config as _config
 from raytrain.data import MNIST, Augment, Data, Digits, ImageFolder, Index

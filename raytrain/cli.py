@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from raytrain import __version__, config, errors, limits
 from raytrain.batch_size import Search as Trying
 from raytrain.experiment import Experiment, load, with_strategy
 from raytrain.fit import Interrupted, Options, RunFailed, resume, train
-from raytrain.interrupts import terminable
+from raytrain.interrupts import asked, unwinding
 from raytrain.observe import Observer, watched
 from raytrain.optim import Rising
 from raytrain.parallel import STRATEGIES
@@ -77,7 +78,7 @@ class OtherData:
 
 
 def main() -> None:
-    """The `raytrain` command; ends the process with 0, 1 (a run failed), 2 (a mistake), 130 or 143 (signals)."""
+    """The `raytrain` command; ends the process with 0, 1 (a run failed), 2 (a mistake) or 128 + a signal."""
     guard_standard_streams()
     leave(run(sys.argv[1:]))
 
@@ -85,10 +86,25 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit status; the one place where an exception becomes a line and a status."""
     try:
+        with unwinding():
+            return _answer(arguments)
+    except BaseException as error:
+        number = asked(error)
+        if not number:
+            raise
+        print("interrupted", file=sys.stderr)
+        return 128 + number
+
+
+def _answer(arguments: list[str]) -> int:
+    """Run one command and return its exit status; what a signal made of it is the caller's."""
+    try:
         status = _command(arguments)
         sys.stdout.flush()
         return status
     except errors.UserError as error:
+        if asked(error):
+            raise
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailed as error:
@@ -100,9 +116,6 @@ def run(arguments: list[str]) -> int:
         return 1
     except Interrupted as interrupted:
         return 128 + (interrupted.signal or 2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except SystemExit as leaving:
         if leaving.code is None or isinstance(leaving.code, int):
             return leaving.code or 0
@@ -114,6 +127,8 @@ def run(arguments: list[str]) -> int:
         print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     except Exception as error:
+        if asked(error):
+            raise
         from raytrain.report import failure
 
         print(failure.line(error, "--verbose" in arguments), file=sys.stderr)
@@ -209,7 +224,7 @@ def _lr(arguments: list[str]) -> None:
     infer.check_output(file.with_suffix(".csv"), (".csv",))
     from raytrain import lr_range
 
-    with terminable(), watched(lr.Bar(rising.steps)) as observer:
+    with watched(lr.Bar(rising.steps)) as observer:
         curve = lr_range.find(value, rising, observer)
     lr.write(curve, Path(path), file)
     lr.show(curve, file, shlex.join(["raytrain", "train", path, *given]), value.lr / value.optimizer.lr)
@@ -249,7 +264,7 @@ def _batch(arguments: list[str]) -> None:
     from raytrain import batch_size
     from raytrain.report import batch
 
-    with terminable(), watched(Observer() if as_json else batch.Spinner()) as observer:
+    with watched(Observer() if as_json else batch.Spinner()) as observer:
         found = batch_size.find(value, search, source, observer)
     following = ["raytrain", "train", path, *given]
     if as_json:
@@ -588,18 +603,17 @@ def _followed(head: Dashboard, job: str, wants_stop: Callable[[], bool]) -> int:
     log = report.Log()
     follower, stopped_by = jobs.Follower(head, job, log.show), 0
     try:
-        with terminable():
-            try:
-                found = follower.to_end()
-            except KeyboardInterrupt:
-                if not wants_stop():
-                    raise
-                jobs.stop(head, job)
-                stopped_by = 130
-                found = follower.to_end()
-    except (KeyboardInterrupt, SystemExit) as interrupt:
+        try:
+            found = follower.to_end()
+        except KeyboardInterrupt as interrupt:
+            if asked(interrupt) != signal.SIGINT or not wants_stop():
+                raise
+            jobs.stop(head, job)
+            stopped_by = 130
+            found = follower.to_end()
+    except KeyboardInterrupt as interrupt:
         report.left(head, job, stopping=bool(stopped_by))
-        return 143 if isinstance(interrupt, SystemExit) else 130
+        return 128 + asked(interrupt)
     except jobs.Lost as error:
         report.lost(head, job, str(error))
         return 1

@@ -180,14 +180,13 @@ def _run(
             with interrupts.while_ray_starts():
                 session.start(path / "experiment.json" if run.url is None else None)
             ship_classes(planned.experiment)
-            interrupts.stop_if_asked()
             observer.status("reading the data")
             job, planned = _prepare(planned, path, weights, options, command_started, observer)
-            interrupts.stop_if_asked()
             observer.status("starting the workers")
             before, offset = read_metrics(path / "metrics.jsonl")
             observer.started(run, planned, before)
             tail = Tail(path / "metrics.jsonl", offset, observer)
+            interrupts.saves = True
             with storage.followed(path):
                 if planned.experiment.scaling.workers == 0:
                     supervise.work_here(job, tail)

@@ -1,36 +1,87 @@
-"""SIGINT and SIGTERM during a run: when they end it, and how."""
+"""SIGINT, SIGTERM and SIGHUP: what they end, and how.
+
+The `raytrain` command ends at once while it still imports (`guard`), unwinds while it plans or prints, and writes a
+checkpoint first while a run trains. A second signal ends it at once. SIGHUP is left alone where it is ignored from the
+start, as under nohup.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from raytrain.guard import numbers, say
 
-class Leave(Exception):
-    """A request to stop that came before there was anything to save."""
+_asked: list[int] = []
+"""The signals that asked the command to end."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that ends the command.
+
+    Attributes:
+        signal: its number.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(f"signal {number}")
+        self.signal = number
+
+
+class Leave(BaseException):
+    """A request to stop that came before there was anything to save. Not an Exception: no code on its way may take it
+    for an error of its own."""
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Makes of SIGTERM an exit that unwinds, as SIGINT's does, so that what is temporary is removed."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+def unwinding() -> Iterator[None]:
+    """Turn signals into `Stopped`, which unwinds the command, so that what is temporary is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _unwind) for number in numbers()}
+    del _asked[:]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def asked(error: BaseException) -> int:
+    """Return the signal that an error comes from, or 0: a library may have made another error of it."""
+    if isinstance(error, KeyboardInterrupt):
+        return getattr(error, "signal", signal.SIGINT)
+    return _asked[0] if _asked else 0
+
+
+def end_with(status: int) -> None:
+    """Let further signals end this process at once, with a status that is certain by now."""
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers():
+            signal.signal(number, lambda *_: os._exit(status))
 
 
 class Interrupts:
-    """SIGINT and SIGTERM: the first asks the workers for a checkpoint and an end, the second ends at once."""
+    """SIGINT, SIGTERM and SIGHUP during a run: the first asks the workers for a checkpoint and an end, the second ends
+    at once. Before `saves`, there is nothing to save, and the first raises `Leave`.
+
+    Attributes:
+        signal: the first that came, or 0.
+        says: whether to tell on standard error what is going on.
+        saves: whether workers may have something to save.
+    """
 
     def __init__(self, path: Path):
-        self.path, self.signal, self.says = path, 0, True
+        self.path, self.signal, self.says, self.saves = path, 0, True, False
+        self._starting = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -38,9 +89,9 @@ class Interrupts:
         return self
 
     def install(self) -> None:
-        """Takes both signals; again after Ray has started, which takes SIGTERM for itself."""
+        """Take the signals; again after Ray has started, which takes SIGTERM for itself."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers():
                 before = signal.signal(number, self._handle)
                 self._before.setdefault(number, before)
 
@@ -50,30 +101,66 @@ class Interrupts:
 
     @contextlib.contextmanager
     def while_ray_starts(self) -> Iterator[None]:
-        """Ray takes SIGTERM for itself while it starts, and ends the process by an exit of its own."""
+        """Let signals wait while Ray starts, which hangs where it is interrupted. SIGHUP is blocked, and with it in
+        Ray's processes: a terminal that closes sends it to all of them.
+
+        Raises:
+            Leave: one came.
+        """
+        self._starting = True
+        main = threading.current_thread() is threading.main_thread()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}) if main else set()
         try:
             yield
-        except SystemExit:
+        except SystemExit:  # of Ray's own handler, where it could not be kept from SIGTERM
             self.signal = self.signal or signal.SIGTERM
-            raise Leave from None
         finally:
+            self._starting = False
             self.install()
+            if main:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self.stop_if_asked()
 
     def stop_if_asked(self) -> None:
-        """Raises where a request has come already."""
+        """Raise `Leave` where a request has come already."""
         if self.signal:
             raise Leave
 
-    def _handle(self, number: int, _frame: object) -> None:
-        if self.signal:
-            raise KeyboardInterrupt
-        self.signal = number
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        again, self.signal = bool(self.signal), self.signal or number
+        if number == signal.SIGHUP:
+            _detach()
+        if again:
+            raise Stopped(number)
+        if self._starting:
+            return
+        if not self.saves:
+            raise Leave
         if self.says:
-            os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
+            say("\nstopping after this step, with a checkpoint; once more stops at once\n")
         self.ask()
 
     def ask(self) -> None:
-        """Lets the workers know of a request, where there is one; again and again, since the directory may be away."""
+        """Let the workers know of a request, where there is one; again and again, since the directory may be away."""
         if self.signal:
             with contextlib.suppress(OSError):
                 (self.path / "stop").touch()
+
+
+def _unwind(number: int, _: FrameType | None) -> None:
+    _asked.append(number)
+    if number == signal.SIGHUP:
+        _detach()
+    raise Stopped(number)
+
+
+def _detach() -> None:
+    """Write to nowhere from here on, where the terminal has gone: every line would be an error."""
+    for descriptor in (1, 2):
+        try:
+            os.ttyname(descriptor)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, descriptor)
+                os.close(null)

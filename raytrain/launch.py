@@ -61,6 +61,23 @@ def small_node() -> Iterator[None]:
             setattr(node, name, method)
 
 
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """Keep `ray.init` from taking SIGTERM, for which its handler leaves a start half done."""
+    utils: Any = None
+    if _known():
+        with contextlib.suppress(ImportError):
+            from ray._private import utils
+    taken = getattr(utils, "set_sigterm_handler", None)
+    if taken is not None:
+        utils.set_sigterm_handler = _nothing
+    try:
+        yield
+    finally:
+        if taken is not None:
+            utils.set_sigterm_handler = taken
+
+
 def abandon_node() -> None:
     """Ends what is left of the node of one's own, a part of which has died: `ray.shutdown` would wait for that part,
     and end this process with it."""

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from raytrain import errors, launch, limits, plan
 from raytrain.experiment import Experiment
+from raytrain.interrupts import end_with
 from raytrain.plan import Node, Resources
 
 _SOCKET_CHARACTERS = 107
@@ -82,7 +83,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
             temporary = private_folder()
             self._imports.start()
             limits.give_token()
-            with contextlib.nullcontext() if self.verbose else launch.small_node():  # which shows no worker's output
+            small = contextlib.nullcontext() if self.verbose else launch.small_node()  # which shows no worker's output
+            with small, launch.own_signals():
                 ray.init(
                     address="local",
                     num_cpus=int(plan.local_resources().cpus),
@@ -315,7 +317,8 @@ def _check_shared(file: Path) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process at once, after all that it has written: to take torch and Ray down in order takes seconds."""
+    """End this process at once, after all that it has written: to take torch and Ray down in order takes seconds."""
+    end_with(status)
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized() and not launch.abandoned():
         ray.shutdown()

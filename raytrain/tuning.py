@@ -308,10 +308,9 @@ class _Driver:
                     session.start(self.path / "sweep.json")
                 for variant in self.planned.variants.values():
                     ship_classes(variant.experiment)
-                interrupts.stop_if_asked()
                 self.observer.status("reading the data")
                 shelf = self._read()
-                interrupts.stop_if_asked()
+                interrupts.saves = True
                 self.observer.status("starting the first trials")
                 status = self._watch(shelf, interrupts)
             except Leave:

@@ -14,7 +14,7 @@ import raytrain
 ROOT = Path(raytrain.__file__).parent
 ROOMS = ("precision", "memory", "optim", "ema", "task", "metrics", "models", "data", "parallel")
 LAYERS = (
-    ("config", "errors", "order", "sources"),
+    ("guard", "config", "errors", "order", "sources"),
     ROOMS,
     ("experiment",),
     ("plan",),
@@ -23,9 +23,9 @@ LAYERS = (
     ("run",),
     ("writer",),
     ("loop",),
-    ("launch",),
+    ("launch", "interrupts"),
     ("limits",),
-    ("interrupts", "observe", "session"),
+    ("observe", "session"),
     ("worker",),
     ("supervise",),
     ("fit", "infer", "probe"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import pty
 import re
 import signal
 import stat
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -97,6 +101,71 @@ def test_a_signal_ends_the_run_after_a_checkpoint_and_leaves_nothing_behind(
     assert "Traceback" not in complaints and f"raytrain resume {run}" in output
     step = json.loads((run / "last.json").read_text())["step"]
     assert step == rows(run)[-1]["step"] == Run(run).summary["steps"] and Run(run).summary["status"] == "interrupted"
+    assert_gone(processes)
+
+
+def test_a_terminal_that_closes_ends_the_run_after_a_checkpoint(tmp_path: Path, experiments: Path) -> None:
+    """SIGHUP goes to all processes of the terminal, Ray's own among them, and nothing can be printed any more."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("train", str(experiments / "digits.py"), "--epochs", "1000", "--out", str(tmp_path), "--name", "run"),
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    run, deadline = tmp_path / "run", time.monotonic() + 120
+    while not (run / "metrics.jsonl").is_file() or rows_so_far(run)[-1:] == [] or rows_so_far(run)[-1]["step"] < 30:
+        assert process.poll() is None and time.monotonic() < deadline
+        with contextlib.suppress(BlockingIOError):
+            os.read(ours, 1 << 16)
+        time.sleep(0.05)
+    processes = tree(process.pid)
+    os.close(ours)
+    assert process.wait(60) == 129
+    step = json.loads((run / "last.json").read_text())["step"]
+    assert step == rows(run)[-1]["step"] == Run(run).summary["steps"] and Run(run).summary["status"] == "interrupted"
+    assert_gone(processes)
+
+
+READS_SLOWLY = """
+import time
+from dataclasses import dataclass
+from raytrain import CNN, Digits, Experiment
+@dataclass(frozen=True)
+class Slow(Digits):
+    def read(self, index, samples):
+        time.sleep(0.05 * len(samples))
+        return super().read(index, samples)
+experiment = Experiment(model=CNN(), data=Slow())
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("starting Ray", 0.5), pytest.param("reading the data", 6.0, marks=pytest.mark.slow)],
+)
+def test_a_signal_before_the_first_step_ends_the_run_without_a_traceback(
+    tmp_path: Path, said: str, seconds: float
+) -> None:
+    (tmp_path / "slow.py").write_text(READS_SLOWLY)
+    process = subprocess.Popen(
+        command("train", str(tmp_path / "slow.py"), "--out", str(tmp_path), "--name", "run"),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout
+    while said not in (line := process.stdout.readline()):
+        assert line
+    time.sleep(seconds)
+    processes = tree(process.pid)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143 and "Traceback" not in output and "interrupted: 0 steps" in output, output
+    assert Run(tmp_path / "run").summary["status"] == "interrupted"
+    assert_gone(processes)
+
+
+def assert_gone(processes: list[int]) -> None:
     deadline = time.monotonic() + 10
     while (left := [pid for pid in processes if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,0 +1,60 @@
+"""Signals of the `raytrain` command from its first import on: they end it, whatever its threads wait for.
+
+The package imports this module before all others, since those take half a second; so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import time
+
+_AT_ONCE_SECONDS = 0.7
+"""How long a command may take to unwind after a second signal."""
+_SHOW_CURSOR = "\x1b[?25h"
+"""A progress bar hides it."""
+
+
+def numbers() -> list[signal.Signals]:
+    """The signals that ask for an end; without SIGHUP where that is ignored from the start, as under nohup."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+def say(text: str) -> None:
+    """Write to standard error, past Python's own files, which another thread may hold."""
+    try:
+        os.write(2, text.encode())
+    except OSError:
+        pass
+
+
+def _end_now(number: int, _: object = None) -> None:
+    say(f"{_SHOW_CURSOR if os.isatty(2) else ''}interrupted\n")
+    os._exit(128 + number)
+
+
+def _watch(pipe: int) -> None:
+    """End the process after the second signal, though the main thread hears of none: it may hang in a library."""
+    os.read(pipe, 1)
+    number = os.read(pipe, 1)[0]
+    time.sleep(_AT_ONCE_SECONDS)
+    _end_now(number)
+
+
+def _begins() -> bool:
+    """Whether this process begins as the command, by its script or by `python -m`."""
+    program = os.path.basename((getattr(sys, "argv", None) or [""])[0])
+    module = program == "-m" and {"raytrain", "raytrain.cli"} & set(getattr(sys, "orig_argv", ()))
+    return program == "raytrain" or bool(module)
+
+
+if _begins():
+    for _number in numbers():
+        signal.signal(_number, _end_now)  # nothing has begun: until `interrupts.unwinding`, there is nothing to undo
+    _pipe = os.pipe()
+    os.set_blocking(_pipe[1], False)
+    signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
+    _thread.start_new_thread(_watch, (_pipe[0],))

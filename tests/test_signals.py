@@ -1,0 +1,131 @@
+"""SIGINT, SIGTERM and SIGHUP: at any moment of a command they end it, without a traceback and without leftovers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import DIGITS, REPOSITORY
+
+HANGS = "import time\nprint('there', flush=True)\ntime.sleep(60)\n"
+ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+STUCK = """
+import ctypes, sys
+sys.argv[0] = "raytrain"
+from raytrain import guard, interrupts
+mutex = ctypes.create_string_buffer(64)
+library = ctypes.CDLL(None)
+with interrupts.unwinding():
+    print("there", flush=True)
+    while True:
+        library.pthread_mutex_lock(mutex)  # for ever, and no signal ends it
+"""
+
+
+def started(folder: Path, *command: str, **options: Any) -> subprocess.Popen[str]:
+    """A command that has come to where it hangs; modules in the folder stand before the installed ones."""
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"PYTHONPATH": f"{folder}:{REPOSITORY}"}, **options,
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines = [""]
+    while lines[-1] != "there\n":
+        lines.append(process.stdout.readline())
+        assert lines[-1], f"it ended before: {lines}"
+    return process
+
+
+def train(folder: Path, experiment: Path | str = DIGITS, **options: Any) -> subprocess.Popen[str]:
+    command = ["-m", "raytrain.cli", "train", str(experiment), "--out", "runs", "--name", "run"]
+    return started(folder, *command, **options)
+
+
+def experiment(folder: Path, *lines: str) -> Path:
+    """A file like experiments/digits.py, with other lines before it."""
+    file = folder / "mine.py"
+    text = Path(DIGITS).read_text().replace("from __future__ import annotations\n", "")
+    file.write_text("\n".join(lines) + f"\n{text}")
+    return file
+
+
+def ended(process: subprocess.Popen[str], number: int, status: int) -> None:
+    """Sends a signal and checks that the command says one word, and ends soon."""
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=20)
+    assert process.returncode == status and said == "interrupted\n", said
+
+
+@pytest.mark.parametrize(("number", "status"), ENDS)
+@pytest.mark.parametrize("module", ["numpy", "tyro"])
+def test_a_signal_while_the_command_imports_ends_it_without_a_traceback(
+    tmp_path: Path, module: str, number: int, status: int
+) -> None:
+    (tmp_path / f"{module}.py").write_text(HANGS)  # the first import of the package, and one of the command line
+    ended(train(tmp_path), number, status)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), ENDS)
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("import time", "print('there', flush=True)", "time.sleep(60)"),
+        ("import time", "print('there', flush=True)", "try: time.sleep(60)", "except BaseException: 1 / 0"),
+    ],
+)
+def test_a_signal_while_an_experiment_is_read_ends_the_command_whatever_the_file_makes_of_it(
+    tmp_path: Path, lines: tuple[str, ...], number: int, status: int
+) -> None:
+    ended(train(tmp_path, experiment(tmp_path, *lines)), number, status)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_signal_while_the_plan_is_made_leaves_nothing(tmp_path: Path) -> None:
+    """A data source with a temporary folder, whose index takes long."""
+    lines = """
+import tempfile, time
+from dataclasses import dataclass
+from raytrain import Digits
+@dataclass(frozen=True)
+class Slow(Digits):
+    def index(self):
+        with tempfile.TemporaryDirectory(prefix="slow-", dir="."):
+            print("there", flush=True)
+            time.sleep(60)
+""".splitlines()
+    file = experiment(tmp_path, *lines)
+    file.write_text(file.read_text().replace("data=Digits(", "data=Slow("))
+    ended(train(tmp_path, file), signal.SIGTERM, 143)
+    assert not list(tmp_path.glob("slow-*")) and not (tmp_path / "runs").exists()
+
+
+def test_a_second_signal_ends_a_command_whose_main_thread_hangs_in_a_library(tmp_path: Path) -> None:
+    process = started(tmp_path, "-c", STUCK)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
+    second = time.monotonic()
+    ended(process, signal.SIGINT, 130)
+    assert time.monotonic() - second < 5
+
+
+def test_a_command_under_nohup_ignores_sighup(tmp_path: Path) -> None:
+    (tmp_path / "tyro.py").write_text(HANGS)
+    process = train(tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    ended(process, signal.SIGTERM, 143)
+
+
+def test_a_program_that_imports_the_package_keeps_its_signals(tmp_path: Path) -> None:
+    code = "import signal, raytrain; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout == "True\n"
