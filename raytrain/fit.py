@@ -210,7 +210,7 @@ def _run(
             raise RunFailed(last_line(error), path, None) from error
         finally:
             (path / "stop").unlink(missing_ok=True)
-            session.keep_logs(logs)
+            session.keep_logs(logs, run.summary["status"] not in ("completed", "interrupted"))
         if not (path / "summary.json").is_file():
             raise RunFailed("the workers ended without a summary", path, None)
         observer.finished(run)

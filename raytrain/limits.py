@@ -53,7 +53,9 @@ def check() -> None:
             f"in {where}",
             "raise that limit, or end other processes",
         )
-    folder = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
+    if not os.environ.get("RAY_TMPDIR"):
+        return  # the session makes a private folder
+    folder = Path(os.environ["RAY_TMPDIR"], "ray")
     if not _writable(folder):
         raise errors.UserError(
             "Ray cannot write its temporary files", folder, "name a folder that can be written in RAY_TMPDIR"

@@ -24,6 +24,11 @@ _SOCKET_CHARACTERS = 107
 """The longest path of a socket on Linux."""
 _SESSION_CHARACTERS = len("/ray/session_2026-11-23_04-30-41_782794_4194304/sockets/plasma_store")
 
+_READABLE = ("raylet.*", "gcs_server.*", "worker-*")
+"""Logs of Ray that tell why a run failed: the node's, the head's, and what workers printed before their logs began."""
+_LOG_BYTES, _LOG_FILES = 1 << 20, 20
+"""How much of a log is kept, and how many of a kind: the end of the newest."""
+
 
 class Session(contextlib.AbstractContextManager["Session"]):
     """The Ray cluster of a run: one that is there already, or one of our own on this machine."""
@@ -37,8 +42,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         # Ray Train's imports take as long as Ray does; ray.init itself must stay in the main thread.
         self._imports = threading.Thread(target=_quieten, args=(verbose,), daemon=True, name="imports")
         self.places: list[tuple[str, int]] = []
+        self._temporary = None
         if self.own:
             limits.check()
+            self._temporary = private_folder()
         if not self.found:
             _settle()
         if self.address and not self.found:
@@ -80,7 +87,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self.own:
             import ray
 
-            temporary = private_folder()
             self._imports.start()
             limits.give_token()
             small = contextlib.nullcontext() if self.verbose else launch.small_node()  # which shows no worker's output
@@ -89,7 +95,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                     address="local",
                     num_cpus=int(plan.local_resources().cpus),
                     include_dashboard=False,
-                    _temp_dir=temporary and str(temporary / "ray"),
+                    _temp_dir=self._temporary and str(self._temporary / "ray"),
                     log_to_driver=self.verbose,
                     logging_level=logging.INFO if self.verbose else logging.ERROR,
                 )
@@ -133,16 +139,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
             if node["Alive"]:  # nobody waits: it may be out of reach
                 ask(node, lambda: None)
 
-    def keep_logs(self, logs: Path) -> None:
-        """Copies the session's logs into the run's directory."""
-        import ray
+    def keep_logs(self, logs: Path, failed: bool) -> None:
+        """Leave in the logs of a run or a sweep what a person reads.
 
-        if not self.own or not ray.is_initialized():
-            return
-        session = launch.session_logs()
-        if session is not None:
-            with contextlib.suppress(OSError, shutil.Error):
-                shutil.copytree(session, logs / "ray", dirs_exist_ok=True, symlinks=True)
+        Args:
+            failed: whether to keep also what Ray's processes said, of a cluster of our own.
+        """
+        ray = sys.modules.get("ray")
+        with contextlib.suppress(OSError):
+            for file in (*logs.glob("place_*.json"), *logs.glob("rank_*.log")):
+                if file.suffix == ".json" or not file.stat().st_size:
+                    file.unlink()
+            for folder in logs.glob("train-*"):  # Ray Train's, which keeps nothing there
+                shutil.rmtree(folder)
+            running = self.own and ray is not None and ray.is_initialized()
+            session = launch.session_logs() if failed and running else None
+            if session is not None:
+                _copy_logs(session, logs / "ray")
 
     def _connect(self) -> None:
         secret, where = token()
@@ -180,6 +193,16 @@ class Session(contextlib.AbstractContextManager["Session"]):
         token = Path.home() / ".ray" / "auth_token"
         if token.is_file():
             token.chmod(0o600)
+
+
+def _copy_logs(session: Path, folder: Path) -> None:
+    """Copy the logs of Ray's processes that tell why a run failed, where they hold more than Ray's marks of jobs."""
+    for name in _READABLE:
+        for file in sorted(session.glob(name), key=os.path.getmtime)[-_LOG_FILES:]:
+            text = file.read_bytes()[-_LOG_BYTES:]
+            if any(line and not line.startswith(b":") for line in text.split(b"\n")):
+                folder.mkdir(exist_ok=True)
+                (folder / file.name).write_bytes(text)
 
 
 def private_folder() -> Path | None:

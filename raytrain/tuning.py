@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import threading
 import time
 import traceback
@@ -327,7 +328,7 @@ class _Driver:
                 raise RunFailed(f"{type(error).__name__}: {error}", self.path, None) from error
             finally:
                 self._sweep_up()
-                session.keep_logs(self.path / "logs")
+                session.keep_logs(self.path / "logs", isinstance(sys.exc_info()[1], Exception))
             self.close(status)
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)

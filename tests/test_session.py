@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,3 +110,32 @@ def test_the_session_of_a_run_is_below_a_folder_that_only_its_user_enters(
             session.private_folder()
         monkeypatch.setenv("RAY_TMPDIR", base)
         assert session.private_folder() is None
+
+
+def test_the_logs_of_a_run_are_what_a_person_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Ray's logs, those of a run that failed, with the end of long ones."""
+    ray, logs = tmp_path / "ray", tmp_path / "logs"
+    for name, text in (
+        ("raylet.out", b"x" * (1 << 20) + b"the node ran out of memory\n"),
+        ("raylet.err", b""),
+        ("worker-1.err", b":job_id:01000000\n:actor_name:RayTrainWorker\n"),
+        ("worker-2.err", b":job_id:01000000\nSegmentation fault\n"),
+        ("events/event_GCS.log", b"{}"),
+        ("dashboard_agent.log", b"text"),
+    ):
+        (ray / name).parent.mkdir(parents=True, exist_ok=True)
+        (ray / name).write_bytes(text)
+    monkeypatch.setattr(session.launch, "session_logs", lambda: ray)
+    monkeypatch.setitem(session.sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    own = session.Session(None, False)
+    monkeypatch.setitem(session.sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    for failed, kept in ((False, []), (True, ["raylet.out", "worker-2.err"])):
+        (logs / "train-1").mkdir(parents=True)
+        for name, text in (("rank_0.log", "text"), ("rank_1.log", ""), ("place_0.json", "{}"), ("workers.jsonl", "{}")):
+            (logs / name).write_text(text)
+        own.keep_logs(logs, failed)
+        assert sorted(path.name for path in logs.glob("ray/*")) == kept
+        assert {path.name for path in logs.iterdir()} - {"ray"} == {"rank_0.log", "workers.jsonl"}
+    text = (logs / "ray" / "raylet.out").read_bytes()
+    assert len(text) == 1 << 20 and text.endswith(b"the node ran out of memory\n")
