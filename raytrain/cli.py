@@ -10,8 +10,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -188,16 +190,16 @@ def _training(arguments: list[str], command: str, default: _O) -> tuple[Experime
 
 
 def _lr(arguments: list[str]) -> None:
-    """Find a learning rate: raytrain lr EXPERIMENT|RUN [--field value ...] [--out lr.png]"""
+    """Find a learning rate: raytrain lr EXPERIMENT|RUN [--field value ...] [--out FILE]"""
     usage, path = "raytrain lr EXPERIMENT", _first(arguments)
     if path is None:
         return _show_usage(
             arguments,
             usage,
             "Trains an experiment, or that of a run, for some steps (--steps 100) with a learning rate that rises from "
-            "--low 1e-07 to --high 10,\nsuggests the one at which the loss falls fastest, and plots the losses "
-            "(--out lr.png, and their figures in lr.csv).\nIt begins with the weights that `raytrain train` begins "
-            "with; a run stays as it is.",
+            "--low 1e-07 to --high 10, and suggests the one at which the loss falls fastest. --out lr.png keeps a plot "
+            "of the losses, and their figures in lr.csv; of a run, both are kept in its directory. It begins with the "
+            "weights that `raytrain train` begins with.",
         )
     value, source = load(path)
     _, given = _take(arguments[1:], "--steps", "--low", "--high", "--out", "--optimizer.lr")
@@ -206,12 +208,13 @@ def _lr(arguments: list[str]) -> None:
     def command(
         experiment: Annotated[Experiment, _FLAT] = value,
         options: Annotated[Rising, _FLAT] = Rising(),
-        out: str = "lr.png",
-    ) -> tuple[Experiment, Rising, str]:
+        out: str | None = None,
+    ) -> tuple[Experiment, Rising, str | None]:
         """Finds a learning rate.
 
         Args:
-            out: The plot: a .png, .svg or .pdf file. Its figures go into a .csv file of the same name.
+            out: The plot: a .png, .svg or .pdf file. Its figures go into a .csv file of the same name. By default
+                lr.png in the directory of a run, and none of an experiment.
         """
         return experiment, options, out
 
@@ -219,14 +222,16 @@ def _lr(arguments: list[str]) -> None:
     from raytrain import infer
     from raytrain.report import lr
 
-    file = Path(out)
-    infer.check_output(file, lr.PLOTS)
-    infer.check_output(file.with_suffix(".csv"), (".csv",))
+    file = Path(out) if out else Path(path, "lr.png") if Path(path).is_dir() else None
+    if file:
+        infer.check_output(file, lr.PLOTS)
+        infer.check_output(file.with_suffix(".csv"), (".csv",))
     from raytrain import lr_range
 
     with watched(lr.Bar(rising.steps)) as observer:
         curve = lr_range.find(value, rising, observer)
-    lr.write(curve, Path(path), file)
+    if file:
+        lr.write(curve, Path(path), file)
     lr.show(curve, file, shlex.join(["raytrain", "train", path, *given]), value.lr / value.optimizer.lr)
 
 
@@ -237,9 +242,9 @@ def _batch(arguments: list[str]) -> None:
         return _show_usage(
             arguments,
             usage,
-            "Tries micro-batches of an experiment, or of that of a run, on this machine, in each precision: which\n"
-            "is the largest that fits into a worker's memory (--memory GIB), and which the fastest. The global\n"
-            "batch_size stays, and with it what is learnt: gradients accumulate to it. Trials run in processes of\n"
+            "Tries micro-batches of an experiment, or of that of a run, on this machine, in each precision: which "
+            "is the largest that fits into a worker's memory (--memory GIB), and which the fastest. The global "
+            "batch_size stays, and with it what is learnt: gradients accumulate to it. Trials run in processes of "
             "their own; where one dies, its size does not fit.",
         )
     value, source = load(path)
@@ -280,7 +285,7 @@ def _sweep(arguments: list[str]) -> None:
         return _show_usage(
             arguments,
             usage,
-            "Runs the sweep of a Python file (`sweep = Sweep(...)`), or goes on with that of a sweep's directory.\n"
+            "Runs the sweep of a Python file (`sweep = Sweep(...)`), or goes on with that of a sweep's directory. "
             "`raytrain sweep SWEEP --help` lists its fields, and those of its experiment.",
         )
     wanted, options, source = _sweeping(arguments, "sweep", Options())
@@ -505,7 +510,7 @@ def _cluster(arguments: list[str]) -> None:
         raise errors.bad_flag("`check` or `init` must come first", "raytrain cluster")
     print(
         "usage: raytrain cluster check FILE [--json]\n       raytrain cluster init KIND [--out FILE]\n\n"
-        "Checks the file of a cluster (for `ray up`, or KubeRay's) offline, or gives one to begin with."
+        + _wrapped("Checks the file of a cluster (for `ray up`, or KubeRay's) offline, or gives one to begin with.")
     )
 
 
@@ -568,8 +573,8 @@ def _submit(arguments: list[str]) -> int:
         _show_usage(
             arguments,
             usage,
-            "Sends an experiment's or a sweep's file, with the project around it, to a cluster (--address URL of its\n"
-            "dashboard), runs it there with the flags given, follows it, and ends with its exit status: 143 where it\n"
+            "Sends an experiment's or a sweep's file, with the project around it, to a cluster (--address URL of its "
+            "dashboard), runs it there with the flags given, follows it, and ends with its exit status: 143 where it "
             "was stopped. --out is a folder that all nodes share, or a URL. --no_wait prints the job's id and returns.",
         )
         return 0
@@ -752,8 +757,21 @@ def _help() -> str:
     lines = ["usage: raytrain COMMAND ...", "", "Distributed training of PyTorch vision models on Ray.", ""]
     for name, command in _COMMANDS.items():
         what, _, usage = str(command.__doc__).partition(": ")
-        lines.append(f"  {name:<9} {what:<22} {usage}")
-    return "\n".join([*lines, "", "`raytrain COMMAND --help` says more; --version prints the version."])
+        lines.append(_wrapped(usage.removeprefix(f"raytrain {name} "), f"  {name:<9} {what:<22}  "))
+    return "\n".join([*lines, "", _wrapped("`raytrain COMMAND --help` says more; --version prints the version.")])
+
+
+def _wrapped(text: str, before: str = "") -> str:
+    """The text in lines of the terminal's width, 100 columns at the most; all but the first are indented like it."""
+    width = min(100, shutil.get_terminal_size().columns)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=before,
+        subsequent_indent=" " * len(before),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def _strategy(value: Experiment, arguments: list[str]) -> tuple[Experiment, list[str]]:
@@ -791,7 +809,7 @@ def _first(arguments: list[str]) -> str | None:
 
 def _show_usage(arguments: list[str], usage: str, text: str) -> None:
     if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: {usage} [--field value ...]\n\n{text}")
+        print(f"usage: {usage} [--field value ...]\n\n{_wrapped(text)}")
         return
     raise errors.bad_flag(f"{usage.rpartition(' ')[2]} must come first", usage.rpartition(" ")[0])
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import DIGITS, REPOSITORY, fails, finished, succeeds, without_ray
+from commands import DIGITS, REPOSITORY, copied, fails, finished, succeeds, without_ray
 from torch import nn
 
 from raytrain import CNN, FSDP, SGD, BadSample, Digits, Experiment, Index, Run, Scaling, UserError
@@ -23,7 +23,7 @@ from raytrain.lr_range import Curve, Smoothed, diverged, find
 from raytrain.observe import Observer
 from raytrain.optim import Rising
 
-__all__ = ["finished", "without_ray"]
+__all__ = ["copied", "finished", "without_ray"]
 
 pytestmark = pytest.mark.usefixtures("without_ray")
 Capture = pytest.CaptureFixture[str]
@@ -142,6 +142,21 @@ def test_the_command_suggests_plots_and_leaves_a_run_as_it_is(finished: Run, cap
     assert said.endswith(f"next:  raytrain train {finished.path} --seed 3 --optimizer.lr {found.steepest:.2g}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.csv", "found.png"]
     assert before == {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
+
+
+def test_a_plot_is_kept_in_a_run_and_never_in_the_working_directory(
+    copied: Run, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = {path.name for path in copied.path.iterdir()}
+    said = succeeds(capsys, "lr", copied.path, "--steps", "20")
+    assert f"the plot is in {copied.path}/lr.png, its figures in {copied.path}/lr.csv" in said
+    assert {path.name for path in copied.path.iterdir()} - before == {"lr.png", "lr.csv"}
+    for experiment in (DIGITS, copied.path / "experiment.json"):
+        said = succeeds(capsys, "lr", experiment, "--steps", "20")
+        assert "--out lr.png keeps a plot" in said
+    assert not list((tmp_path / "here").iterdir())
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".pdf"])

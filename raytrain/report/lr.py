@@ -76,19 +76,22 @@ def write(curve: Curve, tested: Path, file: Path) -> None:
     write_whole(file.with_suffix(".csv"), text.getvalue().encode())
 
 
-def show(curve: Curve, file: Path, command: str, scale: float = 1.0) -> None:
-    """Prints what was found, and the command that trains with it.
+def show(curve: Curve, file: Path | None, command: str, scale: float = 1.0) -> None:
+    """Print what was found, and the command that trains with it.
 
     Args:
+        file: the plot, if one was written.
         scale: what `lr_scaling` multiplies the optimizer's learning rate by.
     """
-    console, figures = terminal(lasting=True), file.with_suffix(".csv")
+    console, kept = terminal(lasting=True), "--out lr.png keeps a plot of the losses, and lr.csv their figures"
+    if file:
+        kept = f"the plot is in {file}, its figures in {file.with_suffix('.csv')}"
     lowest, steepest, tenth = curve.lowest, curve.steepest, curve.tenth
     end = f"learning rates from {curve.lr[0]:.2g} to {curve.lr[-1]:.2g} in {len(curve.lr)} steps"
     if lowest is None or steepest is None or tenth is None:
         console.print(f"{end}: the loss never fell, so no learning rate is suggested")
-        console.print(f"the plot is in {file}, its figures in {figures}")
-        console.print("next:  look at the plot; try another --low and --high, or more --steps")
+        console.print(kept, markup=False)
+        console.print("next:  try another --low and --high, or more --steps")
         return
     rows = [
         ("steepest descent", f"{steepest:.2g}"),
@@ -98,8 +101,8 @@ def show(curve: Curve, file: Path, command: str, scale: float = 1.0) -> None:
     if scale != 1:
         rows.insert(1, (f"before lr_scaling by {scale:.4g}", f"{steepest / scale:.2g}"))
     console.print(table(end, rows))
-    console.print(f"the plot is in {file}, its figures in {figures}")
-    console.print(f"next:  {command} --optimizer.lr {steepest / scale:.2g}")
+    console.print(kept, markup=False)
+    console.print(f"next:  {command} --optimizer.lr {steepest / scale:.2g}", markup=False)
 
 
 def _draw(axes: Axes, curve: Curve, tested: Path) -> None:
