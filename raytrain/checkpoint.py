@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from raytrain import errors
+from raytrain.files import read_bytes, sync, write_atomically
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
 PARTS = (MODEL, OPTIMIZER, STATE)
@@ -94,7 +95,7 @@ def save(
         ):
             files[name] = _write(f"{target}/{name}", content)
         write_atomically(target / MANIFEST, json.dumps({"step": step, "files": files}))
-        _sync(folder)
+        sync(folder)
     except OSError:
         with contextlib.suppress(OSError):
             _remove(str(target))
@@ -356,23 +357,6 @@ def drop_after(folder: Path, step: int) -> None:
             _remove(f"{folder}/{name}")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file so that readers see the old or the new text, and a crash leaves one of them.
-
-    Raises:
-        OSError: storage refused it; the old text is there, or the new one.
-    """
-    partial = f"{path.parent}/.{path.name}.{os.getpid()}"
-    try:
-        _write(partial, lambda file: file.write(text.encode()))
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
-    _sync(path.parent)
-
-
 class _File:
     """A file that is being written: `torch.save` takes it for one.
 
@@ -471,19 +455,15 @@ def _remove(path: str) -> None:
 
 
 def _read(path: Path, name: str) -> bytes:
-    """A small file of a checkpoint. It is no link and no pipe, for which a reader would wait.
+    """Return a small file of a checkpoint.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is a link, no regular file, or too large.
         OSError: there is none, or storage cannot be read.
     """
-    file = path / name
-    status = os.lstat(file)
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{name} is no file")
-    if status.st_size > _LARGEST[name]:
-        raise ValueError(f"{name} has {status.st_size} bytes")
-    return file.read_bytes()
+    if stat.S_ISLNK(os.lstat(path / name).st_mode):
+        raise ValueError(f"{name} is a link")
+    return read_bytes(path / name, _LARGEST[name])
 
 
 def _refuse(constant: str) -> None:
@@ -498,11 +478,3 @@ def _short(error: BaseException) -> str:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

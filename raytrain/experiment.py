@@ -15,6 +15,7 @@ from typing import Any, Literal
 from raytrain import config, errors, order
 from raytrain.config import above, at_least, check
 from raytrain.data import Data
+from raytrain.files import write_atomically
 from raytrain.models import Model
 from raytrain.optim import SGD, Constant, Optimizer, Schedule
 from raytrain.parallel import DDP, STRATEGIES, Parallel
@@ -341,7 +342,7 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
 
 def save(experiment: Experiment, path: Path) -> None:
     """Writes the experiment as JSON."""
-    path.write_text(to_json(experiment))
+    write_atomically(path, to_json(experiment))
 
 
 def to_json(experiment: Experiment) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import platform
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from raytrain import __version__, config, errors, experiment, plan, storage, supervise
 from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
+from raytrain.files import write_atomically
 from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
@@ -205,7 +207,8 @@ def _run(
             _summarise(path, planned, "failed", str(failure))
             raise
         except Exception as error:  # Ray's own, or of a data source that the experiment brings
-            (logs / "driver.log").write_text(traceback.format_exc())
+            with contextlib.suppress(OSError):
+                write_atomically(logs / "driver.log", traceback.format_exc())
             _summarise(path, planned, "failed", last_line(error))
             raise RunFailed(last_line(error), path, None) from error
         finally:
@@ -283,8 +286,6 @@ def _waits(observer: Observer, seconds: float) -> None:
 
 def write_skipped(path: Path, skipped: dict[str, list[Bad]]) -> None:
     """Writes `skipped.json` of a run or a sweep, if there is something to say: row, path and reason of each sample."""
-    from raytrain.checkpoint import write_atomically
-
     file = path / "skipped.json"
     if any(skipped.values()):
         report = {
@@ -339,13 +340,11 @@ def write_environment(path: Path, planned: Plan) -> None:
         "resources": dataclasses.asdict(planned.resources),
         "data_fingerprint": {split: index.fingerprint() for split, index in planned.indices.items()},
     }
-    (path / "environment.json").write_text(json.dumps(values, indent=2) + "\n")
+    write_atomically(path / "environment.json", json.dumps(values, indent=2) + "\n")
 
 
 def _summarise(path: Path, planned: Plan, status: str, error: str | None = None) -> None:
     """A summary for a run whose workers could not write one."""
-    from raytrain.checkpoint import write_atomically
-
     if not (path / "summary.json").is_file():
         rows = read_metrics(path / "metrics.jsonl")[0]
         last = rows[-1] if rows else {}

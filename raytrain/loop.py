@@ -20,6 +20,7 @@ from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.ema import EMA
 from raytrain.experiment import Experiment
+from raytrain.files import write_atomically
 from raytrain.metrics import Sums
 from raytrain.optim import backbone
 from raytrain.parallel import Parallel
@@ -473,7 +474,7 @@ class Worker:
         self.experiment = config.replace(e, "precision", chosen)
         self.precision = Precision(chosen, device)
         if self.log:
-            checkpoint.write_atomically(self.run.path / "experiment.json", experiment.to_json(self.experiment))
+            write_atomically(self.run.path / "experiment.json", experiment.to_json(self.experiment))
             self.log.write([{"kind": "precision", "chosen": chosen, "milliseconds": self.progress.tried}])
 
     def _seed(self, *parts: int) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytrain import errors, experiment, storage
 from raytrain.experiment import Experiment
+from raytrain.files import append
 from raytrain.plan import existing
 
 if TYPE_CHECKING:
@@ -181,8 +182,8 @@ NOTES = "logs/notes.log"
 
 def note(run: Path, text: str) -> None:
     """Append a line to a run's notes; from any rank whose directory is the run's."""
-    with contextlib.suppress(OSError), open(run / NOTES, "a") as file:
-        file.write(f"{text}\n")
+    with contextlib.suppress(OSError):
+        append(run / NOTES, f"{text}\n")
 
 
 def read_metrics(path: Path, offset: int = 0, kind: str = "") -> tuple[list[dict[str, Any]], int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from raytrain import errors, launch, storage
 from raytrain.experiment import Experiment
+from raytrain.files import append, known_json, read_json
 from raytrain.interrupts import Interrupts
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
@@ -230,7 +231,7 @@ class Supervisor:
         return found
 
     def _status(self) -> str:
-        return json.loads((self.job.run / "summary.json").read_text())["status"]
+        return Run(self.job.run).summary["status"]
 
     def _say(self, event: str, why: str) -> None:
         """Shows and keeps what became of the workers."""
@@ -239,8 +240,9 @@ class Supervisor:
             return
         self.said = event
         row = {"time": time.time(), "event": event, "why": why, "checkpoint": newest or None}
-        with contextlib.suppress(OSError), open(self.job.run / "logs" / "workers.jsonl", "a") as file:
-            file.write(json.dumps(row | {"workers": self.job.experiment.scaling.ranks}) + "\n")
+        with contextlib.suppress(OSError):
+            line = json.dumps(row | {"workers": self.job.experiment.scaling.ranks})
+            append(self.job.run / "logs" / "workers.jsonl", f"{line}\n")
         self.observer.workers(event, why, newest)
 
 
@@ -384,14 +386,15 @@ def _nodes_of(run: Path) -> set[str]:
     found = set()
     for file in (run / "logs").glob("place_*.json"):
         with contextlib.suppress(ValueError, OSError):
-            found.add(json.loads(file.read_text())["node"])
+            found.add(read_json(file)["node"])
     return found
 
 
 def _failure(error: BaseException, path: Path) -> RunFailed:
     """The root cause: the rank whose error came first, not those that then missed it."""
     storage.refresh(path)
-    records = [json.loads(file.read_text()) for file in (path / "logs").glob("rank_*.json")]
+    found = [known_json(file) for file in (path / "logs").glob("rank_*.json")]
+    records = [record for record in found if record.keys() >= {"time", "rank", "lost", "error", "at"}]
     own = [record for record in records if not record["lost"]]
     if own:
         first = min(own, key=lambda record: record["time"])

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors, experiment, fit, plan, storage
-from raytrain.checkpoint import write_atomically
 from raytrain.experiment import Experiment
+from raytrain.files import known_json, needed_json, write_atomically
 from raytrain.fit import Interrupted, Options, RunFailed
 from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import SweepObserver
@@ -65,7 +65,7 @@ class SweepRun:
     @property
     def answer(self) -> dict[str, Any]:
         """All of `sweep.json`: `status`, `best` (a trial's number), `front`, `trials` with their figures."""
-        return json.loads((self.path / "sweep.json").read_text())
+        return needed_json(self.path / "sweep.json", f"`raytrain sweep {self.path}` writes it again")
 
     @property
     def trials(self) -> list[dict[str, Any]]:
@@ -290,8 +290,8 @@ class _Driver:
         self.leaving = False
         self.ended: dict[int, dict[str, Any]] = {}
         self.before = 0.0
-        with contextlib.suppress(OSError, ValueError):
-            self.before = json.loads((path / "sweep.json").read_text()).get("seconds") or 0.0
+        seconds = known_json(path / "sweep.json").get("seconds")
+        self.before = float(seconds) if isinstance(seconds, int | float) else 0.0
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Tune pickles what it calls back, for a restoration that nobody asks it for: nothing stands for this."""
@@ -322,8 +322,9 @@ class _Driver:
             except (errors.UserError, RunFailed):
                 raise
             except Exception as error:
-                (self.path / "logs").mkdir(exist_ok=True)
-                (self.path / "logs" / "driver.log").write_text(traceback.format_exc())
+                with contextlib.suppress(OSError):
+                    (self.path / "logs").mkdir(exist_ok=True)
+                    write_atomically(self.path / "logs" / "driver.log", traceback.format_exc())
                 self.write("failed")
                 raise RunFailed(f"{type(error).__name__}: {error}", self.path, None) from error
             finally:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from raytrain import errors, storage
 from raytrain.data import Index
 from raytrain.experiment import Experiment
+from raytrain.files import write_atomically
 from raytrain.run import Lock, note
 from raytrain.session import answers, cpus_for_data, why_no_block
 
@@ -60,7 +61,6 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
     import torch
     import torch.distributed as dist
 
-    from raytrain import checkpoint
     from raytrain.data.reader import Resident, Streaming
     from raytrain.loop import Place, Worker
 
@@ -83,7 +83,7 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
         head.start()
         here = {"node": context.get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
         mark = job.run / "logs" / f"place_{place.rank}.json"
-        checkpoint.write_atomically(mark, json.dumps(here))
+        write_atomically(mark, json.dumps(here))
         if there:
             there.write(f"logs/place_{place.rank}.json", json.dumps(here).encode())
     with _recorded(job, place.rank, there), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():
@@ -176,7 +176,7 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
             "traceback": traceback.format_exc(),
         }
         with contextlib.suppress(OSError):  # the error itself matters more than a disk that is full
-            (job.run / "logs" / f"rank_{rank}.json").write_text(json.dumps(record))
+            write_atomically(job.run / "logs" / f"rank_{rank}.json", json.dumps(record))
             if there:
                 there.write(f"logs/rank_{rank}.json", json.dumps(record).encode())
         raise

@@ -14,6 +14,7 @@ from typing import Any
 
 from raytrain import checkpoint, errors
 from raytrain.experiment import Checkpoint
+from raytrain.files import append, write_atomically
 from raytrain.run import NOTES, MetricsLog
 from raytrain.storage import POLL_SECONDS, Storage
 
@@ -99,7 +100,7 @@ class CheckpointWriter:
         def write() -> None:
             self._commit()
             self.log.commit()
-            checkpoint.write_atomically(self.run / "summary.json", json.dumps(summary, indent=2))
+            write_atomically(self.run / "summary.json", json.dumps(summary, indent=2))
             if self.storage:
                 self.storage.push_metrics(self.run)
                 self.storage.write("summary.json", self.run / "summary.json")
@@ -161,10 +162,10 @@ class CheckpointWriter:
     def _point(self, name: str, step: int, best: dict[str, Any]) -> None:
         """Writes what points to the last checkpoint, and to the best one where that has changed."""
         if best != self._best:
-            checkpoint.write_atomically(self.run / "best.json", json.dumps(best, indent=2))
+            write_atomically(self.run / "best.json", json.dumps(best, indent=2))
             self._best = best
         last = {"checkpoint": name, "step": step}
-        checkpoint.write_atomically(self.run / "last.json", json.dumps(last, indent=2))
+        write_atomically(self.run / "last.json", json.dumps(last, indent=2))
 
     def close(self) -> None:
         """Waits, whatever has become of it."""
@@ -214,8 +215,7 @@ class CheckpointWriter:
             with contextlib.suppress(OSError):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(self.run / "logs")
-                with open(self.run / _REFUSALS, "a") as file:
-                    file.writelines(f"{line}\n" for line in self._unsaid)
+                append(self.run / _REFUSALS, "".join(f"{line}\n" for line in self._unsaid))
                 self._unsaid = []
 
 

@@ -408,18 +408,6 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint(tmp_path: Path, monkeypa
     assert names(tmp_path) == [1]
 
 
-def test_write_atomically_replaces_the_whole_text_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "best.json"
-    for text in ("long " * 1000, "short", ""):
-        checkpoint.write_atomically(file, text)
-        assert file.read_text() == text and [path.name for path in tmp_path.iterdir()] == ["best.json"]
-    checkpoint.write_atomically(file, "kept")
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
-    with pytest.raises(OSError, match="power cut"):
-        checkpoint.write_atomically(file, "new")
-    assert file.read_text() == "kept"
-
-
 # In the background
 
 

@@ -14,7 +14,7 @@ import raytrain
 ROOT = Path(raytrain.__file__).parent
 ROOMS = ("precision", "memory", "optim", "ema", "task", "metrics", "models", "data", "parallel")
 LAYERS = (
-    ("guard", "config", "errors", "order", "sources"),
+    ("guard", "config", "errors", "files", "order", "sources"),
     ROOMS,
     ("experiment",),
     ("plan",),
@@ -50,6 +50,7 @@ WITHOUT_RAY = (
         "plan",
         "config",
         "errors",
+        "files",
         "order",
         "lr_range",
         "batch_size",

@@ -23,6 +23,7 @@ from typing import Any
 from raytrain import checkpoint, errors, fit, memory, supervise
 from raytrain.data import Index
 from raytrain.experiment import Experiment
+from raytrain.files import write_atomically
 from raytrain.loop import Worker
 from raytrain.run import MetricsLog
 from raytrain.search import record
@@ -318,7 +319,7 @@ def adopt(run: Path, pool: Path) -> None:
         (run / pointer).unlink(missing_ok=True)
     state = checkpoint.load_state(sources[-1])
     best = state["progress"]["best"]
-    checkpoint.write_atomically(run / "best.json", json.dumps(best, indent=2))
+    write_atomically(run / "best.json", json.dumps(best, indent=2))
     for source in sources:  # links, with the newest last: a crash before it leaves a run that begins earlier
         shutil.copytree(source, own / source.name, copy_function=os.link)
     os.replace(partial, run / "metrics.jsonl")

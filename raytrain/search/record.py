@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config
-from raytrain.checkpoint import write_atomically
 from raytrain.data import Augment
 from raytrain.experiment import Experiment
+from raytrain.files import known_json, write_atomically
 from raytrain.run import read_metrics
 from raytrain.search.objective import Objective
 
@@ -28,11 +28,8 @@ def folder(sweep: Path, number: int) -> Path:
 
 
 def read(run: Path) -> dict[str, Any] | None:
-    """A trial's record; None where the trial was not begun."""
-    try:
-        return json.loads((run / _FILE).read_text())
-    except (FileNotFoundError, ValueError):
-        return None
+    """Return a trial's record; None where the trial was not begun, or its record is damaged."""
+    return known_json(run / _FILE) or None
 
 
 def update(run: Path, **changes: Any) -> dict[str, Any]:
@@ -62,9 +59,7 @@ def epochs(run: Path) -> list[dict[str, Any]]:
 
 def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int) -> dict[str, Any]:
     """A trial's record with the figures of its run, as `sweep.json` lists it."""
-    found, rows, summary = read(run) or {}, epochs(run), {}
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        summary = json.loads((run / "summary.json").read_text())
+    found, rows, summary = read(run) or {}, epochs(run), known_json(run / "summary.json")
     if found.get("peak_memory_bytes"):
         summary["peak_memory_bytes"] = found["peak_memory_bytes"]
     usable = found.get("status") in ("completed", "stopped", "running", "paused", "interrupted")

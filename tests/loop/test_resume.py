@@ -31,6 +31,7 @@ from raytrain import (
     Run,
     UserError,
     checkpoint,
+    writer,
 )
 from raytrain.data.loader import Loaded
 from raytrain.loop import Worker
@@ -348,7 +349,7 @@ def test_a_directory_that_vanishes_and_returns_costs_the_checkpoints_in_between_
 
 def cut_before_pointer_rank(rank: int, world: int, e: Experiment, run: Path, name: str, step: int) -> None:
     """Fails when a file that points to the checkpoint of that step would be written."""
-    write = checkpoint.write_atomically
+    write = writer.write_atomically
 
     def write_atomically(path: Path, text: str) -> None:
         if path.name == name and json.loads(text)["step"] >= step:
@@ -356,7 +357,7 @@ def cut_before_pointer_rank(rank: int, world: int, e: Experiment, run: Path, nam
         write(path, text)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(checkpoint, "write_atomically", write_atomically)
+        patch.setattr(writer, "write_atomically", write_atomically)
         train_rank(rank, world, e, run)
 
 

@@ -1,0 +1,181 @@
+"""Small files of a run, a sweep or a job: replaced as a whole, and read with suspicion.
+
+A writer may be killed, and a disk may refuse, at each system call; a later reader finds the old content or the new
+one. A reader takes regular files of a sensible size alone: a pipe would make it wait, a device would never end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from raytrain import errors
+
+LARGEST = 1 << 26
+"""Bytes of a file that is read whole: a larger one is none of ours."""
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file so that readers see the old or the new content, and a crash leaves one of them.
+
+    Raises:
+        OSError: storage refuses it; the old content is there, or the new one.
+    """
+    partial = f"{path.parent}/.{path.name}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        with open_new(partial) as descriptor:
+            _write_all(descriptor, content.encode() if isinstance(content, str) else content)
+            os.fsync(descriptor)
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+    sync(path.parent)
+
+
+def append(path: Path, text: str) -> None:
+    """Append lines to a log that people read. A crash may leave a part of the last line.
+
+    Raises:
+        OSError: storage refuses it, or the folder is not there: it is never made again.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        _write_all(descriptor, text.encode(errors="backslashreplace"))
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def open_new(path: str) -> Any:
+    """The descriptor of a file that is written from its beginning, in a `with` statement; a link is not followed.
+
+    Raises:
+        OSError: storage refuses it.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def sync(folder: Path) -> None:
+    """Put a folder's entries on the disk.
+
+    Raises:
+        OSError: storage refuses it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it, where there is one.
+
+    Raises:
+        OSError: storage refuses it.
+    """
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is none.
+        ValueError: it is no regular file, or larger than `largest` bytes.
+        OSError: storage cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would wait
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ELOOP):  # a socket; links in a circle
+            raise ValueError("it is no regular file") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is no regular file")
+        if status.st_size > largest:
+            raise ValueError(f"it has {status.st_size:,} bytes")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: Path, largest: int = LARGEST, constants: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """Return the JSON object that a file holds.
+
+    Args:
+        constants: called for NaN and infinities; by default they are read as floats.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no file.
+        ValueError: it is no regular file, too large, no JSON, or its JSON is no object.
+        OSError: storage cannot be read.
+    """
+    try:
+        found = json.loads(read_bytes(path, largest), parse_constant=constants)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is no text") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"its JSON is no object but a {type(found).__name__}")
+    return found
+
+
+def known_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds; an empty one where there is none, or it is damaged."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def needed_json(path: Path, how: str) -> dict[str, Any]:
+    """Return the JSON object of a file that a command cannot do without.
+
+    Args:
+        how: what helps where the file is missing or damaged.
+
+    Raises:
+        UserError: it is.
+    """
+    try:
+        return read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise errors.UserError("this file is missing", path, how) from None
+    except (OSError, ValueError) as error:
+        raise errors.UserError(f"this file cannot be read: {reason(error)}", path, how) from None
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Return an error's own words, without the file that the message names anyway."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
