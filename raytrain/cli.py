@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import inspect
 import io
 import json
 import os
@@ -15,21 +16,21 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from raytrain import __version__, config, errors, limits
+from raytrain import __version__, errors, hints, limits
 from raytrain.batch_size import Search as Trying
 from raytrain.experiment import Experiment, load, with_strategy
 from raytrain.fit import Interrupted, Options, RunFailed, resume, train
 from raytrain.interrupts import asked, unwinding
 from raytrain.observe import Observer, watched
 from raytrain.optim import Rising
-from raytrain.parallel import STRATEGIES
+from raytrain.parallel import STRATEGIES, Parallel
 from raytrain.report.output import Refused, guard_standard_streams
 from raytrain.run import Run
 from raytrain.search import Scheduler, Search, Sweep
@@ -42,6 +43,7 @@ _FLAT = tyro.conf.arg(name="")
 _STRATEGIES = (
     f"--parallel.strategy NAME is one of {', '.join(STRATEGIES)}, and decides which other --parallel flags there are."
 )
+_NO_FLOAT = ("could not convert string to float:", "a number")
 _O = TypeVar("_O", bound=Options)
 _JOB = tyro.conf.arg(metavar="JOB", help="The job's id, which `submit` prints.")
 _RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
@@ -804,7 +806,7 @@ def _without(arguments: list[str], *flags: str) -> list[str]:
 
 
 def _first(arguments: list[str]) -> str | None:
-    return arguments[0] if arguments and not arguments[0].startswith("-") else None
+    return arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
 
 
 def _show_usage(arguments: list[str], usage: str, text: str) -> None:
@@ -819,7 +821,7 @@ def _parse(command: Callable, arguments: list[str], usage: str, description: str
     said = io.StringIO()
     wants_help = any(argument in ("-h", "--help") for argument in arguments)
     try:
-        with contextlib.nullcontext() if wants_help else contextlib.redirect_stderr(said):
+        with contextlib.nullcontext() if wants_help else _complaints(said):
             parsed, unknown = tyro.cli(
                 command,
                 args=arguments,
@@ -833,41 +835,104 @@ def _parse(command: Callable, arguments: list[str], usage: str, description: str
             raise
         raise errors.bad_flag(_plain(said.getvalue()), usage) from None
     if unknown:
-        known = [f"--{path}" for path in _flags(command)]
-        if unknown[0].startswith("-"):
-            flag = unknown[0].partition("=")[0]
-            field = flag.removeprefix("--parallel.").removeprefix("no_")
-            others = [name for name, strategy in STRATEGIES.items() if hasattr(strategy, field)]
-            if flag.startswith("--parallel.") and others:
-                raise errors.flag_of_another_strategy(flag, others)
-            raise errors.unknown_flag(flag, known, usage)
-        raise errors.unexpected_argument(unknown[0], usage)
+        raise _unknown(unknown, command, usage)
     return parsed
 
 
-def _flags(command: Callable) -> list[str]:
-    import inspect
+@contextlib.contextmanager
+def _complaints(said: io.StringIO) -> Iterator[None]:
+    """Catches what tyro writes to standard error, in lines of 80 columns: on a narrow terminal it breaks words."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    finally:
+        del os.environ["COLUMNS"]
+        if before is not None:
+            os.environ["COLUMNS"] = before
 
-    paths: list[str] = []
+
+def _unknown(unknown: list[str], command: Callable, usage: str) -> errors.UserError:
+    """The error for arguments that are none of a command's, with what may have been meant."""
+    parts = _parts(command)
+    known = [path for path, default in parts.items() if not dataclasses.is_dataclass(default)]
+    flag, equals, value = unknown[0].partition("=")
+    path = flag.lstrip("-").replace("-", "_")
+    if not flag.startswith("-"):
+        return errors.unexpected_argument(unknown[0], [f"--{path} {value}"] if equals and path in known else [], usage)
+    if path in ("resume", "resume_from_checkpoint", "ckpt_path") and "raytrain resume" not in usage:
+        return errors.UserError(f"unknown flag {flag}", "", "go on with a run by `raytrain resume RUN`")
+    if path in parts:
+        value = value or next((one for one in unknown[1:2] if not one.startswith("-")), "")
+        return _no_value(path, value, parts, usage)
+    field = path.removeprefix("parallel.").removeprefix("no_")
+    others = [name for name, strategy in STRATEGIES.items() if hasattr(strategy, field)]
+    if path.startswith("parallel.") and others:
+        return errors.flag_of_another_strategy(flag, others)
+    return errors.unknown_flag(flag, [f"--{one}" for one in hints.flags(flag, known)], usage)
+
+
+def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> errors.UserError:
+    """The error for a part of an experiment that is given a value, as in `--optimizer Adam`: its class is chosen in the
+    file, its fields have flags."""
+    kind, base = type(parts[path]), type(parts[path]).__mro__[-2]
+    fields = [one for one in parts if one.startswith(f"{path}.")]
+    what, flags = f"--{path} takes no value", ", ".join(f"--{one}" for one in fields[:4])
+    chooser = f"{path}.strategy" if base is Parallel else f"{path}.name"
+    if value and (base is Parallel or chooser in parts):
+        return errors.UserError(what, "", f"did you mean --{chooser} {value}? `{usage} --help` lists the flags")
+    classes = [one.__name__ for one in _subclasses(base)]
+    if len(classes) < 2:
+        return errors.UserError(what, "", f"its fields have flags: {flags}")
+    chosen = next((one for one in classes if one.lower() == value.lower()), None)
+    others = "" if chosen else f" (or {', '.join(classes[1:])}, or a class of your own)"
+    has = f"; {kind.__name__}'s fields have flags: {flags}" if fields else ""
+    return errors.UserError(
+        f"{what}: its class is chosen in the experiment's file",
+        f"where it is {kind.__name__}",
+        f"write `{path}={chosen or classes[0]}(...)` there{others}{has}",
+    )
+
+
+def _subclasses(base: type) -> list[type]:
+    """The public classes below one, as far as they are loaded: raytrain's, and those of the experiment's file."""
+    found = [one for sub in base.__subclasses__() for one in (sub, *_subclasses(sub))]
+    return [one for one in found if not one.__name__.startswith("_")]
+
+
+def _parts(command: Callable) -> dict[str, Any]:
+    """The defaults of a command's flags by their dotted paths, and of the dataclasses that hold them."""
+    parts: dict[str, Any] = {}
+
+    def visit(path: str, default: Any) -> None:
+        if path:
+            parts[path] = default
+        if dataclasses.is_dataclass(default):
+            for field in dataclasses.fields(default):
+                visit(f"{path}.{field.name}".lstrip("."), getattr(default, field.name))
+
     for name, parameter in inspect.signature(command).parameters.items():
-        default = parameter.default
-        flat = name in ("experiment", "options")
-        found = (
-            config.paths(default, "" if flat else f"{name}.") if hasattr(default, "__dataclass_fields__") else [name]
-        )
-        paths += found
-    return paths
+        visit("" if name in ("experiment", "options") else name, parameter.default)
+    return parts
 
 
 def _plain(text: str) -> str:
-    """The sentence inside tyro's box."""
+    """The sentence inside tyro's box: between its title and a rule, both drawn in ASCII where the output is."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip().strip("│").strip() for line in text.splitlines()]
-    body = []
-    for line in lines[1:]:
-        if line.startswith(("─", "╰")):
-            break
-        body.append(line)
-    return " ".join(body) or "the arguments cannot be read"
+    is_rule = [set(line) <= set("─-╰╯") for line in lines]
+    first = 2 if is_rule[1:2] == [True] else 1
+    body = lines[first : is_rule.index(True, first) if True in is_rule[first:] else None]
+    if body and body[0].startswith("Missing from"):
+        return f"{' and '.join(line for line in body[1:] if line.isupper()) or 'an argument'} must be given"
+    said = " ".join(body) or "the arguments cannot be read"
+    for reason, kind in (("invalid literal for int() with base 10:", "a whole number"), _NO_FLOAT):
+        said = re.sub(rf"Error parsing (\S+): {re.escape(reason)} (.*)", rf"\1 must be {kind}, got \2", said)
+    several = re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from \[(.*?)\]\.", said)
+    if several:
+        kinds = several[2].replace("{", "").replace("}", "").replace("|", " or ")
+        said = f"{several[1]} must be {kinds}, got {several[3]}"
+    return said
 
 
 def _describe(source: Path | None) -> str:

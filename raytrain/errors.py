@@ -58,8 +58,12 @@ def _listed(names: Iterable[object], limit: int = 8) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]}? " if close else ""
+    return _did_you_mean(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5))
+
+
+def _did_you_mean(names: Iterable[object]) -> str:
+    names = [str(name) for name in names]
+    return f"did you mean {' or '.join(names)}? " if names else ""
 
 
 # The command line and the experiment
@@ -69,8 +73,8 @@ def unknown_command(name: str, known: Sequence[str]) -> UserError:
     return UserError(f"unknown command {name!r}", "", f"{_nearest(name, known)}the commands are {_listed(known, 20)}")
 
 
-def unknown_flag(flag: str, known: Sequence[str], usage: str) -> UserError:
-    return UserError(f"unknown flag {flag}", "", f"{_nearest(flag, known)}`{usage} --help` lists the flags")
+def unknown_flag(flag: str, meant: Sequence[str], usage: str) -> UserError:
+    return UserError(f"unknown flag {flag}", "", f"{_did_you_mean(meant)}`{usage} --help` lists the flags")
 
 
 def flag_of_another_strategy(flag: str, names: Sequence[str]) -> UserError:
@@ -79,8 +83,8 @@ def flag_of_another_strategy(flag: str, names: Sequence[str]) -> UserError:
     )
 
 
-def unexpected_argument(value: str, usage: str) -> UserError:
-    return UserError(f"unexpected argument {value!r}", "", f"see `{usage} --help`")
+def unexpected_argument(value: str, meant: Sequence[str], usage: str) -> UserError:
+    return UserError(f"unexpected argument {value!r}", "", f"{_did_you_mean(meant)}see `{usage} --help`")
 
 
 def bad_flag(message: str, usage: str) -> UserError:
@@ -162,8 +166,10 @@ def unknown_class(name: str, where: object) -> UserError:
 # Files and data
 
 
-def no_such_file(path: Path | str, what: str) -> UserError:
-    return UserError(f"no such {what}", path, "check the spelling, or give an absolute path")
+def no_such_file(path: Path | str, what: str, meant: Iterable[object] = ()) -> UserError:
+    return UserError(
+        f"no such {what}", path, _did_you_mean(meant).rstrip() or "check the spelling, or give an absolute path"
+    )
 
 
 def no_data(root: Path | str, wants: str, how: str) -> UserError:
@@ -417,8 +423,9 @@ def name_taken(run: Path | str) -> UserError:
 # Runs and checkpoints
 
 
-def not_a_run(path: Path | str) -> UserError:
-    return UserError("no run there (it has no experiment.json)", path, "give a folder that `raytrain train` made")
+def not_a_run(path: Path | str, meant: Iterable[object] = ()) -> UserError:
+    how = f"{_did_you_mean(meant)}give a folder that `raytrain train` made"
+    return UserError("no run there (it has no experiment.json)", path, how)
 
 
 def a_sweep_s_runs(path: Path | str) -> UserError:

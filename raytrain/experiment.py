@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from raytrain import config, errors, order
+from raytrain import config, errors, hints, order
 from raytrain.config import above, at_least, check
 from raytrain.data import Data
 from raytrain.files import write_atomically
@@ -324,7 +324,7 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
     if os.path.isfile(path / "experiment.json"):
         path = path / "experiment.json"
     if not os.path.isfile(path):
-        raise errors.no_such_file(path, "experiment file")
+        raise errors.no_such_file(path, "experiment file", hints.files(path, [Path("experiments")], "*.py"))
     if path.suffix == ".json":
         return _load_json(path)
     if path.suffix != ".py":

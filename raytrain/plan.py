@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -465,7 +466,9 @@ def memory_format(
 def _build(experiment: Experiment, sample: tuple[int, int, int], classes: int, device: str) -> nn.Module:
     import torch
 
-    with torch.device(device), torch.random.fork_rng(devices=[]):
+    with torch.device(device), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        if device == "meta":  # torch warns of each weight that is loaded there; the user's own come again in memory
+            warnings.simplefilter("ignore")
         return experiment.model.build(sample, classes).eval()
 
 

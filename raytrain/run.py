@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import errors, experiment, storage
+from raytrain import errors, experiment, hints, storage
 from raytrain.experiment import Experiment
 from raytrain.files import append
 from raytrain.plan import existing
@@ -38,7 +38,10 @@ class Run:
         self.url = str(path) if storage.is_url(path) else storage.url_of(Path(path))
         self.path = storage.opened(self.url) if self.url else Path(path)
         if not os.path.isfile(self.path / "experiment.json"):
-            raise errors.a_sweep_s_runs(path) if os.path.isfile(self.path / "sweep.json") else errors.not_a_run(path)
+            if os.path.isfile(self.path / "sweep.json"):
+                raise errors.a_sweep_s_runs(path)
+            near = [] if self.url else hints.files(self.path, [Path("runs")], "*/experiment.json")
+            raise errors.not_a_run(path, near)
 
     def __repr__(self) -> str:
         return f"Run({self.where!r})"

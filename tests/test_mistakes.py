@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -379,3 +381,23 @@ def test_a_strategy_is_chosen_by_one_value(
     workers = _TWO if name in ("pipeline", "tensor") else []
     flags = ["--out", no_runs, "--dry_run", "--parallel.strategy", name, *workers]
     assert f"parallel  {shown}\n" in succeeds(capsys, "train", experiment(tmp_path), *flags)
+
+
+def test_weights_that_a_model_loads_while_it_is_built_say_nothing_in_the_plan(tmp_path: Path) -> None:
+    """torch warned of each of them on the meta device; what the user's own code warns of is shown, once."""
+    net = """
+import warnings
+from torch import nn
+@dataclass(frozen=True)
+class Net(Model):
+    def build(self, sample, classes):
+        warnings.warn("of my own")
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, classes))
+        net.load_state_dict(PRETRAINED)
+        return net
+PRETRAINED = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 10)).state_dict()
+"""
+    file = experiment(tmp_path, "Net()", before=net)
+    command = [sys.executable, "-m", "raytrain.cli", "train", file, "--dry_run", "--out", tmp_path / "runs"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.count("Warning") == done.stderr.count("of my own") - 1 == 1, done.stderr

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment
+from raytrain import config, errors, experiment, hints
 from raytrain.config import above, at_least
 from raytrain.experiment import Experiment
 from raytrain.search.base import RandomSearch, Search
@@ -162,7 +162,7 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
     if path.is_dir():
         path = path / "sweep.json"
     if not path.is_file():
-        raise errors.no_such_file(path, "sweep file")
+        raise errors.no_such_file(path, "sweep file", hints.files(path, [Path("experiments")], "*.py"))
     if path.suffix == ".json":
         try:
             json.loads(path.read_text())

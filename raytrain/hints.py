@@ -1,0 +1,74 @@
+"""What the user of a command may have meant: the flag for an unknown one, the file for one that is not there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "base_lr", "max_lr"), "optimizer.lr"),
+    **dict.fromkeys(("wd", "weight_decay_rate"), "optimizer.weight_decay"),
+    **dict.fromkeys(("num_epochs", "n_epochs", "max_epochs", "num_train_epochs"), "epochs"),
+    **dict.fromkeys(("bs", "train_batch_size", "per_device_train_batch_size"), "batch_size"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "micro_batch_size"),
+    **dict.fromkeys(("gradient_clip_val", "max_grad_norm", "grad_clip"), "clip_norm"),
+    **dict.fromkeys(("amp", "fp16", "bf16", "mixed_precision", "use_amp", "half"), "precision"),
+    **dict.fromkeys(("gpus", "num_gpus", "devices", "num_devices", "nproc_per_node", "world_size"), "scaling.workers"),
+    **dict.fromkeys(("num_nodes", "nnodes", "num_processes", "nproc"), "scaling.workers"),
+    **dict.fromkeys(("device", "cuda", "cpu", "gpu", "accelerator"), "scaling.gpus_per_worker"),
+    **dict.fromkeys(("data_dir", "data_path", "data_root", "dataset", "train_dir", "datadir"), "data.root"),
+    **dict.fromkeys(("output", "output_dir", "outdir", "save_dir", "work_dir", "log_dir", "default_root_dir"), "out"),
+    **dict.fromkeys(("strategy", "distributed_backend"), "parallel.strategy"),
+    **dict.fromkeys(("pretrained",), "model.weights"),
+    **dict.fromkeys(("early_stopping", "early_stopping_patience"), "patience"),
+}
+"""Names that PyTorch's examples, Lightning, Accelerate, timm and torchrun give to fields."""
+_ALIKE = 0.74
+"""The least similarity (difflib's ratio) of names that are taken for a slip."""
+
+
+def flags(given: str, known: Sequence[str]) -> list[str]:
+    """Return the dotted paths that an unknown flag may stand for, at most four.
+
+    Args:
+        given: the flag, such as `--lr`.
+        known: the paths that there are.
+    """
+    path = given.lstrip("-").replace("-", "_").lower().removeprefix("no_")
+    elsewhere = _ELSEWHERE.get(path) or _ELSEWHERE.get(path.rpartition(".")[2])
+    if elsewhere and elsewhere in known:
+        return [elsewhere]
+    tail = path.rpartition(".")[2]
+    same = [one for one in known if one.rpartition(".")[2] == tail]
+    longer = [one for one in known if one.rpartition(".")[2].startswith(tail) and len(tail) > 2]
+    if same or longer:
+        return (same or longer)[:4]
+    head = path.partition(".")[0]
+    for among in ([one for one in known if one.startswith(f"{head}.")], known):
+        tails = {one.rpartition(".")[2]: one for one in reversed(among)}
+        if close := difflib.get_close_matches(tail, tails, n=1, cutoff=_ALIKE):
+            return [tails[close[0]]]
+    return []
+
+
+def files(given: Path | str, folders: Iterable[Path], wanted: str) -> list[Path]:
+    """Return what is there under a name like that of a missing file or folder, best first, at most four.
+
+    Args:
+        folders: where to look besides the folder that was named.
+        wanted: the pattern of what is looked for, such as `*.py`, or `*/experiment.json` for the folders of runs.
+    """
+    given, found = Path(given), {}
+    for folder in (given, given.parent, *folders):
+        try:
+            for path in sorted(folder.glob(wanted)):
+                path = path.parent if "/" in wanted else path
+                found.setdefault(path.resolve(), path)
+        except (OSError, ValueError):  # it cannot be read, or is no name of a folder
+            continue
+    inside = [path for path in found.values() if path.parent == given]
+    if inside:
+        return inside[:4]
+    names = {path.stem: path for path in reversed(found.values())}
+    return [names[name] for name in difflib.get_close_matches(given.stem, names, n=4, cutoff=_ALIKE)]
