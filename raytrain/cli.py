@@ -896,9 +896,9 @@ def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> error
 
 
 def _subclasses(base: type) -> list[type]:
-    """The public classes below one, as far as they are loaded: raytrain's, and those of the experiment's file."""
+    """Raytrain's public classes below one."""
     found = [one for sub in base.__subclasses__() for one in (sub, *_subclasses(sub))]
-    return [one for one in found if not one.__name__.startswith("_")]
+    return [one for one in found if one.__module__.startswith("raytrain.") and not one.__name__.startswith("_")]
 
 
 def _parts(command: Callable) -> dict[str, Any]:
