@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raytrain import config as _config
+from raytrain import sources as _sources
 from raytrain.data import MNIST, Augment, Data, Digits, ImageFolder, Index
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
@@ -231,19 +232,7 @@ def _table(quiet: bool) -> SweepObserver:
 
 
 def _source(experiment: Experiment) -> Path | None:
-    """The file of the classes that the experiment brings itself."""
-    import sys
-
-    for part in (
-        experiment.model,
-        experiment.data,
-        experiment.task,
-        experiment.optimizer,
-        experiment.schedule,
-        experiment.parallel,
-    ):
-        module = sys.modules.get(type(part).__module__)
-        if not type(part).__module__.startswith("raytrain.") and getattr(module, "__file__", None):
-            file = Path(str(module.__file__))  # type: ignore[union-attr]
-            return file if file.is_file() else None
-    return None
+    """The user's file that the experiment comes from, by its classes."""
+    found = _sources.use(experiment)
+    first = (found.experiment or next(iter(found.modules.values()))) if found else None
+    return Path(first.origin) if first else None

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from raytrain import errors, experiment, order, plan
+from raytrain import errors, experiment, order, plan, sources
 from raytrain.config import above, check
 from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
@@ -220,8 +219,7 @@ def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -
     """Writes what the processes need: the experiment, with its classes, some images and what memory there is."""
     e, train = planned.experiment, planned.indices["train"]
     experiment.save(e, folder / "experiment.json")
-    if source:
-        shutil.copyfile(source, folder / "experiment.py")
+    sources.keep(e, source, folder)
     np.savez(folder / "samples.npz", images=_some_images(e.data, train), labels=train.labels)
     resident = [planned.indices[split].bytes for split in ("train", "val")] if planned.mode == "resident" else []
     free = min(planned.resources.memory, _free_memory()) - sum(resident)

@@ -15,13 +15,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from raytrain import errors
+from raytrain import errors, sources
+from raytrain.sources import EXPERIMENT_MODULE
 
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]
-
-EXPERIMENT_MODULE = "raytrain_experiment"
-"""The module name under which a user's experiment file is loaded; saved JSON calls it `experiment`."""
 
 
 def above(low: float) -> Rule:
@@ -169,7 +167,7 @@ def _find_class(name: Any, base: type[T], where: object) -> type[T]:
     found: Any = loaded or sys.modules.get(EXPERIMENT_MODULE)
     for part in qualname.split("."):
         found = vars(found).get(part) if isinstance(found, types.ModuleType | type) else None
-    own = isinstance(found, type) and found.__module__.startswith(("raytrain.", EXPERIMENT_MODULE))
+    own = isinstance(found, type) and (found.__module__.startswith("raytrain.") or sources.own(found.__module__))
     fits = own if base is _OneOfSeveral else isinstance(found, type) and issubclass(found, base)
     if not (fits and dataclasses.is_dataclass(found)):
         raise errors.unknown_class(str(name), where)

@@ -119,12 +119,6 @@ def a_sweep_instead(path: Path) -> UserError:
     return UserError("this file defines a sweep and no experiment", path, f"run it with `raytrain sweep {path}`")
 
 
-def experiment_fails(path: Path, line: int | None, why: str) -> UserError:
-    return UserError(
-        f"the experiment file does not load: {why}", f"{path}:{line}" if line else path, "mend that line and try again"
-    )
-
-
 def local_class(name: str, module: str) -> UserError:
     return UserError(
         f"class {name} stands inside a function, so that no saved run could name it",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
 import sys
-import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from raytrain import config, errors, hints, order
+from raytrain import config, errors, hints, order, sources
 from raytrain.config import above, at_least, check
 from raytrain.data import Data
 from raytrain.files import write_atomically
@@ -363,22 +364,30 @@ def _load_json(path: Path) -> tuple[Experiment, Path | None]:
 
 
 def read_json(path: Path) -> tuple[Any, Path | None]:
-    """The values of a saved experiment or sweep, for `config.from_dict`; the classes of the experiment file's copy
-    beside it, which is returned too, are there then.
+    """Read the values of a saved experiment or sweep for `config.from_dict`, and import the modules of its classes from
+    the copies beside it.
+
+    Returns:
+        The values, and the copy of the experiment file, where there is one.
 
     Raises:
-        UserError: it is no JSON.
+        UserError: it is no JSON, or a module does not load.
     """
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
         raise errors.not_an_experiment(path, str(error)) from None
-    copy = path.with_name("experiment.py")
-    if _foreign_classes(values):
-        if copy.is_file() and not _is_main(copy):
-            execute(copy)
-        else:  # a script or a notebook looks at a run of its own
-            sys.modules[config.EXPERIMENT_MODULE] = sys.modules["__main__"]
+    copy = path.with_name(sources.COPY)
+    modules = set(_own_modules(values))
+    if modules:
+        found = sources.Sources.read(path.parent)
+        sources.activate(found)
+        if "experiment" in modules and (found is None or found.experiment is None or _is_main(copy)):
+            sys.modules[config.EXPERIMENT_MODULE] = sys.modules["__main__"]  # a script looks at a run of its own
+        for name in sorted(modules):
+            # An older run has the copy of an imported module in place of the experiment file.
+            known = name in sys.modules or (found is not None and found.find(name) is not None)
+            _import(name if known and name != "experiment" else config.EXPERIMENT_MODULE, copy, copied=True)
     return values, copy if copy.is_file() else None
 
 
@@ -388,45 +397,62 @@ def _is_main(copy: Path) -> bool:
     return main is not None and Path(main).is_file() and Path(main).read_bytes() == copy.read_bytes()
 
 
-def _foreign_classes(values: Any) -> bool:
-    """Whether any class named in saved JSON is not raytrain's own."""
+def _own_modules(values: Any) -> Iterator[str]:
+    """The modules of all classes named in saved JSON that are not raytrain's own."""
     if isinstance(values, list):
-        return any(map(_foreign_classes, values))
-    if not isinstance(values, dict):
-        return False
-    own = str(values.get("class", "raytrain.")).startswith("raytrain.")
-    return not own or any(map(_foreign_classes, values.values()))
+        for item in values:
+            yield from _own_modules(item)
+    elif isinstance(values, dict):
+        module = str(values.get("class", "raytrain.")).partition(":")[0]
+        if not module.startswith("raytrain."):
+            yield module
+        for item in values.values():
+            yield from _own_modules(item)
 
 
 def execute(path: Path) -> ModuleType:
-    """Runs a Python file as the module that holds experiments. Its text counts, never old bytecode.
+    """Import a Python file as the module that holds experiments, with the modules below its folder that it imports.
+    Their text counts, never old bytecode.
 
     Raises:
-        UserError: it does not run.
+        UserError: it does not run, or imports too much.
     """
-    module = ModuleType(config.EXPERIMENT_MODULE)
-    module.__file__ = str(path.resolve())
-    sys.modules[config.EXPERIMENT_MODULE] = module
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    found, before = sources.Sources.of_file(path), set(sys.modules)
+    sources.activate(found)
+    module = _import(config.EXPERIMENT_MODULE, path, copied=False)
+    found.add_imported(before)
+    return module
+
+
+def _import(name: str, path: Path, copied: bool) -> ModuleType:
+    """Import one of the active modules.
+
+    Args:
+        path: the experiment file.
+        copied: whether it is a run's copy.
+    """
     _loading.append(path)
     try:
-        exec(compile(path.read_bytes(), module.__file__, "exec", dont_inherit=True), module.__dict__)
+        return importlib.import_module(name)
     except errors.UserError:
         raise
-    except SyntaxError as error:
-        raise errors.experiment_fails(Path(error.filename or path), error.lineno, error.msg) from None
     except (Exception, SystemExit) as error:
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if Path(frame.filename) == path.resolve()
-        ]
-        raise errors.experiment_fails(path, lines[-1] if lines else None, f"{type(error).__name__}: {error}") from None
+        raise _does_not_load(error, path, copied) from None
     finally:
         _loading.pop()
-    return module
+
+
+def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.UserError:
+    why = str(error.msg) if isinstance(error, SyntaxError) else sources.reason(error)
+    where, how = sources.line_of(error) or str(path), "mend that line and try again"
+    module = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if copied and isinstance(error, FileNotFoundError):
+        how = "a run keeps copies of Python files only: restore the file that it reads"
+    elif copied and isinstance(error, ModuleNotFoundError):
+        how = f"install it, or copy the file or the folder {module} into {path.with_name(sources.MODULES)}"
+    elif module in sys.stdlib_module_names and any(path.resolve().parent.glob(f"{module}.py")):
+        how = f"rename {module}.py: Python's own module has that name"
+    return errors.UserError(f"the experiment file does not load: {why}", where, how)
 
 
 def refuse_while_loading() -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import __version__, config, errors, experiment, plan, storage, supervise
+from raytrain import __version__, config, errors, experiment, plan, sources, storage, supervise
 from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
@@ -27,7 +27,7 @@ from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
 from raytrain.run import Lock, Run, check_writable, create, read_metrics
-from raytrain.session import Session, ship_classes, why_no_block
+from raytrain.session import Session, why_no_block
 from raytrain.supervise import RunFailed, last_line
 from raytrain.worker import Job
 
@@ -102,8 +102,7 @@ def train(
         planned = replace(planned, run=storage.url_of(path) or str(path))
         observer.planned(planned)
         try:
-            if source:
-                shutil.copyfile(source, path / "experiment.py")
+            sources.keep(value, source, path)
             write_environment(path, planned)
             experiment.save(with_threads(value, planned), path / "experiment.json")  # it is a run from here on
             return _run(path, planned, session, options, observer, command_started)
@@ -181,7 +180,6 @@ def _run(
             observer.status("starting Ray")
             with interrupts.while_ray_starts():
                 session.start(path / "experiment.json" if run.url is None else None)
-            ship_classes(planned.experiment)
             observer.status("reading the data")
             job, planned = _prepare(planned, path, weights, options, command_started, observer)
             observer.status("starting the workers")

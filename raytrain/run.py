@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import errors, experiment, hints, storage
+from raytrain import errors, experiment, hints, sources, storage
 from raytrain.experiment import Experiment
 from raytrain.files import append
 from raytrain.plan import existing
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 class Run:
     """A run on disk: `experiment.json`, `environment.json`, `metrics.jsonl`, `checkpoints/`, `best.json`, `last.json`,
-    `summary.json`, `logs/`, and `experiment.py`, the experiment file's copy.
+    `summary.json`, `logs/`, and copies of the experiment file (`experiment.py`) and of the modules that it imports
+    (`modules/`).
 
     Args:
         path: the run's directory, or its URL; `path` is then the directory on this machine that follows it.
@@ -51,9 +52,15 @@ class Run:
         """Its URL or its directory, as commands take it."""
         return self.url or str(self.path)
 
-    @cached_property
+    @property
     def experiment(self) -> Experiment:
-        """The experiment, as it was trained."""
+        """The experiment, as it was trained. The modules that the run has copies of are from then on what their names
+        import in this process, until another run's or experiment's are."""
+        sources.use(self._experiment)
+        return self._experiment
+
+    @cached_property
+    def _experiment(self) -> Experiment:
         return experiment.load(self.path / "experiment.json")[0]
 
     @property

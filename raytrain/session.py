@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from raytrain import errors, launch, limits, plan
-from raytrain.experiment import Experiment
 from raytrain.interrupts import end_with
 from raytrain.plan import Node, Resources
 
@@ -392,13 +391,3 @@ def _quieten(verbose: bool) -> None:
     if not verbose:
         for name in ("ray", "ray.data", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def ship_classes(experiment: Experiment) -> None:
-    """Lets the classes that an experiment brings travel to the workers by value: they may have no such module."""
-    from ray import cloudpickle
-
-    for part in vars(experiment).values():
-        name = type(part).__module__
-        if name.partition(".")[0] not in ("raytrain", "builtins", "__main__"):
-            cloudpickle.register_pickle_by_value(sys.modules[name])

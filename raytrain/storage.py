@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain import errors
+from raytrain.sources import COPY, MODULES, ORIGINS
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,7 @@ POLL_SECONDS = 2.0
 
 _ANSWER_SECONDS = 12.0
 _URL = "url"
-_OWN = ("experiment.json", "experiment.py", "environment.json", "skipped.json")
+_OWN = (ORIGINS, "experiment.json", COPY, "environment.json", "skipped.json")
 """What the driver writes."""
 _FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
 """What rank 0 writes, in the order in which it is brought up; the metrics come before a checkpoint's manifest."""
@@ -128,14 +129,15 @@ class Storage:
     def pull(self, target: Path) -> None:
         """Makes the small files of a mirror those that are at the URL."""
         top = self.names("", recursive=False)
-        there = [*(name for name, size in top.items() if size is not None), *self.names("logs")]
+        folders = [*self.names("logs"), *self.names(MODULES)]
+        there = [*(name for name, size in top.items() if size is not None), *folders]
         target.mkdir(parents=True, exist_ok=True)
         for name in there:
             if _plain(name) and name != "stop":
                 with contextlib.suppress(FileNotFoundError):
                     _replace(target / name, self.read(name))
-        for file in target.iterdir():
-            if file.is_file() and file.name not in (*there, *_KEPT):
+        for file in (*target.iterdir(), *(target / MODULES).rglob("*.py")):
+            if file.is_file() and file.relative_to(target).as_posix() not in (*there, *_KEPT):
                 file.unlink()
 
     def rows(self, target: Path) -> None:
@@ -335,7 +337,8 @@ def publish(path: Path) -> None:
         marks = (n for n in storage.names("logs") if n.startswith(("logs/rank_", "logs/place_")))
         for name in ("stop", "summary.json", *marks):
             storage.remove(name)
-        for name in _OWN:
+        modules = [file.relative_to(path).as_posix() for file in sorted((path / MODULES).rglob("*.py"))]
+        for name in (*modules, *_OWN):
             if (path / name).is_file():
                 storage.write(name, path / name)
 
@@ -456,9 +459,10 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _plain(name: str) -> bool:
-    """Whether a name leads to a file of the mirror, or of its logs."""
+    """Whether a name leads to a file of the mirror, of its logs or of its modules."""
     parts = name.split("/")
-    return ".." not in parts and (len(parts) == 1 or (parts[0] == "logs" and len(parts) == 2))
+    module = parts[0] == MODULES and name.endswith(".py") and not any(part.startswith(".") for part in parts)
+    return ".." not in parts and (len(parts) == 1 or (parts[0] == "logs" and len(parts) == 2) or module)
 
 
 def _digits(text: str) -> bool:

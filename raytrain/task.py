@@ -131,7 +131,7 @@ class Classification(Task):
     """One label an image: cross entropy, top-1 and top-5 accuracy, and a confusion matrix."""
 
     directions: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max", "top5_accuracy": "max"}
-    """Accuracy is the better the higher it is."""
+    """The highest accuracy is the best."""
 
     monitor: str = "val_accuracy"
     """The metric that chooses the best checkpoint: val_accuracy, val_loss, or val_top5_accuracy where there are more

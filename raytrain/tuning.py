@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment, fit, plan, storage
+from raytrain import config, errors, experiment, fit, plan, sources, storage
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, needed_json, write_atomically
 from raytrain.fit import Interrupted, Options, RunFailed
@@ -37,7 +37,7 @@ from raytrain.search.front import pareto_front
 from raytrain.search.schedulers import Complete
 from raytrain.search.space import Grid, combinations
 from raytrain.search.sweep import Sweep, impossible, load, to_dict
-from raytrain.session import Session, ship_classes
+from raytrain.session import Session
 
 _MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
 _TAKES = 1 << 24
@@ -171,8 +171,7 @@ def sweep(
             return None
         path = create(options.out, options.name, stem)
         try:
-            if source:
-                shutil.copyfile(source, path / "experiment.py")
+            sources.keep(value, source, path)
             driver = _Driver(path, planned, observer, command_started)
             driver.write("running")  # it is a sweep from here on
             observer.planned(planned.lines(str(path)))
@@ -307,8 +306,6 @@ class _Driver:
                 self.observer.status("starting Ray")
                 with interrupts.while_ray_starts():
                     session.start(self.path / "sweep.json")
-                for variant in self.planned.variants.values():
-                    ship_classes(variant.experiment)
                 self.observer.status("reading the data")
                 shelf = self._read()
                 interrupts.saves = True
@@ -540,8 +537,7 @@ class _Driver:
             record.update(folder, number=number, values=names, status="infeasible", error=str(refused), refused=True)
             self.tell(number)
             return None
-        if (self.path / "experiment.py").is_file():
-            shutil.copyfile(self.path / "experiment.py", folder / "experiment.py")
+        sources.link(self.path, folder)
         fit.write_environment(folder, planned)
         experiment.save(fit.with_threads(one, planned), folder / "experiment.json")
         record.update(folder, number=number, values=names, status="pending", attempts=0)

@@ -22,6 +22,7 @@ from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
 from raytrain.run import Lock, note
 from raytrain.session import answers, cpus_for_data, why_no_block
+from raytrain.shipping import Shipped
 
 if TYPE_CHECKING:
     from raytrain.data.loader import Reader
@@ -44,6 +45,14 @@ class Job:
     command_started: float
     own_output: bool
     url: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The experiment comes first: what follows may hold the user's classes too.
+        rest = {name: value for name, value in vars(self).items() if name != "experiment"}
+        return {"experiment": Shipped(self.experiment), **rest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | {"experiment": state["experiment"].value})
 
 
 def work_on_cluster(settings: dict[str, Any]) -> None:

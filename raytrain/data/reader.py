@@ -21,6 +21,7 @@ import numpy as np
 from raytrain import errors, order
 from raytrain.data import cache
 from raytrain.data.source import Data, Index, checked_read
+from raytrain.shipping import Shipped
 
 _TASK, _TASK_ROWS = 64 << 20, 4096
 """Bytes and samples that a task reads at the most: small enough that all CPUs end at the same time, and that tasks that
@@ -292,7 +293,9 @@ def read_blocks(
     # Items and not `ray.data.range`, whose tasks always ask for one whole CPU.
     dataset = ray.data.from_items(
         [{"start": start, "stop": stop} for start, stop in pairwise(bounds)], override_num_blocks=tasks
-    ).map_batches(read, fn_args=(data, index_ref, samples, rows), batch_size=None, zero_copy_batch=True, num_cpus=cpus)
+    ).map_batches(
+        read, fn_args=(Shipped(data), index_ref, samples, rows), batch_size=None, zero_copy_batch=True, num_cpus=cpus
+    )
     context = dataset.context  # its own copy: other data sets of this process keep their settings
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
@@ -340,14 +343,18 @@ def _cpus() -> int:
 
 
 def _read(
-    batch: dict[str, np.ndarray], data: Data, index_ref: object, samples: Callable[[np.ndarray], np.ndarray], rows: int
+    batch: dict[str, np.ndarray],
+    data: Shipped[Data],
+    index_ref: object,
+    samples: Callable[[np.ndarray], np.ndarray],
+    rows: int,
 ) -> Iterator[dict[str, np.ndarray]]:
     """The task: positions to images, `rows` at a time."""
     index = _fetch(index_ref)
     chosen = samples(np.arange(batch["start"][0], batch["stop"][-1], dtype=np.int64))
     for start in range(0, len(chosen), rows):
         try:
-            yield _read_part(data, index, chosen[start : start + rows])
+            yield _read_part(data.value, index, chosen[start : start + rows])
         except errors.UserError as error:  # Ray would bury it in a traceback of its own
             text = "\0".join(("", error.what, error.where, error.how))
             yield {"image": np.zeros((1, *index.shape), np.uint8), "bad": np.array([text], object)}

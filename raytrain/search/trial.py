@@ -14,7 +14,6 @@ from raytrain.search.attempt import Attempt, Data, Ended, Limits
 from raytrain.search.objective import Objective
 from raytrain.search.schedulers import EPOCH, SCORE
 from raytrain.search.space import apply
-from raytrain.session import ship_classes
 
 NUMBER = "trial"
 """The trial's number in Tune's configuration, beside the values of its axes."""
@@ -116,7 +115,6 @@ class Trial(tune.Trainable):
             experiment.save(value, self.run / "experiment.json")
             values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
             record.update(self.run, values=values)
-        ship_classes(value)
         if not (value.compile or value.parallel.sharded):
             launch.defer_compiler()
         self.attempt = self._attempt()

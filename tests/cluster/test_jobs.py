@@ -21,8 +21,9 @@ from pathlib import Path
 import pytest
 from commands import DIGITS, REPOSITORY, fails
 from head import BEGINS, Cut, Head, serving
+from projects import COPIED, PROJECT, write
 
-from raytrain import cli, errors
+from raytrain import cli, errors, experiment, sources
 from raytrain.cluster import dashboard, jobs
 from raytrain.report import jobs as report
 
@@ -387,6 +388,23 @@ def test_the_project_is_the_directory_that_one_is_in_unless_it_is_a_home(
     assert jobs.project(Path("digits.py"), "/x").files == 2  # without the token
     monkeypatch.chdir(working)
     assert jobs.project(Path("runs/old/experiment.json"), "/x").folder == working / "runs/old"
+
+
+def test_a_job_has_the_modules_beside_its_experiment_and_those_that_a_run_keeps(
+    working: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(working / "mine", PROJECT)
+    monkeypatch.chdir(working / "mine")
+    assert COPIED | {"exp.py"} <= set(jobs._sizes(jobs.project(Path("exp.py"), "/x").folder, ()))
+    value, source = experiment.load("exp.py")
+    run = working / "mine" / "runs" / "one"
+    run.mkdir(parents=True)
+    sources.keep(value, source, run)
+    experiment.save(value, run / "experiment.json")
+    sources.activate(None)
+    found = jobs.project(run / "experiment.json", "/x")
+    sent = {"experiment.py", "experiment.json", "sources.json", *(f"modules/{name}" for name in COPIED)}
+    assert found.folder == run and set(jobs._sizes(run, found.excludes)) == sent
 
 
 # How it goes, and how it ends

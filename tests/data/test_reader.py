@@ -15,6 +15,7 @@ from raytrain import order
 from raytrain.data import Data, Index, reader
 from raytrain.data.reader import Bad, Direct, Epoch, Resident, Streaming
 from raytrain.errors import BadSample, UserError
+from raytrain.shipping import Shipped
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (103, 1, 4, 4), dtype=np.uint8)
 INDEX = Index(np.arange(103) % 10, tuple("0123456789"), (1, 4, 4), "train")
@@ -208,7 +209,7 @@ def test_a_batch_of_too_few_images_is_an_error_and_never_broadcast(monkeypatch: 
 def test_an_error_in_a_task_comes_back_as_the_error_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Odd, "how", "float")
     monkeypatch.setattr(reader, "_fetch", lambda _: INDEX)
-    blocks = list(reader._read({"start": np.array([0]), "stop": np.array([103])}, Odd(), None, np.array, 20))
+    blocks = list(reader._read({"start": np.array([0]), "stop": np.array([103])}, Shipped(Odd()), None, np.array, 20))
     assert [len(block["image"]) for block in blocks] == [20, 20, 20, 1]
     with pytest.raises(UserError, match=r"got float64 .* for sample 70, train, in Odd.read"):
         for block in blocks:
