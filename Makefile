@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test slow-test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-check clean
+.PHONY: setup train test slow-test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-check bench-smoke clean
 
 setup: $(VENV)/.ready
 
@@ -73,6 +73,10 @@ bench-checkpoints: setup
 
 bench-check: setup
 	$(BIN)/python benchmarks/regression.py
+
+# Each row of `bench` once, on little data: does it still run? Rows whose peer is not installed are skipped.
+bench-smoke: setup
+	$(BIN)/python benchmarks/run.py --smoke
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

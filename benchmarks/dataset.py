@@ -48,7 +48,7 @@ def prepare(samples: int, root: Path | None, files: bool = True) -> Path:
         if files:
             _write_png(whole / "png" / "train", images, labels)
             _write_idx(whole / "MNIST" / "raw", (images, labels), (images[:64], labels[:64]))
-        shutil.move(whole, folder)
+        _keep(whole, folder)
     return folder
 
 
@@ -75,7 +75,7 @@ def idx(samples: int, root: Path | None) -> Path:
     with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
         whole = Path(temporary) / "whole"
         _write_idx(whole / "MNIST" / "raw", train, val)
-        shutil.move(whole, folder)
+        _keep(whole, folder)
     return folder
 
 
@@ -106,8 +106,17 @@ def photographs(files: int) -> Path:
                 target = whole / split / str(number % 2)
                 target.mkdir(parents=True, exist_ok=True)
                 os.link(names[number % len(names)], target / f"{number:05d}.jpg")
-        shutil.move(whole, folder)
+        _keep(whole, folder)
     return folder
+
+
+def _keep(whole: Path, folder: Path) -> None:
+    """Move a data set to its place, unless another process or thread was faster."""
+    try:
+        whole.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
 
 
 def generate(samples: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ def arrays(workload: Workload) -> tuple[np.ndarray, Index]:
     return images, Index(labels, tuple("0123456789"), (1, 28, 28), "train")
 
 
+Made = TypeVar("Made", bound=Worker)
+
+
 def worker(
     experiment: Experiment,
     folder: str,
@@ -40,14 +43,15 @@ def worker(
     index: Index,
     rank: int = 0,
     ranks: int = 1,
-    weights: Any = None,
-) -> Worker:
-    """raytrain's worker, validated on the first 64 images; `folder` becomes its run's directory."""
+    weights: dict[str, torch.Tensor] | None = None,
+    make: type[Made] = Worker,
+) -> Made:
+    """Make raytrain's worker, validated on the first 64 images; `folder` becomes its run's directory."""
     save(experiment, Path(folder) / "experiment.json")
     indices = {"train": index, "val": index.take(np.arange(64))}
     readers = {"train": Resident(images), "val": Resident(images[:64])}
     place = Place(rank, ranks, torch.device("cpu"))
-    return Worker(experiment, Path(folder), indices, readers, weights, place, time.time())
+    return make(experiment, Path(folder), indices, readers, weights, place, time.time())
 
 
 class Batches:
@@ -63,7 +67,7 @@ class Batches:
     def __len__(self) -> int:
         return self.loader.steps
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for loaded in self.loader.epoch(self.epoch):
             for _, images, labels, _ in loaded.micro_batches(len(loaded.ids)):
                 yield images, labels

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from benchmarks import dataset, limits, whole
 from benchmarks.harness import Measured, Side, alternate, compare, compare_each, measured
@@ -29,6 +30,22 @@ class Goal:
         return f"{self.direction} {self.ratio:g}"
 
 
+Found = TypeVar("Found")
+
+
+def _shared(measure: Callable[[Bench], Found]) -> Found:
+    """Make a property of what several rows need, which is measured once: a smoke test's rows ask from two threads."""
+    name = measure.__name__
+
+    def once(bench: Bench) -> Found:
+        with bench.locks.setdefault(name, threading.Lock()):
+            if name not in bench.found:
+                bench.found[name] = measure(bench)
+            return bench.found[name]
+
+    return cast(Found, property(once))
+
+
 @dataclass
 class Bench:
     """What all rows share: the size of the measurement, and the data.
@@ -38,39 +55,47 @@ class Bench:
         rounds: how often sides alternate.
         root: folder that holds MNIST/raw; None generates digits.
         overrides: fields of raytrain's experiment, by their dotted paths.
+        smoke: whether rows only have to run: one round of a hundredth of the work, whose figures mean nothing.
     """
 
     samples: int
     rounds: int
     root: Path | None
     overrides: dict[str, Any] = field(default_factory=dict)
+    smoke: bool = False
+    locks: dict[str, threading.Lock] = field(default_factory=dict, init=False)
+    found: dict[str, Any] = field(default_factory=dict, init=False)
 
     @property
     def few(self) -> int:
         """Rounds of what takes long and varies little."""
-        return max(2, self.rounds - 3)
+        return 1 if self.smoke else max(2, self.rounds - 3)
 
-    @cached_property
+    def size(self, count: int, least: int = 640) -> int:
+        """Return how many samples or files a row takes that asks for `count`; a smoke test has at least `least`."""
+        return min(count, max(least, count // 100)) if self.smoke else count
+
+    @_shared
     def cold(self) -> tuple[Measured, Measured]:
         """Start and end of commands with a cluster of their own."""
         return whole.start_and_end(self.few, running=False)
 
-    @cached_property
+    @_shared
     def cluster(self) -> tuple[Measured, Measured]:
         """Start and end of commands on a running cluster."""
         return whole.start_and_end(self.few, running=True)
 
-    @cached_property
+    @_shared
     def packing(self) -> tuple[Measured, Measured]:
         """A first epoch from files, and a second start."""
         return whole.packing(self.workload(samples=60_000), self.workload(), self.few)
 
-    @cached_property
+    @_shared
     def tutorial(self) -> dict[str, list[Measured]]:
         """The tutorials' loop on one rank, model by model, against raytrain in fp32 and in the precision it chooses."""
         return {model: self.against_tutorial({"model": model}, "precision", "fp32", "auto") for model in ("mlp", "cnn")}
 
-    @cached_property
+    @_shared
     def two_ranks(self) -> list[Measured]:
         """The tutorials' two ranks against raytrain's with DistributedDataParallel and with shared memory."""
         return self.against_tutorial({"ranks": 2}, "parallel.reduction", "torch", "shared")
@@ -80,7 +105,7 @@ class Bench:
         ours = [Side("raytrain", self.workload(**changes, overrides={path: value})) for value in values]
         return compare_each(ours, Side("tutorial", self.workload(**changes)), self.rounds)
 
-    @cached_property
+    @_shared
     def ray(self) -> tuple[Measured, float]:
         """raytrain against Ray Train with Ray Data; and that one's PSS in MiB while it is alone."""
         workload = self.workload(samples=6_400)
@@ -93,22 +118,23 @@ class Bench:
                     other.append(theirs.turn())
         return measured(mine, other), other[0].memory["pss"] / 2**20
 
-    @cached_property
+    @_shared
     def parts(self) -> dict[str, float]:
         """A profile, for rows that miss their goals."""
         return limits.parts(self.workload(), self.workload(files=False, samples=19_200), self.few)
 
-    def workload(self, *, samples: int = 0, files: bool = True, **changes: Any) -> Workload:
+    def workload(self, *, samples: int = 0, least: int = 640, files: bool = True, **changes: Any) -> Workload:
         """An epoch of MLP training on one rank, with changes; `files` is for sides that read files."""
-        samples = samples or self.samples
+        samples = self.size(samples or self.samples, least)
         changes["overrides"] = self.overrides | changes.get("overrides", {})
         return Workload(str(dataset.prepare(samples, self.root, files)), samples, **changes)
 
-    @cached_property
+    @_shared
     def scale(self) -> tuple[Measured, Measured]:
         """(samples/s, private memory) at 60,000 and 600,000 samples against 6,000, in turns of the same length."""
         sizes = (6_000, 60_000, 600_000)
-        sides = [Side("raytrain", self.workload(samples=size, files=False, segment=6_000)) for size in sizes]
+        segment = self.size(6_000)
+        sides = [Side("raytrain", self.workload(samples=size, files=False, segment=segment)) for size in sizes]
         with sides[0], sides[1], sides[2]:
             few, *more = alternate(sides, 2 * self.rounds)
         speed = [_ratios(turns, few, lambda turn: turn.rate) for turns in more]
@@ -148,7 +174,9 @@ class Row(Generic[Source]):
     goal: Goal | None
     measure: Callable[[Source], Measured]
     full: bool = False
-    """Whether only `--full` measures it."""
+    """Whether only `--full` measures it, and a smoke test."""
+    package: str = ""
+    """What a peer needs that `make setup` does not install."""
 
 
 def steady(peer: str, bench: Bench, **changes: Any) -> Measured:
@@ -188,13 +216,20 @@ def memory(bench: Bench) -> Measured:
 
 def streaming(bench: Bench) -> Measured:
     """Real JPEG files, decoded while they are needed; no model."""
-    workload = Workload(str(dataset.photographs(2_048)), 2_048)
+    files = bench.size(2_048, least=256)
+    workload = Workload(str(dataset.photographs(files)), files)
     return compare(Side("streaming", workload), Side("dataloader", workload), bench.few)
 
 
 def scan(bench: Bench) -> Measured:
     """Listing 60,000 files."""
-    return whole.scan(dataset.prepare(60_000, bench.root) / "png", 60_000, bench.rounds)
+    files = bench.size(60_000)
+    return whole.scan(dataset.prepare(files, bench.root) / "png", files, bench.rounds)
+
+
+def reopen(bench: Bench) -> Measured:
+    """Finding and mapping the cached images of 600,000 files."""
+    return whole.reopen(bench.size(600_000), bench.rounds)
 
 
 ROWS: tuple[Row[Bench], ...] = (
@@ -213,14 +248,17 @@ ROWS: tuple[Row[Bench], ...] = (
         partial(steady, "ray_materialised", samples=6_400),
     ),
     Row("loader-alone", "Ray Data, materialised", Goal(8.0), partial(steady, "ray_materialised", loader_alone=True)),
-    Row("lightning", "Lightning, equal loader", Goal(1.0), partial(steady, "lightning")),
-    Row("lightning-small", "Lightning, step < 1 ms", Goal(1.3), partial(small, "lightning")),
-    Row("accelerate", "Accelerate, equal loader", Goal(1.0), partial(steady, "accelerate")),
+    Row("lightning", "Lightning, equal loader", Goal(1.0), partial(steady, "lightning_trainer"), package="lightning"),
+    Row(
+        "lightning-small", "Lightning, step < 1 ms", Goal(1.3), partial(small, "lightning_trainer"), package="lightning"
+    ),
+    Row("accelerate", "Accelerate, equal loader", Goal(1.0), partial(steady, "accelerate_loop"), package="accelerate"),
     Row(
         "accelerate-small",
         "Accelerate, step < 1 ms",
         Goal(1.3),
-        partial(small, "accelerate"),
+        partial(small, "accelerate_loop"),
+        package="accelerate",
     ),
     Row(
         "first-epoch",
@@ -231,7 +269,7 @@ ROWS: tuple[Row[Bench], ...] = (
     Row("second-start", "packing", Goal(0.05, "<="), lambda bench: bench.packing[1]),
     Row("streaming-jpeg", "DataLoader, 2 processes", Goal(1.5), streaming),
     Row("scan", "1 us a file", Goal(1.0, "<="), scan),
-    Row("reopen", "50 ms for 600,000 files", Goal(1.0, "<="), lambda bench: whole.reopen(600_000, bench.rounds)),
+    Row("reopen", "50 ms for 600,000 files", Goal(1.0, "<="), reopen),
     Row("scale-speed", "itself at 6,000 samples", Goal(0.97), lambda bench: bench.scale[0]),
     Row("scale-memory", "itself at 6,000 samples", Goal(1.02, "<="), lambda bench: bench.scale[1]),
     Row("memory", "Ray Train + Data, PSS", Goal(0.75, "<="), memory),
@@ -247,7 +285,7 @@ ROWS: tuple[Row[Bench], ...] = (
         "checkpoint-stall",
         "torch.save and report",
         Goal(0.2, "<="),
-        lambda bench: whole.checkpoint(bench.workload(samples=60_000, files=False), bench.few),
+        lambda bench: whole.checkpoint(bench.workload(samples=60_000, least=4_096, files=False), bench.few),
     ),
 )
 """In the order in which they are measured."""

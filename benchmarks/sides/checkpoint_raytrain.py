@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from typing import Any, cast
 
 import numpy as np
 
@@ -12,13 +11,29 @@ from benchmarks import resident
 from benchmarks.resident import DATA, OPTIMIZER, arrays
 from benchmarks.side import LARGE, Turns, Workload, join
 from raytrain import Checkpoint, Experiment, Scaling
+from raytrain.loop import Worker
 
 EVERY, COUNT = 20, 3
 """Steps between two checkpoints, and checkpoints in a turn."""
 
 
+class Timed(Worker):
+    """A worker that notes how long each checkpoint keeps it, in seconds."""
+
+    def fit(self) -> str:
+        """Train, and note the stalls."""
+        self.stalls: list[float] = []
+        return super().fit()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        started = time.perf_counter()
+        super().save()
+        self.stalls.append(time.perf_counter() - started)
+
+
 def main() -> None:
-    """A run with `COUNT` checkpoints a turn; `stall` is the mean time that one of them takes from the loop."""
+    """Run `COUNT` checkpoints a turn; answer with the mean time that one of them takes from the loop."""
     workload, turns = Workload.from_argv(), Turns()
     join()
     images, index = arrays(workload)
@@ -33,17 +48,9 @@ def main() -> None:
     )
     while turns.wait():
         with tempfile.TemporaryDirectory() as folder:
-            worker = resident.worker(experiment, folder, images, index)
-            stalls, commit = [], worker.save
-
-            def timed(row: Any = None, stalls: list[float] = stalls, commit: Any = commit) -> None:
-                started = time.perf_counter()
-                commit(row)
-                stalls.append(time.perf_counter() - started)
-
-            cast(Any, worker).save = timed
+            worker = resident.worker(experiment, folder, images, index, make=Timed)
             worker.fit()
-        turns.reply(1, sum(stalls[:COUNT]) / COUNT)
+        turns.reply(1, sum(worker.stalls[:COUNT]) / COUNT)
 
 
 if __name__ == "__main__":

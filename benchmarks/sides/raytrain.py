@@ -10,42 +10,46 @@ import tempfile
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, cast
 
 from benchmarks import resident
 from benchmarks.resident import DATA, OPTIMIZER, Batches, arrays
 from benchmarks.side import MODELS, Turns, Workload, join
 from raytrain import Experiment, Scaling, config, plan
-from raytrain.data.loader import Loaded
+from raytrain.data.loader import Loaded, Loader
 from raytrain.loop import Worker
 
 
-class Cut:
-    """The worker's own loader, which waits for a turn before each segment."""
+class Cut(Loader):
+    """The worker's own loader, which waits for a turn before each segment.
 
-    def __init__(self, worker: Worker, turns: Turns, steps: int):
-        self.worker, self.turns, self.loader, self.steps = worker, turns, worker.loaders["train"], steps
-        self.done: dict[str, Any] = {}
+    Args:
+        size: steps of a segment.
+    """
+
+    def __init__(self, worker: Worker, turns: Turns, size: int):
+        vars(self).update(vars(worker.loaders["train"]))
+        self.worker, self.turns, self.size = worker, turns, size
+        self.done: tuple[int, float, float] | None = None
 
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
         """All steps of an epoch; the last segment takes those that fill none of their own."""
-        batches, segments = self.loader.epoch(number, first_step), self.loader.steps // self.steps
+        batches, segments = super().epoch(number, first_step), self.steps // self.size
         for segment in range(1, segments + 1):
             # Only now is the last turn over: an epoch's checkpoint was written since.
             if self.done:
-                self.turns.reply(**self.done)
+                self.turns.reply(*self.done)
             asked = time.monotonic()
             if not self.turns.wait():
                 raise SystemExit
             if self.worker.writer:  # others' turns are no time of this training, of which it may wait a share
                 self.worker.writer.began += time.monotonic() - asked
             started, samples = time.perf_counter(), 0
-            for loaded in islice(batches, self.steps if segment < segments else None):
+            for loaded in islice(batches, self.size if segment < segments else None):
                 samples += len(loaded.ids)
                 yield loaded
             self.worker.flush()
             seconds, progress = time.perf_counter() - started, self.worker.progress
-            self.done = {"samples": samples, "seconds": seconds, "loss": progress.epoch_loss / progress.epoch_samples}
+            self.done = samples, seconds, progress.epoch_loss / progress.epoch_samples
 
 
 def experiment(workload: Workload) -> Experiment:
@@ -80,7 +84,7 @@ def main() -> None:
             steps = min(steps, workload.segment // value.batch_size)
         if value.precision == "auto":
             worker.choose_precision()  # it takes a batch, which is no turn
-        worker.loaders["train"] = cast(Any, Cut(worker, turns, steps))
+        worker.loaders["train"] = Cut(worker, turns, steps)
         worker.fit()
 
 

@@ -1,3 +1,5 @@
+# `make setup` does not install the package; calls of other modules are checked without it.
+# pyright: reportMissingImports=false
 """Accelerate's loop, as its quick tour has it, on raytrain's batches.
 
 https://huggingface.co/docs/accelerate/quicktour

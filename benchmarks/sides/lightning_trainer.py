@@ -1,3 +1,5 @@
+# `make setup` does not install the package; calls of other modules are checked without it.
+# pyright: reportMissingImports=false
 """Lightning's Trainer on raytrain's batches, with `barebones=True`: its documented setting for measuring the loop alone
 (no logger, checkpoints, progress bar, summary or sanity check).
 
