@@ -180,6 +180,12 @@ class Experiment:
                 "precision",
                 "take --precision bf16",
             )
+        if self.compile and not self.parallel.compiles:
+            raise errors.strategy_misfit(
+                f"torch.compile does not work with {type(self.parallel).__name__}",
+                "compile",
+                "take --no_compile, or --parallel.strategy ddp",
+            )
         if self.scaling.elastic:
             _ = self.sizes  # which checks what follows for each of them
             return

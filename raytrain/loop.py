@@ -36,11 +36,32 @@ _FLUSH_SECONDS = 0.5
 
 @dataclass
 class Place:
-    """Where a rank stands: its number, how many there are, and its device."""
+    """Where a rank stands.
+
+    Attributes:
+        rank: its number.
+        world: how many ranks there are.
+        device: where its model and batches are.
+        more: further GPUs of its own, over which a strategy may spread the model.
+    """
 
     rank: int
     world: int
     device: torch.device
+    more: tuple[torch.device, ...] = ()
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of the rank."""
+        return self.device, *self.more
+
+    @classmethod
+    def alone(cls, gpus: float | None, rank: int = 0, world: int = 1) -> Place:
+        """Return the place of a rank without Ray Train, whose GPUs are the first `gpus` that its process sees."""
+        if not gpus:
+            return cls(rank, world, torch.device("cpu"))
+        first, *more = (torch.device("cuda", number) for number in range(max(1, int(gpus))))
+        return cls(rank, world, first, tuple(more))
 
 
 @dataclass
@@ -99,6 +120,7 @@ class Worker:
         check_device(e.precision, place.device)
         self.precision = Precision(e.precision, place.device)
         self.replica, self.counts = e.parallel.replica(place.rank, place.world)
+        self.stream = e.parallel.stream(place.rank, place.world)
         replicas = e.parallel.replicas(place.world)
         self.ema = None if e.ema_decay is None else EMA(e.ema_decay)
         self.loaders = {
@@ -179,9 +201,11 @@ class Worker:
         """
         e, place = self.experiment, self.place
         if e.compile:
-            self.model.compile()
+            torch.compiler.reset()  # what a process compiled before counts towards torch's limit of graphs
+            # Each shape has a graph of its own. Else one graph for all shapes takes over with the first short batch.
+            self.model.compile(dynamic=False)
         wrap = e.parallel.wrap_deterministic if e.deterministic else e.parallel.wrap
-        self.wrapped = wrap(self.model, place.device, place.world)
+        self.wrapped = wrap(self.model, place.devices, place.world)
         self.scale = e.parallel.gradient_scale(self.wrapped, place.world)
         groups = e.optimizer.groups(self.model)
         parameters = [parameter for group in groups for parameter in group["params"]]
@@ -228,8 +252,8 @@ class Worker:
         shape = (e.accumulation, e.micro_batch)
         for number, shard in loaded.shards():
             # Randomness inside the model (dropout) is a function of the step and the shard: there is no state to save.
-            self._seed(1, progress.step, number)
-            passes = shard.passes(e.micro_batch, e.parallel.lockstep)
+            self._seed(1, progress.step, number if e.deterministic else self.stream)
+            passes = shard.passes(e.micro_batch, e.parallel.lockstep and not e.deterministic)
             with e.parallel.shard(self.wrapped), self.precision.products():
                 e.parallel.accumulate(self.wrapped, passes, loss_of, self.precision.forward, shape)
         e.parallel.sync_gradients(self.wrapped)
@@ -385,7 +409,7 @@ class Worker:
     def restore(self) -> dict[str, Any] | None:
         """Takes up the newest checkpoint that verifies and can be read, and cuts the metrics back to it; returns the
         optimizer's state in it."""
-        folder, device, first = self.run.checkpoints, self.place.device, self.place.rank == 0
+        folder, first = self.run.checkpoints, self.place.rank == 0
         found = self._newest(folder) if first else None
         chosen = [found.path if found else None]
         if self.place.world > 1:
@@ -394,7 +418,7 @@ class Worker:
         if path is not None:
             if self.storage and not first:
                 path = self.storage.fetch(path.name, folder)
-            _, model, tensors, state = found or checkpoint.load(path, device)
+            _, model, tensors, state = found or checkpoint.load(path, self._loads_on)
             self.model.load_state_dict(self.ema.load(model, tensors["ema"]) if self.ema else model)
             optimizer = tensors["optimizer"]
             self.precision.load_state_dict(tensors["precision"])
@@ -408,9 +432,14 @@ class Worker:
             self.writer.resume(path.name if path else None, self.progress.step, self.progress.best)
         return optimizer
 
+    @property
+    def _loads_on(self) -> torch.device:
+        """Where a checkpoint is read to, which holds the whole state: of a sharded one, a GPU has no room for that."""
+        return torch.device("cpu") if self.experiment.parallel.sharded else self.place.device
+
     def _newest(self, folder: Path) -> checkpoint.Loaded | None:
         """The newest checkpoint that is one of a run."""
-        device, there = self.place.device, self.storage
+        device, there = self._loads_on, self.storage
         for found in there.loadable(self.run.path, device) if there else checkpoint.loadable(folder, device):
             with contextlib.suppress(KeyError, ValueError, TypeError):
                 state, tensors = found.state, {"optimizer", "precision", *(["ema"] if self.ema else [])}
@@ -480,8 +509,10 @@ class Worker:
     def _seed(self, *parts: int) -> None:
         seed = order.key(self.experiment.seed, *parts) >> 1
         torch.default_generator.manual_seed(seed)  # torch.manual_seed also visits all other backends, at every step
-        if self.place.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        for number, device in enumerate(self.place.devices if self.place.device.type == "cuda" else ()):
+            with torch.cuda.device(device):
+                # Each GPU draws its own numbers: replicas or layers on two GPUs must not drop the same units.
+                torch.cuda.manual_seed(order.key(seed, number) >> 1 if number else seed)
 
     def _unit(self, count: int, samples: int) -> float:
         """What a task counts for one sample: 1, or for example its pixels. The global batch's count is then known
@@ -512,14 +543,15 @@ def evaluate(
         counts: whether this rank's sums are wanted.
     """
     parallel = Parallel() if wrapped is None else value.parallel
+    together = parallel.lockstep and parallel.sharded  # a rank with a whole copy evaluates alone
     sums, shape = Sums(order.SHARDS if value.deterministic else 1), (value.accumulation, value.micro_batch)
     model.eval()
     # What sharded strategies allocate for a pass serves training too, where it must not be an inference tensor.
     with torch.no_grad() if parallel.sharded else torch.inference_mode():
         for number, shard in (shard for loaded in loader.epoch(0) for shard in loaded.shards()):
-            passes = shard.passes(value.micro_batch, parallel.lockstep)
+            passes = shard.passes(value.micro_batch, together)
             for one, answering in parallel.answers(wrapped or model, model, passes, precision.forward, shape):
-                if one.blank and not parallel.lockstep:
+                if one.blank and not together:
                     continue
                 with precision.forward():
                     found = value.task.sums(answering, Batch(one.images, one.labels, one.ids))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import subprocess
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +30,8 @@ _TRIED_FOR_REAL = 30_000_000
 decompositions, which are long to import."""
 _LEAST_CPUS = 0.25
 """CPUs that a worker gets at the least, where cpus_per_worker is not set."""
+_ASKED_FROM = 2**30
+"""Bytes of state on a GPU from which the plan asks for the GPU's memory: less fits on any, and asking takes time."""
 _DATA_CPUS = 0.5
 """CPUs that streaming needs on a node beside the workers: a task of Ray Data asks for one CPU, or for what is left."""
 
@@ -63,11 +66,13 @@ class Resources:
         by_node: the nodes, each with what it has.
         where: the cluster's address, or this machine.
         runs: equal runs, such as a sweep's trials, that share the nodes at the same time.
+        gpu_memory: asks for the bytes of the smallest GPU; None where that cannot be known.
     """
 
     by_node: tuple[Node, ...]
     where: str
     runs: int = 1
+    gpu_memory: Callable[[], int | None] = field(default=lambda: None, compare=False)
 
     @property
     def cpus(self) -> float:
@@ -359,6 +364,7 @@ def make(
     if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
         notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
+    _check_gpu_memory(found, sum(each.numel() * each.element_size() for each in module.state_dict().values()))
     if experiment.checkpoint.max_gib is not None:
         one, budget = found.checkpoint_bytes, int(experiment.checkpoint.max_gib * 2**30)
         if one > budget:
@@ -391,7 +397,50 @@ def local_resources() -> Resources:
     import torch
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Resources((Node("this machine", cpus, torch.cuda.device_count(), host_memory()),), "this machine")
+    node = Node("this machine", cpus, torch.cuda.device_count(), host_memory())
+    return Resources((node,), "this machine", gpu_memory=lambda: smallest_gpu(int(node.gpus)))
+
+
+def smallest_gpu(count: int) -> int | None:
+    """Return the bytes of the smallest of this machine's GPUs, without taking any of them; None where nvidia-smi does
+    not say. Where more GPUs are there than `count`, the largest ones are counted."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        sizes = sorted((int(line) * 2**20 for line in said.split("\n") if line.strip()), reverse=True)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return min(sizes[:count], default=None)
+
+
+def _check_gpu_memory(planned: Plan, model: int) -> None:
+    """Check that what a worker's GPU holds beside activations can fit.
+
+    Args:
+        planned: the plan but for this check.
+        model: bytes of the model's parameters and buffers.
+
+    Raises:
+        UserError: it cannot.
+    """
+    e, scaling = planned.experiment, planned.experiment.scaling
+    if not scaling.gpus_per_worker:
+        return
+    name, state = type(e.parallel).__name__, e.parallel.on_device(planned.state_bytes, scaling.ranks)
+    # A model that is spread is whole on each rank's device before; precision=auto goes forth and back through it there.
+    tried = 4 * planned.parameters[1] if e.precision == "auto" else 0
+    whole = model + tried if state < planned.state_bytes else 0
+    if max(state, whole) < _ASKED_FROM or (memory := planned.resources.gpu_memory()) is None:
+        return
+    room, where = int(memory * min(1.0, scaling.gpus_per_worker)), "on the smallest GPU"
+    if whole > room:
+        what = f"the whole model{' with gradients' if tried else ''}, which {name} has on each GPU before it is spread,"
+        how = "take larger GPUs, or a smaller model" + (", or a --precision other than auto" if model <= room else "")
+        raise errors.no_room(what, whole, room, where, how)
+    if state > room:
+        more = "more workers" if whole else "--parallel.strategy fsdp with more workers"
+        what = f"what {name} has of weights, gradients and optimizer state on a GPU"
+        raise errors.no_room(what, state, room, where, f"take {more}, larger GPUs or a smaller model")
 
 
 def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: int, weights: bool = True) -> nn.Module:

@@ -84,16 +84,15 @@ class _Trials:
         if not (self.value.compile or self.value.parallel.sharded):
             launch.defer_compiler()  # as the workers do
         gpu = bool(self.value.scaling.gpus_per_worker)
-        self.place = Place(rank, world, torch.device("cuda:0" if gpu else "cpu"))
+        self.place = Place.alone(self.value.scaling.gpus_per_worker, rank, world)
         with np.load(folder / "samples.npz") as samples:
             self.images, labels = samples["images"], samples["labels"]
         self.index = Index(labels, tuple(job["classes"]), self.images.shape[1:], "train")
         if gpu:
             torch.cuda.set_device(self.place.device)
         if world > 1:
-            dist.init_process_group(
-                "nccl" if gpu else "gloo", init_method=f"file://{store}", rank=rank, world_size=world
-            )
+            backend = self.value.parallel.backend(gpu)
+            dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
         self._warm_up()
         self.resident = memory.pages()[1]
         if gpu:

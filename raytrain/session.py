@@ -19,6 +19,8 @@ from raytrain import errors, launch, limits, plan
 from raytrain.interrupts import end_with
 from raytrain.plan import Node, Resources
 
+_GPU_SECONDS = 60.0
+"""How long the nodes may take to say how large their GPUs are."""
 _SOCKET_CHARACTERS = 107
 """The longest path of a socket on Linux."""
 _SESSION_CHARACTERS = len("/ray/session_2026-11-23_04-30-41_782794_4194304/sockets/plasma_store")
@@ -72,7 +74,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
             for nodes in (there, grown)
         )
         where = ray.get_runtime_context().gcs_address
-        return max((Resources(nodes, where) for nodes in counted), key=lambda found: (found.gpus, found.cpus))
+        every = (Resources(nodes, where, gpu_memory=_smallest_gpu) for nodes in counted)
+        return max(every, key=lambda found: (found.gpus, found.cpus))
 
     def start(self, seen: Path | None = None) -> None:
         """Starts a cluster of our own, if that is what the run uses.
@@ -262,6 +265,20 @@ def answers(host: str, port: int) -> bool:
         return True
     except OSError:
         return False
+
+
+def _smallest_gpu() -> int | None:
+    """Return the bytes of the smallest GPU of the cluster's nodes; None where one of them does not say."""
+    import ray
+    from ray.exceptions import RayError
+
+    counts = [(node, int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
+    asked = [ask(node, plan.smallest_gpu, count) for node, count in counts if count]
+    try:
+        sizes = ray.get(asked, timeout=_GPU_SECONDS)
+    except RayError:
+        return None
+    return None if None in sizes else min(sizes, default=None)
 
 
 def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, retries: int = 0) -> Any:

@@ -338,7 +338,7 @@ def _trainer(job: Job) -> Any:
             resources_per_worker=_need(job.experiment),
             placement_strategy=scaling.placement.upper(),
         ),
-        torch_config=TorchConfig(backend="nccl" if scaling.gpus_per_worker else "gloo"),
+        torch_config=TorchConfig(backend=job.experiment.parallel.backend(bool(scaling.gpus_per_worker))),
         run_config=RunConfig(
             name=f"train-{time.time_ns()}",
             storage_path=str(job.run / "logs"),
@@ -400,6 +400,9 @@ def _failure(error: BaseException, path: Path) -> RunFailed:
         first = min(own, key=lambda record: record["time"])
         where = f" ({first['at']})" if first["at"] else ""
         return RunFailed(f"rank {first['rank']}: {first['error']}{where}", path, first["rank"])
+    if broken := [record for record in records if record.get("gpu")]:
+        first = min(broken, key=lambda record: record["time"])
+        return RunFailed(f"the GPU of rank {first['rank']} failed: {first['error']}", path, first["rank"], lost=True)
     start = _name(getattr(error, "controller_failure", None))
     if start == "WorkerGroupStartupTimeoutError":
         return _NoRoom("for room on the cluster", path, None, lost=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import errors, storage
+from raytrain import errors, gpu_errors, storage
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
@@ -60,12 +60,22 @@ def work_on_cluster(settings: dict[str, Any]) -> None:
     work(settings["job"])
 
 
+def fix_workspace() -> None:
+    """Let cuBLAS give the same bits every time: it reads this when a process first multiplies matrices on a GPU.
+
+    https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
     """Trains as one rank: of the process group that is there, or alone.
 
     Args:
         make: what makes the worker, where it is not one of the class `loop.Worker` itself.
     """
+    if job.experiment.deterministic:
+        fix_workspace()
     import ray
     import torch
     import torch.distributed as dist
@@ -74,12 +84,12 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
     from raytrain.loop import Place, Worker
 
     if dist.is_initialized():
-        from ray.train.torch import get_device
+        from ray.train.torch import get_devices
 
-        device = get_device()
-        place = Place(dist.get_rank(), dist.get_world_size(), device if isinstance(device, torch.device) else device[0])
+        device, *more = get_devices()
+        place = Place(dist.get_rank(), dist.get_world_size(), device, tuple(more))
     else:
-        place = Place(0, 1, torch.device("cuda:0" if job.experiment.scaling.gpus_per_worker else "cpu"))
+        place = Place.alone(job.experiment.scaling.gpus_per_worker)
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
     there = None
@@ -154,6 +164,8 @@ def _misses_another(error: BaseException) -> bool:
     """Whether an error says no more than that another rank is gone, or a connection."""
     import torch.distributed as dist
 
+    if gpu_errors.code(error) is not None:  # which NCCL tells as its own error
+        return False
     lost = (ConnectionError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
     text = str(error)
     return isinstance(error, lost) or (
@@ -178,9 +190,10 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
         known = isinstance(error, errors.UserError)  # which says where by itself
         record = {
             "time": time.time(),
-            "lost": _misses_another(error),
+            "lost": gpu_errors.lost(error) or _misses_another(error),
+            "gpu": gpu_errors.lost(error),
             "rank": rank,
-            "error": str(error) if known else f"{type(error).__name__}: {error}",
+            "error": str(error) if known else f"{type(error).__name__}: {gpu_errors.explain(error) or error}",
             "at": f"{frames[-1].filename}:{frames[-1].lineno}" if frames and not known else "",
             "traceback": traceback.format_exc(),
         }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -30,7 +31,9 @@ from raytrain import (
     Experiment,
     Index,
     Model,
+    ModelParallel,
     Optimizer,
+    Parallel,
     Pipeline,
     Scaling,
     SimpleModel,
@@ -547,3 +550,76 @@ def test_a_learning_rate_that_follows_the_batch_needs_the_batch_it_was_chosen_fo
     with pytest.raises(UserError, match="lr_batch_size = 0 is out of range"):
         make(lr_scaling=scaling, lr_batch_size=0)
     assert make(lr_batch_size=15).experiment.lr == 0.1
+
+
+# GPUs' memory
+
+
+@pytest.mark.parametrize(
+    ("parallel", "precision", "gib", "said"),
+    [
+        # 0.56 GiB of weights; 2.23 GiB with gradients and AdamW's state
+        (DDP(), "fp32", 2, "what DDP has of weights, gradients and optimizer state on a GPU needs 2,"),
+        (DDP(), "fp32", 3, None),
+        (FSDP(), "fp32", 1, "what FSDP has of weights, gradients and optimizer state on a GPU needs 1,"),
+        (FSDP(), "fp32", 2, None),
+        (FSDP(), "auto", 1, "the whole model with gradients, which FSDP has on each GPU before it is spread, needs 1,"),
+        (FSDP(cpu_offload=True), "fp32", 1, None),
+        (TensorParallel(), "fp32", 1, "what TensorParallel has of weights"),
+        (Pipeline(), "fp32", 1, "what Pipeline has of weights"),
+        (ModelParallel(), "fp32", 1, "what ModelParallel has of weights"),
+    ],
+)
+def test_what_cannot_fit_on_the_smallest_gpu_is_refused(
+    parallel: Parallel, precision: Literal["fp32", "auto"], gib: int, said: str | None
+) -> None:
+    found = replace(nodes(8, gpus=4), gpu_memory=lambda: gib << 30)
+    gpus = 2.0 if isinstance(parallel, ModelParallel) else 1.0
+    fields = {"parallel": parallel, "precision": precision, "scaling": Scaling(workers=2, gpus_per_worker=gpus)}
+    fields |= {"model": MLP(hidden=(12_000, 12_000)), "optimizer": AdamW(), "batch_size": 64}
+    if said is None:
+        assert make(found, **fields).experiment.parallel == parallel
+        return
+    with pytest.raises(UserError, match=re.escape(said)) as refused:
+        make(found, **fields)
+    assert f"there are {gib * 1024:,} MiB, on the smallest GPU; take " in str(refused.value)
+
+
+def test_a_model_that_is_whole_on_a_gpu_before_it_is_sharded_must_fit_there() -> None:
+    found = replace(nodes(64, gpus=16), gpu_memory=lambda: 1 << 30)
+    fields = {"model": MLP(hidden=(20_000, 20_000)), "batch_size": 64, "parallel": FSDP()}  # 0.4 GiB a worker
+    with pytest.raises(UserError, match="the whole model, which FSDP has on each GPU before it is spread, needs 1,"):
+        make(found, optimizer=AdamW(), scaling=Scaling(workers=16, gpus_per_worker=1.0), **fields)
+
+
+@pytest.mark.parametrize("model", [SimpleModel(), MLP(hidden=(12_000, 12_000))])
+def test_gpus_are_asked_for_their_memory_only_where_it_may_matter(model: Model) -> None:
+    asked = []
+    found = replace(nodes(8, gpus=2), gpu_memory=lambda: asked.append(1))
+    for gpus in (0.0, 1.0):
+        make(found, model=model, optimizer=AdamW(), scaling=Scaling(workers=2, gpus_per_worker=gpus))
+    assert len(asked) == (0 if isinstance(model, SimpleModel) else 1), "and what none can say is no reason to refuse"
+
+
+def test_trials_that_share_a_gpu_have_a_share_of_its_memory() -> None:
+    found = replace(nodes(8, gpus=1), gpu_memory=lambda: 4 << 30)
+    fields = {"model": MLP(hidden=(12_000, 12_000)), "optimizer": AdamW()}
+    assert make(found, scaling=Scaling(gpus_per_worker=1.0), **fields)
+    with pytest.raises(UserError, match="and there are 2,048 MiB, on the smallest GPU"):
+        make(found, scaling=Scaling(gpus_per_worker=0.5), **fields)
+
+
+@pytest.mark.parametrize(
+    ("listed", "count", "found"),
+    [("81559\n81559\n", 2, 81559), ("2048\n81559\n", 1, 81559), ("2048\n81559\n", 2, 2048), ("[N/A]\n", 1, None)],
+)
+def test_the_smallest_gpu_is_one_of_those_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, count: int, found: int | None
+) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\nprintf '{listed}'\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert plan.smallest_gpu(count) == (None if found is None else found * 2**20)
+    command.write_text("#!/bin/sh\nexit 9\n")
+    assert plan.smallest_gpu(count) is None

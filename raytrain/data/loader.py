@@ -236,5 +236,14 @@ def keep_memory() -> None:
 
 
 def fits_device(size: int, device: torch.device) -> bool:
-    """Whether a split's images, of so many bytes, are kept on the device."""
-    return device.type == "cuda" and size <= _DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
+    """Return whether a split's images, of so many bytes, are kept on the device."""
+    return device.type == "cuda" and size <= _DEVICE_SHARE * _free(device)
+
+
+def _free(device: torch.device) -> float:
+    """Return the bytes that this process can still allocate on a GPU: those that the driver has and those that the
+    allocator keeps for reuse, up to the fraction of the GPU's memory that is the process's limit."""
+    free, total = torch.cuda.mem_get_info(device)
+    taken = torch.cuda.memory_allocated(device)
+    kept = torch.cuda.memory_reserved(device) - taken
+    return min(free + kept, torch.cuda.get_per_process_memory_fraction(device) * total - taken)

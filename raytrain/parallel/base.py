@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -43,10 +43,22 @@ class Parallel:
 
     sharded: ClassVar[bool] = False
     """Whether ranks hold parts of the model, so that a checkpoint needs all of them."""
-    lockstep: ClassVar[bool] = False
-    """Whether a forward pass needs all ranks, so that each has as many of them as any other."""
-    scales: ClassVar[bool] = True
-    """Whether fp16's gradient scaling works with it."""
+    compiles: ClassVar[bool] = True
+    """Whether torch.compile works with it."""
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether each pass of a step is a collective, so that all ranks must have equally many."""
+        return False
+
+    @property
+    def scales(self) -> bool:
+        """Whether fp16's gradient scaling works with it."""
+        return True
+
+    def backend(self, gpus: bool) -> str:
+        """Return the backend of torch.distributed for workers with or without GPUs."""
+        return "nccl" if gpus else "gloo"
 
     def replicas(self, workers: int) -> int:
         """How many copies of the model the workers make; each trains on its share of a batch."""
@@ -56,6 +68,16 @@ class Parallel:
         """The number of the rank's copy of the model, and whether this rank's losses and sums count: those of one rank
         of each copy do."""
         return rank, True
+
+    def on_device(self, state: int, workers: int) -> int:
+        """Return what one device holds, at the least, of the bytes of a copy's weights, gradients and optimizer
+        state."""
+        return state
+
+    def stream(self, rank: int, world: int) -> int:
+        """Return the number of the rank's stream of random numbers; ranks that compute the same layers on the same
+        samples share one."""
+        return self.replica(rank, world)[0]
 
     def micro_batch(self, part: int, asked: int | None, workers: int) -> int:
         """Samples of a forward pass.
@@ -81,9 +103,15 @@ class Parallel:
         """
         return ""
 
-    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
-        """Returns the module that the loop trains; `module` is on `device` already and keeps the weights, of which a
-        sharded strategy leaves it this rank's part."""
+    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
+        """Return the module that the loop trains.
+
+        Args:
+            module: the model, on the first device; it keeps the weights, of which a sharded strategy leaves it this
+                rank's part.
+            devices: those of this rank, at least one.
+            world: the number of ranks.
+        """
         return module
 
     def check_deterministic(self) -> None:
@@ -98,10 +126,10 @@ class Parallel:
             "take --parallel.strategy ddp",
         )
 
-    def wrap_deterministic(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+    def wrap_deterministic(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
         """`wrap` for `deterministic`: gradients of each shard of a batch are kept apart, and added up in an order that
         does not depend on the workers."""
-        raise NotImplementedError(f"{type(self).__name__} needs a wrap_deterministic(module, device, world)")
+        raise NotImplementedError(f"{type(self).__name__} needs a wrap_deterministic(module, devices, world)")
 
     def own(self, wrapped: nn.Module, parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
         """Those of the parameters of which this rank has the values, or a part of each."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from raytrain import errors
 from raytrain.parallel.base import Parallel
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 class DataParallel(Parallel):
     """torch.nn.DataParallel over the GPUs of one worker. DistributedDataParallel with a worker a GPU is faster."""
 
+    compiles: ClassVar[bool] = False
+    """A copy of a compiled module calls the original, whose weights are on the first GPU."""
+
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """There is one worker."""
         if workers > 1:
@@ -27,8 +31,11 @@ class DataParallel(Parallel):
             )
         return ""
 
-    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
-        """The module over all GPUs that this process sees; on a CPU the module itself does the work."""
-        from torch import nn
+    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
+        """Return the module over the worker's own GPUs, whichever others the process sees; without a GPU, or with one,
+        return the module itself."""
+        if len(devices) == 1:
+            return module
+        from raytrain.parallel.replicas import Replicas
 
-        return nn.DataParallel(module)
+        return Replicas(module, list(devices))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from raytrain import errors
 from raytrain.config import above, check
-from raytrain.parallel.base import Parallel
+from raytrain.parallel.base import Context, Parallel
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,11 @@ class DDP(Parallel):
                 "take --parallel.reduction auto",
             )
 
+    @property
+    def lockstep(self) -> bool:
+        """A static graph exchanges gradients in each pass, and SyncBatchNorm statistics."""
+        return self.static_graph or self.sync_batchnorm
+
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """SyncBatchNorm is for GPUs."""
         if self.sync_batchnorm and not gpus_per_worker:
@@ -54,7 +60,7 @@ class DDP(Parallel):
             )
         return ""
 
-    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
         """The replica; at world size 1 the module itself.
 
         Raises:
@@ -62,6 +68,7 @@ class DDP(Parallel):
         """
         if world == 1:
             return module
+        device = devices[0]
         if self.reduction != "torch" and self.compression == "none" and device.type == "cpu":
             from raytrain.parallel.shared import replicate
 
@@ -69,11 +76,12 @@ class DDP(Parallel):
                 return replica
         if self.reduction == "shared":
             raise errors.no_shared_memory()
-        from torch.nn import SyncBatchNorm
         from torch.nn.parallel import DistributedDataParallel
 
-        if self.sync_batchnorm:  # in place: the layers keep their names and their tensors
-            SyncBatchNorm.convert_sync_batchnorm(module)
+        if self.sync_batchnorm:
+            from raytrain.parallel.batchnorm import synchronise
+
+            synchronise(module)
         # DDP rebuilds its buckets after the first backward pass, and gloo adds three or more ranks in an order that
         # depends on the buckets: a resumed run would differ in the last bit. Searching for unused parameters keeps
         # the first buckets.
@@ -100,7 +108,7 @@ class DDP(Parallel):
                     f"{field} depends on the number of workers", f"parallel.{field}", "leave it out"
                 )
 
-    def wrap_deterministic(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+    def wrap_deterministic(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
         """A replica that adds up the gradients of shards, in shared memory where it can; never
         DistributedDataParallel, of whose settings `reduction` alone counts.
 
@@ -111,7 +119,7 @@ class DDP(Parallel):
 
         if world == 1:
             return TreeReplica(module)
-        if self.reduction != "torch" and device.type == "cpu":
+        if self.reduction != "torch" and devices[0].type == "cpu":
             from raytrain.parallel.shared import replicate
 
             if replica := replicate(module, pairwise=True):
@@ -123,6 +131,21 @@ class DDP(Parallel):
     def shard(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """A replica that adds up shards takes each one's gradients."""
         return cast(Any, wrapped).shard() if hasattr(wrapped, "shard") else super().shard(wrapped)
+
+    def accumulate(
+        self,
+        wrapped: nn.Module,
+        passes: Iterable[Any],
+        loss: Callable[[nn.Module, Any], torch.Tensor],
+        forward: Context,
+        shape: tuple[int, int],
+    ) -> None:
+        """One pass after the other; synchronised BatchNorm layers leave out the blank ones."""
+        if self.sync_batchnorm:
+            from raytrain.parallel.batchnorm import announced
+
+            passes = announced(wrapped, passes)
+        super().accumulate(wrapped, passes, loss, forward, shape)
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """DistributedDataParallel's own `no_sync`; a static graph rules it out, and exchanges every micro-batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -36,11 +37,28 @@ class FSDP(Parallel):
 
     sharded: ClassVar[bool] = True
     """A rank has a part of each parameter."""
-    lockstep: ClassVar[bool] = True
-    """The parts are gathered for each forward pass."""
 
     def __post_init__(self) -> None:
         check(self, shard_over=at_least(1), block_parameters=above(0))
+
+    @property
+    def lockstep(self) -> bool:
+        """The parts are gathered for each pass."""
+        return True
+
+    @property
+    def scales(self) -> bool:
+        """PyTorch's gradient scaler copies the scale to the host without waiting for it: gradients there would be
+        divided by anything."""
+        return not self.cpu_offload
+
+    def backend(self, gpus: bool) -> str:
+        """Gradients that are offloaded are clipped, and weights gathered for checkpoints, on the host."""
+        return "cpu:gloo,cuda:nccl" if gpus and self.cpu_offload else super().backend(gpus)
+
+    def on_device(self, state: int, workers: int) -> int:
+        """Return the shard of a worker, or nothing where it is offloaded."""
+        return 0 if self.cpu_offload else state // (self.shard_over or workers)
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers must fall into whole sets."""
@@ -56,7 +74,7 @@ class FSDP(Parallel):
             )
         return f"in sets of {self.shard_over} workers" if self.shard_over else ""
 
-    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
         """Shards `module` in place."""
         import torch
         from torch.distributed.device_mesh import init_device_mesh
@@ -65,7 +83,7 @@ class FSDP(Parallel):
         if world == 1:
             return module
         dtypes = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-        size = self.shard_over or world
+        device, size = devices[0], self.shard_over or world
         if size == world:
             mesh = init_device_mesh(device.type, (world,))
         else:

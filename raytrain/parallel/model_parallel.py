@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +30,10 @@ class ModelParallel(Parallel):
     def __post_init__(self) -> None:
         check(self, parts=at_least(2))
 
+    def on_device(self, state: int, workers: int) -> int:
+        """Return an even part."""
+        return state // self.parts
+
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """A worker has a GPU for each part, or none; and the model has as many layers."""
         if 0 < gpus_per_worker < self.parts:
@@ -41,18 +46,16 @@ class ModelParallel(Parallel):
             module, [[p for layer in part for p in layer.parameters()] for part in split(module, self.parts)]
         )
 
-    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
-        """Spreads `module` over devices, in place."""
-        import torch
+    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
+        """Spread `module` over the first devices, in place; on CPUs all parts are on one."""
         from torch.nn.parallel import DistributedDataParallel
 
-        first = device.index or 0
-        devices = [device if device.type == "cpu" else torch.device("cuda", first + i) for i in range(self.parts)]
-        for layers, place in zip(split(module, self.parts), devices, strict=True):
+        places = devices[: self.parts] if len(devices) > 1 else [devices[0]] * self.parts
+        for layers, place in zip(split(module, self.parts), places, strict=True):
             for layer in layers:
                 layer.to(place)
                 layer.register_forward_pre_hook(_Moved(place))
-        module.register_forward_hook(_Moved(device))
+        module.register_forward_hook(_Moved(devices[0]))
         return module if world == 1 else DistributedDataParallel(module, find_unused_parameters=world > 2)
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -78,11 +78,19 @@ class Pipeline(Parallel):
             )
         return f"{described(module, [list(stage.parameters()) for stage in stages])}, by {self.schedule}"
 
-    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+    def on_device(self, state: int, workers: int) -> int:
+        """Return an even part of the pipeline."""
+        return state // self._size(workers)
+
+    def stream(self, rank: int, world: int) -> int:
+        """Each stage draws its own: with one stream, layers of several stages would drop the same units."""
+        return rank
+
+    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
         """This rank's stages; of all other parameters and buffers the module keeps the shape."""
         from raytrain.parallel.stages import Stages
 
-        return Stages(module, self._size(world), self._each, self.schedule, device, world)
+        return Stages(module, self._size(world), self._each, self.schedule, devices[0], world)
 
     def own(self, wrapped: nn.Module, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
         """Those of this rank's stages."""

@@ -43,7 +43,7 @@ class Stages(nn.Module):
         everything = cut(module, size * each)
         if module._compiled_call_impl is not None:
             for stage in everything:
-                stage.compile()
+                stage.compile(dynamic=False)
         self.numbers = list(range(rank, size * each, size))
         self.stages = nn.ModuleList(everything[number] for number in self.numbers)
         self.all_stages = [everything]  # in a list, so that they are no modules of this one

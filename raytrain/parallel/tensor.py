@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -29,11 +29,14 @@ class TensorParallel(Parallel):
 
     sharded: ClassVar[bool] = True
     """A rank has a part of each linear layer."""
-    scales: ClassVar[bool] = False
-    """PyTorch's gradient scaler takes no mixture of sharded and plain tensors."""
 
     def __post_init__(self) -> None:
         check(self, shards=at_least(2))
+
+    @property
+    def scales(self) -> bool:
+        """PyTorch's gradient scaler takes no mixture of sharded and plain tensors."""
+        return False
 
     def replicas(self, workers: int) -> int:
         """Copies of the model."""
@@ -43,6 +46,10 @@ class TensorParallel(Parallel):
         """Ranks that follow each other share a copy; all of them know its answers, and the first one's count."""
         size = self._size(world)
         return rank // size, rank % size == 0
+
+    def on_device(self, state: int, workers: int) -> int:
+        """Return an even part of the copy, as if all of it were sharded."""
+        return state // self._size(workers)
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers make whole copies, and some linear layer can be sharded."""
@@ -56,7 +63,7 @@ class TensorParallel(Parallel):
         how = {"first": "columns", "second": "rows"}
         return ", ".join(f"{name} by {how.get(style, style)}" for name, style in styles(module, size).items())
 
-    def wrap(self, module: nn.Module, device: torch.device, world: int) -> nn.Module:
+    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
         """Shards `module` in place."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import (
@@ -68,7 +75,7 @@ class TensorParallel(Parallel):
         from torch.distributed.tensor.placement_types import Replicate
 
         size = self._size(world)
-        mesh = init_device_mesh(device.type, (world // size, size), mesh_dim_names=("replica", "shard"))
+        mesh = init_device_mesh(devices[0].type, (world // size, size), mesh_dim_names=("replica", "shard"))
         every = Replicate()
         made: dict[str, ParallelStyle] = {
             "first": ColwiseParallel(),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytrain import checkpoint, errors, fit, memory, supervise
+from raytrain import checkpoint, errors, fit, gpu_errors, memory, supervise
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
@@ -73,6 +73,8 @@ class Attempt:
         self._thread: threading.Thread | None = None
         self._waiting = False
         self._worker: _Gated | None = None
+        self.spoiled = False
+        """Whether this process cannot use its GPU any more."""
 
     @property
     def begun(self) -> bool:
@@ -177,7 +179,10 @@ class Attempt:
             error = None
         except BaseException as caught:
             traceback.print_exc()
-            status, error = kind_of(caught), _one_line(caught)
+            if gpu_errors.lost(caught):
+                os._exit(1)  # Tune starts the trial again, in a new process, as this one cannot use the GPU any more
+            self.spoiled = gpu_errors.code(caught) == gpu_errors.ASSERT
+            status, error = kind_of(caught), gpu_errors.explain(caught) or _one_line(caught)
         finally:
             self._worker = None
         if status != "interrupted":
@@ -233,6 +238,8 @@ class Attempt:
 
 class Ended:
     """A trial that ended before the sweep was interrupted: its epochs once more, from its metrics."""
+
+    spoiled = False
 
     def __init__(self, run: Path, status: str):
         self._rows, self._status = record.epochs(run), status

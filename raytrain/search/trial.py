@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from raytrain.search.attempt import Attempt, Data, Ended, Limits
 from raytrain.search.objective import Objective
 from raytrain.search.schedulers import EPOCH, SCORE
 from raytrain.search.space import apply
+from raytrain.worker import fix_workspace
 
 NUMBER = "trial"
 """The trial's number in Tune's configuration, beside the values of its axes."""
@@ -52,6 +54,8 @@ class Trial(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Ends the trial and begins another one."""
         self.attempt.stop()
+        if self.attempt.spoiled:
+            os._exit(1)  # Tune begins the next trial again in a new process
         self._begin(new_config)
         return True
 
@@ -115,6 +119,8 @@ class Trial(tune.Trainable):
             experiment.save(value, self.run / "experiment.json")
             values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
             record.update(self.run, values=values)
+        if "deterministic" in self.values:  # a later trial of this process may need it
+            fix_workspace()
         if not (value.compile or value.parallel.sharded):
             launch.defer_compiler()
         self.attempt = self._attempt()

@@ -133,7 +133,7 @@ def test_totals_are_the_sums_over_the_ranks_in_their_order(ranks: Ranks, world: 
 def train(rank: int, world: int, reduction: str) -> list[np.ndarray]:
     strategy, module = DDP(reduction=reduction), net()  # type: ignore[arg-type]
     module.unused.requires_grad_(False)  # DistributedDataParallel refuses parameters that nothing uses
-    wrapped = strategy.wrap(module, CPU, world)
+    wrapped = strategy.wrap(module, [CPU], world)
     assert isinstance(wrapped, shared.SharedReplica) == (reduction != "torch")
     optimizer, scale = torch.optim.SGD(module.parameters(), lr=0.1), strategy.gradient_scale(wrapped, world)
     for step in range(5):
@@ -165,7 +165,7 @@ def refused(rank: int, world: int, what: str) -> tuple[bool, str]:
     try:
         made = shared.replicate(net()) is not None
         with pytest.raises(UserError) as error:
-            DDP(reduction="shared").wrap(net(), CPU, world)
+            DDP(reduction="shared").wrap(net(), [CPU], world)
         return made, str(error.value)
     finally:
         setattr(*((shared.platform, "machine") if what == "machine" else (os, what)), keep)

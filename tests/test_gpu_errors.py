@@ -1,0 +1,156 @@
+"""Errors of CUDA: after which of them a run starts again from its checkpoint, and what it says of the others."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from raytrain import MLP, Digits, Experiment, gpu_errors
+from raytrain.search import attempt, record
+from raytrain.search.attempt import Data, Limits
+from raytrain.supervise import RunFailed, _failure
+from raytrain.worker import _recorded
+
+
+def cuda(text: str, code: int | None = None) -> torch.AcceleratorError:
+    """An error as torch makes it: https://github.com/pytorch/pytorch/pull/152023."""
+    error = torch.AcceleratorError(
+        f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported at some other"
+    )
+    if code is not None:
+        error.error_code = code  # type: ignore[attr-defined]
+    return error
+
+
+ECC = cuda("uncorrectable ECC error encountered", 214)
+ASSERT = cuda("device-side assert triggered", 710)
+NCCL = "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+MEMORY = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is "
+    "free. Process 12 has 77.90 GiB memory in use. Of the allocated memory 76.00 GiB is allocated by PyTorch."
+)
+LOST = {
+    "ECC": ECC,
+    "illegal address": cuda("an illegal memory access was encountered", 700),
+    "contained": cuda("Invalid access of peer GPU memory over nvlink or a hardware error", 226),
+    "unknown, as after Xid 79": cuda("unknown error", 999),
+    "by its constant alone": RuntimeError(
+        "CUDA error: unspecified launch failure\nSearch for `cudaErrorLaunchFailure' in"
+    ),
+    "a GPU that failed in NCCL": dist.DistBackendError(
+        NCCL + "Last error:\nCuda failure 719 'unspecified launch failure'"
+    ),
+}
+AGAIN = {
+    "assert": ASSERT,
+    "assert, by its constant": RuntimeError(
+        "CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in"
+    ),
+    "assert, in NCCL": dist.DistBackendError(NCCL + "Last error:\nCuda failure 710 'device-side assert triggered'"),
+    "assert, without its number": dist.DistBackendError(NCCL + "Cuda failure 'device-side assert triggered'"),
+    "memory": MEMORY,
+    "memory, of the driver": cuda("out of memory", 2),
+    "memory, in NCCL": dist.DistBackendError(NCCL + "Last error:\nCuda failure 2 'out of memory'"),
+    "no kernel for this GPU": cuda("no kernel image is available for execution on the device", 209),
+    "invalid value": cuda("invalid argument", 1),
+}
+
+
+def recorded(folder: Path, error: BaseException, rank: int = 0) -> RunFailed:
+    """What a run says of a rank's error."""
+    (folder / "logs").mkdir(exist_ok=True)
+    job: Any = SimpleNamespace(own_output=False, run=folder)
+    with pytest.raises(type(error)), _recorded(job, rank):
+        raise error
+    return _failure(RuntimeError("workers failed"), folder)
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_gpu_that_fails_is_a_lost_worker(tmp_path: Path, name: str) -> None:
+    found = recorded(tmp_path, LOST[name])
+    assert found.lost and str(found).startswith("the GPU of rank 0 failed: ") and "\n" not in str(found)
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_a_program_asked_of_a_gpu_ends_the_run(tmp_path: Path, name: str) -> None:
+    assert not recorded(tmp_path, AGAIN[name]).lost
+
+
+def test_a_value_that_a_kernel_refused_is_said_to_be_the_user_s(tmp_path: Path) -> None:
+    said = str(recorded(tmp_path, ASSERT))
+    assert said.startswith(
+        "rank 0: AcceleratorError: CUDA error: device-side assert triggered; a kernel refused a value"
+    )
+    assert "a label that is not below the number of classes" in said and "\n" not in said
+
+
+def test_memory_that_is_too_small_is_said_with_its_remedy(tmp_path: Path) -> None:
+    said = str(recorded(tmp_path, MEMORY))
+    assert "of which 1.20 GiB is free; take a smaller --micro_batch_size" in said and "Process 12" not in said
+
+
+def test_the_rank_whose_gpu_failed_is_named_and_not_those_that_miss_it(tmp_path: Path) -> None:
+    recorded(tmp_path, dist.DistBackendError("NCCL communicator was aborted on rank 0."), rank=0)
+    found = recorded(tmp_path, ECC, rank=1)
+    assert found.lost and found.rank == 1 and "uncorrectable ECC error" in str(found)
+    records = [json.loads((tmp_path / "logs" / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
+    assert [record["lost"] for record in records] == [True, True]
+
+
+def test_errors_of_a_cpu_are_none_of_cuda(tmp_path: Path) -> None:
+    for error in (ValueError("cudaErrorAssert"), RuntimeError("expected scalar type Long"), KeyError("x")):
+        assert gpu_errors.code(error) is None and gpu_errors.explain(error) is None
+        assert not recorded(tmp_path, error).lost
+
+
+class Exited(BaseException):
+    """What takes the place of the end of a process."""
+
+
+@pytest.mark.parametrize(
+    ("error", "exits", "spoiled"), [(ECC, True, False), (ASSERT, False, True), (MEMORY, False, False)]
+)
+def test_a_trial_ends_its_process_when_its_gpu_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError, exits: bool, spoiled: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    def exit(status: int) -> None:
+        raise Exited(status)
+
+    monkeypatch.setattr(attempt.Attempt, "_job", lambda self: None)
+    monkeypatch.setattr(attempt, "work", fail)
+    monkeypatch.setattr(attempt.os, "_exit", exit)
+    trial = attempt.Attempt(tmp_path, Experiment(model=MLP(), data=Digits()), Data(None, {}), Limits(None, 60))
+    if exits:
+        with pytest.raises(Exited):
+            trial._train()
+    else:
+        trial._train()
+        assert (record.read(tmp_path) or {})["status"] == ("infeasible" if error is MEMORY else "failed")
+    assert trial.spoiled == spoiled, "the next trial of the process has no GPU either"
+
+
+def test_codes_have_the_names_of_cuda_s_header() -> None:
+    spec = importlib.util.find_spec("nvidia")
+    folders = cast(Any, spec).submodule_search_locations if spec else []
+    headers = [file for folder in folders for file in Path(folder).glob("cu*/include/driver_types.h")]
+    if not headers:
+        pytest.skip("CUDA's headers are not installed")
+    declared = dict(re.findall(r"^\s+(cudaError\w+)\s+=\s+(\d+)", headers[0].read_text(), re.MULTILINE))
+    assert {name: int(declared[name]) for name in gpu_errors.LOST.values()} == {
+        name: code for code, name in gpu_errors.LOST.items()
+    }
+    assert (int(declared["cudaErrorAssert"]), int(declared["cudaErrorMemoryAllocation"])) == (
+        gpu_errors.ASSERT,
+        gpu_errors.MEMORY,
+    )
