@@ -335,7 +335,10 @@ def write_environment(path: Path, planned: Plan) -> None:
         "platform": platform.platform(),
         "git_commit": commit or None,
         "command": sys.argv,
-        "resources": dataclasses.asdict(planned.resources),
+        "resources": {
+            "where": planned.resources.where,
+            "by_node": [dataclasses.asdict(node) for node in planned.resources.by_node],
+        },
         "data_fingerprint": {split: index.fingerprint() for split, index in planned.indices.items()},
     }
     write_atomically(path / "environment.json", json.dumps(values, indent=2) + "\n")
