@@ -150,7 +150,10 @@ class Sources:
 
     def holds(self, kind: type) -> bool:
         """Return whether a class was made by one of these modules."""
-        return _is_of(kind, sys.modules if self is _active[0] else self._imported)
+        tops = self.names | ({EXPERIMENT_MODULE, "__main__" if self.foreign else ""} if self.experiment else set())
+        return kind.__module__.partition(".")[0] in tops and _is_of(
+            kind, sys.modules if self is _active[0] else self._imported
+        )
 
     def mine(self) -> dict[str, ModuleType]:
         """Return the entries of `sys.modules` that have names of these modules."""

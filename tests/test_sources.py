@@ -368,6 +368,18 @@ def test_a_script_s_own_modules_are_kept_and_its_classes_stay_what_they_are(proj
     assert elsewhere(code, tmp_path).startswith("Net(width=4) Mine(")
 
 
+def test_a_class_of_another_module_is_kept_after_an_experiment_file_was_loaded(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "mine", {"own_net.py": PROJECT["nets/net.py"]})
+    monkeypatch.syspath_prepend(folder)
+    experiment.load(project / "exp.py")  # whose modules are active from here on
+    value = Experiment(__import__("own_net").Net(), Digits())
+    run = saved(value, None, tmp_path / "run")
+    assert (run / "modules" / "own_net.py").is_file() and not (run / "experiment.py").exists()
+    sys.modules.pop("own_net")
+
+
 def test_an_installed_package_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "site-packages", {"installed_net.py": PROJECT["nets/net.py"]})
     monkeypatch.syspath_prepend(folder)
