@@ -480,8 +480,9 @@ def stopped_early(run: Path | str, epochs: int, stalled: int, monitor: str) -> U
     )
 
 
-def still_running(run: Path | str, pid: int) -> UserError:
-    return UserError(f"the run is still going (process {pid})", run, "wait for it, or stop it with Ctrl-C there")
+def still_running(run: Path | str, holder: str) -> UserError:
+    holder = f"process {holder}" if holder.isdigit() else holder or "another process"
+    return UserError(f"the run is still going ({holder})", run, "wait for it, or stop it with Ctrl-C there")
 
 
 def changed_on_resume(fields: Sequence[str], run: Path | str) -> UserError:

@@ -13,9 +13,9 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from raytrain import errors
 
@@ -23,7 +23,7 @@ LARGEST = 1 << 26
 """Bytes of a file that is read whole: a larger one is none of ours."""
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     """Replace a file so that readers see the old or the new content, and a crash leaves one of them.
 
     Raises:
@@ -35,7 +35,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             _write_all(descriptor, content.encode() if isinstance(content, str) else content)
             os.fsync(descriptor)
         os.replace(partial, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
@@ -105,6 +105,22 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
         ValueError: it is no regular file, or larger than `largest` bytes.
         OSError: storage cannot be read.
     """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > largest:
+            raise ValueError(f"it has {size:,} bytes")
+        return file.read()
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """A regular file that is open for reading, in a `with` statement.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is none.
+        ValueError: it is something else.
+        OSError: storage cannot be read.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would wait
     except OSError as error:
@@ -112,13 +128,11 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
             raise ValueError("it is no regular file") from None
         raise
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is no regular file")
-        if status.st_size > largest:
-            raise ValueError(f"it has {status.st_size:,} bytes")
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise ValueError("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
+            yield file
     finally:
         os.close(descriptor)
 
@@ -175,7 +189,7 @@ def reason(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
+def _write_all(descriptor: int, content: bytes | memoryview) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import platform
-import shutil
+import stat
 import subprocess
 import sys
 import traceback
@@ -22,11 +23,22 @@ from typing import TYPE_CHECKING, Any
 from raytrain import __version__, config, errors, experiment, plan, sources, storage, supervise
 from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
-from raytrain.files import write_atomically
+from raytrain.files import needed_json, reason, write_atomically
 from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
-from raytrain.run import Lock, Run, check_writable, create, read_metrics
+from raytrain.run import (
+    LOCK,
+    WRITER_LOCK,
+    Lock,
+    Run,
+    begin,
+    check_rows,
+    check_writable,
+    discard,
+    no_way_back,
+    read_metrics,
+)
 from raytrain.session import Session, why_no_block
 from raytrain.supervise import RunFailed, last_line
 from raytrain.worker import Job
@@ -38,6 +50,13 @@ _RESUMABLE = (
     *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
     *("clip_norm", "on_nonfinite", "patience"),
 )
+
+
+_FILES = (
+    *("experiment.json", "environment.json", "skipped.json", "summary.json", "metrics.jsonl"),
+    *("best.json", "last.json", LOCK, WRITER_LOCK),
+)
+"""The files of a run's directory that training writes."""
 
 
 class Interrupted(Exception):
@@ -98,17 +117,23 @@ def train(
         if options.dry_run:
             observer.planned(planned)
             return None
-        path = create(options.out, options.name, stem)
-        planned = replace(planned, run=storage.url_of(path) or str(path))
-        observer.planned(planned)
-        try:
-            sources.keep(value, source, path)
-            write_environment(path, planned)
-            experiment.save(with_threads(value, planned), path / "experiment.json")  # it is a run from here on
-            return _run(path, planned, session, options, observer, command_started)
-        except errors.UserError:  # found while the data was read: no run has begun
-            shutil.rmtree(path, ignore_errors=True)
-            raise
+        kept = with_threads(value, planned)
+
+        def fill(folder: Path) -> None:
+            sources.keep(value, source, folder)
+            write_environment(folder, planned)
+            experiment.save(kept, folder / "experiment.json")
+
+        path, lock = begin(options.out, options.name, stem, fill)
+        with lock:
+            planned = replace(planned, run=storage.url_of(path) or str(path))
+            observer.planned(planned)
+            try:
+                storage.publish(path)
+                return _run(Run(path), planned, kept, session, options, observer, command_started)
+            except errors.UserError:  # found while the data was read, before anything was trained
+                discard(path)
+                raise
 
 
 def resume(run: Run, value: Experiment, options: Options, observer: Observer, command_started: float) -> Run:
@@ -120,6 +145,48 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
     Raises:
         UserError: it is complete or still running, its data has changed, or `value` changes what must stay.
         RunFailed: it failed again.
+    """
+    with _claimed(run):
+        value = _checked(run, value)
+        with Session(options.address, options.verbose) as session:
+            planned = plan.make(value, session.resources, run.where, resumed=True)
+            began_with = run.environment["data_fingerprint"]
+            if {split: index.fingerprint() for split, index in planned.indices.items()} != began_with:
+                raise errors.data_changed(run.where)
+            planned.check_disk(run.path)
+            observer.planned(planned)
+            if options.dry_run:
+                return run
+            return _run(run, planned, with_threads(value, planned), session, options, observer, command_started)
+
+
+def _claimed(run: Run) -> Lock:
+    """Take a run's lock, once its files are such that this process may write them.
+
+    Raises:
+        UserError: another process has the run, or what stands in the place of a file is none.
+    """
+    for name in _FILES:
+        if os.path.lexists(run.path / name) and not stat.S_ISREG(os.lstat(run.path / name).st_mode):
+            raise errors.UserError("this is no regular file", run.path / name, "remove it, or put the run's own back")
+    for name in ("checkpoints", "logs"):
+        if os.path.lexists(run.path / name) and not os.path.isdir(run.path / name):
+            raise errors.UserError("this is no folder", run.path / name, "remove it, or put the run's own back")
+    lock = Lock(run.path)
+    try:
+        if (run.path / WRITER_LOCK).exists():  # rank 0 of a driver that was killed may still be leaving
+            Lock(run.path, WRITER_LOCK, wait=10).release()
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _checked(run: Run, value: Experiment) -> Experiment:
+    """Check that a run can go on with an experiment, and return that.
+
+    Raises:
+        UserError: it cannot.
     """
     changed = [
         path
@@ -133,27 +200,38 @@ def resume(run: Run, value: Experiment, options: Options, observer: Observer, co
     if summary["status"] == "completed":
         if summary["epochs"] >= value.epochs:
             raise errors.already_done(run.where, summary["epochs"])
-        stalled = summary["epochs"] - summary.get("best_epoch", summary["epochs"])
+        stalled = summary["epochs"] - (summary.get("best_epoch") or summary["epochs"])
         if value.patience is not None and stalled >= value.patience:
             raise errors.stopped_early(run.where, summary["epochs"], stalled, value.task.monitor)
+    _check_checkpoints(run)
     if (
         value.scaling.workers != run.experiment.scaling.workers
         and value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
         and not value.deterministic
     ):
-        value = config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
-    Lock(run.path, wait=10).release()
-    with Session(options.address, options.verbose) as session:
-        planned = plan.make(value, session.resources, run.where, resumed=True)
-        began_with = run.environment["data_fingerprint"]
-        if {split: index.fingerprint() for split, index in planned.indices.items()} != began_with:
-            raise errors.data_changed(run.where)
-        planned.check_disk(run.path)
-        observer.planned(planned)
-        if options.dry_run:
-            return run
-        experiment.save(with_threads(value, planned), run.path / "experiment.json")
-        return _run(run.path, planned, session, options, observer, command_started)
+        return config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
+    return value
+
+
+def _check_checkpoints(run: Run) -> None:
+    """Check that a run which has checkpoints has one to go on from, with the metrics before it. At a URL, rank 0 does.
+
+    Raises:
+        UserError: it has none.
+    """
+    from raytrain import checkpoint
+
+    names = [] if run.url else checkpoint.committed(run.checkpoints)
+    reasons = []
+    for name in reversed(names):
+        try:
+            return check_rows(run.path / "metrics.jsonl", checkpoint.load_state(run.checkpoints / name))
+        except errors.UserError as error:
+            reasons.append(error.what)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            reasons.append(f"{name}: {reason(error) if isinstance(error, OSError | ValueError) else 'it is damaged'}")
+    if reasons:
+        raise no_way_back(run.where, reasons[0])
 
 
 def with_threads(value: Experiment, planned: Plan) -> Experiment:
@@ -165,15 +243,21 @@ def with_threads(value: Experiment, planned: Plan) -> Experiment:
 
 
 def _run(
-    path: Path, planned: Plan, session: Session, options: Options, observer: Observer, command_started: float
+    run: Run,
+    planned: Plan,
+    kept: Experiment,
+    session: Session,
+    options: Options,
+    observer: Observer,
+    command_started: float,
 ) -> Run:
-    """Everything from the start of Ray to the summary."""
-    storage.publish(path)
-    run = Run(path)
-    logs = path / "logs"
-    logs.mkdir(exist_ok=True)
-    for leftover in (*logs.glob("*_*.json"), path / "stop", path / "summary.json"):
-        leftover.unlink(missing_ok=True)
+    """Start Ray, read the data, train, and say how it ended. Until the workers start, a run that exists stays as it is.
+
+    Args:
+        kept: the experiment to save.
+    """
+    path, logs = run.path, run.path / "logs"
+    interrupted, begun = False, False
     with Interrupts(path) as interrupts:
         try:
             weights = pretrained(planned.experiment, planned.indices["train"], path)
@@ -181,12 +265,13 @@ def _run(
             with interrupts.while_ray_starts():
                 session.start(path / "experiment.json" if run.url is None else None)
             observer.status("reading the data")
-            job, planned = _prepare(planned, path, weights, options, command_started, observer)
+            job, planned, skipped = _prepare(planned, path, weights, options, command_started, observer)
             observer.status("starting the workers")
+            begun = interrupts.saves = True
+            _begin(run, kept, skipped)
             before, offset = read_metrics(path / "metrics.jsonl")
             observer.started(run, planned, before)
             tail = Tail(path / "metrics.jsonl", offset, observer)
-            interrupts.saves = True
             with storage.followed(path):
                 if planned.experiment.scaling.workers == 0:
                     supervise.work_here(job, tail)
@@ -194,9 +279,11 @@ def _run(
                     supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
             tail.poll()
         except Leave:
+            interrupted = True
             _summarise(path, planned, "interrupted")
         except errors.UserError:
-            _summarise(path, planned, "failed")
+            if begun:
+                _summarise(path, planned, "failed")
             raise
         except RunFailed as failure:
             if run.summary["status"] == "completed":  # what was lost came behind the end
@@ -210,27 +297,48 @@ def _run(
             _summarise(path, planned, "failed", last_line(error))
             raise RunFailed(last_line(error), path, None) from error
         finally:
-            (path / "stop").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (path / "stop").unlink(missing_ok=True)
             session.keep_logs(logs, run.summary["status"] not in ("completed", "interrupted"))
-        if not (path / "summary.json").is_file():
+        if run.summary["status"] == "unfinished":
             raise RunFailed("the workers ended without a summary", path, None)
         observer.finished(run)
-    if run.summary["status"] == "interrupted":
+    if interrupted or run.summary["status"] == "interrupted":
         raise Interrupted(run.path, interrupts.signal)
     return run
 
 
+def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]]) -> None:
+    """Write what the workers begin with, and remove what the last attempt left.
+
+    Raises:
+        RunFailed: storage refuses it.
+        UserError: storage at a URL does.
+    """
+    path, logs = run.path, run.path / "logs"
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(logs)
+        write_skipped(path, skipped)
+        if experiment.to_json(kept) != experiment.to_json(run.experiment):
+            experiment.save(kept, path / "experiment.json")
+        for leftover in (*path.glob(".*.*.[0-9]*"), *logs.glob("*_*.json"), path / "stop", path / "summary.json"):
+            leftover.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunFailed(f"storage refuses the run's files: {reason(error)}", path, None) from error
+    storage.publish(path)
+
+
 def _prepare(
     planned: Plan, path: Path, weights: Any, options: Options, command_started: float, observer: Observer
-) -> tuple[Job, Plan]:
-    """Reads the data into shared memory (or checks it, for streaming) and puts everything into the object store; also
-    returns the plan with the samples that there are."""
+) -> tuple[Job, Plan, dict[str, list[Bad]]]:
+    """Read the data into shared memory (or check it, for streaming) and put everything into the object store; also
+    return the plan with the samples that there are, and those that are skipped."""
     import ray
 
     e = planned.experiment
     waits = partial(_waits, observer)
     indices, images, skipped = read(e.data, planned.indices, planned.mode, _skipped_before(path), waits)
-    write_skipped(path, skipped)
     job = Job(
         planned.experiment,
         path.absolute(),
@@ -242,7 +350,7 @@ def _prepare(
         url=storage.url_of(path),
     )
     bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}
-    return job, replace(planned, indices=planned.indices | indices, bad=bad)
+    return job, replace(planned, indices=planned.indices | indices, bad=bad), skipped
 
 
 def read(
@@ -302,8 +410,17 @@ def _skipped_before(path: Path) -> dict[str, list[Bad]] | None:
     if not any((path / "checkpoints").glob("step_*/manifest.json")):
         return None
     file = path / "skipped.json"
-    report = json.loads(file.read_text()) if file.is_file() else {}
-    return {split: [Bad(**one, lasting=True) for one in samples] for split, samples in report.items()}
+    if not file.exists():
+        return {}
+    how = "put it back from a copy: it says which samples the run is without"
+    report = needed_json(file, how)
+    try:
+        return {
+            split: [Bad(int(one["row"]), str(one["path"]), str(one["reason"]), lasting=True) for one in samples]
+            for split, samples in report.items()
+        }
+    except (KeyError, TypeError, ValueError):
+        raise errors.UserError("this file does not list samples", file, how) from None
 
 
 def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
@@ -345,8 +462,10 @@ def write_environment(path: Path, planned: Plan) -> None:
 
 
 def _summarise(path: Path, planned: Plan, status: str, error: str | None = None) -> None:
-    """A summary for a run whose workers could not write one."""
-    if not (path / "summary.json").is_file():
+    """Write a summary for a run whose workers could not write one, if storage takes it."""
+    if os.path.lexists(path / "summary.json"):
+        return
+    with contextlib.suppress(OSError, ValueError):
         rows = read_metrics(path / "metrics.jsonl")[0]
         last = rows[-1] if rows else {}
         values = {

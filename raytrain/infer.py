@@ -17,6 +17,7 @@ from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.imagefolder import EXTENSIONS
 from raytrain.data.reader import Direct
 from raytrain.data.source import checked_indices
+from raytrain.files import write_atomically
 from raytrain.run import Run
 from raytrain.task import Classification
 
@@ -148,16 +149,28 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
         }
         for row in rows
     ]
-    try:
-        if file.suffix == ".jsonl":
-            file.write_text("".join(json.dumps(row) + "\n" for row in flat))
-            return
-        import pyarrow as pa
-        import pyarrow.csv
-        import pyarrow.parquet
+    if file.suffix == ".jsonl":
+        _write(file, "".join(json.dumps(row) + "\n" for row in flat).encode())
+        return
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
 
-        table = pa.Table.from_pylist(flat)
-        (pyarrow.csv.write_csv if file.suffix == ".csv" else pyarrow.parquet.write_table)(table, file)
+    content = io.BytesIO()
+    (pyarrow.csv.write_csv if file.suffix == ".csv" else pyarrow.parquet.write_table)(
+        pa.Table.from_pylist(flat), content
+    )
+    _write(file, content.getbuffer())
+
+
+def _write(file: Path, content: bytes | memoryview) -> None:
+    """Replace a file that the user asked for; on failure, the old one stays.
+
+    Raises:
+        UserError: the place cannot be written.
+    """
+    try:
+        write_atomically(file, content)
     except OSError as error:
         raise errors.cannot_write(file, error.strerror or str(error)) from None
 
@@ -172,25 +185,19 @@ def export(run: Run, file: Path, which: str = "best") -> None:
         UserError: another suffix, or the place cannot be written.
     """
     import torch
-    from safetensors import SafetensorError
     from safetensors.torch import save
 
     check_output(file, WEIGHTS)
     model = run.model(which)
     program: Any = _traced(run, model, which) if file.suffix == ".pt2" else None
-    partial = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
-    try:
-        if file.suffix == ".safetensors":
-            # In memory first: safetensors' own writer makes files for the owner alone, whatever the umask.
-            partial.write_bytes(save({name: value.contiguous().clone() for name, value in model.state_dict().items()}))
-        elif file.suffix == ".pth":
-            torch.save(model.state_dict(), partial)
-        else:
-            torch.export.save(program, partial)
-        os.replace(partial, file)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise errors.cannot_write(file, getattr(error, "strerror", None) or str(error)) from None
+    content = io.BytesIO()
+    if file.suffix == ".safetensors":
+        content.write(save({name: value.contiguous().clone() for name, value in model.state_dict().items()}))
+    elif file.suffix == ".pth":
+        torch.save(model.state_dict(), content)
+    else:
+        torch.export.save(program, content)
+    _write(file, content.getbuffer())
 
 
 def check_output(file: Path, known: tuple[str, ...]) -> None:

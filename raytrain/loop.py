@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -16,18 +15,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import checkpoint, config, memory, order
+from raytrain import checkpoint, config, experiment, memory, order
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.ema import EMA
 from raytrain.experiment import Experiment
-from raytrain.files import known_json, write_atomically
+from raytrain.files import write_atomically
 from raytrain.metrics import Sums
 from raytrain.optim import backbone
 from raytrain.parallel import Parallel
 from raytrain.precision import Precision, check_device, fastest, memory_format
 from raytrain.progress import Progress
-from raytrain.run import MetricsLog, Run
+from raytrain.run import MetricsLog, Run, check_rows, no_way_back
 from raytrain.storage import Storage
 from raytrain.task import Batch
 from raytrain.writer import CheckpointWriter
@@ -375,6 +374,7 @@ class Worker:
         state = {
             "progress": dict(vars(progress)),
             "metrics_bytes": self.log.size,
+            "metrics_sha256": self.log.sha256,
             "sample": self.sample,
             "stored": self.stored,
             "classes": self.classes,
@@ -439,7 +439,11 @@ class Worker:
         return torch.device("cpu") if self.experiment.parallel.sharded else self.place.device
 
     def _newest(self, folder: Path) -> checkpoint.Loaded | None:
-        """The newest checkpoint that is one of a run."""
+        """Return the newest checkpoint that is one of a run and has the metrics before it; None for a run without any.
+
+        Raises:
+            UserError: there are checkpoints, and none of them will do: to begin anew would remove them.
+        """
         device, there = self._loads_on, self.storage
         for found in there.loadable(self.run.path, device) if there else checkpoint.loadable(folder, device):
             with contextlib.suppress(KeyError, ValueError, TypeError):
@@ -447,7 +451,10 @@ class Worker:
                 step = Progress.from_state(state["progress"]).step
                 figures = state["metrics_bytes"] >= 0 and (state["unit"] is None or math.isfinite(state["unit"]))
                 if figures and tensors <= found.optimizer.keys() and checkpoint.name_of(step) == found.path.name:
+                    check_rows(self.run.path / "metrics.jsonl", state)
                     return found
+        if names := list(there.committed()) if there else checkpoint.committed(folder):
+            raise no_way_back(there.url if there else self.run.path, f"{names[-1]} cannot be read or lacks its metrics")
         return None
 
     def finish(self, status: str) -> str:
@@ -504,10 +511,7 @@ class Worker:
         self.experiment = config.replace(e, "precision", chosen)
         self.precision = Precision(chosen, device)
         if self.log:
-            # What was decided for this cluster, such as the CPUs of a worker, is no part of the experiment.
-            file, e = self.run.path / "experiment.json", self.experiment
-            decided = {"precision": chosen, "memory_format": e.memory_format}
-            write_atomically(file, json.dumps((known_json(file) or config.to_dict(e)) | decided, indent=2) + "\n")
+            write_atomically(self.run.path / "experiment.json", experiment.to_json(self.experiment))
             self.log.write([{"kind": "precision", "chosen": chosen, "milliseconds": self.progress.tried}])
 
     def _seed(self, *parts: int) -> None:

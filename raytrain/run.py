@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import secrets
+import shutil
+import socket
+import stat
 import threading
 import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain import errors, experiment, hints, sources, storage
 from raytrain.experiment import Experiment
-from raytrain.files import append
+from raytrain.files import append, known_json, needed_json, open_regular, reason, remove, sync
 from raytrain.plan import existing
 
 if TYPE_CHECKING:
@@ -72,21 +79,26 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The outcome: `status`, `val_accuracy` (the best), `epochs`, `steps`, `seconds` and more; `status` is
         `unfinished` while there is none."""
-        try:
-            return json.loads((self.path / "summary.json").read_text())
-        except (FileNotFoundError, ValueError):
-            return {"status": "unfinished"}
+        found = known_json(self.path / "summary.json")
+        return found if _is_summary(found) else {"status": "unfinished"}
 
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, devices, the data's fingerprint and how the run was started."""
-        return json.loads((self.path / "environment.json").read_text())
+        how = "put it back from a copy, or train again with `raytrain train " + f"{self.where}/experiment.json`"
+        found = needed_json(self.path / "environment.json", how)
+        if not isinstance(found.get("data_fingerprint"), dict):
+            raise errors.UserError("this file has no data_fingerprint", self.path / "environment.json", how)
+        return found
 
     def metrics(self, kind: str = "epoch") -> pa.Table:
         """The rows of `metrics.jsonl` of one kind, `epoch` or `step`, as an Arrow table."""
         import pyarrow as pa
 
-        rows = [row for row in read_metrics(self.path / "metrics.jsonl")[0] if row["kind"] == kind]
+        file = self.path / "metrics.jsonl"
+        if damaged := damaged_lines(file):
+            warnings.warn(f"{file}: {damaged} damaged lines are left out", stacklevel=2)
+        rows = [row for row in read_metrics(file)[0] if row["kind"] == kind]
         names = dict.fromkeys(name for row in rows for name in row)  # a row may have what the first one has not
         return pa.table({name: [row.get(name) for row in rows] for name in names})
 
@@ -99,8 +111,9 @@ class Run:
         from raytrain import checkpoint
 
         there = storage.Storage(self.url) if self.url else None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            named = self.checkpoints / Path(json.loads((self.path / f"{which}.json").read_text())["checkpoint"]).name
+        with contextlib.suppress(OSError, ValueError):
+            named = known_json(self.path / f"{which}.json").get("checkpoint")
+            named = self.checkpoints / Path(str(named or "none")).name
             if there and named.name in there.committed():
                 return there.fetch(named.name, self.checkpoints)
             if not there and named.is_dir():
@@ -130,38 +143,128 @@ class Run:
         return tuple(checkpoint.load_state(self.checkpoint(which))["classes"])
 
 
-def create(out: Path | str, name: str | None, stem: str) -> Path:
-    """Makes an empty run directory `<out>/<name>`; without a name, the next free `<stem>-<number>`. At a URL, the
-    directory on this machine that stands for it.
+def _is_summary(found: dict[str, Any]) -> bool:
+    """Whether the content of a summary.json is one: a damaged one counts for none."""
+    words = ("status", "monitor", "device", "precision", "error")
+    others = {name: value for name, value in found.items() if name not in (*words, "precision_milliseconds")}
+    numbers = all(value is None or isinstance(value, int | float) for value in others.values())
+    counts = all(type(found[name]) is int for name in ("epochs", "steps") if name in found)
+    texts = all(isinstance(found[name], str) for name in words if name in found)
+    complete = "status" in found and ("epochs" in found or found["status"] != "completed")
+    return complete and numbers and counts and texts
+
+
+def begin(out: Path | str, name: str | None, stem: str, fill: Callable[[Path], None]) -> tuple[Path, Lock]:
+    """Make the directory `<out>/<name>` of a new run or sweep; without a name, the next free `<stem>-<number>`.
+
+    The directory is filled aside and then renamed: a kill leaves all of it or nothing under that name. At a URL, it is
+    the directory on this machine that stands for the URL.
+
+    Args:
+        fill: writes the first files into a directory.
+
+    Returns:
+        The directory, and its lock, which is held.
 
     Raises:
         UserError: the name is taken, or the place cannot be written.
     """
     if storage.is_url(out):
-        return storage.create(str(out), name, stem)
+        return _begin_at_url(str(out), name, stem, fill)
     out = Path(out).expanduser()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if name is not None:
-            (out / name).mkdir()
-            return out / name
-        taken = [
-            int(path.name[len(stem) + 1 :]) for path in out.glob(f"{stem}-*") if path.name[len(stem) + 1 :].isdigit()
-        ]
-        number = max(taken, default=0)
-        while True:
-            number += 1
-            try:
-                (out / f"{stem}-{number}").mkdir()
-                return out / f"{stem}-{number}"
-            except FileExistsError:
-                continue
+        _remove_abandoned(out)
+        aside = out / f"{_ASIDE}{secrets.token_hex(8)}"  # in containers, each process may have the same number
+        aside.mkdir()
     except FileExistsError:
-        raise (
-            errors.name_taken(out / str(name)) if out.is_dir() else errors.not_writable(out, "it is a file")
-        ) from None
+        raise errors.not_writable(out, "it is a file") from None
     except OSError as error:
-        raise errors.not_writable(out, error.strerror or str(error)) from None
+        raise errors.not_writable(out, reason(error)) from None
+    lock = Lock(aside)
+    try:
+        fill(aside)
+        sync(aside)
+        path = _rename(aside, out, name, stem)
+        sync(out)
+        return path, lock
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)  # nobody else knows of it
+        lock.release()
+        if isinstance(error, OSError):
+            raise errors.not_writable(out, reason(error)) from None
+        raise
+
+
+def discard(path: Path) -> bool:
+    """Remove a run's directory in which nothing was trained; return whether it has gone. One that holds a row of
+    metrics or a checkpoint stays."""
+    if os.path.lexists(path / "metrics.jsonl") or os.path.lexists(path / "checkpoints"):
+        return False
+    if not storage.discard(path):
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    return True
+
+
+_ASIDE = ".beginning-"
+_ABANDONED_SECONDS = 60.0
+"""Age from which a directory aside belongs to a command that was killed, where nobody holds its lock."""
+
+
+def _rename(aside: Path, out: Path, name: str | None, stem: str) -> Path:
+    """Give a directory its name, or the next free one."""
+    if name is not None:
+        if os.path.lexists(out / name):
+            raise errors.name_taken(out / name)
+        os.rename(aside, out / name)
+        return out / name
+    while True:
+        path = out / f"{stem}-{_next_number(stem, os.listdir(out))}"
+        try:
+            os.rename(aside, path)
+            return path
+        except OSError as error:  # another command was faster
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+
+
+def _next_number(stem: str, names: Iterable[str]) -> int:
+    """The number behind the largest of the names `<stem>-<number>`."""
+    ends = [name[len(stem) + 1 :] for name in names if name.startswith(f"{stem}-")]
+    return max((int(end) for end in ends if end.isascii() and end.isdigit()), default=0) + 1
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Remove what commands left aside that were killed before their run had begun."""
+    for aside in out.glob(f"{_ASIDE}*"):
+        with contextlib.suppress(OSError, errors.UserError):
+            if time.time() - aside.stat().st_mtime > _ABANDONED_SECONDS:
+                Lock(aside).release()
+                shutil.rmtree(aside)
+
+
+def _begin_at_url(out: str, name: str | None, stem: str, fill: Callable[[Path], None]) -> tuple[Path, Lock]:
+    tried = ""
+    while True:
+        url = storage.join(out, name or f"{stem}-{_next_number(stem, [*storage.runs(out), tried])}")
+        path = storage.mirror(url)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = Lock(path)
+        except OSError as error:
+            raise errors.not_writable(path, reason(error)) from None
+        except errors.UserError:  # a command of this machine begins a run there
+            if name is not None:
+                raise errors.name_taken(url) from None
+            tried = path.name
+            continue
+        for left in path.iterdir():  # of a run that was removed at the URL
+            if left.name != LOCK:
+                remove(left)
+        storage.note_url(path, url)
+        fill(path)
+        return path, lock
 
 
 def check_writable(out: Path | str, name: str | None) -> None:
@@ -197,16 +300,84 @@ def note(run: Path, text: str) -> None:
 
 
 def read_metrics(path: Path, offset: int = 0, kind: str = "") -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a metrics file from a byte offset on, or those of one kind, and the offset behind them."""
+    """Return the whole lines of a metrics file from a byte offset on, or those of one kind, and the offset behind them.
+    Damaged lines are left out; `damaged_lines` counts them."""
     try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            raw = file.read()
+        raw = _read_rows(path, offset)
     except FileNotFoundError:
         return [], offset
     whole = raw[: raw.rfind(b"\n") + 1]
     start = b'{"kind": "' + kind.encode()  # so begins every row: there are thousands of steps for an epoch
-    return [json.loads(line) for line in whole.splitlines() if line.startswith(start)], offset + len(whole)
+    rows = [_row(line) for line in whole.splitlines() if line.startswith(start)]
+    return [row for row in rows if row is not None], offset + len(whole)
+
+
+def damaged_lines(path: Path) -> int:
+    """Return how many whole lines of a metrics file are no rows."""
+    try:
+        raw = _read_rows(path)
+    except FileNotFoundError:
+        return 0
+    return sum(_row(line) is None for line in raw[: raw.rfind(b"\n") + 1].splitlines())
+
+
+def check_rows(path: Path, state: Mapping[str, Any]) -> None:
+    """Check that a metrics file has the rows that a checkpoint vouches for.
+
+    Args:
+        state: the checkpoint's, with `metrics_bytes` and, unless an older version wrote it, `metrics_sha256`.
+
+    Raises:
+        ValueError: rows are missing, or they are others.
+        OSError: storage cannot be read.
+    """
+    size = state["metrics_bytes"]
+    try:
+        raw = _read_rows(path, 0, size) if size else b""
+    except FileNotFoundError:
+        raise ValueError(f"{path.name} is missing") from None
+    if len(raw) < size:
+        raise ValueError(f"{path.name} has {len(raw)} bytes of the {size} before it")
+    if "metrics_sha256" in state:
+        if hashlib.sha256(raw).hexdigest() != state["metrics_sha256"]:
+            raise ValueError(f"{path.name} is damaged in the {size} bytes before it")
+        return
+    rows = [_row(line) for line in raw.splitlines()]
+    steps = [row.get("step") if row else None for row in rows if row is None or row["kind"] == "step"]
+    if steps != list(range(1, state["progress"]["step"] + 1)):
+        raise ValueError(f"{path.name} has not each of the {state['progress']['step']} steps before it once")
+
+
+def no_way_back(run: Path | str, why: str) -> errors.UserError:
+    """Return the error for a run whose checkpoints are all damaged, or lack the metrics before them."""
+    return errors.UserError(
+        f"the run has no checkpoint to go on from: {why}",
+        run,
+        "put metrics.jsonl and checkpoints back from a copy, or train again with "
+        f"`raytrain train {run}/experiment.json`",
+    )
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line's row; None where it is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("kind"), str) else None
+
+
+def _read_rows(path: Path, offset: int = 0, size: int = -1) -> bytes:
+    """Bytes of a metrics file, however large.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is no regular file.
+        OSError: storage cannot be read.
+    """
+    with open_regular(path) as file:
+        file.seek(offset)
+        return file.read(size)
 
 
 class MetricsLog:
@@ -223,19 +394,19 @@ class MetricsLog:
             OSError: the file cannot be written.
         """
         self._path, self._lock = path, threading.Lock()
-        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._synced = min(offset, os.fstat(self._file).st_size)
         os.ftruncate(self._file, self._synced)
-        self._rows, self._written = (
-            bytearray(),
-            0,
-        )  # all rows since the last commit, and how many of their bytes are there
+        self._digest = hashlib.sha256(_read_rows(path))
+        self._rows = bytearray()  # since the last commit
+        self._written = 0  # how many of their bytes are in the file
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Appends rows and hands them to the system, so that others can read them; what it refuses is written later."""
         text = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
         with self._lock, contextlib.suppress(OSError):
             self._rows += text
+            self._digest.update(text)
             self._push()
 
     @property
@@ -243,6 +414,12 @@ class MetricsLog:
         """Bytes of all rows."""
         with self._lock:
             return self._synced + len(self._rows)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all rows."""
+        with self._lock:
+            return self._digest.hexdigest()
 
     def commit(self) -> None:
         """Puts all rows on the disk.
@@ -293,31 +470,51 @@ class MetricsLog:
         self.close()
 
 
-class Lock:
-    """Keeps a run directory to one writer; the system lets go of it when the process ends, however it ends."""
+LOCK, WRITER_LOCK = "lock", "writer.lock"
+"""The lock of the driver, from its first to its last write, and that of rank 0, which may be on another host. Both are
+`flock`s, which NFS passes on to other hosts (Linux from 2.6.12 on)."""
 
-    def __init__(self, run: Path, wait: float):
-        """Takes the lock, waiting up to `wait` seconds.
+
+class Lock:
+    """Keeps a directory to one process; the system lets go of it when the process ends, however it ends."""
+
+    def __init__(self, run: Path, name: str = LOCK, wait: float = 0.0):
+        """Take the lock, waiting up to `wait` seconds.
 
         Raises:
-            UserError: another process holds it.
+            UserError: another process holds it, or the file is none of ours.
+            OSError: it cannot be opened.
         """
-        self._file = open(run / "lock", "a+")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._file: int | None = os.open(run / name, flags, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise errors.UserError("this is no lock file", run / name, "remove it") from None
+            raise
+        try:
+            self._take(run, name, wait)
+        except BaseException:
+            self.release()
+            raise
+
+    def _take(self, run: Path, name: str, wait: float) -> None:
+        assert self._file is not None
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            raise errors.UserError("this is no lock file", run / name, "remove it")
         deadline = time.monotonic() + wait
         while True:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError:
-                if time.monotonic() > deadline:
-                    self._file.seek(0)
-                    holder = self._file.read().strip()
-                    self._file.close()
-                    raise errors.still_running(run, int(holder) if holder.isdigit() else 0) from None
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    holder = os.pread(self._file, 300, 0).decode(errors="replace").strip()
+                    raise errors.still_running(run, holder) from None
                 time.sleep(0.1)
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        with contextlib.suppress(OSError):  # it is for people
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def __enter__(self) -> Lock:
         return self
@@ -326,5 +523,7 @@ class Lock:
         self.release()
 
     def release(self) -> None:
-        """Lets go of it."""
-        self._file.close()
+        """Let go of it."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)

@@ -30,8 +30,8 @@ POLL_SECONDS = 2.0
 
 _ANSWER_SECONDS = 12.0
 _URL = "url"
-_OWN = (ORIGINS, "experiment.json", COPY, "environment.json", "skipped.json")
-"""What the driver writes."""
+_OWN = (ORIGINS, COPY, "environment.json", "skipped.json", "experiment.json")
+"""What the driver writes; the last makes it a run."""
 _FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
 """What rank 0 writes, in the order in which it is brought up; the metrics come before a checkpoint's manifest."""
 
@@ -290,27 +290,39 @@ def check(out: str, name: str | None) -> None:
     def probe() -> bool:
         storage.write(".raytrain-probe", b"x")
         storage.remove(".raytrain-probe")
-        return name is not None and bool(storage.names(name))
+        begun = ("/experiment.json", "/metrics.jsonl", "/manifest.json")  # a command may have been killed before
+        return name is not None and any(file.endswith(begun) for file in storage.names(name))
 
     if _in_time(out, probe):
         raise errors.name_taken(join(out, str(name)))
 
 
-def create(out: str, name: str | None, stem: str) -> Path:
-    """The mirror of a new run below a URL; without a name, of the next free `<stem>-<number>`."""
-    if name is None:
-        found = _in_time(out, lambda: Storage(out).names("", recursive=False))
-        taken = [path.partition("/")[0] for path in found]
-        numbers = [
-            int(one[len(stem) + 1 :]) for one in taken if one.startswith(f"{stem}-") and _digits(one[len(stem) + 1 :])
-        ]
-        name = f"{stem}-{max(numbers, default=0) + 1}"
-    url = join(out, name)
-    path = mirror(url)
-    shutil.rmtree(path, ignore_errors=True)  # of a run that was removed at the URL
-    path.mkdir(parents=True)
-    _note(path, url)
-    return path
+def runs(out: str) -> list[str]:
+    """Return the names of all folders below a URL.
+
+    Raises:
+        UserError: nothing answers there.
+    """
+    found = _in_time(out, lambda: Storage(out).names("", recursive=False))
+    return [path.partition("/")[0] for path in found]
+
+
+def discard(path: Path) -> bool:
+    """Remove what is at the URL of a run in which nothing was trained; return whether that has gone, or whether the run
+    has no URL."""
+    url = url_of(path)
+    if url is None:
+        return True
+    try:
+        storage = Storage(url)
+        names = storage.names()
+        if any(name == "metrics.jsonl" or name.startswith("checkpoints/") for name in names):
+            return False
+        for name in sorted(names, key=lambda name: name != "experiment.json"):  # without that it is no run any more
+            storage.remove(name)
+        return True
+    except (OSError, errors.UserError):
+        return False
 
 
 def opened(url: str) -> Path:
@@ -321,7 +333,7 @@ def opened(url: str) -> Path:
     """
     path = mirror(url)
     _in_time(url, lambda: Storage(url).pull(path))
-    _note(path, url)
+    note_url(path, url)
     return path
 
 
@@ -445,7 +457,7 @@ def _in_time(url: str, ask: Callable[[], Any]) -> Any:
     return answer
 
 
-def _note(path: Path, url: str) -> None:
+def note_url(path: Path, url: str) -> None:
     """Notes what a directory is the mirror of, for its owner alone: there may be keys in it."""
     (path / _URL).touch(0o600)
     (path / _URL).write_text(url)
@@ -463,7 +475,3 @@ def _plain(name: str) -> bool:
     parts = name.split("/")
     module = parts[0] == MODULES and name.endswith(".py") and not any(part.startswith(".") for part in parts)
     return ".." not in parts and (len(parts) == 1 or (parts[0] == "logs" and len(parts) == 2) or module)
-
-
-def _digits(text: str) -> bool:
-    return text.isascii() and text.isdigit()

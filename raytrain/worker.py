@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from raytrain import errors, gpu_errors, storage
 from raytrain.data import Index
 from raytrain.experiment import Experiment
-from raytrain.files import write_atomically
-from raytrain.run import Lock, note
+from raytrain.files import append, write_atomically
+from raytrain.run import WRITER_LOCK, Lock, note
 from raytrain.session import answers, cpus_for_data, why_no_block
 from raytrain.shipping import Shipped
 
@@ -105,7 +105,10 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
         write_atomically(mark, json.dumps(here))
         if there:
             there.write(f"logs/place_{place.rank}.json", json.dumps(here).encode())
-    with _recorded(job, place.rank, there), Lock(job.run, wait=60) if place.rank == 0 else contextlib.nullcontext():
+    with (
+        _recorded(job, place.rank, there),
+        Lock(job.run, WRITER_LOCK, wait=60) if place.rank == 0 else contextlib.nullcontext(),
+    ):
         indices: dict[str, Index] = ray.get(job.indices)
         if job.images:
             readers: dict[str, Reader] = {split: Resident(ray.get(job.images[split])) for split in indices}
@@ -175,17 +178,25 @@ def _misses_another(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iterator[None]:
-    """Sends this process's output to the run's logs, and leaves a record there of an error, with its time."""
-    if job.own_output:
-        descriptor = os.open(job.run / "logs" / f"rank_{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
+    """Send this process's output to the run's logs where it is a worker's, and leave a record there of an error, with
+    its time."""
+    import torch.distributed as dist
+
+    log = job.run / "logs" / f"rank_{rank}.log"
     try:
+        if job.own_output:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
         yield
     except BaseException as error:
-        traceback.print_exc()
+        if job.own_output or dist.is_initialized():
+            traceback.print_exc()
+        else:  # the command's own output says it in one line
+            with contextlib.suppress(OSError):
+                append(log, traceback.format_exc())
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
         known = isinstance(error, errors.UserError)  # which says where by itself
         record = {

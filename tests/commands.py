@@ -15,6 +15,7 @@ from PIL import Image
 from torch import nn
 
 from raytrain import CNN, Digits, Experiment, Run, checkpoint, cli, config, experiment
+from raytrain.run import MetricsLog
 from raytrain.session import Session
 
 REPOSITORY = Path(__file__).parents[1]
@@ -72,18 +73,22 @@ def make_run(path: Path, value: Experiment = VALUE, steps: int = 30) -> Run:
     images, mean, std = value.data.read(index["train"], some), value.data.mean[0], value.data.std[0]
     inputs, labels = (torch.from_numpy(images) / 255 - mean) / std, torch.from_numpy(index["train"].labels[some])
     module = value.model.build(value.data.image(index["train"]), len(index["train"].classes))
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer, log = torch.optim.SGD(module.parameters(), lr=0.1), MetricsLog(path / "metrics.jsonl", 0)
     for step in range(steps + 1):
         if step in (steps // 2, steps):
             state = {
                 "sample": value.data.image(index["train"]),
                 "stored": index["train"].shape,
                 "classes": index["train"].classes,
+                "progress": {"step": step},
+                "metrics_bytes": log.size,
             }
             checkpoint.save(path / "checkpoints", step, module.state_dict(), {}, state)
         optimizer.zero_grad()
         nn.functional.cross_entropy(module(inputs), labels).backward()
         optimizer.step()
+        log.write([{"kind": "step", "step": step + 1, "epoch": 1, "loss": 0.5, "lr": 0.1}])
+    log.close()
     experiment.save(value, path / "experiment.json")
     fingerprints = {split: part.fingerprint() for split, part in index.items()}
     (path / "environment.json").write_text(json.dumps({"data_fingerprint": fingerprints}))

@@ -169,11 +169,8 @@ def test_threads_are_shared_out_anew_for_other_workers_but_in_a_deterministic_ru
         assert ("17 threads" in said) == deterministic
 
 
-def test_a_run_that_is_still_going_is_not_resumed(
-    copied: Run, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, init = Lock(copied.path, wait=0), Lock.__init__
-    monkeypatch.setattr(Lock, "__init__", lambda self, run, wait: init(self, run, 0.1))
+def test_a_run_that_is_still_going_is_not_resumed(copied: Run, capsys: Capture) -> None:
+    lock = Lock(copied.path)
     said = fails(capsys, "resume", copied.path, "--epochs", "3")
     lock.release()
     assert "the run is still going (process " in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from raytrain import CNN, Digits, Experiment, Run, UserError, checkpoint, experiment
-from raytrain.run import Lock, MetricsLog, check_writable, create, read_metrics
+from raytrain.run import Lock, MetricsLog, begin, check_rows, check_writable, damaged_lines, discard, read_metrics
 
 VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
 
@@ -22,8 +23,8 @@ VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with checkpoints at steps 1 to 3, of which 2 is the best."""
-    path = create(tmp_path, "r", "x")
-    experiment.save(VALUE, path / "experiment.json")
+    path, lock = begin(tmp_path, "r", "x", lambda folder: experiment.save(VALUE, folder / "experiment.json"))
+    lock.release()
     for step in (1, 2, 3):
         torch.manual_seed(step)
         state = {"sample": (1, 8, 8), "stored": (1, 8, 8), "classes": [str(digit) for digit in range(10)]}
@@ -33,13 +34,19 @@ def run(tmp_path: Path) -> Run:
     return Run(path)
 
 
-# create
+# begin
+
+
+def create(out: Path, name: str | None, stem: str) -> Path:
+    path, lock = begin(out, name, stem, lambda folder: (folder / "experiment.json").touch())
+    lock.release()
+    return path
 
 
 def test_runs_are_numbered_from_one_and_numbers_are_not_reused(tmp_path: Path) -> None:
     out = tmp_path / "new" / "runs"
     assert [create(out, None, "mnist").name for _ in range(3)] == ["mnist-1", "mnist-2", "mnist-3"]
-    (out / "mnist-1").rmdir()
+    shutil.rmtree(out / "mnist-1")
     (out / "mnist-x").mkdir()
     (out / "mnist-7").touch()
     assert create(out, None, "mnist").name == "mnist-8"
@@ -47,7 +54,8 @@ def test_runs_are_numbered_from_one_and_numbers_are_not_reused(tmp_path: Path) -
 
 
 def test_two_that_start_at_once_get_different_numbers(tmp_path: Path) -> None:
-    code = f"from raytrain.run import create; print([create({str(tmp_path)!r}, None, 'm').name for _ in range(20)])"
+    code = "from raytrain.run import begin; fill = lambda folder: (folder / 'experiment.json').touch(); "
+    code += f"print([begin({str(tmp_path)!r}, None, 'm', fill)[0].name for _ in range(20)])"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = [process.communicate()[0].replace("'", '"') for process in started]
     names = [name for text in printed for name in json.loads(text)]
@@ -59,6 +67,49 @@ def test_a_name_that_is_taken_offers_to_resume(tmp_path: Path) -> None:
     for attempt in (lambda: create(tmp_path, "mine", "x"), lambda: check_writable(tmp_path, "mine")):
         with pytest.raises(UserError, match=f"name exists, {taken}; take another --name, .*`raytrain resume {taken}`"):
             attempt()
+
+
+FILL_AND_WAIT = "import sys, time; from pathlib import Path; from raytrain.run import begin\n"
+FILL_AND_WAIT += "def fill(folder): (folder / 'experiment.py').touch(); print('filling', flush=True); time.sleep(60)\n"
+FILL_AND_WAIT += "begin(sys.argv[1], 'mine', 'x', fill)"
+
+
+def test_a_command_killed_while_a_run_begins_leaves_its_name_free(tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", FILL_AND_WAIT, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None and killed.stdout.readline() == "filling\n"
+    killed.kill()
+    killed.wait()
+    killed.stdout.close()
+    (aside,) = tmp_path.iterdir()
+    check_writable(tmp_path, "mine")
+    assert create(tmp_path, "mine", "x") == tmp_path / "mine"
+    os.utime(aside, (0, 0))
+    alive, lock = begin(tmp_path, None, "x", lambda folder: None)
+    assert not aside.exists(), "what a killed command left goes with the next run"
+    alive.rename(tmp_path / ".beginning-slow")
+    os.utime(tmp_path / ".beginning-slow", (0, 0))
+    create(tmp_path, None, "x")
+    assert (tmp_path / ".beginning-slow").is_dir(), "a command that is alive keeps its own"
+    lock.release()
+
+
+def test_a_run_that_cannot_be_filled_leaves_nothing(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        (folder / "experiment.py").touch()
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="cannot be written: No space left on device"):
+        begin(tmp_path, None, "x", full)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", ["metrics.jsonl", "checkpoints"])
+def test_a_run_that_holds_a_row_or_a_checkpoint_is_never_discarded(tmp_path: Path, what: str) -> None:
+    for name in ("empty", "full"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / what).touch()
+    assert discard(tmp_path / "empty") and not discard(tmp_path / "full")
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/tmp/x"])
@@ -275,6 +326,68 @@ def test_metrics_as_a_table_hold_one_kind(run: Run) -> None:
     assert run.metrics().to_pylist() == ROWS[-1:]
 
 
+def test_a_damaged_line_of_the_metrics_is_left_out_and_said(run: Run) -> None:
+    rows = [json.dumps(row) for row in ROWS]
+    rows[1] = rows[1][:9] + rows[1]  # a row glued to half of another one
+    (run.path / "metrics.jsonl").write_text("\n".join([*rows, "[]", '{"kind": 3}', ""]))
+    assert damaged_lines(run.path / "metrics.jsonl") == 3
+    with pytest.warns(UserWarning, match="metrics.jsonl: 3 damaged lines are left out"):
+        assert len(run.metrics("step")) == len(ROWS) - 2
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("damage", ["none", "longer", "missing", "short", "cut", "glued", "lost", "twice", "changed"])
+def test_a_checkpoint_whose_rows_are_damaged_is_not_gone_on_from(tmp_path: Path, damage: str, hashed: bool) -> None:
+    file = tmp_path / "metrics.jsonl"
+    log = MetricsLog(file, 0)
+    log.write([{"kind": "step", "step": step, "loss": 0.5} for step in range(1, 6)])
+    state = {"metrics_bytes": log.size, "progress": {"step": 5}} | ({"metrics_sha256": log.sha256} if hashed else {})
+    log.close()
+    lines = file.read_bytes().splitlines(keepends=True)
+    content = {
+        "none": lines,
+        "longer": [*lines, b"more"],
+        "short": lines[:-1],
+        "cut": [*lines[:-1], lines[-1][:-9]],
+        "glued": [lines[0][:-9], *lines[1:], b"x" * 9],
+        "lost": [*lines[:2], *lines[3:], b"x" * len(lines[2])],
+        "twice": [*lines[:2], lines[1], *lines[3:]],
+        "changed": [lines[0].replace(b"0.5", b"0.7"), *lines[1:]],
+    }
+    file.unlink() if damage == "missing" else file.write_bytes(b"".join(content[damage]))
+    if damage in ("none", "longer", *(() if hashed else ("changed",))):  # only a hash knows of the last
+        check_rows(file, state)
+        return
+    with pytest.raises(ValueError, match=r"metrics\.jsonl"):
+        check_rows(file, state)
+
+
+def test_the_hash_of_a_log_goes_on_after_a_cut(tmp_path: Path) -> None:
+    hashes = []
+    for cut in (False, True):
+        log = MetricsLog(tmp_path / f"{cut}.jsonl", 0)
+        log.write(ROWS[:2])
+        if cut:
+            size = log.size
+            log.write(ROWS[2:])
+            log.close()
+            log = MetricsLog(tmp_path / f"{cut}.jsonl", size)
+        log.write(ROWS)
+        hashes.append(log.sha256)
+        log.close()
+    assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff", b"[]", b'{"epochs": 2}', b'{"status": 3}', b'{"status": "completed"}',
+     b'{"status": "completed", "epochs": "2"}', b'{"status": "failed", "val_loss": "low"}'],
+)  # fmt: skip
+def test_a_damaged_summary_counts_for_none(run: Run, content: bytes) -> None:
+    (run.path / "summary.json").write_bytes(content)
+    assert run.summary == {"status": "unfinished"}
+
+
 # Lock
 
 HOLD = "import sys, time; from raytrain.run import Lock; from pathlib import Path\n"
@@ -288,14 +401,14 @@ def test_a_second_process_is_kept_out_until_the_first_has_ended_however_that_was
     holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
     begin = time.monotonic()
-    with pytest.raises(UserError, match=rf"the run is still going \(process {holder.pid}\), {tmp_path}; wait for it"):
+    with pytest.raises(UserError, match=rf"still going \(process {holder.pid} on .+\), {tmp_path}; wait for it"):
         Lock(tmp_path, wait=0.3)
     assert 0.3 <= time.monotonic() - begin < 5
     holder.send_signal(how)
     holder.wait()
     holder.stdout.close()
     lock = Lock(tmp_path, wait=5)
-    assert (tmp_path / "lock").read_text() == str(os.getpid())
+    assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
     lock.release()
     Lock(tmp_path, wait=0).release()
 

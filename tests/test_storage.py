@@ -13,7 +13,7 @@ import torch
 from commands import make_run
 
 from raytrain import CNN, Digits, Experiment, Run, UserError, checkpoint, cli, storage
-from raytrain.run import check_writable, create
+from raytrain.run import begin, check_writable
 from raytrain.storage import Storage
 
 _NUMBER = count()
@@ -183,10 +183,15 @@ def test_runs_at_a_url_are_numbered_and_names_are_taken(url: str, finished: str)
     with pytest.raises(UserError, match="is no name for a run's folder"):
         check_writable(url, "a/b")
     assert Storage(url).names("", recursive=False).keys() == {"digits"}, "nothing of the check stays"
-    assert [create(url, None, "m").name, create(url, "x", "m").name] == ["m-1", "x"]
+    for name, expected in ((None, "m-1"), ("x", "x")):
+        path, lock = begin(url, name, "m", lambda folder: None)
+        assert path.name == expected
+        lock.release()
     for taken in ("m-1", "m-7", "m-x", "mm-9"):
         Storage(url).write(f"{taken}/experiment.json", b"{}")
-    path = create(url, None, "m")
+    path, lock = begin(url, None, "m", lambda folder: None)
+    with lock, pytest.raises(UserError, match="a run of that name exists"):
+        begin(url, "m-8", "m", lambda folder: None)
     assert path.name == "m-8" and storage.url_of(path) == storage.join(url, "m-8")
     assert (path / "url").stat().st_mode & 0o77 == 0, "a URL may hold keys"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,3 +24,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pace]:
     """The sweep's directory, and how long each phase took."""
     sweep = tmp_path_factory.mktemp("sweeps") / "whole"
     return sweep, undisturbed(sweep)
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    """A Ray that the commands of this process use, so that one takes a part of a second."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from raytrain import Checkpoint, checkpoint, run, writer
+from raytrain import Checkpoint, checkpoint, files, run, writer
 from raytrain.progress import Progress
 from raytrain.run import MetricsLog, read_metrics
 from raytrain.writer import CheckpointWriter
@@ -124,7 +124,7 @@ class Disk:
 def standing_for_os(disk: Any) -> Iterator[None]:
     """Puts it into the modules that write a run."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (checkpoint, run, writer):
+        for module in (checkpoint, files, run, writer):
             patch.setattr(module, "os", disk)
         back = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: setattr(disk, "away", False))
         patch.setattr(checkpoint, "time", back)

@@ -332,15 +332,15 @@ def test_it_is_refused_and_the_older_one_is_taken(
     assert Path("/etc/passwd").is_file()
 
 
-def test_where_all_are_damaged_a_run_begins_anew_and_nothing_points_to_them(trained: Path, tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     for path in (run / "checkpoints").iterdir():
         text(b"")(path)
-    began = worker(run)
-    assert began.restore() is None and began.log is not None and began.progress.step == 0
-    began.log.close()
-    assert (run / "metrics.jsonl").read_bytes() == b"" and not [*(run / "checkpoints").iterdir()]
-    assert not (run / "best.json").exists() and not (run / "last.json").exists()
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(UserError, match="no checkpoint to go on from") as refused:
+        worker(run).restore()
+    assert "raytrain train" in refused.value.how
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
 def test_there_are_at_least_fifty() -> None:

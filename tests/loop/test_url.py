@@ -153,7 +153,7 @@ def test_rows_and_a_request_to_stop_travel_between_two_checkpoints(
     monkeypatch.setattr(writer, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(storage, "POLL_SECONDS", 0.05)
     driver, seen = storage.mirror(url), []
-    storage._note(storage.opened(url), url)
+    storage.note_url(storage.opened(url), url)
 
     def each(worker: Worker) -> None:
         if worker.progress.step == 8:  # the checkpoint is that of step 5

@@ -1,0 +1,243 @@
+"""Every write to the directory of a run goes wrong once: by a kill, a full disk or a broken one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import DIGITS
+
+from raytrain import checkpoint, cli
+from raytrain.run import read_metrics
+
+_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_TIMES = ("samples_per_second", "seconds", "data_seconds", "time")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class Writes:
+    """What this process writes below a folder, by whichever module; the write number `at` goes wrong.
+
+    Attributes:
+        places: the file and line in raytrain of each write.
+    """
+
+    def __init__(self, root: Path, kind: str = "", at: int = -1):
+        self.root, self.kind, self.at = str(root), kind, at
+        self.places: list[str] = []
+        self.dead = False
+
+    def __call__(self, path: Any, half: Callable[[], object] = lambda: None) -> None:
+        """Note a write, or let it go wrong, having done half of it."""
+        if isinstance(path, int):
+            try:
+                path = os.readlink(f"/proc/self/fd/{path}")
+            except OSError:
+                return
+        if not os.fsdecode(path).startswith(self.root):
+            return
+        if self.dead:
+            raise Killed
+        frame = sys._getframe(2)
+        while frame.f_back and f"raytrain{os.sep}" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        self.places.append(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+        if len(self.places) - 1 == self.at:
+            half()
+            if self.kind == "kill":
+                self.dead = True
+                raise Killed
+            code = getattr(errno, self.kind)
+            raise OSError(code, os.strerror(code), os.fsdecode(path))
+
+
+_watching: list[Writes] = []
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watching and event in _EVENTS and (event != "open" or (arguments[2] or 0) & _WRITES):
+        _watching[0](arguments[0])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def audited(ray_here: None) -> Iterator[None]:
+    """Python tells of each file that it opens, renames or removes; writes and syncs are told by wrappers of `os`."""
+    sys.addaudithook(_audit)  # for good: it costs nothing while nobody watches
+    write, fsync = os.write, os.fsync
+
+    def told_write(file: int, data: Any) -> int:
+        if _watching:
+            _watching[0](file, half=lambda: write(file, bytes(data)[: len(data) // 2]))
+        return write(file, data)
+
+    def told_fsync(file: int) -> None:
+        if _watching:
+            _watching[0](file)
+        fsync(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", told_write)
+        patch.setattr(os, "fsync", told_fsync)
+        yield
+
+
+def run(writes: Writes, *arguments: object) -> int | None:
+    """Return a command's exit status; None where it was killed."""
+    _watching.append(writes)
+    try:
+        return cli.run([str(argument) for argument in arguments])
+    except Killed:
+        return None
+    finally:
+        _watching.clear()
+
+
+def train(folder: Path, writes: Writes, epochs: int = 2) -> int | None:
+    return run(
+        writes,
+        *("train", DIGITS, "--scaling.workers", 0, "--epochs", epochs, "--checkpoint.every_steps", 10),
+        *("--out", folder, "--name", "run"),
+    )
+
+
+def export(folder: Path, writes: Writes, path: Path) -> int | None:
+    return run(writes, "export", path, folder / "weights.safetensors")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in row if name not in _TIMES} for row in read_metrics(path / "metrics.jsonl")[0]]
+
+
+def weights(path: Path) -> dict[str, str]:
+    """The checkpoint of the last step as its manifest has it: the size and hash of each file with tensors."""
+    parts = json.loads((path / "checkpoints" / "step_00000046" / "manifest.json").read_text())["files"]
+    return {name: part for name, part in parts.items() if name.endswith(".safetensors")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(folder, Writes(folder)) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for one epoch of two."""
+    folder = tmp_path_factory.mktemp("half")
+    assert train(folder, Writes(folder), epochs=1) == 0
+    return folder / "run"
+
+
+def one_line(capsys: pytest.CaptureFixture[str], status: int | None) -> None:
+    """A command that failed said why in one line, and was not surprised."""
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and "a defect" not in said, said
+    errors = [line for line in said.splitlines() if not line.startswith("note: ")]
+    assert len(errors) == (1 if status else 0), said
+
+
+def recovered(path: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was committed is still there, and the run, or a new one of that name where it had not begun, comes to the
+    end of the undisturbed one."""
+    committed = checkpoint.committed(path / "checkpoints") if path.exists() else []
+    kept = b""
+    for name in committed:
+        state = checkpoint.load_state(path / "checkpoints" / name)
+        kept = (path / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
+        assert len(kept) == state["metrics_bytes"]
+    nothing = Writes(path.parent)
+    status = run(nothing, "resume", path, "--epochs", 2) if path.exists() else train(path.parent, nothing)
+    said = capsys.readouterr().err
+    assert status == 0 or (status == 2 and "is complete" in said), said
+    assert rows(path) == rows(whole) and weights(path) == weights(whole)
+    assert (path / "metrics.jsonl").read_bytes().startswith(kept), "no committed step was trained again"
+    assert json.loads((path / "summary.json").read_text())["status"] == "completed"
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["one a line of code", "all"])
+def every(request: pytest.FixtureRequest) -> bool:
+    """Whether a fault comes at each write, or at the first one of each line of code."""
+    return request.param
+
+
+def disturb(
+    kind: str,
+    every: bool,
+    folder: Path,
+    command: Callable[[Path, Writes], int | None],
+    whole: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> int:
+    """Run a command once for each of its writes, which then goes wrong; return how many there are."""
+    calm = Writes(folder)
+    assert command(folder, calm) == 0
+    shutil.rmtree(folder / "run")
+    for at, place in enumerate(calm.places):
+        if every or place not in calm.places[:at]:
+            here = folder / f"{kind}-{at}"
+            here.mkdir()
+            writes = Writes(here, kind, at)
+            status = command(here, writes)
+            print(f"{kind} at write {at}, {writes.places[at]}: exit status {status}")
+            one_line(capsys, status)
+            recovered(here / "run", whole, capsys)
+            shutil.rmtree(here)
+    return len(calm.places)
+
+
+@pytest.mark.parametrize("kind", ["kill", "ENOSPC", pytest.param("EIO", marks=pytest.mark.slow)])
+def test_a_training_survives_a_fault_at_each_write(
+    kind: str, every: bool, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert disturb(kind, every, tmp_path, train, whole, capsys) > 100
+
+
+@pytest.mark.parametrize("kind", ["kill", "ENOSPC", pytest.param("EIO", marks=pytest.mark.slow)])
+def test_a_resumed_run_survives_a_fault_at_each_write(
+    kind: str, every: bool, whole: Path, half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resume(folder: Path, writes: Writes) -> int | None:
+        shutil.copytree(half, folder / "run")
+        return run(writes, "resume", folder / "run", "--epochs", 2)
+
+    assert disturb(kind, every, tmp_path, resume, whole, capsys) > 50
+
+
+@pytest.mark.parametrize("kind", ["kill", "ENOSPC", "EIO"])
+def test_an_export_that_fails_leaves_the_file_that_was_there(
+    kind: str, half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def content() -> list[bytes]:
+        return [file.read_bytes() for file in half.rglob("*") if file.is_file()]
+
+    file, before = tmp_path / "weights.safetensors", content()
+    assert export(tmp_path, Writes(tmp_path), half) == 0
+    exported = file.read_bytes()
+    at = 0
+    while True:
+        file.write_bytes(b"what was there")
+        writes = Writes(tmp_path, kind, at)
+        status = export(tmp_path, writes, half)
+        if len(writes.places) <= at:
+            break
+        one_line(capsys, status)
+        left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        assert left.pop(file.name) in (b"what was there", exported)
+        assert not left or (kind == "kill" and all(name.startswith(".") for name in left))
+        for name in left:
+            (tmp_path / name).unlink()
+        at += 1
+    assert status == 0 and at >= 4 and file.read_bytes() == exported and content() == before
