@@ -257,7 +257,8 @@ def use(value: Any) -> Sources | None:
     """
     kinds = [kind for kind in _classes(value) if not kind.__module__.startswith("raytrain.")]
     for sources in [*_ALL] if kinds else ():
-        if any(map(sources.holds, kinds)):
+        held = [sources.holds(kind) for kind in kinds]
+        if all(held) or (any(held) and not sources.foreign):  # a script may have imported more since
             activate(sources)
             return sources
     return _adopted(kinds) if kinds else None

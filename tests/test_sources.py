@@ -380,6 +380,23 @@ def test_a_class_of_another_module_is_kept_after_an_experiment_file_was_loaded(
     sys.modules.pop("own_net")
 
 
+def test_a_script_s_second_experiment_travels_with_its_own_modules(project: Path, tmp_path: Path) -> None:
+    script = """
+        import pickle, subprocess, sys
+        from raytrain import MLP, Digits, Experiment
+        from raytrain.shipping import Shipped
+        from nets import Net
+        pickle.dumps(Shipped(Experiment(Net(), Digits())))
+        import source
+        for value in (Experiment(MLP(), source.Mine()), Experiment(Net(), source.Mine())):
+            code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).value.data)"
+            subprocess.run([sys.executable, "-P", "-c", code], input=pickle.dumps(Shipped(value)), check=True, cwd="/")
+    """
+    write(project, {"script.py": script})
+    done = subprocess.run([sys.executable, project / "script.py"], capture_output=True, text=True, check=False)
+    assert done.stdout.count("Mine(") == 2, done.stderr
+
+
 def test_an_installed_package_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "site-packages", {"installed_net.py": PROJECT["nets/net.py"]})
     monkeypatch.syspath_prepend(folder)
