@@ -105,14 +105,23 @@ def session_logs() -> Path | None:
     return None
 
 
-def trainer() -> type[TorchTrainer]:
-    """The trainer to use: the fast one, or the stock one where Ray is not as it was."""
+def trainer(shares: bool = False) -> type[TorchTrainer]:
+    """Return the trainer to use: the fast one, or the stock one where Ray is not as it was.
+
+    Args:
+        shares: whether the fast one's workers take the bundles of the placement group that this process is in.
+    """
     from ray.train.torch import TorchTrainer
 
     if _known():
         with contextlib.suppress(ImportError, AttributeError):
-            return _fast()
+            return _fast(shares)
     return TorchTrainer
+
+
+def shares_groups() -> bool:
+    """Return whether a trainer's workers can take the bundles of the placement group that the trainer is in."""
+    return issubclass(trainer(shares=True), _Cancelled)
 
 
 def cancel(running: TorchTrainer) -> None:
@@ -362,9 +371,12 @@ def _settings(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@lru_cache(maxsize=1)
-def _fast() -> type[TorchTrainer]:
-    """The fast trainer.
+@lru_cache(maxsize=2)
+def _fast(shares: bool) -> type[TorchTrainer]:
+    """Return the fast trainer.
+
+    Args:
+        shares: as for `trainer`.
 
     Raises:
         ImportError, AttributeError: Ray has not what it needs.
@@ -381,10 +393,16 @@ def _fast() -> type[TorchTrainer]:
     from ray.train.v2._internal.execution.controller import TrainController
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
     from ray.train.v2._internal.execution.worker_group import WorkerGroup
+    from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
     from ray.train.v2._internal.execution.worker_group.state import WorkerGroupState, _shutdown_workers
     from ray.train.v2._internal.util import time_monotonic
+    from ray.util.placement_group import get_current_placement_group
 
     nobody: Any = None  # in the place of the actor behind `ray.train.report`
+
+    class Shared(DefaultPlacementGroupHandle):
+        def shutdown(self) -> None:
+            """Leave the group to who made it."""
 
     class State(WorkerGroupState):
         def shutdown(self) -> None:
@@ -415,6 +433,10 @@ def _fast() -> type[TorchTrainer]:
                 if isinstance(error, RayActorError):
                     raise WorkerGroupStartupFailedError("a worker ended while it started") from error
                 raise
+
+        def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Any:
+            group = get_current_placement_group() if shares else None
+            return Shared(group) if group else super()._create_placement_group(scaling_config, worker_group_context)
 
         def _init_train_context_on_workers(self, workers: Any, sync_actor: Any, train_context_args: Any) -> None:
             ray.get(
@@ -470,7 +492,10 @@ def _fast() -> type[TorchTrainer]:
             return controller.get_result()
 
     for kind, names in {
-        WorkerGroup: ("_start_impl", "_create_workers", "_init_train_context", "_get_worker_runtime_env", "abort"),
+        WorkerGroup: (
+            *("_start_impl", "_create_placement_group", "_create_workers", "_init_train_context"),
+            *("_get_worker_runtime_env", "abort"),
+        ),
         TrainController: ("worker_group_cls", "run", "get_result", "get_worker_group"),
         FixedScalingPolicy: ("after_controller_start", "_maybe_send_resource_request"),
         TorchTrainer: ("_create_default_callbacks", "_initialize_and_run_controller"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import time
@@ -15,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import checkpoint, config, experiment, memory, order
+from raytrain import checkpoint, config, memory, order
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.ema import EMA
 from raytrain.experiment import Experiment
-from raytrain.files import write_atomically
+from raytrain.files import known_json, write_atomically
 from raytrain.metrics import Sums
 from raytrain.optim import backbone
 from raytrain.parallel import Parallel
@@ -511,7 +512,10 @@ class Worker:
         self.experiment = config.replace(e, "precision", chosen)
         self.precision = Precision(chosen, device)
         if self.log:
-            write_atomically(self.run.path / "experiment.json", experiment.to_json(self.experiment))
+            # What was decided for this cluster, such as the CPUs of a worker, is no part of the experiment.
+            file, e = self.run.path / "experiment.json", self.experiment
+            decided = {"precision": chosen, "memory_format": e.memory_format}
+            write_atomically(file, json.dumps((known_json(file) or config.to_dict(e)) | decided, indent=2) + "\n")
             self.log.write([{"kind": "precision", "chosen": chosen, "milliseconds": self.progress.tried}])
 
     def _seed(self, *parts: int) -> None:

@@ -118,6 +118,24 @@ class Resources:
         return max(node.cpus - cpus * max(0, workers - total + node.room(cpus, gpus)) for node in self.by_node)
 
     @property
+    def for_data(self) -> float:
+        """CPUs that must stay free on a node for a task of Ray Data: one, or half of the largest node."""
+        return min(1.0, max(node.cpus for node in self.by_node) / 2)
+
+    def holds(self, workers: int, cpus: float, gpus: float, spare: float) -> bool:
+        """Return whether so many workers have room, each on one node, and some node keeps `spare` CPUs wherever Ray
+        places them."""
+        roomy = [node for node in self.by_node if node.cpus >= spare]
+        fill = sum(int((node.cpus - spare) / cpus + 1e-6) + 1 for node in roomy)  # workers that leave no node enough
+        return self.room(cpus, gpus) >= workers and (not spare or fill > workers)
+
+    def most_cpus(self, workers: int, gpus: float, spare: float) -> float | None:
+        """Return the most CPUs, in hundredths, with which `holds` is true; None where no number is."""
+        left = {node.cpus - kept for node in self.by_node for kept in (0.0, spare)}
+        shares = {int(100 * cpus / count + 1e-6) / 100 for cpus in left for count in range(1, workers + 1)}
+        return max((cpus for cpus in shares if cpus > 0 and self.holds(workers, cpus, gpus, spare)), default=None)
+
+    @property
     def listed(self) -> str:
         """The nodes for people."""
         names = [
@@ -175,7 +193,7 @@ class Plan:
         gpus = self.experiment.scaling.gpus_per_worker
         asked = replace(self.asked, workers=workers, gpus_per_worker=gpus)
         streams = self.mode == "streaming"
-        return replace(self.experiment, scaling=_scaling(asked, resources, self.experiment.deterministic, streams))
+        return replace(self.experiment, scaling=scaled(asked, resources, self.experiment.deterministic, streams))
 
     @property
     def state_bytes(self) -> int:
@@ -562,7 +580,7 @@ def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Exper
         asked = replace(asked, gpus_per_worker=1.0 if resources.gpus >= sizes[-1] else 0.0)
     for workers in sizes:
         try:
-            scaling = _scaling(replace(asked, workers=workers), resources, experiment.deterministic, streams)
+            scaling = scaled(replace(asked, workers=workers), resources, experiment.deterministic, streams)
             return replace(experiment, scaling=scaling)
         except errors.UserError:
             if workers == sizes[-1]:
@@ -570,7 +588,7 @@ def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Exper
     raise AssertionError("there is at least one size")
 
 
-def _scaling(scaling: Scaling, resources: Resources, deterministic: bool, streams: bool) -> Scaling:
+def scaled(scaling: Scaling, resources: Resources, deterministic: bool, streams: bool) -> Scaling:
     """Decide what was left open: GPUs where there are enough, CPUs such that all workers have room, each on one node,
     and that a node keeps a CPU for Ray Data, or half of one: where a task of Ray Data never gets its CPU, a run that
     streams would wait for ever.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from raytrain import errors, launch, limits, plan
+from raytrain.experiment import Scaling
 from raytrain.interrupts import end_with
 from raytrain.plan import Node, Resources
 
@@ -334,6 +335,30 @@ def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, wor
             other = f"{max(0.0, cpus - own - left):g} by tasks that read and by other jobs"
             found.append(f"{node['NodeManagerHostname']} has {cpus:g} CPUs, {held}{other}")
     return f"no CPU for Ray Data, which reads the images, for {seconds:g} s: {'; '.join(found[:4])}"
+
+
+def why_no_room(scaling: Scaling) -> str:
+    """Return what the next trial of a sweep waits for, by what is free on the nodes.
+
+    Args:
+        scaling: the trial's, as it was planned.
+    """
+    import ray
+    from ray.util import placement_group_table
+
+    job = ray.get_runtime_context().get_job_id()  # which the ids of its placement groups end with
+    waits = [name for name, group in placement_group_table().items() if group["state"] in ("PENDING", "RESCHEDULING")]
+    if not any(name.endswith(job) for name in waits):
+        return "it has its room, and its process is starting"
+    gpus, free, found = scaling.gpus_per_worker or 0.0, launch.free_cpus(), []
+    for node in ray.nodes():
+        if node["Alive"]:
+            left = f", {free[node['NodeID']]:g} of them free" if node["NodeID"] in free else ""
+            own = f" and {node['Resources'].get('GPU', 0.0):g} GPUs" if gpus else ""
+            found.append(f"{node['NodeManagerHostname']} has {node['Resources'].get('CPU', 0.0):g} CPUs{left}{own}")
+    each = f"{scaling.cpus_per_worker:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+    workers = f"{scaling.ranks} workers of {each} each" if scaling.ranks > 1 else each
+    return f"it needs {workers}, and {'; '.join(found[:4])}"
 
 
 def _check_shared(file: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from raytrain import errors, launch, storage
 from raytrain.experiment import Experiment
 from raytrain.files import append, known_json, read_json
-from raytrain.interrupts import Interrupts
+from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
 from raytrain.run import Run
@@ -66,20 +66,33 @@ def work_here(job: Job, tail: Tail) -> None:
         raise _failure(error, job.run) from error
 
 
-def distribute(job: Job, leave: threading.Event) -> BaseException | None:
-    """Trains a job on Ray Train's workers, and returns what went wrong; lost workers are not started again.
+def distribute(job: Job, leave: threading.Event) -> RunFailed | None:
+    """Train a job on Ray Train's workers, in the placement group of this process, and return what went wrong. Lost
+    workers are not started again.
 
     Args:
-        leave: when it is set, the run's `stop` file has been asked for; workers that have not started yet are given up.
+        leave: when it is set, or the run's `stop` file is there, workers that have not done a step are given up.
+
+    Raises:
+        Leave: they were.
     """
-    while True:
-        fitting = _Fitting(job)
-        while fitting.is_alive():
-            fitting.join(0.1)
-            if leave.is_set() and not (job.run / "metrics.jsonl").is_file():
-                fitting.cancel()
-        if not isinstance(fitting.failure, _NoRoom) or leave.is_set():  # those before it are still leaving
-            return fitting.failure
+    fitting, before, left = _Fitting(job, shares=True), _rows(job.run), False
+    while fitting.is_alive():
+        fitting.join(0.1)
+        if not left and (leave.is_set() or (job.run / "stop").exists()) and _rows(job.run) <= before:
+            left = True
+            fitting.cancel()
+    if left and fitting.failure is not None:
+        raise Leave
+    return fitting.failure
+
+
+def _rows(run: Path) -> int:
+    """Return the bytes of a run's metrics."""
+    try:
+        return (run / "metrics.jsonl").stat().st_size
+    except OSError:
+        return 0
 
 
 class Supervisor:
@@ -295,9 +308,9 @@ class _Demand(contextlib.AbstractContextManager["_Demand"]):
 class _Fitting(threading.Thread):
     """Ray Train's trainer in a side thread: in the main one it would take SIGINT for itself."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, shares: bool = False):
         super().__init__(daemon=True, name="ray-train")
-        self.job, self.trainer = job, _trainer(job)
+        self.job, self.trainer = job, _trainer(job, shares)
         self.failure: RunFailed | None = None
         self.start()
 
@@ -320,7 +333,7 @@ def _work_on_cluster(settings: dict[str, Any]) -> None:
     work_on_cluster(settings)
 
 
-def _trainer(job: Job) -> Any:
+def _trainer(job: Job, shares: bool) -> Any:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
 
@@ -329,7 +342,7 @@ def _trainer(job: Job) -> Any:
     os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")  # half a minute where a worker is stopped
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # it is the supervisor who looks
     scaling = job.experiment.scaling
-    return launch.trainer()(
+    return launch.trainer(shares)(
         _work_on_cluster,
         train_loop_config={"job": job},
         scaling_config=ScalingConfig(

@@ -19,11 +19,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment, fit, plan, sources, storage
-from raytrain.experiment import Experiment
+from raytrain import config, errors, experiment, fit, launch, plan, sources, storage
+from raytrain.experiment import Experiment, Scaling
 from raytrain.files import known_json, needed_json, write_atomically
 from raytrain.fit import Interrupted, Options, RunFailed
 from raytrain.interrupts import Interrupts, Leave
@@ -37,9 +38,13 @@ from raytrain.search.front import pareto_front
 from raytrain.search.schedulers import Complete
 from raytrain.search.space import Grid, combinations
 from raytrain.search.sweep import Sweep, impossible, load, to_dict
-from raytrain.session import Session
+from raytrain.session import Session, why_no_room
 
 _MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
+_LEAVE_SECONDS = 5.0
+"""How long trials may take to write a checkpoint after a signal; the sweep's own end takes some seconds more."""
+_ROOM_SECONDS = 30.0
+"""After how long without a trial under way the sweep says what it waits for."""
 _TAKES = 1 << 24
 """Bytes that a trial's logs and metrics are reckoned with, beside its checkpoints."""
 
@@ -86,8 +91,8 @@ class SweepPlan:
     Attributes:
         base: the plan of the first trial.
         share: what each trial's plan is made for: the nodes, and how many trials share them.
-        concurrent: trials at once.
-        cpus: that a trial of one worker holds; all of them together leave one for Ray Data, where images are streamed.
+        concurrent: trials at once; so many have room, however wide they are.
+        widths: the numbers of workers that trials have.
         weights: bytes of checkpoints at the most, of all trials together.
         variants: what is read: a plan for each way of reading, by what decides it.
     """
@@ -96,9 +101,17 @@ class SweepPlan:
     base: Plan
     share: Resources
     concurrent: int
-    cpus: float
+    widths: tuple[int, ...]
     weights: int
     variants: dict[str, Plan]
+
+    def scaling(self, one: Experiment) -> Scaling:
+        """Return a trial's scaling with what was left open decided.
+
+        Raises:
+            UserError: its workers do not fit on the nodes.
+        """
+        return _decided(one, self.sweep.scheduler.together, self.share, _streams(self.variants))
 
     @property
     def fingerprints(self) -> dict[str, dict[str, str]]:
@@ -111,7 +124,10 @@ class SweepPlan:
     def lines(self, path: str) -> list[tuple[str, str]]:
         """The plan for people: the base experiment's, and the sweep's own."""
         s = self.sweep
-        workers, scaling = s.experiment.scaling.ranks, self.base.experiment.scaling
+        widths, scaling = self.widths, self.base.experiment.scaling
+        workers = f"{widths[0]} worker{'s' if widths[0] > 1 else ''}"
+        if len(widths) > 1:
+            workers = f"{', '.join(map(str, widths[:-1]))} or {widths[-1]} workers"
         each = (
             f"{scaling.gpus_per_worker:g} GPU"
             if scaling.gpus_per_worker
@@ -126,7 +142,7 @@ class SweepPlan:
             + " and ".join(f"the {_superlative(o.mode)} {o.name}" for o in s.objectives),
             "search": ("every combination of the grid" if grid else type(s.search).__name__)
             + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}"),
-            "at once": f"{self.concurrent} of {workers} worker{'s' if workers > 1 else ''} with {each}"
+            "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
             + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else ""),
             "disk": f"{plan.size(self.weights)} of checkpoints at the most: those under way and the best "
             + (f"{s.keep} trials'" if s.keep > 1 else "trial's"),
@@ -234,20 +250,9 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
         UserError: the sweep cannot work.
     """
     resources = find_resources()
+    scalings = _scalings(value)
+    _check_room(value, scalings, resources, streams=False)
     first = _first(value)
-    workers = first.scaling.ranks
-    gpus = first.scaling.gpus_per_worker
-    if gpus is None:
-        gpus = 1.0 if resources.gpus >= workers else 0.0
-    if gpus:
-        fits = resources.room(0, gpus) // workers
-    else:
-        each = max(first.scaling.cpus_per_worker or 0, first.scaling.threads_per_worker or 1)
-        fits = resources.room(each) // workers
-    if value.concurrent and value.concurrent > max(1, fits):
-        raise errors.too_many_at_once(value.concurrent, max(1, fits))
-    concurrent = min(value.concurrent or max(1, fits), value.count)
-    share = replace(resources, runs=concurrent)
     ways: dict[str, Experiment] = {}
     data_axes = [a for a in value.axes if a.path.startswith("data") and not a.path.startswith("data.augment")]
     for axis in data_axes:
@@ -258,17 +263,103 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
             one = value.trial(values)
             ways.setdefault(record.reads(one), one)
     ways[record.reads(first)] = first
-    variants = {key: plan.make(one, lambda: share, "") for key, one in ways.items()}
+    variants = {key: plan.make(one, lambda: resources, "") for key, one in ways.items()}
+    streams = _streams(variants)
+    _check_room(value, scalings, resources, streams)
+    fits = min(_at_once(value, scaling, resources, streams) for scaling, _ in scalings)
+    if value.concurrent and value.concurrent > fits:
+        raise errors.too_many_at_once(value.concurrent, fits)
+    concurrent = min(value.concurrent or fits, value.count)
+    share = replace(resources, runs=concurrent)
     base = variants[record.reads(first)]
-    streams = any(variant.mode == "streaming" for variant in variants.values())
-    spare = min(1.0, resources.cpus / 2) if streams else 0.0  # which is Ray Data's while trials run
-    cpus = int(100 * min((resources.cpus - spare) / concurrent, resources.cpus / resources.nodes)) / 100
+    base = replace(
+        base, experiment=replace(base.experiment, scaling=_decided(first, value.scheduler.together, share, streams))
+    )
     weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
     free = shutil.disk_usage(plan.existing(out)).free
     needs = weights + _TAKES * concurrent
     if needs > free:
         raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
-    return SweepPlan(value, base, share, concurrent, cpus, weights, variants)
+    widths = tuple(sorted({scaling.ranks for scaling, _ in scalings}))
+    return SweepPlan(value, base, share, concurrent, widths, weights, variants)
+
+
+def _scalings(value: Sweep) -> list[tuple[Scaling, str]]:
+    """Return every scaling that trials may have (of a range, that of both ends), and the axes' values that make it.
+
+    Raises:
+        UserError: one of them is elastic.
+    """
+    axes = sorted((a for a in value.axes if a.path.partition(".")[0] == "scaling"), key=lambda a: len(a.path))
+    found = []
+    for values in product(*(axis.examples() for axis in axes)):
+        scaling = value.experiment.scaling
+        for axis, new in zip(axes, values, strict=True):
+            _, _, field = axis.path.partition(".")
+            scaling = config.replace(scaling, field, new) if field else new
+        if scaling.elastic:
+            raise errors.elastic_trial(str(scaling.workers))
+        named = (f"{axis.path}={new}" for axis, new in zip(axes, values, strict=True))
+        found.append((scaling, " and ".join(named)))
+    return found
+
+
+def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Resources, streams: bool) -> None:
+    """Check that every trial fits on the nodes where it has them for itself.
+
+    Raises:
+        UserError: one does not; where axes decide that, it names their values.
+    """
+    for scaling, named in scalings:
+        try:
+            plan.scaled(scaling, resources, value.experiment.deterministic, streams)
+        except errors.UserError as refused:
+            if not named:
+                raise
+            raise errors.UserError(
+                f"a trial with {named} can never start: {refused.what}", refused.where, refused.how
+            ) from None
+
+
+def _at_once(value: Sweep, scaling: Scaling, resources: Resources, streams: bool) -> int:
+    """Return how many trials of a scaling fit on the nodes at once: one thread of their workers a CPU."""
+    gpus = plan.scaled(scaling, resources, value.experiment.deterministic, streams).gpus_per_worker or 0.0
+    each, spare = scaling.cpus_per_worker or 0.0, resources.for_data if streams else 0.0
+    count = resources.room(each if gpus else max(each, scaling.threads_per_worker or 1), gpus) // scaling.ranks
+
+    def fit(workers: int) -> bool:
+        if each:
+            return resources.holds(workers, each, gpus, spare)
+        return resources.most_cpus(workers, gpus, spare) is not None
+
+    while count > 1 and not fit(count * scaling.ranks):
+        count -= 1
+    return max(1, count)
+
+
+def _decided(one: Experiment, together: bool, share: Resources, streams: bool) -> Scaling:
+    """Return a trial's scaling with what was left open decided: CPUs are shared out among the trials that run at once,
+    such that no further trial has room.
+
+    Args:
+        together: whether all trials are there from the beginning: what they reserve alone holds them back.
+
+    Raises:
+        UserError: its workers do not fit on the nodes.
+    """
+    asked = one.scaling
+    alone = plan.scaled(asked, replace(share, runs=1), one.deterministic, streams)
+    spare = share.for_data if streams else 0.0
+    most = share.most_cpus(share.runs * asked.ranks, alone.gpus_per_worker or 0.0, spare)
+    cpus = asked.cpus_per_worker or most or alone.cpus_per_worker or 1.0
+    if together:
+        cpus = max(cpus, most or 0.0)
+    fixed = replace(asked, cpus_per_worker=cpus, gpus_per_worker=alone.gpus_per_worker)
+    return plan.scaled(fixed, share, one.deterministic, streams)
+
+
+def _streams(variants: dict[str, Plan]) -> bool:
+    return any(variant.mode == "streaming" for variant in variants.values())
 
 
 def _first(value: Sweep) -> Experiment:
@@ -291,8 +382,10 @@ class _Driver:
         self.sweep, self.command_started = planned.sweep, command_started
         self.objectives = self.sweep.objectives
         self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
-        self.leaving = False
+        self.leaving = self.hurried = False
+        self.since, self.told = time.monotonic(), False
         self.ended: dict[int, dict[str, Any]] = {}
+        self.scalings: dict[int, Scaling] = {}
         self.before = 0.0
         seconds = known_json(path / "sweep.json").get("seconds")
         self.before = float(seconds) if isinstance(seconds, int | float) else 0.0
@@ -319,6 +412,7 @@ class _Driver:
             except Leave:
                 pass
             except KeyboardInterrupt:  # the second request
+                self._give_up(self.records())
                 self.observer.finished(self.path, self.write("interrupted"))
                 raise Interrupted(self.path, interrupts.signal) from None
             except (errors.UserError, RunFailed):
@@ -385,7 +479,8 @@ class _Driver:
         thread.start()
         interrupts.says = False  # into the table
         deadline = self.command_started + (self.sweep.budget_seconds or float("inf"))
-        over = False
+        over, leave_by = False, float("inf")
+        self.since = time.monotonic()
         while thread.is_alive():
             thread.join(0.5)
             before = len(self.ended)
@@ -403,6 +498,12 @@ class _Driver:
                 for one in records:
                     if one["status"] == "running":
                         (record.folder(self.path, one["number"]) / "stop").touch()
+            self._say_what_waits(records)
+            if interrupts.signal:
+                leave_by = min(leave_by, time.monotonic() + _LEAVE_SECONDS)
+            if time.monotonic() > leave_by:
+                self._give_up(records)
+                break
         self.records()
         if len(self.ended) == self.sweep.count:  # also where a request to stop came too late to matter
             return "completed"
@@ -413,6 +514,25 @@ class _Driver:
         if over:
             return "out_of_time"
         return "completed"
+
+    def _give_up(self, records: list[dict[str, Any]]) -> None:
+        """Leave the trials that are still under way: they go on from their last checkpoints."""
+        self.hurried = True  # for Tune, whose thread outlives a sweep that was started from Python
+        for one in records:
+            if one["status"] in ("running", "paused"):
+                record.update(record.folder(self.path, one["number"]), status="interrupted")
+
+    def _say_what_waits(self, records: list[dict[str, Any]]) -> None:
+        """Say why no trial has been under way for a while, if trials are there."""
+        waits = [one["number"] for one in records if one["number"] in self.scalings and one["number"] not in self.ended]
+        if self.leaving or not waits or any(one["status"] == "running" for one in records):
+            self.since = time.monotonic()
+            if self.told and not self.leaving:
+                self.observer.status("")
+            self.told = False
+        elif not self.told and time.monotonic() - self.since > _ROOM_SECONDS:
+            self.told = True
+            self.observer.status(f"waiting for trial {waits[0]}: {why_no_room(self.scalings[waits[0]])}")
 
     def _tuner(self, shelf: dict[str, Any]) -> Any:
         """Tune's tuner for the trials that have not ended; None where there are none."""
@@ -430,7 +550,7 @@ class _Driver:
         if not waiting:
             return None
         driver = self
-        number_key, number_of = trial.NUMBER, trial.number_of
+        number_key, number_of, room_key, room_for = trial.NUMBER, trial.number_of, trial.ROOM, trial.room_for
 
         class Proposed(Searcher):
             """Gives Tune the trials' numbers; their values are in their directories by then."""
@@ -444,7 +564,7 @@ class _Driver:
                     number = waiting.pop(0)
                     if driver.propose(number) is not None:
                         self.numbers[trial_id] = number
-                        return {number_key: number}
+                        return {number_key: number, room_key: room_for(driver.scalings[number])}
                 return Searcher.FINISHED  # type: ignore[return-value]
 
             def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
@@ -472,7 +592,7 @@ class _Driver:
                 return False
 
             def stop_all(self) -> bool:
-                return driver.leaving and driver.still()
+                return driver.leaving and (driver.hurried or driver.still())
 
         scaling, gib = self.planned.base.experiment.scaling, s.memory_gib
         share = min(1.0, scaling.gpus_per_worker or 1.0)
@@ -480,29 +600,26 @@ class _Driver:
         trainable = tune.with_parameters(
             trial.Trial, folder=str(self.path.absolute()), objective=self.objectives[0], shelf=shelf, limits=limits
         )
-        # Trials of one worker are held back by what they ask for, and one waits behind them: it takes the first actor
-        # that is free, where Tune would otherwise end that one and start another.
-        own: dict[str, float] = {"CPU": 0.001}  # Tune takes no request for nothing
-        if scaling.ranks <= 1:
-            own = {"CPU": self.planned.cpus, "GPU": scaling.gpus_per_worker or 0}
         space: dict[str, Any] = {}
         proposed: dict[str, Any] = {"search_alg": Proposed(), "num_samples": len(waiting)}
         if s.scheduler.mutates:  # Tune takes no search beside such a scheduler: the whole population is there at once
             population = {number: values for number in waiting if (values := self.propose(number)) is not None}
+            rooms = {number: room_for(self.scalings[number]) for number in population}
             space[number_key] = tune.grid_search(list(population))
+            space[room_key] = tune.sample_from(lambda spec: rooms[spec["config"][number_key]])
             for axis in s.axes:
                 space[axis.path] = tune.sample_from(
                     lambda spec, path=axis.path: population[spec["config"][number_key]][path]
                 )
             proposed = {}
-        # Schedulers that let trials wait for each other must have all of them there.
-        together = s.scheduler.together and scaling.ranks <= 1
-        alive = len(waiting) + 1 if together else self.planned.concurrent + (scaling.ranks <= 1)
+        # Where trials wait for each other, all of them must be there: what they reserve holds them back.
+        together = s.scheduler.together and (max(self.planned.widths) == 1 or launch.shares_groups())
+        alive = len(waiting) if together else self.planned.concurrent
         metric: dict[str, Any] = (
             {"metric": trial.SCORE, "mode": self.objectives[0].mode} if scheduler is not None else {}
         )
         return tune.Tuner(
-            tune.with_resources(trainable, tune.PlacementGroupFactory([own])),
+            trainable,
             param_space=space,
             tune_config=tune.TuneConfig(
                 **proposed,
@@ -523,21 +640,24 @@ class _Driver:
         )
 
     def propose(self, number: int) -> dict[str, Any] | None:
-        """The values of a trial's axes, with its directory made ready; None for a trial that cannot be."""
+        """Return the values of a trial's axes, with its directory made ready; None for a trial that cannot be."""
         folder = record.folder(self.path, number)
         found = record.read(folder)
         if found is not None:
             if found.get("refused"):
                 return None
             one = experiment.load(folder / "experiment.json")[0]
+            self.scalings[number] = scaling = self.planned.scaling(one)
+            record.update(folder, planned=found.get("planned", {}) | _reserved(scaling))
             return {axis.path: config.get(one, axis.path) for axis in self.sweep.axes}
         values = self.search.propose(number, crossed(self.sweep.axes, number))
         folder.mkdir(parents=True, exist_ok=True)
         names = {path: self._label(path, value) for path, value in values.items()}
         try:
             one = self.sweep.trial(values)
-            read = self.planned.variants[record.reads(one)]
-            planned = plan.make(one, lambda: self.planned.share, str(folder), surveyed=(read.indices, read.bad))
+            self.scalings[number] = scaling = self.planned.scaling(one)
+            read, fixed = self.planned.variants[record.reads(one)], replace(one, scaling=scaling)
+            planned = plan.make(fixed, lambda: self.planned.share, str(folder), surveyed=(read.indices, read.bad))
         except errors.UserError as refused:
             record.update(folder, number=number, values=names, status="infeasible", error=str(refused), refused=True)
             self.tell(number)
@@ -545,7 +665,8 @@ class _Driver:
         sources.link(self.path, folder)
         fit.write_environment(folder, planned)
         experiment.save(fit.with_threads(one, planned), folder / "experiment.json")
-        record.update(folder, number=number, values=names, status="pending", attempts=0)
+        decided = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}
+        record.update(folder, number=number, values=names, status="pending", attempts=0, planned=decided)
         return values
 
     def tell(self, number: int) -> None:
@@ -666,6 +787,11 @@ class _Driver:
 
     def _modes(self) -> list[dict[str, Any]]:
         return [{"name": objective.name, "mode": objective.mode} for objective in self.objectives]
+
+
+def _reserved(scaling: Scaling) -> dict[str, Any]:
+    """Return what each worker of a trial reserves, by the experiment's fields."""
+    return {f"scaling.{name}": getattr(scaling, name) for name in ("cpus_per_worker", "gpus_per_worker")}
 
 
 def _fit(tuner: Any) -> BaseException | None:

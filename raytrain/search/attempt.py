@@ -24,6 +24,7 @@ from raytrain import checkpoint, errors, fit, gpu_errors, memory, supervise
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
+from raytrain.interrupts import Leave
 from raytrain.loop import Worker
 from raytrain.run import MetricsLog
 from raytrain.search import record
@@ -86,6 +87,9 @@ class Attempt:
 
         Returns:
             The epoch's row, if another one ended, and what became of the trial, if it did.
+
+        Raises:
+            RunFailed: workers of it were lost, which a new attempt may mend.
         """
         if self._thread is None:
             self._replay()
@@ -95,6 +99,8 @@ class Attempt:
             self._waiting = False
             self._go.release()
         kind, what = self._take()
+        if kind == "lost":
+            raise what
         if kind == "end":
             return None, what
         if what.pop("last", False):
@@ -177,8 +183,13 @@ class Attempt:
                     raise failure
             status = json.loads((self.run / "summary.json").read_text())["status"]
             error = None
+        except Leave:
+            status, error = "interrupted", None
         except BaseException as caught:
             traceback.print_exc()
+            if isinstance(caught, supervise.RunFailed) and caught.lost:
+                self._said.put(("lost", caught))
+                return
             if gpu_errors.lost(caught):
                 os._exit(1)  # Tune starts the trial again, in a new process, as this one cannot use the GPU any more
             self.spoiled = gpu_errors.code(caught) == gpu_errors.ASSERT

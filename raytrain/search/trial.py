@@ -10,6 +10,7 @@ from typing import Any
 from ray import tune
 
 from raytrain import config, experiment, launch
+from raytrain.experiment import Scaling
 from raytrain.search import attempt, record
 from raytrain.search.attempt import Attempt, Data, Ended, Limits
 from raytrain.search.objective import Objective
@@ -19,8 +20,24 @@ from raytrain.worker import fix_workspace
 
 NUMBER = "trial"
 """The trial's number in Tune's configuration, beside the values of its axes."""
+ROOM = "room"
+"""What the trial reserves, in Tune's configuration: as `room_for` returns it."""
 STATUS = "status"
 """What became of a trial, in its last report."""
+
+
+def room_for(scaling: Scaling) -> dict[str, Any]:
+    """Return what a trial with a planned scaling reserves: the bundles of its placement group, and how they are placed.
+
+    A trial of one worker trains in the actor, which takes the first bundle. The actor of a larger one takes nothing,
+    so that Tune holds the trial back until all of its workers have room.
+    """
+    bundle = {"CPU": scaling.cpus_per_worker, "GPU": scaling.gpus_per_worker or 0.0}
+    if scaling.ranks <= 1:
+        return {"bundles": [bundle], "strategy": "PACK"}
+    if not launch.shares_groups():  # Ray Train makes a group of its own, and Tune takes no request for nothing
+        return {"bundles": [{"memory": 1}], "strategy": "PACK"}
+    return {"bundles": [{}, *[bundle] * scaling.ranks], "strategy": scaling.placement.upper()}
 
 
 def name_of(trial: Any) -> str:
@@ -35,6 +52,11 @@ def number_of(name: str) -> int:
 
 class Trial(tune.Trainable):
     """Trains one trial after the other in one process; Tune asks for an epoch at a time."""
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """Return what the trial of a configuration reserves."""
+        return tune.PlacementGroupFactory(**config[ROOM])
 
     def setup(  # type: ignore[override]
         self, config: dict[str, Any], folder: str, objective: Objective, shelf: dict[str, Data], limits: Limits
@@ -106,7 +128,7 @@ class Trial(tune.Trainable):
     def _begin(self, given: dict[str, Any]) -> None:
         self.number, self.rows = number_of(self.trial_name), []
         self.attempt: Attempt | Ended
-        self.values = {name: value for name, value in given.items() if name != NUMBER}
+        self.values = {name: value for name, value in given.items() if name not in (NUMBER, ROOM)}
         self.run = record.folder(self.folder, self.number)
         found = record.read(self.run) or {}
         if found.get("status") in record.ENDED:  # before the sweep was interrupted, or before a scheduler chose it
@@ -127,4 +149,5 @@ class Trial(tune.Trainable):
 
     def _attempt(self) -> Attempt:
         value = experiment.load(self.run / "experiment.json")[0]
+        value = apply(value, (record.read(self.run) or {}).get("planned", {}))
         return Attempt(self.run, value, self.shelf[record.reads(value)], self.limits)

@@ -114,7 +114,8 @@ class Injected:
 
 
 class Nodes:
-    """A cluster of two nodes on this machine: a head with room for Ray Data and a worker, and a node for another."""
+    """A cluster of two nodes on this machine: a head with room for Ray Data and a worker, and a node for another. Its
+    CPUs are more than this machine may have: with fewer, an elastic run would not need the second node."""
 
     def __init__(self) -> None:
         os.environ["RAY_AUTH_MODE"] = "disabled"

@@ -19,7 +19,7 @@ def experiments() -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """One Ray for a module's trainings from Python; `raytrain.train` uses it as it is."""
+    """One Ray for a module's trainings from Python, with this machine's CPUs; `raytrain.train` uses it as it is."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
@@ -27,6 +27,8 @@ def cluster() -> Iterator[None]:
         warnings.simplefilter("ignore")
         import ray
 
-        ray.init(address="local", num_cpus=6, include_dashboard=False, log_to_driver=False)
+        from raytrain.plan import local_resources
+
+        ray.init(address="local", num_cpus=int(local_resources().cpus), include_dashboard=False, log_to_driver=False)
         yield
         ray.shutdown()

@@ -7,7 +7,9 @@ import dataclasses
 import hashlib
 import json
 import math
+import signal
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,9 @@ from raytrain import (
     config,
     tuning,
 )
-from raytrain.fit import Options
+from raytrain.fit import Interrupted, Options
 from raytrain.observe import SweepObserver
+from raytrain.plan import local_resources
 from raytrain.search.sweep import load
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -217,7 +220,6 @@ def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
             (Choice("optimizer.lr", (1e-9, 0.05)),),
             trials=4,
             scheduler=PBT(every_epochs=2, quantile=0.5),
-            concurrent=4,
         ),
         tmp_path,
     )
@@ -277,7 +279,7 @@ def test_a_clone_s_first_validation_is_its_donor_s_and_with_its_values_it_goes_o
 def test_pb2_draws_new_values_between_the_ends(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     base = config.replace(config.replace(BASE, "epochs", 6), "schedule", raytrain.Constant())
-    found = run(Sweep(base, (LR,), trials=4, scheduler=PB2(every_epochs=2, quantile=0.5), concurrent=4), tmp_path)
+    found = run(Sweep(base, (LR,), trials=4, scheduler=PB2(every_epochs=2, quantile=0.5)), tmp_path)
     assert {t["status"] for t in found.trials} == {"completed"}
     taken = [one["values"]["optimizer.lr"] for t in found.trials for one in t.get("taken", [])]
     assert taken and all(1e-4 <= lr <= 1.0 for lr in taken)
@@ -295,6 +297,65 @@ def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, schedul
         assert trial["status"] == "stopped" or trial["epochs"] == 9
         count = len(losses(found.path / "trials" / f"{trial['number']:04d}"))
         assert trial["epochs"] * 23 <= count <= (trial["epochs"] + 1) * 23
+
+
+def test_trials_of_two_workers_train_on_two_cpus(tmp_path: Path) -> None:
+    base = dataclasses.replace(BASE, epochs=1, scaling=Scaling(workers=2))
+    found = run(Sweep(base, (Grid("optimizer.lr", (0.1, 0.01)),), concurrent=1), tmp_path)
+    assert {(t["status"], t["attempts"]) for t in found.trials} == {("completed", 1)}
+    planned = {t["planned"]["scaling.cpus_per_worker"] for t in found.trials}
+    assert planned == {local_resources().cpus / 2}, "the workers of the one trial at a time hold all CPUs"
+    assert {t["pid"] for t in found.trials} == {found.trials[0]["pid"]}, "one actor takes both trials"
+    assert raytrain.Run(found.path / "trials" / "0001").summary["workers"] == 2
+    nothing_left()
+
+
+def test_trials_of_one_and_of_two_workers_train_in_one_sweep_as_alone(tmp_path: Path) -> None:
+    base = dataclasses.replace(BASE, epochs=1)
+    found = run(Sweep(base, (Grid("scaling.workers", (2, 1)),)), tmp_path)
+    assert [t["status"] for t in found.trials] == ["completed"] * 2
+    for trial in found.trials:
+        path = found.path / "trials" / f"{trial['number']:04d}"
+        assert raytrain.Run(path).summary["workers"] == trial["values"]["scaling.workers"]
+        again = raytrain.load_experiment(path / "experiment.json")[0]
+        assert again.scaling.cpus_per_worker is None, "another machine may share its CPUs out otherwise"
+        alone = raytrain.train(again, out=str(tmp_path), name=f"alone-{trial['number']}", quiet=True)
+        assert losses(alone.path) == losses(path)
+    nothing_left()
+
+
+class Heard(SweepObserver):
+    """Keeps what a sweep says, and interrupts it when that begins with some words."""
+
+    def __init__(self, words: str):
+        self.words, self.said, self.asked = words, [], 0.0
+
+    def status(self, text: str) -> None:
+        self.said.append(text)
+        if text.startswith(self.words) and not self.asked:
+            self.asked = time.monotonic()
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_sweep_whose_trials_wait_for_room_says_so_ends_on_a_signal_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+    from ray.util import placement_group, remove_placement_group
+
+    monkeypatch.setattr(tuning, "_ROOM_SECONDS", 1.0)
+    sweep = Sweep(dataclasses.replace(BASE, epochs=1, scaling=Scaling(workers=2)), (Grid("optimizer.lr", (0.1, 0.01)),))
+    taken, heard = placement_group([{"CPU": 1}]), Heard("waiting for trial 0: it needs 2 workers of ")
+    ray.get(taken.ready(), timeout=60)
+    with pytest.raises(Interrupted) as interrupted:
+        tuning.sweep(sweep, Options(out=str(tmp_path), name="sweep"), heard, None, 0.0)
+    assert time.monotonic() - heard.asked < 10 and interrupted.value.signal == signal.SIGINT
+    assert f"has {local_resources().cpus} CPUs, {local_resources().cpus - 1} of them free" in heard.said[-2]
+    assert tuning.SweepRun(tmp_path / "sweep").answer["status"] == "interrupted"
+    remove_placement_group(taken)
+    nothing_left()
+    more = tuning.resume(tmp_path / "sweep", sweep, Options(), SweepObserver(), 0.0)
+    assert more is not None and [(t["status"], t["attempts"]) for t in more.trials] == [("completed", 1)] * 2
 
 
 @pytest.mark.slow
