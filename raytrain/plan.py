@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from raytrain import errors, order
 from raytrain.data import Data, Index
@@ -533,10 +535,30 @@ def memory_format(
 def _build(experiment: Experiment, sample: tuple[int, int, int], classes: int, device: str) -> nn.Module:
     import torch
 
-    with torch.device(device), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        if device == "meta":  # torch warns of each weight that is loaded there; the user's own come again in memory
-            warnings.simplefilter("ignore")
+    silence = _loads_on_meta_unsaid() if device == "meta" else contextlib.nullcontext()
+    with torch.device(device), torch.random.fork_rng(devices=[]), silence:
         return experiment.model.build(sample, classes).eval()
+
+
+_LOADED_ON_META = (
+    "ignore",
+    re.compile("for .*: copying from a non-meta parameter in the checkpoint to a meta parameter"),
+    UserWarning,
+    re.compile(r"torch\.nn\.modules\.module$"),
+    0,
+)
+
+
+@contextlib.contextmanager
+def _loads_on_meta_unsaid() -> Iterator[None]:
+    """Leave out torch's warning for each weight that a model loads on the meta device, and no other warning."""
+    filters = cast(list[Any], warnings.filters)  # filterwarnings() would make Python repeat the user's own warnings
+    filters.insert(0, _LOADED_ON_META)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # build() may have called resetwarnings()
+            filters.remove(_LOADED_ON_META)
 
 
 def _pass(module: nn.Module, sample: tuple[int, int, int], layout: Any = None) -> Any:

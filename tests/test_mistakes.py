@@ -383,21 +383,49 @@ def test_a_strategy_is_chosen_by_one_value(
     assert f"parallel  {shown}\n" in succeeds(capsys, "train", experiment(tmp_path), *flags)
 
 
-def test_weights_that_a_model_loads_while_it_is_built_say_nothing_in_the_plan(tmp_path: Path) -> None:
-    """torch warned of each of them on the meta device; what the user's own code warns of is shown, once."""
+def test_the_plan_leaves_out_the_warnings_of_weights_loaded_on_the_meta_device_and_no_others(tmp_path: Path) -> None:
     net = """
-import warnings
+import torch, warnings
 from torch import nn
 @dataclass(frozen=True)
 class Net(Model):
     def build(self, sample, classes):
         warnings.warn("of my own")
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, classes))
+        if torch.get_default_device().type == "meta":
+            warnings.warn("on the meta device alone")
         net.load_state_dict(PRETRAINED)
         return net
 PRETRAINED = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 10)).state_dict()
+with torch.device("meta"):  # a user's own mistake
+    elsewhere = nn.Linear(64, 64)
+elsewhere.load_state_dict(nn.Linear(64, 64).state_dict())
 """
     file = experiment(tmp_path, "Net()", before=net)
     command = [sys.executable, "-m", "raytrain.cli", "train", file, "--dry_run", "--out", tmp_path / "runs"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr.count("Warning") == done.stderr.count("of my own") - 1 == 1, done.stderr
+    said = [line.partition("Warning: ")[2][:24] for line in done.stderr.splitlines() if "Warning: " in line]
+    expected = ["for weight: copying from", "for bias: copying from a", "of my own", "on the meta device alone"]
+    assert done.returncode == 0 and said == expected, done.stderr
+
+
+def test_the_plan_says_nothing_of_torchvisions_weights(tmp_path: Path) -> None:
+    net = """
+import torchvision
+from torch import nn
+from unittest import mock
+@dataclass(frozen=True)
+class Net(Model):
+    def build(self, sample, classes):
+        weights = torchvision.models.SqueezeNet1_1_Weights.DEFAULT
+        with mock.patch.object(type(weights), "get_state_dict", lambda *_, **__: STATE):  # it would download them
+            net = torchvision.models.squeezenet1_1(weights=weights)
+        net.classifier[1] = nn.Conv2d(512, classes, 1)
+        return net
+STATE = torchvision.models.squeezenet1_1().state_dict()
+"""
+    folder(tmp_path / "images", {"train": ("a", "b"), "val": ("a", "b")})
+    file = experiment(tmp_path, "Net()", f"ImageFolder(root='{tmp_path}/images', crop=64)", before=net)
+    command = [sys.executable, "-m", "raytrain.cli", "train", file, "--dry_run", "--out", tmp_path / "runs"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
