@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 
 from raytrain import errors
 from raytrain.files import read_bytes, sync, write_atomically
+from raytrain.watchdog import doing
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
 PARTS = (MODEL, OPTIMIZER, STATE)
@@ -388,6 +389,7 @@ class _File:
                 self.digest.update(view[:count])
                 self.size += count
                 view = view[count:]
+                doing.tick()
         except BaseException as error:
             self.error: BaseException | None = error
 
@@ -476,5 +478,9 @@ def _short(error: BaseException) -> str:
 
 
 def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            doing.tick()
+    return digest.hexdigest()

@@ -45,6 +45,10 @@ class Scaling:
     max_failures: int = 3
     """How often in a row a run goes on by itself from its newest checkpoint after a worker or a node was lost; a new
     checkpoint begins the count anew. Errors of the training itself, which would come again, end a run at once."""
+    hang_seconds: float = 300.0
+    """How long a run may make no progress before the rank that hangs is named with its stack and ended, and the run
+    goes on from its newest checkpoint, as after a lost worker. Three times as long for what a rank does for the first
+    time, such as to compile, and for checkpoints. 0 lets it wait for ever."""
     resize_seconds: float = 60.0
     """How long an elastic run keeps its number of workers before it looks for room for more."""
 
@@ -56,6 +60,7 @@ class Scaling:
             cpus_per_worker=above(0),
             threads_per_worker=at_least(1),
             max_failures=at_least(0),
+            hang_seconds=at_least(0),
             resize_seconds=above(0),
         )
         if isinstance(self.workers, str):

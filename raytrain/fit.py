@@ -274,7 +274,7 @@ def _run(
             tail = Tail(path / "metrics.jsonl", offset, observer)
             with storage.followed(path):
                 if planned.experiment.scaling.workers == 0:
-                    supervise.work_here(job, tail)
+                    supervise.work_here(job, tail, interrupts)
                 else:
                     supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
             tail.poll()

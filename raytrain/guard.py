@@ -31,9 +31,14 @@ def say(text: str) -> None:
         pass
 
 
+def end_now(text: str, status: int) -> None:
+    """End the process from any thread, whatever the others wait for, with a line on standard error."""
+    say(f"{_SHOW_CURSOR if os.isatty(2) else ''}{text}\n")
+    os._exit(status)
+
+
 def _end_now(number: int, _: object = None) -> None:
-    say(f"{_SHOW_CURSOR if os.isatty(2) else ''}interrupted\n")
-    os._exit(128 + number)
+    end_now("interrupted", 128 + number)
 
 
 def _watch(pipe: int) -> None:

@@ -83,6 +83,7 @@ class Interrupts:
         self.path, self.signal, self.says, self.saves = path, 0, True, False
         self._starting = False
         self._before: dict[int, Any] = {}
+        self._error: BaseException | None = None
 
     def __enter__(self) -> Interrupts:
         self.install()
@@ -121,12 +122,22 @@ class Interrupts:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self.stop_if_asked()
 
+    def unwind(self, error: BaseException) -> None:
+        """Raise an error in the main thread, from another one, also where the main thread waits for a lock. Without
+        effect where the run is another thread's."""
+        if self._before:
+            self._error = error
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
     def stop_if_asked(self) -> None:
         """Raise `Leave` where a request has come already."""
         if self.signal:
             raise Leave
 
     def _handle(self, number: int, _: FrameType | None) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         again, self.signal = bool(self.signal), self.signal or number
         if number == signal.SIGHUP:
             _detach()

@@ -30,6 +30,7 @@ from raytrain.progress import Progress
 from raytrain.run import MetricsLog, Run, check_rows, no_way_back
 from raytrain.storage import Storage
 from raytrain.task import Batch
+from raytrain.watchdog import BACKWARD, FORWARD, doing
 from raytrain.writer import CheckpointWriter
 
 _FLUSH_SECONDS = 0.5
@@ -236,18 +237,21 @@ class Worker:
     def train_step(self, loaded: Loaded) -> None:
         """One optimizer step over one global batch."""
         e, progress = self.experiment, self.progress
+        doing.begin("preparing a batch", progress.step)
         lr = e.lr * e.schedule.factor(progress.step, self.steps_per_epoch, e.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["factor"]
         losses: dict[int, torch.Tensor] = {}
 
         def loss_of(model: nn.Module, one: Pass) -> torch.Tensor:
+            doing.at(FORWARD)
             with self.precision.forward():
                 loss, count = e.task.loss(model, Batch(one.images, one.labels, one.ids, one.targets))
             unit = self._unit(count, len(one.ids))
             if self.counts and not one.blank:
                 found = loss.detach().double()
                 losses[number] = losses[number] + found if number in losses else found
+            doing.at(BACKWARD)
             return self.precision.scaled(loss * (0.0 if one.blank else self.scale / (unit * loaded.size)))
 
         shape = (e.accumulation, e.micro_batch)
@@ -257,10 +261,12 @@ class Worker:
             passes = shard.passes(e.micro_batch, e.parallel.lockstep and not e.deterministic)
             with e.parallel.shard(self.wrapped), self.precision.products():
                 e.parallel.accumulate(self.wrapped, passes, loss_of, self.precision.forward, shape)
+        doing.begin("exchanging gradients", progress.step)
         e.parallel.sync_gradients(self.wrapped)
         zero = torch.zeros((), dtype=torch.float64, device=self.place.device)
         numbers = range(order.SHARDS) if e.deterministic else [self.replica]
         total = torch.stack([losses.get(each, zero) for each in numbers])
+        doing.begin("updating the weights", progress.step)
         if self.writer:
             self.writer.settle()
         updated = self._update()
@@ -269,6 +275,7 @@ class Worker:
         for parameter in self.parameters:  # all that the optimizer's zero_grad does, but for its hooks
             parameter.grad = None
         progress.step += 1
+        doing.begin("between two steps", progress.step)
         self.pending.append(_Pending(progress.step, lr, loaded.size, total, updated))
 
     def _update(self) -> bool:
@@ -295,6 +302,7 @@ class Worker:
         are added up in the shards' order.)
         """
         progress, pending, self.pending = self.progress, self.pending, []
+        doing.begin("adding up losses", progress.step)
         now = time.monotonic()
         wanted = os.path.exists(self.run.path / "stop") if self.place.rank == 0 else False
         pace = _FLUSH_SECONDS * len(pending) / max(now - self.last_flush, 1e-6)
@@ -348,9 +356,11 @@ class Worker:
     def evaluate(self, split: str = "val") -> dict[str, float]:
         """The task's metrics over a whole split, every sample counted once. A collective."""
         e = self.experiment
+        doing.begin("validating", self.progress.step)
         e.parallel.sync_buffers(self.wrapped, self.model, self.place.world)
         with self._averaged():
             sums = evaluate(e, self.model, self.loaders[split], self.precision, self.wrapped, self.counts)
+        doing.begin("adding up the validation's metrics", self.progress.step)
         return e.task.metrics(sums.reduce(self.place.device))
 
     def end_epoch(self) -> dict[str, Any]:
@@ -365,6 +375,7 @@ class Worker:
     def save(self) -> None:
         """Writes a checkpoint in the side thread."""
         parallel = self.experiment.parallel
+        doing.begin("writing a checkpoint", self.progress.step)
         parallel.sync_buffers(self.wrapped, self.model, self.place.world)
         if self.writer:
             self.writer.wait()  # before the copy: there are never more than two states in memory
@@ -461,6 +472,7 @@ class Worker:
     def finish(self, status: str) -> str:
         """Writes the summary. A collective, so that no rank leaves before the others have come."""
         progress = self.progress
+        doing.begin("ending the run", progress.step)
         peak = torch.tensor(
             [float(memory.peak(self.place.device.type == "cuda"))], dtype=torch.float64, device=self.place.device
         )
@@ -565,6 +577,7 @@ def evaluate(
             for one, answering in parallel.answers(wrapped or model, model, passes, precision.forward, shape):
                 if one.blank and not together:
                     continue
+                doing.at("validating")
                 with precision.forward():
                     found = value.task.sums(answering, Batch(one.images, one.labels, one.ids))
                 if counts and not one.blank:

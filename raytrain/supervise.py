@@ -22,6 +22,7 @@ from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
 from raytrain.run import Run
 from raytrain.session import Session, answers
+from raytrain.watchdog import Hung
 from raytrain.worker import Job, work, work_on_cluster
 
 _ANSWER_SECONDS, _START_SECONDS = 15, 10
@@ -53,7 +54,7 @@ class _NoRoom(RunFailed):
     """Workers that found no room in time."""
 
 
-def work_here(job: Job, tail: Tail) -> None:
+def work_here(job: Job, tail: Tail, interrupts: Interrupts) -> None:
     """Trains in this process, where a debugger can follow.
 
     Raises:
@@ -61,8 +62,8 @@ def work_here(job: Job, tail: Tail) -> None:
     """
     try:
         with tail.in_background():
-            work(job)
-    except Exception as error:
+            work(job, unwind=interrupts.unwind)
+    except (Exception, Hung) as error:
         raise _failure(error, job.run) from error
 
 
@@ -408,6 +409,9 @@ def _failure(error: BaseException, path: Path) -> RunFailed:
     storage.refresh(path)
     found = [known_json(file) for file in (path / "logs").glob("rank_*.json")]
     records = [record for record in found if record.keys() >= {"time", "rank", "lost", "error", "at"}]
+    if hung := [record for record in records if record.get("hung")]:
+        first = min(hung, key=lambda record: record["rank"])
+        return RunFailed(f"rank {first['rank']} {first['error']} ({first['at']})", path, first["rank"], lost=True)
     own = [record for record in records if not record["lost"]]
     if own:
         first = min(own, key=lambda record: record["time"])
@@ -438,7 +442,8 @@ def _end_of_process(failure: BaseException) -> str:
     from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError
 
     if _name(failure) == "WorkerHealthCheckTimeoutError":
-        return f"did not answer for {_ANSWER_SECONDS} s: it was stopped, or its node is cut off"
+        why = "it was stopped, a library keeps Python's lock, or its node is cut off"
+        return f"did not answer for {_ANSWER_SECONDS} s: {why}"
     failure = getattr(failure, "health_check_failure", failure)
     if isinstance(failure, OutOfMemoryError):
         return (

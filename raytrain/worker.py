@@ -13,23 +13,29 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from raytrain import errors, gpu_errors, storage
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.files import append, write_atomically
+from raytrain.guard import end_now
 from raytrain.run import WRITER_LOCK, Lock, note
 from raytrain.session import answers, cpus_for_data, why_no_block
 from raytrain.shipping import Shipped
+from raytrain.watchdog import Hang, Hung, Watchdog, doing
 
 if TYPE_CHECKING:
     from raytrain.data.loader import Reader
-    from raytrain.loop import Worker
+    from raytrain.loop import Place, Worker
 
 _CUT_OFF_SECONDS, _ASK_SECONDS = 20.0, 2.0
 """How long the cluster's head may be out of a worker's reach, and how often to ask."""
+_STORE_SECONDS, _END_SECONDS = 10.0, 10.0
+"""When a rank hangs: how long the process group's store may take to answer, and what comes before the end of the
+process: a record on storage; in the driver, the unwinding of the main thread and Ray's end."""
 
 
 @dataclass
@@ -45,6 +51,8 @@ class Job:
     command_started: float
     own_output: bool
     url: str | None = None
+    watched: bool = True
+    """Whether each rank watches itself; a sweep watches its trials."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The experiment comes first: what follows may hold the user's classes too.
@@ -68,11 +76,14 @@ def fix_workspace() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
+def work(
+    job: Job, make: Callable[..., Worker] | None = None, unwind: Callable[[BaseException], None] | None = None
+) -> None:
     """Trains as one rank: of the process group that is there, or alone.
 
     Args:
         make: what makes the worker, where it is not one of the class `loop.Worker` itself.
+        unwind: raises `Hung` in the main thread where training hangs; without it, the process ends.
     """
     if job.experiment.deterministic:
         fix_workspace()
@@ -107,11 +118,12 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
             there.write(f"logs/place_{place.rank}.json", json.dumps(here).encode())
     with (
         _recorded(job, place.rank, there),
+        _watched(job, place, there, unwind),
         Lock(job.run, WRITER_LOCK, wait=60) if place.rank == 0 else contextlib.nullcontext(),
     ):
         indices: dict[str, Index] = ray.get(job.indices)
         if job.images:
-            readers: dict[str, Reader] = {split: Resident(ray.get(job.images[split])) for split in indices}
+            readers: dict[str, Reader] = {split: Resident(_fetched(job.images[split])) for split in indices}
         else:
             cpus, waits = _data_cpus(job)
             data = job.experiment.data
@@ -119,6 +131,15 @@ def work(job: Job, make: Callable[..., Worker] | None = None) -> None:
         weights: Any = ray.get(job.weights) if job.weights is not None else None
         worker = (make or Worker)(job.experiment, job.run, indices, readers, weights, place, job.command_started, there)
         worker.fit()
+
+
+def _fetched(reference: Any) -> Any:
+    """Return what is in Ray's object store. Images may take long to come from another node, which is no hang."""
+    import ray
+
+    while not ray.wait([reference], timeout=1)[0]:
+        doing.tick()
+    return ray.get(reference)
 
 
 def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:
@@ -191,6 +212,8 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
         yield
+    except Hung:  # which has its record
+        raise
     except BaseException as error:
         if job.own_output or dist.is_initialized():
             traceback.print_exc()
@@ -208,8 +231,60 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
             "at": f"{frames[-1].filename}:{frames[-1].lineno}" if frames and not known else "",
             "traceback": traceback.format_exc(),
         }
-        with contextlib.suppress(OSError):  # the error itself matters more than a disk that is full
-            write_atomically(job.run / "logs" / f"rank_{rank}.json", json.dumps(record))
-            if there:
-                there.write(f"logs/rank_{rank}.json", json.dumps(record).encode())
+        _write_record(job, record, there)
         raise
+
+
+def _write_record(job: Job, record: dict[str, Any], there: storage.Storage | None) -> None:
+    name = f"logs/rank_{record['rank']}.json"
+    with contextlib.suppress(OSError):  # the error itself matters more than a disk that is full
+        write_atomically(job.run / name, json.dumps(record))
+        if there:
+            there.write(name, json.dumps(record).encode())
+
+
+def _watched(
+    job: Job, place: Place, there: storage.Storage | None, unwind: Callable[[BaseException], None] | None
+) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which this rank is ended, with a record of what it did, if it hangs."""
+    import ray
+    import torch.distributed as dist
+
+    def hung(hang: Hang) -> None:
+        own = {"time": time.time(), "lost": hang.error, "hung": True, "rank": place.rank, "error": hang.error}
+        record = own | {"at": hang.at, "traceback": hang.stack}
+        line = f"rank {place.rank} {hang.error} ({hang.at})"
+
+        def leave() -> None:
+            _write_record(job, record, there)
+            if unwind is not None:  # standard error is the command's own
+                with contextlib.suppress(OSError):
+                    append(job.run / "logs" / f"rank_{place.rank}.log", f"{hang.stack}{line}\n")
+
+        _in_time(leave, _END_SECONDS)  # storage may be what hangs
+        if unwind is None:
+            end_now(f"{hang.stack}{line}", 1)
+        else:
+            unwind(Hung(line))
+            if not watchdog.ended.wait(_END_SECONDS):
+                _in_time(ray.shutdown, _END_SECONDS)
+                where = there.url if there else job.run
+                end_now(f"error: the run failed: {errors.one_line(line)}; go on with `raytrain resume {where}`", 1)
+
+    seconds = job.experiment.scaling.hang_seconds
+    if not job.watched or not seconds:
+        return contextlib.nullcontext()
+    store: Any = None
+    if dist.is_initialized():
+        # A connection of its own: the main thread may wait for a key with the other one.
+        store = cast(Any, dist.group.WORLD).get_group_store().clone()
+        store.set_timeout(timedelta(seconds=_STORE_SECONDS))
+    watchdog = Watchdog(place.rank, place.world, seconds, store, hung)
+    return watchdog
+
+
+def _in_time(do: Callable[[], object], seconds: float) -> None:
+    """Do something, and go on without it when it takes too long."""
+    thread = threading.Thread(target=do, daemon=True, name="end")
+    thread.start()
+    thread.join(seconds)

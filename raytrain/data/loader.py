@@ -17,6 +17,7 @@ from raytrain import order
 from raytrain.data.augment import DRAWS, Normalise, center_crop
 from raytrain.data.reader import Epoch, Resident
 from raytrain.data.source import Data, Index
+from raytrain.watchdog import awaited
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Of glibc's malloc.h."""
@@ -173,7 +174,7 @@ class Loader:
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
         """(ids, uint8 images, labels) of each step, on the device."""
         if self.on_device is None:
-            for ids, images in self.reader.read(way):
+            for ids, images in awaited(self.reader.read(way)):
                 yield ids, self._to_device(images), self._to_device(self.labels[ids])
         else:
             all_images, all_labels = self.on_device

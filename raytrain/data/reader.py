@@ -22,6 +22,7 @@ from raytrain import errors, order
 from raytrain.data import cache
 from raytrain.data.source import Data, Index, checked_read
 from raytrain.shipping import Shipped
+from raytrain.watchdog import doing
 
 _TASK, _TASK_ROWS = 64 << 20, 4096
 """Bytes and samples that a task reads at the most: small enough that all CPUs end at the same time, and that tasks that
@@ -322,6 +323,7 @@ def _watched(batches: Iterable[Any], waits: Callable[[float], None]) -> Iterator
         for batch in batches:
             waiting.clear()
             seconds[0] = 0
+            doing.tick()
             yield batch
             waiting.set()
     finally:

@@ -215,6 +215,7 @@ class Attempt:
             None if weights is None else ray.put(weights),
             time.time(),
             own_output=True,
+            watched=False,
         )
 
     def _make(self, *arguments: Any) -> Worker:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,8 @@ def _obey(order: dict[str, Any]) -> float:
         raise ValueError("injected")
     if kind == "nan":
         return math.nan
+    if kind == "hang":
+        threading.Event().wait()
     if kind == "memory":
         while memory()[1] < order["used"]:  # slowly enough for Ray's monitor to see it coming
             _HELD.append(bytearray(os.urandom(4096)) * (1 << 15))

@@ -184,6 +184,8 @@ class Story:
 
     def layout(self) -> list[str]:
         """The flags that say where it runs."""
+        if self.kind == "rank hung":
+            return ["--scaling.hang_seconds", "5"]
         if self.kind == "resized":
             return ["--deterministic", "--scaling.workers", "4"]
         if self.nodes is None:
@@ -304,6 +306,18 @@ def crash_worker(story: Story) -> None:
 def stop_worker(story: Story) -> None:
     """SIGSTOP of one rank: it neither ends nor answers."""
     with_pid(story.draw.choice(sorted(story.places().values())), signal.SIGSTOP)
+
+
+def hang(story: Story) -> None:
+    """One rank waits for ever in its own code, while its process answers Ray."""
+    rank, log = story.draw.choice([0, 1]), story.run / "logs" / "workers.jsonl"
+    before, deadline = len(log.read_text().splitlines()) if log.is_file() else 0, time.monotonic() + 60
+    story.order(kind="hang", rank=rank)
+    while not log.is_file() or len(log.read_text().splitlines()) == before:
+        assert story.command.running and time.monotonic() < deadline, story.command.said[-3000:]
+        time.sleep(0.05)
+    why = json.loads(log.read_text().splitlines()[-1])["why"]
+    assert why.startswith(f"rank {rank} hung after step ") and "paced.py:" in why and ", in _obey" in why, why
 
 
 def out_of_memory(story: Story) -> None:
@@ -475,6 +489,7 @@ ITSELF: dict[str, Callable[[Story], None]] = {
     "all workers killed": kill_workers,
     "worker crashed": crash_worker,
     "worker stopped": stop_worker,
+    "rank hung": hang,
     "worker out of memory": out_of_memory,
     "killed while writing": kill_in_checkpoint,
     "no space": no_space,
