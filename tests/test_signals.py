@@ -108,6 +108,7 @@ class Slow(Digits):
 
 def test_a_second_signal_ends_a_command_whose_main_thread_hangs_in_a_library(tmp_path: Path) -> None:
     process = started(tmp_path, "-c", STUCK)
+    time.sleep(0.5)  # from the line that it printed into the library
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.5)
