@@ -188,6 +188,7 @@ class Attempt:
         except BaseException as caught:
             traceback.print_exc()
             if isinstance(caught, supervise.RunFailed) and caught.lost:
+                record.update(self.run, status="interrupted")  # not paused: the next attempt counts
                 self._said.put(("lost", caught))
                 return
             if gpu_errors.lost(caught):

@@ -46,8 +46,8 @@ class Sweep:
     budget_seconds: float | None = None
     """Seconds after which the sweep ends, with checkpoints of the trials under way."""
     concurrent: int | None = None
-    """Trials at once; None takes as many as have room: a CPU for each thread of the widest trial's workers, or a GPU for
-    each worker."""
+    """Trials at once; None takes as many as have room: a CPU for each thread of the widest trial's workers, or their
+    GPUs."""
     memory_gib: float | None = None
     """Memory that a trial of one worker may take, beyond what torch and Ray take before it begins: on GPUs of the
     device's, on CPUs of the address space. A trial that wants more does not fit, and the sweep goes on."""

@@ -21,6 +21,7 @@ from typing import Any
 from raytrain.search import record
 
 EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
+TWO_WORKERS = Path(__file__).with_name("two_workers.py")
 TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
 """What goes on, in its order: up to the line `starting Ray`, up to `reading the data`, up to the first trial that

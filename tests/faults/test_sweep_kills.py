@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sweeps import EIGHT, Command, Pace, check_files, check_whole, killed, load, outcome, statuses
+from sweeps import EIGHT, TWO_WORKERS, Command, Pace, check_files, check_whole, killed, load, outcome, run, statuses
 
 from raytrain import checkpoint
 from raytrain.search import record
@@ -123,6 +123,40 @@ def test_signals_before_a_trial_is_under_way_and_a_second_one_end_a_sweep_at_onc
     assert "Traceback" not in "".join(command.errors), "".join(command.errors)
     assert load(sweep / "sweep.json")["status"] == "interrupted"
     check_files(sweep)
+
+
+@pytest.mark.slow
+def test_trials_of_two_workers_go_on_bit_for_bit_after_lost_workers_lost_actors_and_a_signal(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    command = Command(whole, str(TWO_WORKERS), "--out", str(tmp_path), "--name", "whole")
+    assert command.end() == 0, "".join(command.errors)
+    first, second = record.folder(cut, 0), record.folder(cut, 1)
+
+    def wait_for_rows(trial: Path, count: int) -> int:
+        deadline = time.monotonic() + 120
+        file = trial / "metrics.jsonl"
+        while (rows := file.read_text().count("\n") if file.is_file() else 0) < count:
+            assert command.running and time.monotonic() < deadline, "".join(command.lines + command.errors)
+            time.sleep(0.02)
+        return rows
+
+    command = Command(cut, str(TWO_WORKERS), "--out", str(tmp_path), "--name", "cut")
+    done = wait_for_rows(first, 200)
+    os.kill(load(first / "logs" / "place_1.json")["pid"], signal.SIGKILL)
+    wait_for_rows(first, done + 400)
+    done = wait_for_rows(second, 200)
+    os.kill(load(second / "trial.json")["pid"], signal.SIGKILL)
+    wait_for_rows(second, done + 400)
+    started = time.monotonic()
+    command.process.send_signal(signal.SIGINT)
+    assert command.end(60) == 130, "".join(command.errors)
+    assert time.monotonic() - started < 15  # 10 s at most where nothing else runs
+    assert not (left := command.left_behind(10)), left
+    assert statuses(cut) == {0: "completed", 1: "interrupted"}
+    command = Command(cut, str(cut))
+    assert command.end() == 0, "".join(command.errors)
+    assert [load(at / "trial.json")["attempts"] for at in (first, second)] == [2, 3]
+    assert [run(record.folder(cut, n)) for n in (0, 1)] == [run(record.folder(whole, n)) for n in (0, 1)]
 
 
 _WRITES = """
