@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytrain import errors
 from raytrain.sources import COPY, MODULES, ORIGINS
+from raytrain.watchdog import doing
 
 if TYPE_CHECKING:
     import torch
@@ -117,6 +118,7 @@ class Storage:
             target = stack.enter_context(self._files.open_output_stream(path))
             target.write(first)
             while source and (more := source.read(_CHUNK)):
+                doing.tick()
                 target.write(more)
 
     def remove(self, name: str) -> None:
@@ -271,6 +273,7 @@ class Storage:
     def _fetch(self, name: str, file: Path) -> None:
         with self._files.open_input_stream(f"{self._root}/{name}") as source, open(file, "wb") as target:
             while chunk := source.read(_CHUNK):
+                doing.tick()
                 target.write(chunk)
 
 

@@ -20,6 +20,7 @@ from torch import nn
 
 from raytrain import UserError, checkpoint
 from raytrain.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
+from raytrain.watchdog import doing
 
 
 class Tied(nn.Module):
@@ -102,6 +103,18 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: P
         step(one, two)
     assert same(dict(model.state_dict()), dict(other.state_dict()))
     assert other.decode.weight is other.encode.weight
+
+
+def test_each_chunk_that_is_written_or_verified_is_a_sign_of_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_CHUNK", 1 << 10)
+    before = doing.ticks
+    path = checkpoint.save(tmp_path, 1, {"w": torch.zeros(64 << 10)}, {}, {})
+    assert doing.ticks - before >= 256
+    before = doing.ticks
+    checkpoint.verify(path)
+    assert doing.ticks - before >= 256
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from commands import make_run
 from raytrain import CNN, Digits, Experiment, Run, UserError, checkpoint, cli, storage
 from raytrain.run import begin, check_writable
 from raytrain.storage import Storage
+from raytrain.watchdog import doing
 
 _NUMBER = count()
 
@@ -51,6 +52,20 @@ def run(tmp_path: Path) -> Path:
     (path / "metrics.jsonl").write_text('{"kind": "step"}\n')
     (path / "best.json").write_text("{}")
     return path
+
+
+def test_each_chunk_that_goes_up_or_comes_down_is_a_sign_of_progress(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_CHUNK", 16)
+    there = Storage(f"file://{tmp_path}/there")
+    chunks = (run / "checkpoints" / "step_00000002" / "optimizer.pt").stat().st_size // 16
+    before = doing.ticks
+    there.push(run, last(1))
+    assert doing.ticks - before >= chunks - 1
+    before = doing.ticks
+    there.fetch("step_00000002", tmp_path / "new" / "checkpoints")
+    assert doing.ticks - before >= chunks
 
 
 def test_files_go_up_and_come_down(there: Storage, tmp_path: Path) -> None:
