@@ -353,12 +353,18 @@ def why_no_room(scaling: Scaling) -> str:
     gpus, free, found = scaling.gpus_per_worker or 0.0, launch.free_cpus(), []
     for node in ray.nodes():
         if node["Alive"]:
-            left = f", {free[node['NodeID']]:g} of them free" if node["NodeID"] in free else ""
-            own = f" and {node['Resources'].get('GPU', 0.0):g} GPUs" if gpus else ""
-            found.append(f"{node['NodeManagerHostname']} has {node['Resources'].get('CPU', 0.0):g} CPUs{left}{own}")
-    each = f"{scaling.cpus_per_worker:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+            left = f", {_counted(free[node['NodeID']], 0)} free" if node["NodeID"] in free else ""
+            has = _counted(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0) if gpus else 0.0)
+            found.append(f"{node['NodeManagerHostname']} has {has}{left}")
+    each = _counted(scaling.cpus_per_worker or 0.0, gpus)
     workers = f"{scaling.ranks} workers of {each} each" if scaling.ranks > 1 else each
     return f"it needs {workers}, and {'; '.join(found[:4])}"
+
+
+def _counted(cpus: float, gpus: float) -> str:
+    """Return CPUs and GPUs for people."""
+    counts = [f"{count:g} {kind}{'s' if count != 1 else ''}" for count, kind in ((cpus, "CPU"), (gpus, "GPU")) if count]
+    return " and ".join(counts) or "0 CPUs"
 
 
 def _check_shared(file: Path) -> None:
