@@ -10,7 +10,6 @@ import io
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
@@ -234,7 +233,7 @@ def _lr(arguments: list[str]) -> None:
         curve = lr_range.find(value, rising, observer)
     if file:
         lr.write(curve, Path(path), file)
-    lr.show(curve, file, shlex.join(["raytrain", "train", path, *given]), value.lr / value.optimizer.lr)
+    lr.show(curve, file, ["raytrain", "train", path, *given], value.lr / value.optimizer.lr)
 
 
 def _batch(arguments: list[str]) -> None:
@@ -426,18 +425,9 @@ def _evaluate(arguments: list[str]) -> None:
     if as_json:
         print(json.dumps(result))
         return
-    from rich.console import Console
+    from raytrain.report.console import show_evaluation
 
-    from raytrain.report.console import table
-
-    rows = [
-        (name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else f"{value:,}")
-        for name, value in result.items()
-        if isinstance(value, int | float)
-    ]
-    if result["skipped"]:
-        rows.append(("skipped", ", ".join(result["skipped"][:3])))
-    Console().print(table(f"{found.where}: {result['checkpoint']} on {split}", rows))
+    show_evaluation(result, found.where)
 
 
 def _predict(arguments: list[str]) -> None:

@@ -6,14 +6,17 @@ import dataclasses
 import json
 import shlex
 
+from rich.console import Console
 from rich.status import Status
-from rich.table import Table
+from rich.text import Text
 
 from raytrain.batch_size import Found, Trial, best
 from raytrain.experiment import Experiment
 from raytrain.observe import Observer
 from raytrain.plan import Plan
 from raytrain.report.console import terminal
+from raytrain.report.layout import cell, show_next
+from raytrain.report.layout import show as show_line
 
 
 class Spinner(Observer):
@@ -26,7 +29,7 @@ class Spinner(Observer):
     def planned(self, plan: Plan) -> None:
         """Prints the plan's notes."""
         for note in plan.notes:
-            self._console.print(f"note: {note}", style="yellow", markup=False)
+            show_line(self._console, "note: ", note, "yellow", "yellow")
         if self._status:
             self._status.start()
 
@@ -42,38 +45,45 @@ class Spinner(Observer):
 
 
 def show(found: list[Found], value: Experiment, command: list[str]) -> None:
-    """Prints what was found, and the command that trains with it."""
+    """Print what was found, and the command that trains with it."""
     console = terminal()
     replicas = f"{value.replicas} replicas, {value.batch_size // value.replicas} samples each"
-    title = f"a global batch of {value.batch_size}" + (f" on {replicas}" if value.replicas > 1 else "")
-    table = Table(title=title, title_justify="left")
-    for name in ("precision", "largest micro-batch", "its memory", "fastest micro-batch", "samples/s", "accumulated"):
-        table.add_column(name, justify="left" if name == "precision" else "right")
+    title = f"micro-batches for a global batch of {value.batch_size}" + (
+        f" on {replicas}" if value.replicas > 1 else ""
+    )
+    show_line(console, "", title, "bold")
+    _row(console, "precision", "largest", "its memory", "fastest", "samples/s", "accumulated", style="bold")
     for one in found:
         largest, fastest = one.largest, one.fastest
         if largest is None or fastest is None:
-            table.add_row(one.precision, "none fits")
+            _row(console, one.precision, "none fits")
             continue
         memory = f"{(largest.peak_bytes or 0) / 2**20:,.0f} MiB"
         rate = f"{fastest.samples_per_second or 0:,.0f}"
         each = str(largest.micro_batch), memory, str(fastest.micro_batch), rate, str(fastest.accumulation)
-        table.add_row(one.precision, *each)
-    console.print(table)
+        _row(console, one.precision, *each)
     following = next_command(found, command)
     if following is None:
-        console.print(f"a micro-batch of {found[0].trials[0].micro_batch} needs more memory: {found[0].trials[0].why}")
-    console.print(
-        f"next:  {following or 'give more --memory, or take smaller images or a smaller model'}", markup=False
-    )
+        trial = found[0].trials[0]
+        show_line(console, "", f"a micro-batch of {trial.micro_batch} needs more memory: {trial.why}")
+        show_line(console, "", "next:  give more --memory, or take smaller images or a smaller model")
+    else:
+        show_next(console, [following])
 
 
-def next_command(found: list[Found], command: list[str]) -> str | None:
-    """The command that trains with the fastest of all, or None where nothing fits."""
+def _row(console: Console, precision: str, *cells: str, style: str = "") -> None:
+    widths = (9, 12, 9, 10, 11)
+    rest = [cell(text, width) for text, width in zip(cells, widths, strict=False)]
+    console.print(Text("  ".join([cell(precision, 9, left=True), *rest]), style=style))
+
+
+def next_command(found: list[Found], command: list[str]) -> list[str] | None:
+    """Return the command that trains with the fastest of all, or None where nothing fits."""
     chosen = best(found)
     if chosen is None:
         return None
     precision, trial = chosen
-    return shlex.join([*command, "--micro_batch_size", str(trial.micro_batch), "--precision", precision])
+    return [*command, "--micro_batch_size", str(trial.micro_batch), "--precision", precision]
 
 
 def to_json(found: list[Found], value: Experiment, command: list[str]) -> str:
@@ -82,6 +92,7 @@ def to_json(found: list[Found], value: Experiment, command: list[str]) -> str:
     def row(trial: Trial | None) -> dict[str, object] | None:
         return None if trial is None else dataclasses.asdict(trial)
 
+    following = next_command(found, command)
     precisions = [
         {
             "precision": one.precision,
@@ -96,6 +107,6 @@ def to_json(found: list[Found], value: Experiment, command: list[str]) -> str:
             "batch_size": value.batch_size,
             "replicas": value.replicas,
             "precisions": precisions,
-            "next": next_command(found, command),
+            "next": following and shlex.join(following),
         }
     )

@@ -5,30 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
+from rich.cells import cell_len
 from rich.console import Console as RichConsole
 from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from raytrain.observe import Observer
 from raytrain.plan import Plan
+from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
 from raytrain.report.output import Output
 from raytrain.run import Run
 from raytrain.task import Classification
 
 _PLAIN_SECONDS = 10.0
-_KEYS = {
-    "train_loss": "train loss",
-    "val_loss": "val loss",
-    "val_accuracy": "val accuracy",
-    "samples_per_second": "samples/s",
-    "seconds": "seconds",
-}
+_LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE, _SHORTEST_BAR = 8, 28, 14, 12
 
 
 class Console(Observer):
@@ -43,31 +39,27 @@ class Console(Observer):
         self._times: list[tuple[float, int]] = []
         self._last: dict[str, Any] = {}
         self._said = 0.0
-        self._columns: list[str] = []
-        self._epochs = 0
+        self._columns: list[tuple[str, int]] = []
 
     def planned(self, plan: Plan) -> None:
-        """Prints the plan."""
+        """Print the plan."""
+        self._plan = plan
         show_plan(self.console, plan.lines())
 
     def status(self, text: str) -> None:
-        """A spinner, or a line."""
+        """Show a spinner, or print a line."""
         if self.console.is_terminal:
-            self._show(Spinner("dots", text=f" {text} ..."))
+            self._show(Spinner("dots", text=Text(f" {text} ...", no_wrap=True, overflow="ellipsis")))
         else:
-            self.console.print(f"{text} ...")
+            show(self.console, "", f"{text} ...")
 
     def started(self, run: Run, plan: Plan, rows: list[dict[str, Any]]) -> None:
-        """Says which samples are left out, now that all were read, and begins the bar, where a resumed run goes on."""
+        """Print which samples are left out, now that all were read, and the epochs that a resumed run has done, and
+        begin the bar."""
+        self._plan = plan
         if plan.skipped:
             show_plan(self.console, [*plan.skipped, ("", f"all of them are in {run.path / 'skipped.json'}")])
-        e = plan.experiment
-        self._monitor = e.task.monitor
-        self._epochs, self._steps, self._batch = e.epochs, plan.steps_per_epoch, e.batch_size
-        self._total, self._samples = e.epochs * plan.steps_per_epoch, len(plan.indices["train"])
-        for row in rows:
-            if row["kind"] == "epoch":
-                self._epoch(row)
+        self._read(rows)
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.fields[epoch]}"),
@@ -76,11 +68,73 @@ class Console(Observer):
                 console=self.console,
                 expand=True,
             )
-            self._task = self._bar.add_task("", total=self._total, epoch="starting the workers ...", figures="")
+            self._task = self._bar.add_task("", total=self._steps, epoch="starting the workers ...", figures="")
             self._show(self._bar)
 
     def rows(self, rows: list[dict[str, Any]]) -> None:
-        """Moves the bar; adds a line for each epoch."""
+        """Move the bar; print a line for each epoch."""
+        self._read(rows)
+        if rows and rows[-1]["kind"] == "step":
+            self._move()
+            if self._bar is not None:
+                self._show(self._bar)
+
+    def workers(self, event: str, why: str, checkpoint: str) -> None:
+        """Print a line for each time that the workers are started again."""
+        text = f"{why}; from {checkpoint or 'the start'}"
+        show(self.console, f"{event}: ", text, before_style="bold yellow")
+
+    def note(self, text: str) -> None:
+        """Print a line of its own."""
+        show_plan(self.console, [("note", text)])
+
+    def finished(self, run: Run) -> None:
+        """Print the summary, and what to type next."""
+        self._stop()
+        summary, status, where = run.summary, run.summary["status"], run.where
+        style = "bold green" if status == "completed" else "bold yellow"
+        show(self.console, f"{status}: ", ", ".join(self._facts(summary)), before_style=style)
+        show(self.console, "", f"the run is {'at' if run.url else 'in'} {where}")
+        if status != "completed":
+            show_next(self.console, [("raytrain", "resume", where)])
+            return
+        predict = ("raytrain", "predict", where, "IMAGE", "...")
+        predicts = isinstance(self._plan.experiment.task, Classification)
+        evaluate, export = ("raytrain", "evaluate", where), ("raytrain", "export", where, "model.pth")
+        show_next(self.console, [evaluate, *([predict] if predicts else []), export])
+
+    def close(self) -> None:
+        """Take the bar away, for what is printed after a failure."""
+        self._stop()
+
+    @property
+    def _epochs(self) -> int:
+        return self._plan.experiment.epochs
+
+    @property
+    def _steps(self) -> int:
+        """Steps of all epochs."""
+        return self._epochs * self._plan.steps_per_epoch
+
+    def _facts(self, summary: dict[str, Any]) -> list[str]:
+        """Return what came of the run, for people."""
+        steps, rate = summary.get("steps") or 0, summary.get("samples_per_second")
+        epoch = -(-steps // self._plan.steps_per_epoch)  # the last one that was trained, whole or not
+        if not steps:
+            return ["no step was done"]
+        names = [summary["monitor"]] if "monitor" in summary else ["val_accuracy", "val_loss"]  # of an older run
+        best = [f"best {name} {_figure(name, summary[name])}" for name in names if summary.get(name) is not None][:1]
+        return [
+            f"epoch {epoch:,} of {self._epochs:,}",
+            *([f"step {steps:,} of {self._steps:,}"] if summary["status"] != "completed" else []),
+            *(["stopped early"] if summary.get("stopped_early") else []),
+            *[f"{text} in epoch {summary['best_epoch']:,}" if summary.get("best_epoch") else text for text in best],
+            *([f"{summary['skipped_steps']:,} steps skipped"] if summary.get("skipped_steps") else []),
+            *([f"{rate:,.0f} samples/s"] if rate else []),
+            *([f"{summary['seconds']:.1f} s of training"] if summary.get("seconds") else []),
+        ]
+
+    def _read(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             if row["kind"] == "step":
                 self._last = row
@@ -88,76 +142,36 @@ class Console(Observer):
                 self._epoch(row)
             elif row["kind"] == "precision":
                 self._precision(row)
-        if rows and rows[-1]["kind"] == "step":
-            self._move()
-            if self._bar is not None:
-                self._show(self._bar)
-
-    def workers(self, event: str, why: str, checkpoint: str) -> None:
-        """A line for each time that the workers are started again."""
-        self.console.print(
-            Text(f"{event}: ", style="bold yellow").append(f"{why}; from {checkpoint or 'the start'}", style="not bold")
-        )
-
-    def note(self, text: str) -> None:
-        """A line of its own."""
-        show_plan(self.console, [("note", text)])
-
-    def finished(self, run: Run) -> None:
-        """The summary, and what to type next."""
-        self._stop()
-        summary, rate = run.summary, run.summary.get("samples_per_second")
-        status = summary["status"]
-        names = [summary["monitor"]] if "monitor" in summary else ["val_accuracy", "val_loss"]  # of an older run
-        epochs = self._epochs or summary.get("epochs")  # those planned: the summary has those done
-        best = [f"best {name} {_figure(name, summary[name])}" for name in names if summary.get(name) is not None][:1]
-        facts = [
-            *([f"step {summary['steps']:,}"] if status != "completed" and summary.get("steps") else []),
-            *best,
-            *([f"epoch {summary['best_epoch']} of {epochs:,}"] if best else []),
-            *(["stopped early"] if summary.get("stopped_early") else []),
-            *([f"{summary['skipped_steps']:,} steps skipped"] if summary.get("skipped_steps") else []),
-            *([f"{rate:,.0f} samples/s"] if rate else []),
-            *([f"{summary['seconds']:.1f} s of training"] if summary.get("seconds") else []),
-        ]
-        self.console.print(
-            Text(f"{status}: ", style="bold green" if status == "completed" else "bold yellow").append(
-                ", ".join(facts) or f"{summary['steps']} steps", style="not bold"
-            )
-        )
-        self.console.print(f"the run is {'at' if run.url else 'in'} {run.where}")
-        predicts = isinstance(run.experiment.task, Classification)
-        if status == "completed":
-            self.console.print(
-                f"next:  raytrain evaluate {run.where}\n"
-                + (f"       raytrain predict {run.where} IMAGE ...\n" if predicts else "")
-                + f"       raytrain export {run.where} model.pth"
-            )
-        else:
-            self.console.print(f"next:  raytrain resume {run.where}")
-
-    def close(self) -> None:
-        """Takes the bar away, for what is printed after a failure."""
-        self._stop()
 
     def _epoch(self, row: dict[str, Any]) -> None:
-        table = [("epoch", f"{row['epoch']}/{self._epochs}")]
-        keys = {**_KEYS, self._monitor: self._monitor.replace("_", " ")}
-        last = ("samples_per_second", "seconds")
-        shown = [key for key in keys if key not in last] + list(last)
-        table += [(keys[key], _figure(key, row[key])) for key in shown if key in row]
-        titles = [title for title, _ in table]
+        """Print a line of the table of epochs, without the columns that the terminal has no room for."""
+        monitor, lr = self._plan.experiment.task.monitor, self._last.get("lr")
+        ranks = {"train_loss": 7, "val_loss": 6, "val_accuracy": 3, monitor: 8}
+        cells = [
+            _Cell(9, "epoch", f"{row['epoch']}/{self._epochs}", len(f"{self._epochs}/{self._epochs}")),
+            _Cell(4, "step", f"{row['step']:,}", len(f"{self._steps:,}")),
+            _Cell(5, "lr", "" if lr is None else f"{lr:.3g}", _LEAST_WIDTH),
+            *(
+                _Cell(rank, name.replace("_", " "), _figure(name, row[name]), _LEAST_WIDTH)
+                for name, rank in ranks.items()
+                if name in row
+            ),
+            _Cell(2, "samples/s", _figure("samples_per_second", row["samples_per_second"])),
+            _Cell(1, "seconds", _figure("seconds", row["seconds"])),
+        ]
+        cells, widths = _fitting(cells, columns(self.console))
+        titles = [(each.title, width) for each, width in zip(cells, widths, strict=True)]
         if titles != self._columns:
             self._columns = titles
-            self.console.print(Text("  ".join(f"{title:>12}" for title in titles), style="bold"))
-        self.console.print("  ".join(f"{text:>12}" for _, text in table))
+            self.console.print(Text("  ".join(cell(title, width) for title, width in titles), style="bold"))
+        self.console.print(Text("  ".join(cell(each.text, w) for each, w in zip(cells, widths, strict=True))))
 
     def _precision(self, row: dict[str, Any]) -> None:
         times = ", ".join(
             f"{name} {'not finite' if value is None else f'{value:.1f} ms'}"
             for name, value in row["milliseconds"].items()
         )
-        self.console.print(f"{row['chosen']} is taken, by trying a pass of a micro-batch: {times}")
+        show(self.console, "", f"{row['chosen']} is taken, by trying a pass of a micro-batch: {times}")
 
     def _move(self) -> None:
         now, step = time.monotonic(), self._last["step"]
@@ -165,17 +179,21 @@ class Console(Observer):
         (then, before), rate = self._times[0], 0.0
         if now > then and step > before:
             rate = (step - before) / (now - then)
-        samples = rate * self._samples / self._steps
-        left = (self._total - step) / rate if rate else None
-        figures = f"loss {_figure('loss', self._last['loss'])}"
-        if rate:
-            figures += f"  {samples:,.0f} samples/s  {clock(left)} left"
+        samples = rate * len(self._plan.indices["train"]) / self._plan.steps_per_epoch
         epoch = f"epoch {min(self._last['epoch'], self._epochs)}/{self._epochs}"
+        figures = [  # rank and text
+            (1, f"step {step:,}/{self._steps:,}"),
+            (5, f"loss {_figure('loss', self._last['loss'])}"),
+            (2, f"lr {self._last['lr']:.3g}"),
+            (3, f"{samples:,.0f} samples/s" if rate else ""),
+            (4, f"{clock((self._steps - step) / rate)} left" if rate else ""),
+        ]
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, epoch=epoch, figures=figures)
+            room = self.console.width - cell_len(epoch) - _SHORTEST_BAR
+            self._bar.update(self._task, completed=step, epoch=epoch, figures=joined(figures, room))
         elif now - self._said > _PLAIN_SECONDS:
             self._said = now
-            self.console.print(f"{epoch}  step {step:,} of {self._total:,}  {figures}")
+            self.console.print(Text(joined([(6, epoch), *figures], columns(self.console))))
 
     def _show(self, what: Any) -> None:
         if self._live is None:
@@ -191,14 +209,40 @@ class Console(Observer):
         self._live = self._bar = self._shown = None
 
 
+@dataclass(frozen=True)
+class _Cell:
+    """A figure of an epoch; of the cells that a terminal has no room for, those of the lowest rank go first."""
+
+    rank: int
+    title: str
+    text: str
+    least: int = 0
+
+
+def _fitting(cells: list[_Cell], width: int | None) -> tuple[list[_Cell], list[int]]:
+    """Return the cells that fit side by side, and their widths: long titles are cut before cells are left out."""
+    longest = _LONG_TITLE
+    while True:
+        widths = [max(each.least, min(cell_len(each.title), longest)) for each in cells]
+        if width is None or len(cells) == 1 or sum(widths) + 2 * len(widths) - 2 <= width:
+            return cells, widths
+        if longest == _SHORT_TITLE:
+            out = min(cells, key=lambda each: each.rank)
+            cells = [each for each in cells if each is not out]
+        longest = _SHORT_TITLE
+
+
 def _figure(key: str, value: float | None) -> str:
+    """Return a figure in at most nine characters."""
     if value is None:
-        return "not finite"
+        return "inf/nan"
     if key == "samples_per_second":
-        return f"{value:,.0f}"
+        return f"{value:,.0f}" if value < 1e7 else f"{value:.3g}"
     if key == "seconds":
-        return f"{value:.1f}"
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+        return f"{value:.1f}" if value < 1e5 else f"{value:.3g}"
+    if value == 0 or 1e-3 <= abs(value) < 100:
+        return f"{value:.4f}"
+    return f"{value:.1f}" if 100 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
 def terminal(lasting: bool = False) -> RichConsole:
@@ -211,7 +255,7 @@ def terminal(lasting: bool = False) -> RichConsole:
 
 
 def clock(seconds: float | None) -> str:
-    """Minutes and seconds, with hours where there are any."""
+    """Return minutes and seconds, with hours where there are any."""
     if seconds is None:
         return "?"
     minutes, seconds = divmod(int(seconds), 60)
@@ -220,15 +264,19 @@ def clock(seconds: float | None) -> str:
 
 
 def show_plan(console: RichConsole, lines: Sequence[tuple[str, str]]) -> None:
-    """Prints a plan's lines: a name and what there is to say."""
+    """Print a plan's lines: a name and what there is to say."""
     for name, text in lines:
-        style = "yellow" if name in ("note", "skipped", "ignored") else "not bold"
-        console.print(Text(f"{name:>8}  ", style="bold").append(text, style=style))
+        style = "yellow" if name in ("note", "skipped", "ignored") else ""
+        show(console, f"{name:>8}  ", text, style)
 
 
-def table(title: str, rows: list[tuple[str, str]]) -> Table:
-    """A two-column table for results."""
-    result = Table(title=title, show_header=False, title_justify="left")
-    for name, value in rows:
-        result.add_row(name, value)
-    return result
+def show_evaluation(result: dict[str, Any], where: str) -> None:
+    """Print the figures of an evaluated run, and the samples that were left out."""
+    facts = [
+        (name.replace("_", " "), _figure(name, value) if isinstance(value, float) else f"{value:,}")
+        for name, value in result.items()
+        if isinstance(value, int | float)
+    ]
+    if skipped := result["skipped"]:
+        facts.append(("skipped", ", ".join(skipped[:3]) + (f" and {len(skipped) - 3} more" if skipped[3:] else "")))
+    show_facts(terminal(), f"{result['checkpoint']} on {result['split']}, of {where}", facts)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from raytrain.doctor import Finding, Survey
 from raytrain.report.console import terminal
+from raytrain.report.layout import columns, folded
 
 _STYLES = {"ok": "green", "warning": "bold yellow", "failure": "bold red"}
 
@@ -20,13 +21,14 @@ def show(survey: Survey, found: list[Finding]) -> None:
     for finding in found:
         machines.setdefault(dataclasses.replace(finding, machine=""), []).append(finding.machine)
     for finding, names in machines.items():
-        line = Text(f"{finding.level:>8}", style=_STYLES[finding.level])
-        line.append(f"  {finding.check:<14}", style="not bold default")
+        level, check = f"{finding.level:>8}", f"  {finding.check:<14}"
         where = f"{_together(names, survey)}: " if survey.address else ""
-        line.append(f"{where}{finding.what}", style="not bold default")
-        console.print(line)
+        first, *others = folded(level + check, where + finding.what, columns(console))
+        console.print(Text(level, style=_STYLES[finding.level]).append(first[len(level) :], style="not bold default"))
         if finding.remedy:
-            console.print(Text(f"{'':>26}{finding.remedy}"))
+            others += folded(" " * len(level + check), finding.remedy, columns(console))
+        for line in others:
+            console.print(Text(line))
     count = {level: sum(finding.level == level for finding in machines) for level in ("failure", "warning")}
     said = [f"{number} {level}{'s' if number > 1 else ''}" for level, number in count.items() if number]
     console.print(", ".join(said) or "nothing is wrong")

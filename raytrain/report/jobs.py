@@ -8,10 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from raytrain.report.console import clock, show_plan
+from raytrain.report.layout import columns, show_command
+from raytrain.report.layout import show as show_line
 
 if TYPE_CHECKING:
     from raytrain.cluster.dashboard import Dashboard
@@ -27,12 +30,14 @@ def submitted(head: Dashboard, job: str, sent: Project, out: str) -> None:
         ("job", f"{job} at {head.url}"),
         ("project", f"{sent.folder}: {sent.files:,} files, {sent.size / 2**20:,.1f} MiB"),
         ("out", out),
-        ("follow", _command(head, "logs", job, "--follow")),
-        ("stop", _command(head, "stop", job)),
     ]
+    console = _console()
+    show_plan(console, lines)
+    for name, words in (("follow", ("logs", job, "--follow")), ("stop", ("stop", job))):
+        show_command(console, f"{name:>8}  ", _words(head, *words))
     if head.in_the_clear:
-        lines.append(("note", "the token travels there unencrypted: on a network that is not yours, take a tunnel"))
-    show_plan(_console(), lines)
+        note = "the token travels there unencrypted: on a network that is not yours, take a tunnel"
+        show_plan(console, [("note", note)])
 
 
 class Log:
@@ -119,24 +124,27 @@ def ended(job: Job, log: str) -> None:
         line for line in log.splitlines() if line.startswith(("interrupted: ", "the run is ", "the sweep is ", "next:"))
     ]
     for line in own[-3:]:
-        console.print(Text(line))
+        show_line(console, "", line)
     if job.status == "STOPPED" and not own:
-        console.print("it had not begun to train, or did not end in time: there may be no new checkpoint")
+        show_line(console, "", "it had not begun to train, or did not end in time: there may be no new checkpoint")
 
 
 def show(jobs: Sequence[Job]) -> None:
-    """A line a job; of a single one all there is to say."""
+    """Print a line for each job, or two where the terminal is narrow; of a single one all there is to say."""
     console = _console()
     if not jobs:
         console.print("no jobs")
     width = max((len(job.id) for job in jobs), default=0)
     for job in jobs:
-        line = Text(f"{job.status:<10}", style=_STYLES.get(job.status, "")).append("", style="not bold default")
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started)) if job.started else ""
         lasted = clock((job.ended or time.time()) - job.started) if job.started else ""
-        console.print(
-            line.append(f"{job.id:<{width}}  {began:<19}  {lasted:>7}  {job.command}", style="not bold default")
-        )
+        status, rest = f"{job.status:<10}", f"{job.id:<{width}}  {began:<19}  {lasted:>7}"
+        room = columns(console)
+        together = room is None or cell_len(f"{status}{rest}  {job.command}") <= room
+        line = Text(status, style=_STYLES.get(job.status, ""))
+        console.print(line.append(f"{rest}  {job.command}" if together else rest, style="not bold default"))
+        if not together:
+            show_line(console, " " * len(status), job.command)
     if len(jobs) == 1:
         job = jobs[0]
         facts = [("out", job.out), ("exit", "" if job.exit_code is None else str(job.exit_code))]
@@ -150,7 +158,11 @@ def _why(job: Job) -> str:
 
 
 def _command(head: Dashboard, *words: str) -> str:
-    return shlex.join(["raytrain", *words, "--address", head.url])
+    return shlex.join(_words(head, *words))
+
+
+def _words(head: Dashboard, *words: str) -> list[str]:
+    return ["raytrain", *words, "--address", head.url]
 
 
 def _console() -> Console:

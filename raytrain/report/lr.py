@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from raytrain.observe import Observer
 from raytrain.plan import Plan
-from raytrain.report.console import table, terminal
+from raytrain.report.console import terminal
 from raytrain.report.files import write_whole
+from raytrain.report.layout import show as show_line
+from raytrain.report.layout import show_facts, show_next
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +42,7 @@ class Bar(Observer):
     def planned(self, plan: Plan) -> None:
         """Prints the plan's notes, and begins the bar."""
         for note in plan.notes:
-            self._progress.console.print(f"note: {note}", style="yellow", markup=False)
+            show_line(self._progress.console, "note: ", note, "yellow", "yellow")
         self._progress.start()
 
     def rows(self, rows: list[dict[str, Any]]) -> None:
@@ -76,11 +79,12 @@ def write(curve: Curve, tested: Path, file: Path) -> None:
     write_whole(file.with_suffix(".csv"), text.getvalue().encode())
 
 
-def show(curve: Curve, file: Path | None, command: str, scale: float = 1.0) -> None:
+def show(curve: Curve, file: Path | None, command: Sequence[str], scale: float = 1.0) -> None:
     """Print what was found, and the command that trains with it.
 
     Args:
         file: the plot, if one was written.
+        command: what trains the experiment.
         scale: what `lr_scaling` multiplies the optimizer's learning rate by.
     """
     console, kept = terminal(lasting=True), "--out lr.png keeps a plot of the losses, and lr.csv their figures"
@@ -89,9 +93,9 @@ def show(curve: Curve, file: Path | None, command: str, scale: float = 1.0) -> N
     lowest, steepest, tenth = curve.lowest, curve.steepest, curve.tenth
     end = f"learning rates from {curve.lr[0]:.2g} to {curve.lr[-1]:.2g} in {len(curve.lr)} steps"
     if lowest is None or steepest is None or tenth is None:
-        console.print(f"{end}: the loss never fell, so no learning rate is suggested")
-        console.print(kept, markup=False)
-        console.print("next:  try another --low and --high, or more --steps")
+        show_line(console, "", f"{end}: the loss never fell, so no learning rate is suggested")
+        show_line(console, "", kept)
+        show_line(console, "", "next:  try another --low and --high, or more --steps")
         return
     rows = [
         ("steepest descent", f"{steepest:.2g}"),
@@ -100,9 +104,9 @@ def show(curve: Curve, file: Path | None, command: str, scale: float = 1.0) -> N
     ]
     if scale != 1:
         rows.insert(1, (f"before lr_scaling by {scale:.4g}", f"{steepest / scale:.2g}"))
-    console.print(table(end, rows))
-    console.print(kept, markup=False)
-    console.print(f"next:  {command} --optimizer.lr {steepest / scale:.2g}", markup=False)
+    show_facts(console, end, rows)
+    show_line(console, "", kept)
+    show_next(console, [[*command, "--optimizer.lr", f"{steepest / scale:.2g}"]])
 
 
 def _draw(axes: Axes, curve: Curve, tested: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from raytrain.observe import SweepObserver
 from raytrain.report import sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.files import write_whole
+from raytrain.report.layout import columns, show, show_next
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import FIGURES, Results, plain
 from raytrain.run import Lock
@@ -79,7 +79,7 @@ class Table(SweepObserver):
         """
         self.close()
         results = Results.of(answer)
-        width = self.console.width if self.console.is_terminal else max(self.console.width, _LOG_WIDTH)
+        width = columns(self.console) or _LOG_WIDTH
         shown, more = results.ranked()[:_FINAL_ROWS], max(0, len(results.trials) - _FINAL_ROWS)
         if shown:
             lines, left_out = sweep_table.grid(results, shown, width)
@@ -94,15 +94,12 @@ class Table(SweepObserver):
         for text in sweep_table.what_happened(results, 2 * _WHAT_HAPPENED):
             self._print(text, "yellow")
         done = results.status == "completed"
-        self.console.print(
-            Text(f"{results.status}: ", style="bold green" if done else "bold yellow").append(
-                sweep_table.outcome(results), style="not bold"
-            )
-        )
+        style = "bold green" if done else "bold yellow"
+        show(self.console, f"{results.status}: ", sweep_table.outcome(results), before_style=style)
         files = [name for name in ("trials.csv", "plots") if (path / name).exists()]
         self._print(f"the sweep is in {path}" + (f", with {' and '.join(files)}" if files else ""))
         if not done:
-            self._print(f"next:  raytrain sweep {shlex.quote(str(path))}  (to go on)")
+            show_next(self.console, [("raytrain", "sweep", str(path))])
         if results.best is not None or results.status in ("completed", "failed"):
             self._next(path, results)
 
@@ -117,14 +114,15 @@ class Table(SweepObserver):
             self._print("next:  no trial has a result: see the errors above, and logs in the trials' directories")
             return
         run = path / "trials" / f"{results.best:04d}"
-        file, trial = path / "best.json", shlex.quote(str(run))
-        best = f"raytrain train {shlex.quote(str(file if file.is_file() else run / 'experiment.json'))}"
-        self._print(f"next:  {best}\n       raytrain evaluate {trial}\n       raytrain export {trial} model.pth")
+        file = path / "best.json"
+        best = file if file.is_file() else run / "experiment.json"
+        train, evaluate = ("raytrain", "train", str(best)), ("raytrain", "evaluate", str(run))
+        show_next(self.console, [train, evaluate, ("raytrain", "export", str(run), "model.pth")])
 
     def _print(self, text: str, style: str = "") -> None:
         for line in text.split("\n"):
             indent = line[: len(line) - len(line.lstrip())]
-            self.console.print(Text(indent + _visible(line.strip()), style=style))
+            show(self.console, indent, _visible(line.strip()), style)
 
     def _show(self, view: _View) -> None:
         self._view = view

@@ -176,7 +176,12 @@ def test_jobs_train_are_refused_and_are_stopped_with_a_checkpoint(cluster: Clust
         **{"/shared": tmp_path},
     )
     assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
-    for text in ("workers  2 workers of 1 CPU", "3/3 ", "completed: best val_accuracy", "next:  raytrain evaluate"):
+    for text in (
+        "workers  2 workers of 1 CPU",
+        "3/3 ",
+        "completed: epoch 3 of 3, best val_accuracy",
+        "next:  raytrain evaluate",
+    ):
         assert text in done.stdout
     run = Run(tmp_path / "runs" / "job")
     assert run.summary["status"] == "completed" and run.summary["val_accuracy"] > 0.9
@@ -195,7 +200,7 @@ def test_jobs_train_are_refused_and_are_stopped_with_a_checkpoint(cluster: Clust
     assert "RUNNING" in cluster.readme(the("raytrain status")).stdout
     assert said in cluster.readme(the("raytrain logs"), JOB=job).stdout
     stopped = cluster.readme(the("raytrain stop"), JOB=job)
-    assert stopped.returncode == 0 and "STOPPED" in stopped.stdout and "interrupted: step " in stopped.stdout
+    assert stopped.returncode == 0 and "STOPPED" in stopped.stdout and "interrupted: epoch " in stopped.stdout
     assert f"next:  raytrain resume {tmp_path}/runs/long" in stopped.stdout
     assert long.wait(120) == 143 and "stopped: " in long.communicate()[0]
     run = Run(tmp_path / "runs" / "long")
