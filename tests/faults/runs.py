@@ -193,9 +193,9 @@ class Story:
         elastic = ["--scaling.workers", "1:2", "--scaling.cpus_per_worker", "2"]
         return ["--deterministic", *elastic, "--address", self.nodes.address]
 
-    def resume(self, *arguments: str) -> None:
-        """The same run goes on with another command."""
-        self.resumed.append((time.time(), self.newest()))
+    def resume(self, *arguments: str, step: int | None = None) -> None:
+        """The same run goes on with another command, from the newest checkpoint, or from that of a step."""
+        self.resumed.append((time.time(), self.newest() if step is None else step))
         self.command = Command("resume", str(self.run), *arguments, **self.environment)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -434,6 +434,59 @@ def corrupt_newest(story: Story) -> None:
     story.resume()
 
 
+def lose_files(story: Story) -> None:
+    """All processes are killed, and the user's file and the run's experiment.json are gone: one line, and nothing else
+    changes; with experiment.json back, the run goes on."""
+    story.command.abandon()
+    (story.folder / "paced.py").unlink(missing_ok=True)
+    away = story.run / "experiment.json"
+    away.rename(story.folder / "away.json")
+    before = {file: file.stat().st_mtime_ns for file in story.run.rglob("*") if file.is_file()}
+    refused = Command("resume", str(story.run))
+    assert refused.end(60) == 2 and "has no experiment.json" in refused.said, refused.said
+    assert {file: file.stat().st_mtime_ns for file in story.run.rglob("*") if file.is_file()} == before
+    (story.folder / "away.json").rename(away)
+    story.resume()
+
+
+def resume_twice(story: Story) -> None:
+    """All processes are killed, and two commands resume the run at the same time: one is refused, the other goes on."""
+    story.command.abandon()
+    story.resume()
+    first, second = story.command, Command("resume", str(story.run), **story.environment)
+    deadline = time.monotonic() + 60
+    while first.running and second.running:
+        assert time.monotonic() < deadline, "neither of two commands is refused"
+        time.sleep(0.05)
+    refused, story.command = (first, second) if second.running else (second, first)
+    assert refused.end(10) == 2 and "the run is still going" in refused.said, refused.said
+
+
+def kill_while_it_starts(story: Story) -> None:
+    """All processes are killed, and those of the next two commands too, while they begin to resume the run."""
+    story.command.abandon()
+    for _ in range(2):
+        beginning = Command("resume", str(story.run), **story.environment)
+        time.sleep(story.draw.uniform(1, 8))
+        beginning.abandon()
+    story.resume()
+
+
+def tear_metrics(story: Story) -> None:
+    """All processes are killed, and rows of metrics that the newest checkpoint vouches for are gone or damaged: the
+    checkpoint before it counts."""
+    story.command.abandon()
+    before, newest = checkpoint.committed(story.run / "checkpoints")[-2:]
+    file, first, last = (
+        story.run / "metrics.jsonl",
+        *(checkpoint.load_state(story.run / "checkpoints" / name)["metrics_bytes"] for name in (before, newest)),
+    )
+    at, rows = story.draw.randrange(first, last), bytearray(file.read_bytes())
+    rows[at] ^= 1 << story.draw.randrange(8)
+    file.write_bytes(rows[:at] if story.draw.random() < 0.5 else rows)
+    story.resume(step=int(before.partition("_")[2]))
+
+
 def clock_jump(story: Story) -> None:
     """One rank's clock is set an hour or a day forwards or back."""
     story.order(kind="clock", seconds=story.draw.choice([-86400, -3600, 3600, 86400]))
@@ -508,6 +561,10 @@ RESUMED: dict[str, Callable[[Story], None]] = {
     "error on a rank": exception,
     "NaN on a rank": nan,
     "newest damaged": corrupt_newest,
+    "files gone": lose_files,
+    "resumed twice": resume_twice,
+    "killed at start": kill_while_it_starts,
+    "metrics torn": tear_metrics,
     "SIGINT": interrupt,
     "SIGTERM": terminate,
     "resized": resize,
