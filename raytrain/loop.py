@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import checkpoint, config, memory, order
+from raytrain import checkpoint, config, errors, memory, order
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.ema import EMA
@@ -34,6 +34,8 @@ from raytrain.watchdog import BACKWARD, FORWARD, doing
 from raytrain.writer import CheckpointWriter
 
 _FLUSH_SECONDS = 0.5
+_AWAY_SECONDS = 30.0
+"""How long the run's directory may be away, as where its disk is not mounted for a moment."""
 
 
 @dataclass
@@ -147,6 +149,7 @@ class Worker:
         self.writer: CheckpointWriter | None = None
         self.pending: list[_Pending] = []
         self.flush_every, self.last_flush = 1, time.monotonic()
+        self._there = self.last_flush  # when the run's directory was seen
         self.unit: float | None = None
         self.first_step_seconds = math.nan
 
@@ -304,7 +307,7 @@ class Worker:
         progress, pending, self.pending = self.progress, self.pending, []
         doing.begin("adding up losses", progress.step)
         now = time.monotonic()
-        wanted = os.path.exists(self.run.path / "stop") if self.place.rank == 0 else False
+        wanted = self._asked_to_stop() if self.place.rank == 0 else False
         pace = _FLUSH_SECONDS * len(pending) / max(now - self.last_flush, 1e-6)
         tail = [float(wanted), max(1.0, min(200.0, pace))] if self.place.rank == 0 else [0.0, 0.0]
         tail += [self.unit or 0.0, float(self.unit is not None)]  # known where there are losses
@@ -529,6 +532,22 @@ class Worker:
             decided = {"precision": chosen, "memory_format": e.memory_format}
             write_atomically(file, json.dumps((known_json(file) or config.to_dict(e)) | decided, indent=2) + "\n")
             self.log.write([{"kind": "precision", "chosen": chosen, "milliseconds": self.progress.tried}])
+
+    def _asked_to_stop(self) -> bool:
+        """Return whether the run was asked to stop.
+
+        Raises:
+            UserError: its directory has gone, so that nothing of it can be kept.
+        """
+        if os.path.isdir(self.run.path):
+            self._there = time.monotonic()
+        elif time.monotonic() - self._there > _AWAY_SECONDS:
+            raise errors.UserError(
+                f"the run's directory has not been there for {_AWAY_SECONDS:.0f} s",
+                self.run.path,
+                "it was moved or removed, or its disk is not mounted: resume the run where its directory is",
+            )
+        return os.path.exists(self.run.path / "stop")
 
     def _seed(self, *parts: int) -> None:
         seed = order.key(self.experiment.seed, *parts) >> 1

@@ -195,3 +195,25 @@ def test_a_second_command_that_resumes_a_run_is_refused_and_changes_nothing(
         assert cli.run(["resume", str(run), "--epochs", str(EPOCHS)]) == 2
         assert f"the run is still going (process {os.getpid()} on " in capsys.readouterr().err
         assert content(run) == before
+
+
+def test_a_finished_run_whose_experiment_has_gone_stays(
+    ray_here: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing loads the experiment again in order to say how the run ended."""
+    (tmp_path / "settings.txt").write_text("2")
+    file = tmp_path / "exp.py"
+    file.write_text(
+        "import os, pathlib\nfrom dataclasses import dataclass\nfrom raytrain import *\n"
+        f"folder = {str(tmp_path)!r}\nepochs = int(pathlib.Path(folder, 'settings.txt').read_text())\n"
+        "@dataclass(frozen=True)\nclass Mine(Classification):\n"
+        "    def sums(self, model, batch):\n"
+        "        for name in ('settings.txt', 'exp.py', 'runs/run/experiment.json', 'runs/run/experiment.py'):\n"
+        "            if os.path.exists(folder + '/' + name): os.remove(folder + '/' + name)\n"
+        "        return super().sums(model, batch)\n"
+        "experiment = Experiment(CNN(), Digits(), task=Mine(), epochs=epochs, scaling=Scaling(workers=0))\n"
+    )
+    assert answer(capsys, "train", file, "--out", tmp_path / "runs", "--name", "run") == 0
+    run = tmp_path / "runs" / "run"
+    assert json.loads((run / "summary.json").read_text())["status"] == "completed"
+    assert len(list((run / "checkpoints").iterdir())) and not (tmp_path / "settings.txt").exists()

@@ -10,6 +10,7 @@ import pickle
 import shutil
 import socket
 import struct
+import threading
 import time
 import zipfile
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, checkpoint, experiment
+from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, checkpoint, experiment, loop
 from raytrain.checkpoint import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
 from raytrain.data.reader import Resident
 from raytrain.loop import Place, Worker
@@ -393,3 +394,16 @@ def test_storage_that_cannot_be_read_is_no_reason_to_go_back(
         text(b"")(run / "checkpoints" / BAD)
         checkpoint.verify(run / "checkpoints" / BAD)
     assert checkpoint.committed(run / "checkpoints")[-2:] == [GOOD, BAD]
+
+
+def test_training_ends_where_the_directory_of_the_run_has_gone(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    here = worker(run, replace(VALUE, epochs=1000))
+    monkeypatch.setattr(loop, "_AWAY_SECONDS", 0.5)
+    there = tmp_path / "moved"
+    threading.Timer(0.5, os.rename, (run, there)).start()
+    with pytest.raises(UserError, match="the run's directory has not been there for"):
+        here.fit()
+    assert not run.exists() and (there / "metrics.jsonl").stat().st_size
