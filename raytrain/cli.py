@@ -111,9 +111,10 @@ def _answer(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailed as error:
+        what, command = ("sweep", "sweep") if (error.run / "sweep.json").is_file() else ("run", "resume")
         print(
-            f"error: the run failed: {errors.one_line(str(error))}; the logs are in {error.run / 'logs'}, "
-            f"go on with `raytrain resume {error.run}`",
+            f"error: the {what} failed: {errors.one_line(str(error))}; the logs are in {error.run / 'logs'}, "
+            f"go on with `raytrain {command} {error.run}`",
             file=sys.stderr,
         )
         return 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -429,7 +430,20 @@ class _Driver:
             self.close(status)
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)
+        if not self.ranked(self.records()):
+            raise RunFailed(self._why_nothing(status), self.path, None)
         return SweepRun(self.path)
+
+    def _why_nothing(self, status: str) -> str:
+        """Return why no trial has a result."""
+        records = self.records()
+        failed = [one for one in records if one.get("error")]
+        if failed:
+            first = failed[0]
+            return f"no trial has a result: trial {first['number']} {first['status']}: {first['error']}"
+        if status == "out_of_time":
+            return f"no trial ended an epoch within the budget of {self.sweep.budget_seconds:g} s"
+        return "no trial has a result"
 
     def clear(self) -> None:
         """Removes what a driver that was killed left half done; trials that it had under way are so no longer."""
@@ -478,8 +492,8 @@ class _Driver:
         thread = threading.Thread(target=lambda: outcome.append(_fit(tuner)), daemon=True, name="ray-tune")
         thread.start()
         interrupts.says = False  # into the table
-        deadline = self.command_started + (self.sweep.budget_seconds or float("inf"))
-        over, leave_by = False, float("inf")
+        deadline = over = None  # the budget is for training: the first trial starts its clock
+        leave_by = float("inf")
         self.since = time.monotonic()
         while thread.is_alive():
             thread.join(0.5)
@@ -490,7 +504,9 @@ class _Driver:
                 self._tidy(records)
             elapsed = time.time() - self.command_started + self.before
             self.observer.trials(records, self._modes(), elapsed, self.sweep.count)
-            over = over or time.time() > deadline
+            if deadline is None and any(one["status"] != "pending" for one in records):
+                deadline = time.monotonic() + (self.sweep.budget_seconds or float("inf"))
+            over = over or (deadline is not None and time.monotonic() > deadline)
             if (interrupts.signal or over) and not self.leaving:
                 self.leaving = True
                 self.observer.status("stopping after a step, with checkpoints; Ctrl-C once more stops at once")
@@ -715,12 +731,18 @@ class _Driver:
         return record.figures(record.folder(self.path, number), self.objectives, self.sweep.experiment.epochs)
 
     def ranked(self, records: list[dict[str, Any]]) -> list[int]:
-        """The numbers of the trials that have the first objective, best first."""
-        first = self.objectives[0]
+        """The numbers of the trials that have the first objective, best first; of those that are equal in it, the best
+        in the second objective, so that no other trial beats the first one."""
+
+        def order(one: dict[str, Any]) -> list[float]:
+            signed = zip(one["objective"], self.objectives, strict=True)
+            return [
+                math.inf if value is None else -value if objective.mode == "max" else value
+                for value, objective in signed
+            ]
+
         usable = [one for one in records if one["objective"][0] is not None and one["status"] in record.ENDED]
-        return [
-            one["number"] for one in sorted(usable, key=lambda one: one["objective"][0], reverse=first.mode == "max")
-        ]
+        return [one["number"] for one in sorted(usable, key=order)]
 
     def answer(self, status: str) -> dict[str, Any]:
         """All of sweep.json."""

@@ -21,6 +21,7 @@ from rich.console import Console
 from raytrain import UserError
 from raytrain.report import sweep
 from raytrain.report.importance import LEAST_TRIALS, importance
+from raytrain.report.plots import pareto
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import Results
 from raytrain.search.front import pareto_front
@@ -401,14 +402,34 @@ BLUE, RED, GREY = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x8C, 0x8C, 0x8C)
 
 
 @pytest.mark.parametrize("count", [3, 40])
-def test_all_four_pictures_are_drawn_with_the_best_trial_in_its_colour(tmp_path: Path, count: int) -> None:
+def test_the_pictures_are_drawn_with_the_best_trial_in_its_colour(tmp_path: Path, count: int) -> None:
     path = saved(tmp_path / "s", searched(count))
     written = write_plots(path, searched(count))
-    assert written == [path / "plots" / name for name in PLOTS]
-    assert sorted(os.listdir(path / "plots")) == sorted(PLOTS), "nothing half-written is left"
-    parallel, shares, curves, front = map(drawn, written)
-    assert has(parallel, RED) and has(curves, RED) and has(front, RED)
-    assert has(shares, BLUE) == (count == 40), "of too few trials nothing is claimed"
+    names = [name for name in PLOTS if count == 40 or name != "importance.png"]  # of too few trials nothing is claimed
+    assert written == [path / "plots" / name for name in names]
+    assert sorted(os.listdir(path / "plots")) == sorted(names), "nothing half-written is left"
+    pictures = {file.name: drawn(file) for file in written}
+    assert all(has(pictures[name], RED) for name in PLOTS if name != "importance.png")
+    assert count < 40 or has(pictures["importance.png"], BLUE)
+
+
+@pytest.mark.parametrize("second", ["seconds", "samples_per_second"])
+def test_the_front_is_drawn_in_the_objectives_of_the_sweep(tmp_path: Path, second: str) -> None:
+    content = searched(12, fail=False)
+    mode = "min" if second == "seconds" else "max"
+    content["objectives"] = [{"name": "val_loss", "mode": "min"}, {"name": second, "mode": mode}]
+    for number, record in enumerate(content["trials"]):
+        record["objective"] = [1.0 + number, 50.0 - number if mode == "min" else 50.0 + number]
+    figure = pareto.draw(Results.of(content))
+    assert figure is not None
+    plot = figure.axes[0]
+    assert (
+        plot.get_ylabel().startswith("val_loss (lower")
+        and f"{(mode == 'max' and 'higher') or 'lower'}" in plot.get_xlabel()
+    )
+    drawn_at = {(round(x), round(y)) for dots in plot.collections for x, y in np.asarray(dots.get_offsets())}
+    assert drawn_at == {(round(record["objective"][1]), round(record["objective"][0])) for record in content["trials"]}
+    assert np.size(plot.lines[0].get_xdata()) == 12, "all are on the front"
 
 
 def test_without_accuracies_the_loss_is_drawn(tmp_path: Path) -> None:
@@ -427,13 +448,13 @@ def test_without_accuracies_the_loss_is_drawn(tmp_path: Path) -> None:
 def test_a_picture_that_two_trials_cannot_fill_is_left_out_and_an_old_one_removed(tmp_path: Path) -> None:
     content = searched(4, fail=False)
     path = saved(tmp_path / "s", content)
-    assert len(write_plots(path, content)) == 4
+    assert len(write_plots(path, content)) == 3
     for record in content["trials"]:
         record["samples_per_second"] = None
     for metrics in list(path.glob("trials/*/metrics.jsonl"))[1:]:
         metrics.unlink()
-    assert [file.name for file in write_plots(path, content)] == PLOTS[:2]
-    assert sorted(os.listdir(path / "plots")) == sorted(PLOTS[:2])
+    assert [file.name for file in write_plots(path, content)] == PLOTS[:1]
+    assert sorted(os.listdir(path / "plots")) == sorted(PLOTS[:1])
     assert write_plots(path, content | {"trials": content["trials"][:1]}) == []
     assert not os.listdir(path / "plots")
 
@@ -443,7 +464,7 @@ def test_broken_metrics_of_a_trial_cost_only_its_curve(tmp_path: Path) -> None:
     path = saved(tmp_path / "s", content)
     (path / "trials/0000/metrics.jsonl").write_bytes(b"\xff\xfe not json\n")
     (path / "trials/0001/metrics.jsonl").write_text('[1]\n{"kind": "epoch"}\n{"kind": "epoch", "val_accuracy": "x"}\n')
-    assert len(write_plots(path, content)) == 4
+    assert len(write_plots(path, content)) == 3
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -542,7 +563,7 @@ def test_no_foreign_figures_break_the_pictures(tmp_path: Path, seed: int) -> Non
         (path / "trials" / f"{record['number']:04d}" / "metrics.jsonl").write_text(metrics)
     sweep.write_csv(path, content)
     written = write_plots(path, content)
-    assert len(written) == 4
+    assert len(written) == 3
     for picture in written:
         drawn(picture)
 

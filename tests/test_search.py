@@ -7,6 +7,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,9 +38,11 @@ from raytrain import (
     Uniform,
     UserError,
     config,
+    tuning,
 )
 from raytrain.search import objective
 from raytrain.search.base import crossed
+from raytrain.search.objective import Objective
 from raytrain.search.space import apply, combinations
 from raytrain.search.sweep import impossible, load, to_dict
 
@@ -270,3 +274,13 @@ def test_a_space_without_a_single_experiment_is_seen_before_anything_starts() ->
     assert impossible(sweep) is None  # one worker takes them
     with pytest.raises(UserError, match="batch_size 63 does not divide"):
         Sweep(Experiment(MLP(), Digits(), scaling=Scaling(workers=2)), (odd,))
+
+
+def test_no_trial_beats_the_best_one_in_all_objectives() -> None:
+    objectives = (Objective("val_accuracy", "val_accuracy", "max"), Objective("seconds", "seconds", "min"))
+    records = [
+        {"number": number, "status": "completed", "objective": objective}
+        for number, objective in enumerate([(0.9, 30.0), (0.8, 1.0), (0.9, 20.0), (0.9, None), (None, 1.0)])
+    ]
+    driver: Any = SimpleNamespace(objectives=objectives)
+    assert tuning._Driver.ranked(driver, records) == [2, 0, 3, 1]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
     """Draws `plots/parallel_coordinates.png`, `importance.png`, `accuracy_time.png` and `pareto.png`. One that fewer
-    than two trials have the figures for is left out, and its file of an earlier call removed.
+    than two trials have the figures for, or that has nothing to say, is left out, and its file of an earlier call
+    removed.
 
     Args:
         path: the sweep's directory; `trials/<number>/metrics.jsonl` below it holds the trials' epochs.

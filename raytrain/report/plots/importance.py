@@ -23,7 +23,7 @@ _MAIN_EFFECTS = (
 
 
 def draw(results: Results) -> Figure | None:
-    """The picture, a panel for each of the first three objectives; None of fewer than two trials with a result."""
+    """The picture, a panel for each of the first three objectives; None where there is nothing to say of any axis."""
     trials = [trial for trial in results.trials if trial.counts]
     if len(trials) < 2 or not results.axes:
         return None
@@ -39,15 +39,16 @@ def draw(results: Results) -> Figure | None:
         if order is None:
             order = sorted(range(len(found)), key=lambda i: -(share.share if (share := found[i]) else -1.0))
         _bars(plot, results.axes, found, order, goal, values)
-    if any(plot.patches for plot in plots):
-        rows = [
-            *(safe(canvas.end(plain(results.axes[i].path), 38)) for i in order or []),
-            "the rest: interactions, noise",
-        ]
-        plots[0].set_yticks(range(len(rows)))
-        plots[0].set_yticklabels(rows, size=9)
-        plots[0].invert_yaxis()
-        canvas.note(figure, _MAIN_EFFECTS + _stopped(trials), 16 * figure.get_figwidth())
+    if not any(plot.patches for plot in plots):
+        return None
+    rows = [
+        *(safe(canvas.end(plain(results.axes[i].path), 38)) for i in order or []),
+        "the rest: interactions, noise",
+    ]
+    plots[0].set_yticks(range(len(rows)))
+    plots[0].set_yticklabels(rows, size=9)
+    plots[0].invert_yaxis()
+    canvas.note(figure, _MAIN_EFFECTS + _stopped(trials), 16 * figure.get_figwidth())
     figure.suptitle("Which axes matter", x=0.01, ha="left", weight="bold", size=11)
     return figure
 

@@ -1,4 +1,5 @@
-"""What accuracy costs: a point a trial at its speed and accuracy, and which of them no other one beats."""
+"""What one result costs in another: a point a trial at the sweep's two objectives, or, where it has one, at its speed
+and accuracy; and which of them no other one beats."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, INK, LOG_RATIO, RED, safe
-from raytrain.report.trials import ENDED_WELL, WORDS, Axis, Results, Trial, text
+from raytrain.report.trials import ENDED_WELL, UNITS, WORDS, Axis, Objective, Results, Trial, text
 from raytrain.search.front import pareto_front
 
 if TYPE_CHECKING:
@@ -25,18 +26,25 @@ _LABELLED = 12  # points that have a label each
 
 
 def draw(results: Results) -> Figure | None:
-    """The picture; None of fewer than two trials with a result and a speed."""
-    counted = [trial for trial in results.trials if trial.counts and trial.samples_per_second is not None]
-    metric = "val_accuracy" if any(trial.val_accuracy is not None for trial in counted) else "val_loss"
-    trials = [trial for trial in counted if getattr(trial, metric) is not None]
+    """The picture; None of fewer than two trials that have both figures."""
+    counted = [trial for trial in results.trials if trial.counts]
+    if len(results.objectives) == 2:  # the first, which chooses the best, from below to above
+        upright, across = results.objectives
+        pairs = [(trial.objective[1], trial.objective[0]) for trial in counted if len(trial.objective) == 2]
+        counted = [trial for trial in counted if len(trial.objective) == 2]
+    else:
+        metric = "val_accuracy" if any(trial.val_accuracy is not None for trial in counted) else "val_loss"
+        upright, across = Objective(metric, metric == "val_accuracy"), Objective("samples_per_second", True)
+        pairs = [(trial.samples_per_second, getattr(trial, metric)) for trial in counted]
+    both = [place for place, pair in enumerate(pairs) if None not in pair]
+    trials = [counted[place] for place in both]
     if len(trials) < 2:
         return None
-    x = np.array([trial.samples_per_second for trial in trials], dtype=np.float64)
-    y = np.array([getattr(trial, metric) for trial in trials], dtype=np.float64)
+    x, y = np.array([pairs[place] for place in both], dtype=np.float64).T
     memory = [trial.peak_memory_bytes for trial in trials]
-    modes = ["max", "max" if metric == "val_accuracy" else "min"]
+    modes = ["max" if goal.highest_is_best else "min" for goal in (across, upright)]
     points: list[tuple[float | None, ...]] = list(zip(x, y, strict=True))
-    weighed = sum(size is not None for size in memory) > 1
+    weighed = len(results.objectives) != 2 and sum(size is not None for size in memory) > 1
     if weighed:
         # Two digits of it: processes differ by a per cent without any reason in the trial.
         sizes = [None if size is None else float(f"{size:.1e}") for size in memory]
@@ -47,12 +55,20 @@ def draw(results: Results) -> Figure | None:
     plot = figure.add_subplot()
     if x.min() > 0 and x.max() / x.min() > LOG_RATIO:
         canvas.logarithmic(plot, "x")
-    if metric == "val_loss" and y.min() > 0 and y.max() / y.min() > LOG_RATIO:
+    if "accuracy" not in upright.name and y.min() > 0 and y.max() / y.min() > LOG_RATIO:
         canvas.logarithmic(plot, "y")
     mebibytes = np.array([math.nan if size is None else size / 2**20 for size in memory], dtype=np.float64)
     steps = pareto_front(list(zip(x, y, strict=True)), modes[:2])
     steps.sort(key=lambda i: x[i])
-    plot.plot(x[steps], y[steps], drawstyle="steps-pre", color=GREY, linewidth=1, linestyle="--", zorder=1)
+    plot.plot(
+        x[steps],
+        y[steps],
+        drawstyle="steps-pre" if modes[0] == "max" else "steps-post",
+        color=GREY,
+        linewidth=1,
+        linestyle="--",
+        zorder=1,
+    )
     _dots(plot, trials, x, y, mebibytes if weighed else None, set(front))
     chosen = range(len(trials)) if len(trials) <= _LABELLED else front
     named = _naming(results)
@@ -62,20 +78,24 @@ def draw(results: Results) -> Figure | None:
         *([f"labels: {' × '.join(axis.name for axis in named)}"] if named else []),  # noqa: RUF001
         *([f"not shown: {', '.join(missing)}"] if missing else []),
     ]
-    below = "\n".join(["samples/s in training", *textwrap.wrap("; ".join(notes), 90)])
-    canvas.finish(plot, safe(below), f"{metric} ({'higher' if modes[1] == 'max' else 'lower'} is better)")
+    below = "\n".join([_title(across), *textwrap.wrap("; ".join(notes), 90)])
+    canvas.finish(plot, safe(below), safe(_title(upright)))
     plot.margins(x=0.16, y=0.12)
     if plot.get_xscale() == "linear":
         plot.xaxis.set_major_formatter(lambda value, _: f"{value:,.12g}")
-    three = f"{metric}, speed and memory" if weighed else f"{metric} and speed"
-    plot.set_title(safe(f"Pareto front of {three}"), loc="left", weight="bold", size=11)
+    names = [upright.name, UNITS.get(across.name, across.name), *(["memory"] if weighed else [])]
+    plot.set_title(safe(f"Pareto front of {', '.join(names[:-1])} and {names[-1]}"), loc="left", weight="bold", size=11)
     figure.legend(handles=_marks(trials, set(front)), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     by_value = sorted(chosen, key=lambda i: (i not in set(front), -y[i] if modes[1] == "max" else y[i]))
-    corners = [(x[i], y[j]) for i, j in itertools.pairwise(steps)]
+    corners = [(x[i], y[j]) if modes[0] == "max" else (x[j], y[i]) for i, j in itertools.pairwise(steps)]
     staircase = [(x[i], y[i]) for i in steps]
     line = [place for pair in itertools.zip_longest(staircase, corners) for place in pair if place is not None]
     _label(figure, plot, [(x[i], y[i], _name(named, trials[i])) for i in by_value], np.stack([x, y], axis=1), line)
     return figure
+
+
+def _title(goal: Objective) -> str:
+    return f"{UNITS.get(goal.name, goal.name)} ({'higher' if goal.highest_is_best else 'lower'} is better)"
 
 
 def _dots(
