@@ -217,12 +217,14 @@ def _precisions(value: Experiment, search: Search) -> list[str]:
 
 def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -> None:
     """Writes what the processes need: the experiment, with its classes, some images and what memory there is."""
+    from raytrain import memory
+
     e, train = planned.experiment, planned.indices["train"]
     experiment.save(e, folder / "experiment.json")
     sources.keep(e, source, folder)
     np.savez(folder / "samples.npz", images=_some_images(e.data, train), labels=train.labels)
     resident = [planned.indices[split].bytes for split in ("train", "val")] if planned.mode == "resident" else []
-    free = min(planned.resources.memory, _free_memory()) - sum(resident)
+    free = min(planned.resources.memory, memory.available()) - sum(resident)
     job = {
         "classes": train.classes,
         "resident": resident,
@@ -242,14 +244,6 @@ def _some_images(data: Data, index: Index) -> np.ndarray:
         if len(images):
             return images
     raise errors.all_samples_bad(type(data).__name__, reader.skipped[0])
-
-
-def _free_memory() -> float:
-    """Bytes that the system could give to processes now."""
-    try:
-        return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        return math.inf
 
 
 class _Probes:

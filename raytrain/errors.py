@@ -238,14 +238,6 @@ def head_mismatch(got: tuple[int, ...], classes: int, where: str) -> UserError:
     )
 
 
-def model_fails(why: str, where: str) -> UserError:
-    return UserError(
-        f"the model cannot take a sample of this data: {why}",
-        f"in {where}",
-        "make its build(sample, classes) use the sample's shape (channels, height, width)",
-    )
-
-
 def no_precision(name: str, why: str, others: str) -> UserError:
     return UserError(
         f"{name} needs a GPU of compute capability 8.0 or higher, and {why}", "in precision", f"take {others}"

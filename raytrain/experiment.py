@@ -7,13 +7,14 @@ import json
 import math
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from raytrain import config, errors, hints, order, sources
+from raytrain import config, errors, hints, order, parts, sources
 from raytrain.config import above, at_least, check
 from raytrain.data import Data
 from raytrain.files import write_atomically
@@ -165,6 +166,8 @@ class Experiment:
     are fewer workers or idle cores; DDP only."""
 
     def __post_init__(self) -> None:
+        for name, base in _PARTS.items():
+            parts.check_part(name, getattr(self, name), base, _PARTS)
         check(
             self,
             epochs=at_least(1),
@@ -306,6 +309,18 @@ class Experiment:
         return self.batch_size // self.replicas // self.micro_batch
 
 
+_PARTS = {
+    "model": Model,
+    "data": Data,
+    "task": Task,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "parallel": Parallel,
+    "scaling": Scaling,
+    "checkpoint": Checkpoint,
+}
+
+
 def _multiples(size: int, divisor: int) -> str:
     """The multiples of `divisor` beside `size`, which is none."""
     low = size // divisor * divisor
@@ -445,7 +460,8 @@ def _import(name: str, path: Path, copied: bool) -> ModuleType:
     _loading.append(path)
     try:
         return importlib.import_module(name)
-    except errors.UserError:
+    except errors.UserError as error:
+        _place(error, sources.line_of(error))
         raise
     except (Exception, SystemExit) as error:
         raise _does_not_load(error, path, copied) from None
@@ -453,7 +469,16 @@ def _import(name: str, path: Path, copied: bool) -> ModuleType:
         _loading.pop()
 
 
+def _place(error: errors.UserError, line: str) -> None:
+    """Add the user's file and line to an error that names no line of that file."""
+    if line.rpartition(":")[0] not in error.where:
+        error.where = f"{error.where} ({line})" if error.where else line
+
+
 def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.UserError:
+    if isinstance(error, TypeError) and (better := _wrong_class(error)):
+        _place(better, sources.line_of(error))
+        return better
     why = str(error.msg) if isinstance(error, SyntaxError) else sources.reason(error)
     where, how = sources.line_of(error) or str(path), "mend that line and try again"
     module = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
@@ -464,6 +489,22 @@ def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.Use
     elif module in sys.stdlib_module_names and any(path.resolve().parent.glob(f"{module}.py")):
         how = f"rename {module}.py: Python's own module has that name"
     return errors.UserError(f"the experiment file does not load: {why}", where, how)
+
+
+def _wrong_class(error: TypeError) -> errors.UserError | None:
+    """Return the error for a class that is not made as it must be, where that explains why a call of it failed."""
+    if "cannot inherit non-frozen dataclass" in str(error):
+        how = "write `@dataclass(frozen=True)`"
+        return errors.UserError("a part of an experiment must be a frozen dataclass", "", how)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)] if "__init__()" in str(error) else []
+    own = [frame for frame in frames if sources.is_own(frame.f_code.co_filename)]
+    for kind in own[-1].f_globals.values() if own else ():
+        if isinstance(kind, type):
+            try:
+                parts.check_class(kind)
+            except errors.UserError as better:
+                return better
+    return None
 
 
 def refuse_while_loading() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import os
 import resource
 from collections.abc import Iterator
@@ -48,6 +49,14 @@ def pages() -> tuple[int, int, int]:
     page = os.sysconf("SC_PAGE_SIZE")
     mapped, resident, shared = (int(count) * page for count in Path("/proc/self/statm").read_text().split()[:3])
     return mapped, resident, shared
+
+
+def available() -> float:
+    """Return the bytes that the system could give to processes now; infinity where it does not say."""
+    try:
+        return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return math.inf
 
 
 def cap(room: int) -> None:

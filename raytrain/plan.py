@@ -14,16 +14,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from raytrain import errors, order
+from raytrain import errors, order, sources
 from raytrain.data import Data, Index
 from raytrain.data.source import check_samples, checked_indices
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling, to_json
+from raytrain.models import Model
 from raytrain.optim import backbone
 from raytrain.parallel import STRATEGIES
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from raytrain.first_step import NotTried
 
 _RESIDENT_SHARE = 0.25
 """Share of the smallest node's memory up to which `data.mode=auto` keeps all images resident."""
@@ -345,7 +348,7 @@ def make(
         find_resources: asked last, since to count GPUs takes seconds.
         run: what to call the run's directory.
         resumed: whether the weights will come from a checkpoint.
-        surveyed: what `survey` found, where that is known.
+        surveyed: what `survey` found, of a sweep's trial; the sweep's own plan has tried a step.
 
     Raises:
         UserError: the run cannot work.
@@ -363,6 +366,7 @@ def make(
         allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), not resumed)
+    notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     if experiment.unfreeze_epoch is not None and not backbone(module):
         raise errors.nothing_to_unfreeze(type(experiment.model).__name__)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
@@ -372,6 +376,8 @@ def make(
     asked, mode = experiment.scaling, _mode(experiment.data, indices, resources)
     experiment = _sized(experiment, resources, mode == "streaming")
     scaling = experiment.scaling
+    if doubt and doubt.error and not (scaling.gpus_per_worker if doubt.needs == "gpu" else scaling.workers):
+        raise doubt.error
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     workers = scaling.ranks
     spread = experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
@@ -380,7 +386,7 @@ def make(
         memory_format=memory_format(experiment, sample, len(train.classes), module),
     )
     counts = _parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    notes = [*experiment.model.notes(), *experiment.data.notes()]
+    notes = [*experiment.model.notes(), *experiment.data.notes(), *notes]
     if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
         notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
@@ -393,6 +399,29 @@ def make(
             note = "checkpoint.max_gib has room for one checkpoint: the best one goes when a newer one is there"
             found = replace(found, notes=(*notes, note))
     return found
+
+
+def _try_step(experiment: Experiment, index: Index, module: nn.Module, new: bool) -> tuple[list[str], NotTried | None]:
+    """Try a training step and an evaluation.
+
+    Args:
+        index: the training samples.
+        new: whether the run begins now.
+
+    Returns:
+        Notes for the plan, and why the step could not be tried, where it could not.
+
+    Raises:
+        UserError: it does not work.
+    """
+    from raytrain import first_step
+
+    shape = experiment.data.image(index), len(index.classes)
+    fresh = new and type(experiment.model).load is Model.load
+    try:
+        return first_step.check(experiment, index, module, lambda: _build(experiment, *shape, "cpu"), fresh), None
+    except first_step.NotTried as found:
+        return [str(found)], found
 
 
 def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Literal["resident", "streaming"]:
@@ -478,24 +507,24 @@ def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: i
     """
     import torch
 
-    where = type(experiment.model).__name__
+    where = sources.place(type(experiment.model))
     try:
-        try:
-            module = _build(experiment, sample, classes, "meta")
-            if _parameters(module) <= _TRIED_FOR_REAL:
-                module = _build(experiment, sample, classes, "cpu")
-            output = _pass(module, sample)
-        except errors.UserError:
-            raise
-        except Exception:  # it looks at values, or mixes devices, which the meta device does not allow
+        module = _build(experiment, sample, classes, "meta")
+        if _parameters(module) <= _TRIED_FOR_REAL:
             module = _build(experiment, sample, classes, "cpu")
-            output = _pass(module, sample)
+        output = _pass(module, sample)
     except errors.UserError:
         raise
-    except Exception as error:
-        raise errors.model_fails(
-            f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error) else ''}", where
-        ) from None
+    except Exception:  # it looks at values, or mixes devices, which the meta device does not allow
+        module = _checked_build(experiment, sample, classes)
+        try:
+            output = _pass(module, sample)
+        except Exception as error:
+            what = f"the model cannot take a sample of this data: {sources.reason(error)}"
+            how = (
+                f"make build(sample, classes) use the sample's shape (channels, height, width), which is {sample} here"
+            )
+            raise errors.UserError(what, sources.line_of(error) or f"in {where}", how) from None
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise errors.nothing_to_train(where)
@@ -537,7 +566,32 @@ def _build(experiment: Experiment, sample: tuple[int, int, int], classes: int, d
 
     silence = _loads_on_meta_unsaid() if device == "meta" else contextlib.nullcontext()
     with torch.device(device), torch.random.fork_rng(devices=[]), silence:
-        return experiment.model.build(sample, classes).eval()
+        module = experiment.model.build(sample, classes)
+        return module.eval() if hasattr(module, "eval") else module
+
+
+def _checked_build(experiment: Experiment, sample: tuple[int, int, int], classes: int) -> nn.Module:
+    """Return the model on the CPU.
+
+    Raises:
+        UserError: `build` fails, or returns none.
+    """
+    from torch import nn
+
+    kind = type(experiment.model)
+    own = kind if kind.build is Model.build else kind.build
+    where, how = f"in {sources.place(own)}", "write `def build(self, sample, classes)`, which returns an nn.Module"
+    try:
+        module = _build(experiment, sample, classes, "cpu")
+    except errors.UserError:
+        raise
+    except Exception as error:
+        line = sources.line_of(error)
+        how = "correct that line" if line else how
+        raise errors.UserError(f"{kind.__name__}.build fails: {sources.reason(error)}", line or where, how) from None
+    if not isinstance(module, nn.Module):
+        raise errors.UserError(f"build() must return an nn.Module, got {type(module).__name__}", where, how)
+    return module
 
 
 _LOADED_ON_META = (

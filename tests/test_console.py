@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands import VALUE
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
+from torch import nn
 
-from raytrain import Classification, Run, Task, plan
+from raytrain import Batch, Classification, Run, Task, plan
 from raytrain.experiment import Experiment
 from raytrain.report.console import Console, show_evaluation
 
@@ -30,11 +33,21 @@ class Graded(Classification):
     directions = {"error": "min"}  # noqa: RUF012
     monitor: str = "val_error"
 
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        found = super().metrics(sums)
+        return found | {"error": 1 - found["accuracy"]}
+
 
 @dataclass(frozen=True)
 class LongNames(Task):
     directions = {"mean_absolute_percentage_error_of_the_left_lung": "min", "学习率误差平均绝对百分比误差的值": "min"}  # noqa: RUF012
     monitor: str = "val_mean_absolute_percentage_error_of_the_left_lung"
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return super().metrics(sums) | dict.fromkeys(self.directions, 0.5)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        return model(batch.images).square().sum(), len(batch)
 
 
 def shown(console: Console) -> str:

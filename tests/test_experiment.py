@@ -155,7 +155,7 @@ def test_a_file_that_trains_while_it_is_read_is_refused(tmp_path: Path) -> None:
         ("x = 1\n", r"not an experiment: it defines no `experiment`, .*exp.py; give a .py file that ends in"),
         ("experiment = {'epochs': 1}\n", r"not an experiment: its `experiment` is a dict, .*exp.py"),
         ("from raytrain import Experiment as experiment\n", r"not an experiment: its `experiment` is a type"),
-        ("from raytrain import SGD\nSGD(lr=-1)\n", r"lr = -1 is out of range, in SGD; give a value above 0"),
+        ("from raytrain import SGD\nSGD(lr=-1)\n", r"lr = -1 is out of range, in SGD \(.*exp.py:2\); give a value"),
     ],
 )
 def test_a_file_that_gives_no_experiment_is_named_with_the_line(tmp_path: Path, text: str, message: str) -> None:

@@ -47,7 +47,8 @@ def test_the_rank_that_failed_is_named_and_its_record_came_over_storage(s3: str,
     file.write_text(
         "from dataclasses import dataclass\nfrom raytrain import *\n\n"
         "@dataclass(frozen=True)\nclass Fails(Classification):\n"
-        "    def loss(self, model, batch):\n        raise KeyError('of the user')\n\n"
+        "    def loss(self, model, batch):\n        if len(batch) == 64:\n            raise KeyError('of the user')\n"
+        "        return super().loss(model, batch)\n\n"
         "experiment = Experiment(model=CNN(), data=Digits(), task=Fails(), scaling=Scaling(workers=1))\n"
     )
     done = subprocess.run(
