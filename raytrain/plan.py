@@ -566,6 +566,7 @@ def _build(experiment: Experiment, sample: tuple[int, int, int], classes: int, d
 
     silence = _loads_on_meta_unsaid() if device == "meta" else contextlib.nullcontext()
     with torch.device(device), torch.random.fork_rng(devices=[]), silence:
+        torch.default_generator.manual_seed(order.key(experiment.seed, 0) >> 1)  # the weights that training begins with
         module = experiment.model.build(sample, classes)
         return module.eval() if hasattr(module, "eval") else module
 
