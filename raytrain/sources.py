@@ -192,7 +192,7 @@ class Sources:
         there = {entry.removesuffix(".py") for root in roots for entry in os.listdir(root)} - _NEVER
         while texts:
             text = texts.pop()
-            missing = {name for name in there - self.names if name.encode() in text}
+            missing = {name for name in there - self.names if os.fsencode(name) in text}
             for top in sorted(_imports(text) & missing) if missing else ():
                 for root in roots:
                     texts += self._add(root, top)
