@@ -1,7 +1,7 @@
-"""Injects faults into runs and says in a table what came of them: python tests/faults/runs_table.py 66 SEED [KIND ...]
+"""Injects faults into runs and says in a table what came of them: python tests/faults/runs_table.py N SEED [KIND ...]
 
-So many faults in all, shared out over the kinds; each run takes up to five of one kind, at steps drawn from its seed.
-Kinds that MINUTES, of the environment, leave no time for are said to be left out.
+N faults of each kind; each run takes up to five of one kind, at steps drawn from its seed. The environment variable
+MINUTES limits the time: kinds that would start later are left out, and the table says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PER_RUN = 5
 _HEAD = "| kind | injected | recovered | bit-equal | steps redone, most | seconds to the next step, median (most) |"
 
 
-def main(count: int, first: int, kinds: list[str]) -> int:
+def main(each: int, first: int, kinds: list[str]) -> int:
     """Prints the table; `first` is the first run's seed. Returns 1 where a fault was not made good."""
     print(f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}; ", end="")
     print(f"a checkpoint every {EVERY} steps\n\n{_HEAD}\n|{'---|' * _HEAD[1:].count('|')}", flush=True)
@@ -30,7 +30,6 @@ def main(count: int, first: int, kinds: list[str]) -> int:
     end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "inf"))
     with tempfile.TemporaryDirectory() as folder:
         whole = {}
-        each = max(1, round(count / len(kinds)))
         runs = -(-each // _PER_RUN)
         for kind in kinds:
             if time.monotonic() > end:
