@@ -279,6 +279,11 @@ def test_no_experiment_and_one_whose_steps_never_work(capsys: Capture, tmp_path:
     assert "EXPERIMENT must come first; see `raytrain batch --help`" in fails(capsys, "batch", "--memory", "1")
     assert "no such experiment file, missing.py" in fails(capsys, "batch", "missing.py")
     value, file = own(tmp_path, act="assert not self.training, 'no training'")
+    assert "the first training step fails for images float32 [4, 3, 64, 64] and labels int64 [4]" in fails(
+        capsys, "batch", file, "--batch_size", "4", "--precisions", "fp32"
+    )
+    # The plan's own step works, and those of the processes do not.
+    value, file = own(tmp_path, act="assert 'raytrain.probe' not in __import__('sys').modules, 'no training'")
     message = "no training step in fp32 works, whatever the micro-batch: AssertionError: no training, in Own; "
     assert message in fails(capsys, "batch", file, "--batch_size", "4", "--precisions", "fp32")
     with pytest.raises(UserError, match="no training step in fp32 works, whatever the micro-batch: AssertionError"):
