@@ -295,7 +295,7 @@ class Plan:
                     (
                         "ignored",
                         f"{len(index.ignored)} file{'s' if len(index.ignored) > 1 else ''} of {split} "
-                        f"that are no images: {names}",
+                        f"{'are no images' if len(index.ignored) > 1 else 'is no image'}: {names}",
                     )
                 )
         lines += self.skipped

@@ -205,3 +205,13 @@ def test_an_evaluation_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys
     assert lines[2].split() == ["loss", "0.5000"] and "1.5e-07" in "".join(lines) and "12,345" in "".join(lines)
     assert all(cell_len(line) <= 80 or line.split()[0].startswith(("/runs/", "/a/")) for line in lines)
     assert lines[-1].split() == ["c,", "d", "and", "1", "more"]
+
+
+def test_the_bar_moves_where_epochs_end_between_two_looks(tmp_path: Path) -> None:
+    laid_out, console = planned(replace(VALUE, epochs=44)), terminal()
+    console.planned(laid_out)
+    console.started(run_of(tmp_path), laid_out, [])
+    step = {"kind": "step", "step": 161, "epoch": 7, "loss": 1.0, "lr": 0.1}
+    console.rows([step, {**ROW, "epoch": 7, "step": 161}])
+    assert console._bar is not None and console._bar.tasks[0].fields["epoch"] == "epoch 7/44"
+    console.close()

@@ -74,7 +74,8 @@ class Console(Observer):
     def rows(self, rows: list[dict[str, Any]]) -> None:
         """Move the bar; print a line for each epoch."""
         self._read(rows)
-        if rows and rows[-1]["kind"] == "step":
+        ends = bool(rows) and rows[-1]["kind"] == "epoch"  # short epochs end between two polls: then the bar moves too
+        if any(row["kind"] == "step" for row in rows) and not (ends and self._bar is None):
             self._move()
             if self._bar is not None:
                 self._show(self._bar)
