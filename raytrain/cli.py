@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from raytrain import __version__, errors, hints, limits
+from raytrain import __version__, errors, hints, limits, storage
 from raytrain.batch_size import Search as Trying
 from raytrain.experiment import Experiment, load, with_strategy
 from raytrain.fit import Interrupted, Options, RunFailed, resume, train
@@ -111,11 +111,10 @@ def _answer(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailed as error:
-        what, command = ("sweep", "sweep") if (error.run / "sweep.json").is_file() else ("run", "resume")
+        what = "sweep" if (error.run / "sweep.json").is_file() else "run"
+        logs = f"the logs are in {error.run / 'logs'}"
         print(
-            f"error: the {what} failed: {errors.one_line(str(error))}; the logs are in {error.run / 'logs'}, "
-            f"go on with `raytrain {command} {error.run}`",
-            file=sys.stderr,
+            f"error: the {what} failed: {errors.one_line(str(error))}; {logs}, {_after(what, error)}", file=sys.stderr
         )
         return 1
     except Interrupted as interrupted:
@@ -137,6 +136,16 @@ def _answer(arguments: list[str]) -> int:
 
         print(failure.line(error, "--verbose" in arguments), file=sys.stderr)
         return 1
+
+
+def _after(what: str, failed: RunFailed) -> str:
+    """Return what to do after a run or a sweep has failed."""
+    where = storage.url_of(failed.run) or failed.run
+    if what == "sweep":
+        return f"go on with `raytrain sweep {where}`"
+    if failed.edit:
+        return f"correct {failed.edit} and train a new run: `raytrain resume` would repeat the error of the run's copy"
+    return f"go on with `raytrain resume {where}`"
 
 
 def _command(arguments: list[str]) -> int:

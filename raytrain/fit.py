@@ -40,7 +40,7 @@ from raytrain.run import (
     read_metrics,
 )
 from raytrain.session import Session, why_no_block
-from raytrain.supervise import RunFailed, last_line
+from raytrain.supervise import RunFailed, failed_here
 from raytrain.worker import Job
 
 if TYPE_CHECKING:
@@ -294,8 +294,9 @@ def _run(
         except Exception as error:  # Ray's own, or of a data source that the experiment brings
             with contextlib.suppress(OSError):
                 write_atomically(logs / "driver.log", traceback.format_exc())
-            _summarise(path, planned, "failed", last_line(error))
-            raise RunFailed(last_line(error), path, None) from error
+            failure = failed_here(error, path)
+            _summarise(path, planned, "failed", str(failure))
+            raise failure from error
         finally:
             with contextlib.suppress(OSError):
                 (path / "stop").unlink(missing_ok=True)

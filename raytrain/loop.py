@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import checkpoint, config, errors, memory, order
+from raytrain import checkpoint, config, errors, memory, order, sources
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.ema import EMA
@@ -564,9 +564,10 @@ class Worker:
         if self.unit is None:
             self.unit = unit
         if unit != self.unit:
-            raise ValueError(
-                f"the task's loss counted {unit:g} for a sample and {self.unit:g} before: "
-                "the count must be the same for every sample (give samples a weight in the sum instead)"
+            raise errors.UserError(
+                f"the task's loss counted {unit:g} for a sample and {self.unit:g} before",
+                f"in {sources.place(type(self.experiment.task).loss)}",
+                "count the same for every sample, and give samples a weight in the sum instead",
             )
         return unit
 

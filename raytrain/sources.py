@@ -14,6 +14,7 @@ import inspect
 import json
 import linecache
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -489,6 +490,31 @@ def line_of(error: BaseException) -> str:
         if is_own(frame.filename):
             return f"{frame.filename}:{frame.lineno}"
     return ""
+
+
+def to_edit(place: str) -> str:
+    """Return the user's own file that a place in the active sources comes from, with the line where that is known: the
+    copy of a run names a line of itself once the user's file has changed.
+
+    Args:
+        place: text with `file:line`, such as `Net (exp.py:12)`.
+
+    Returns:
+        `file:line` or a file; an empty string for a place that is in none of the active sources.
+    """
+    active = _active[0]
+    for source in (active.experiment, *active.modules.values()) if active else ():
+        found = re.search(rf"(?:^|[ (]){re.escape(source.file)}:(\d+)", place) if source else None
+        if source and found:
+            return f"{source.origin}:{found[1]}" if source.file == source.origin else source.origin
+    return ""
+
+
+def experiment_file() -> str:
+    """Return the path at which the user edits the experiment file of the active sources; an empty string where they
+    have none."""
+    active = _active[0]
+    return active.experiment.origin if active and active.experiment else ""
 
 
 def is_own(file: str) -> bool:

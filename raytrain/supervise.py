@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from raytrain import errors, launch, storage
+from raytrain import errors, launch, sources, storage
 from raytrain.experiment import Experiment
 from raytrain.files import append, known_json, read_json
 from raytrain.interrupts import Interrupts, Leave
@@ -23,7 +23,7 @@ from raytrain.plan import Plan
 from raytrain.run import Run
 from raytrain.session import Session, answers
 from raytrain.watchdog import Hung
-from raytrain.worker import Job, work, work_on_cluster
+from raytrain.worker import Job, to_edit, work, work_on_cluster
 
 _ANSWER_SECONDS, _START_SECONDS = 15, 10
 """How long a worker may be silent before it is taken for lost, and how long to wait for room that there seems to be."""
@@ -43,11 +43,12 @@ class RunFailed(Exception):
         run: its directory.
         rank: the rank whose error came first, or None where no rank could say.
         lost: whether no error of the training itself is known, only that workers were lost.
+        edit: the user's file to correct, with the line where that is known; empty where none is known to be at fault.
     """
 
-    def __init__(self, message: str, run: Path, rank: int | None, lost: bool = False):
+    def __init__(self, message: str, run: Path, rank: int | None, lost: bool = False, edit: str = ""):
         super().__init__(message)
-        self.run, self.rank, self.lost = run, rank, lost
+        self.run, self.rank, self.lost, self.edit = run, rank, lost, edit
 
 
 class _NoRoom(RunFailed):
@@ -416,7 +417,8 @@ def _failure(error: BaseException, path: Path) -> RunFailed:
     if own:
         first = min(own, key=lambda record: record["time"])
         where = f" ({first['at']})" if first["at"] else ""
-        return RunFailed(f"rank {first['rank']}: {first['error']}{where}", path, first["rank"])
+        edit = str(first.get("edit", ""))
+        return RunFailed(f"rank {first['rank']}: {first['error']}{where}", path, first["rank"], edit=edit)
     if broken := [record for record in records if record.get("gpu")]:
         first = min(broken, key=lambda record: record["time"])
         return RunFailed(f"the GPU of rank {first['rank']} failed: {first['error']}", path, first["rank"], lost=True)
@@ -467,6 +469,13 @@ def _last_words(run: Path, rank: int) -> str:
         if said:
             return f"; its last line: {said[-1][:200]}"
     return ""
+
+
+def failed_here(error: BaseException, path: Path) -> RunFailed:
+    """Return the failure for an exception in the driver, with the user's line where it came from the user's code."""
+    at = sources.line_of(error)
+    edit = to_edit(error, at)
+    return RunFailed(last_line(error) + (f" ({at})" if edit else ""), path, None, edit=edit)
 
 
 def last_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from raytrain import errors, gpu_errors, storage
+from raytrain import errors, gpu_errors, sources, storage
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.files import append, write_atomically
@@ -220,19 +220,35 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
         else:  # the command's own output says it in one line
             with contextlib.suppress(OSError):
                 append(log, traceback.format_exc())
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
         known = isinstance(error, errors.UserError)  # which says where by itself
+        at = "" if known else sources.line_of(error) or _last_place(error)
         record = {
             "time": time.time(),
             "lost": gpu_errors.lost(error) or _misses_another(error),
             "gpu": gpu_errors.lost(error),
             "rank": rank,
             "error": str(error) if known else f"{type(error).__name__}: {gpu_errors.explain(error) or error}",
-            "at": f"{frames[-1].filename}:{frames[-1].lineno}" if frames and not known else "",
+            "at": at,
+            "edit": to_edit(error, at),
             "traceback": traceback.format_exc(),
         }
         _write_record(job, record, there)
         raise
+
+
+def _last_place(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame that is no installed package's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def to_edit(error: BaseException, at: str) -> str:
+    """Return the user's file to correct after an error; an empty string where the user's code is not known to be at
+    fault, as where memory, a disk or a GPU refused something."""
+    refused = isinstance(error, MemoryError) or gpu_errors.code(error) is not None or _misses_another(error)
+    if refused or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
+        return ""
+    return sources.to_edit(error.where if isinstance(error, errors.UserError) else at)
 
 
 def _write_record(job: Job, record: dict[str, Any], there: storage.Storage | None) -> None:
