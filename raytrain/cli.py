@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -42,6 +43,7 @@ _FLAT = tyro.conf.arg(name="")
 _STRATEGIES = (
     f"--parallel.strategy NAME is one of {', '.join(STRATEGIES)}, and decides which other --parallel flags there are."
 )
+_PROSE = re.compile(r"[^\x1b│╭╰|+ ]")
 _NO_FLOAT = ("could not convert string to float:", "a number")
 _O = TypeVar("_O", bound=Options)
 _JOB = tyro.conf.arg(metavar="JOB", help="The job's id, which `submit` prints.")
@@ -459,6 +461,12 @@ def _predict(arguments: list[str]) -> None:
         return run, paths, out, checkpoint
 
     path, images, out, which = _parse(command, arguments, "raytrain predict")
+    swapped = [image for image in images if Path(image, "experiment.json").is_file()]
+    if swapped and not Path(path, "experiment.json").is_file():
+        run, given = swapped[0], [path, *(image for image in images if image != swapped[0])]
+        raise errors.UserError(
+            "RUN must come first", f"got {path}", f"write `{shlex.join(['raytrain', 'predict', run, *given])}`"
+        )
     found = Run(path)
     from raytrain import infer
 
@@ -821,7 +829,7 @@ def _parse(command: Callable, arguments: list[str], usage: str, description: str
     said = io.StringIO()
     wants_help = any(argument in ("-h", "--help") for argument in arguments)
     try:
-        with contextlib.nullcontext() if wants_help else _complaints(said):
+        with contextlib.redirect_stdout(_Folded(sys.stdout)) if wants_help else _complaints(said):
             parsed, unknown = tyro.cli(
                 command,
                 args=arguments,
@@ -837,6 +845,24 @@ def _parse(command: Callable, arguments: list[str], usage: str, description: str
     if unknown:
         raise _unknown(unknown, command, usage)
     return parsed
+
+
+class _Folded:
+    """Standard output for tyro's help: its boxes fit the terminal, but the description is one line a paragraph."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        width = shutil.get_terminal_size().columns
+        lines = [_wrapped(line) if len(line) > width and _PROSE.match(line) else line for line in text.split("\n")]
+        return self._stream.write("\n".join(lines))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextlib.contextmanager

@@ -351,7 +351,10 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
     if os.path.isfile(path / "experiment.json"):
         path = path / "experiment.json"
     if not os.path.isfile(path):
-        raise errors.no_such_file(path, "experiment file", hints.files(path, [Path("experiments")], "*.py"))
+        runs = hints.files(path, [Path("runs")], "*/experiment.json")
+        raise errors.no_such_file(
+            path, "experiment file", [*hints.files(path, [Path("experiments")], "*.py"), *runs][:4]
+        )
     if path.suffix == ".json":
         return _load_json(path)
     if path.suffix != ".py":

@@ -278,13 +278,16 @@ class Plan:
                 f"{e.accumulation} accumulation = {e.batch_size} global",
             ),
             *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
-            ("epochs", f"{e.epochs} x {self.steps_per_epoch:,} steps; about {rows:,.0f} rows a rank; {e.precision}"),
+            (
+                "epochs",
+                f"{e.epochs} x {self.steps_per_epoch:,} steps; about {rows:,.0f} samples per rank; {e.precision}",
+            ),
             (
                 "memory",
                 f"{size(self.state_bytes)} of weights, gradients and optimizer state "
-                + ("a copy, shared out among its workers" if e.parallel.sharded and workers > 1 else "a worker")
+                + ("per copy, shared out among its workers" if e.parallel.sharded and workers > 1 else "per worker")
                 + "; images "
-                + (f"resident, {size(self._resident_bytes)} once a node" if self.mode == "resident" else "streamed"),
+                + (f"resident, {size(self._resident_bytes)} per node" if self.mode == "resident" else "streamed"),
             ),
             ("run", self.run),
         ]
@@ -772,5 +775,8 @@ def existing(path: Path) -> Path:
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    """Return a number of bytes as text, in the largest unit of which there is at least one."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"

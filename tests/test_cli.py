@@ -64,6 +64,16 @@ def test_help_of_each_command_ends_well_and_names_its_flags(
         assert all(flag in said for flag in flags), said
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("arguments", [["train", DIGITS], ["lr", DIGITS], ["batch"], ["predict"], ["doctor"], []])
+def test_help_in_a_pipe_fits_the_width(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, arguments: list[str], width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = succeeds(capsys, *arguments, "--help").splitlines()
+    assert [line for line in lines if len(line) > width and not line.startswith("usage: ")] == []
+
+
 def test_help_of_an_experiment_shows_every_field_with_that_experiments_values(capsys: Capture) -> None:
     said = succeeds(capsys, "train", DIGITS, "--epochs", "7", "--help")
     assert "Handwritten digits, embedded" in said

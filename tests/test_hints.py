@@ -98,6 +98,30 @@ def test_a_missing_file_suggests_those_of_like_names(
     assert "did you mean" not in fails(capsys, "evaluate", "x" * 5000)
 
 
+def test_a_folder_of_runs_suggests_the_runs_in_it(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("runs/first/experiment.json", "runs/second/experiment.json", "runs/tuned/sweep.json"):
+        Path(file).parent.mkdir(exist_ok=True, parents=True)
+        Path(file).touch()
+    for command in ("train", "lr", "evaluate", "resume"):
+        assert "did you mean runs/first or runs/second?" in fails(capsys, command, "runs"), command
+    assert "did you mean runs/first?" in fails(capsys, "train", "frist")
+    for given in ("runs", "tuned"):
+        assert "did you mean runs/tuned?" in fails(capsys, "sweep", given), given
+
+
+def test_predict_with_the_run_behind_the_images_says_the_right_order(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my run").mkdir()
+    (tmp_path / "my run" / "experiment.json").touch()
+    said = fails(capsys, "predict", "a.png", "my run", "b.png")
+    assert "RUN must come first, got a.png; write `raytrain predict 'my run' a.png b.png`" in said
+
+
 def test_several_paths_of_one_name_are_all_suggested() -> None:
     assert hints.flags("--lr", ["optimizer.lr", "head.lr", "epochs"]) == ["optimizer.lr", "head.lr"]
     assert hints.flags("--head.lrr", ["optimizer.lr", "head.lr"]) == ["head.lr"]

@@ -45,7 +45,7 @@ from raytrain import (
     checkpoint,
     plan,
 )
-from raytrain.plan import Node, Plan, Resources
+from raytrain.plan import Node, Plan, Resources, size
 
 
 def nodes(*cpus: float, gpus: float = 0.0, memory: int = 8 << 30) -> Resources:
@@ -252,7 +252,7 @@ def test_images_are_resident_where_a_quarter_of_the_memory_holds_them(memory: in
     found = nodes(2, memory=memory)
     planned = make(found, data=Blank())
     assert planned.mode == mode
-    said = "images resident, 1.1 GiB once a node" if mode == "resident" else "images streamed"
+    said = "images resident, 1.1 GiB per node" if mode == "resident" else "images streamed"
     assert said in text(planned, "memory")
     assert make(found, data=Blank(mode="streaming")).mode == "streaming"
     if mode == "streaming":
@@ -284,10 +284,10 @@ def test_the_memory_of_the_training_state_is_what_torch_then_holds(optimizer: Op
 def test_the_memory_of_a_sharded_model_is_not_said_to_be_each_worker_s() -> None:
     one, two = Scaling(workers=1), Scaling(workers=2)
     for parallel, scaling in ((FSDP(), one), (DDP(), two)):
-        assert "optimizer state a worker;" in text(make(parallel=parallel, scaling=scaling), "memory")
+        assert "optimizer state per worker;" in text(make(parallel=parallel, scaling=scaling), "memory")
     for parallel in (FSDP(), TensorParallel(), Pipeline()):
         said = text(make(model=MLP(), parallel=parallel, scaling=two), "memory")
-        assert "optimizer state a copy, shared out among its workers;" in said
+        assert "optimizer state per copy, shared out among its workers;" in said
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ def test_a_budget_must_hold_a_checkpoint_and_says_where_it_holds_no_second() -> 
 def test_lines_show_the_arithmetic_of_the_batch() -> None:
     planned = make(scaling=Scaling(workers=2), batch_size=64, micro_batch_size=8, epochs=3)
     assert text(planned, "batch") == "2 workers x 8 micro-batch x 4 accumulation = 64 global"
-    assert text(planned, "epochs") == "3 x 23 steps; about 719 rows a rank; fp32"
+    assert text(planned, "epochs") == "3 x 23 steps; about 719 samples per rank; fp32"
     assert planned.steps_per_epoch == 23 == -(-1438 // 64)
     assert text(make(batch_size=1438), "batch") == "1 worker x 1438 micro-batch x 1 accumulation = 1438 global"
     assert make(batch_size=1438).steps_per_epoch == 1 and make(batch_size=1437).steps_per_epoch == 2
@@ -633,3 +633,11 @@ def test_the_smallest_gpu_is_one_of_those_that_count(
     assert plan.smallest_gpu(count) == (None if found is None else found * 2**20)
     command.write_text("#!/bin/sh\nexit 9\n")
     assert plan.smallest_gpu(count) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "0 bytes"), (900, "900 bytes"), (4_416, "4.3 KiB"), (1_500_000, "1.4 MiB"), (2**40, "1024.0 GiB")],
+)
+def test_a_size_is_never_zero_of_a_larger_unit(count: int, said: str) -> None:
+    assert size(count) == said

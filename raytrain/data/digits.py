@@ -6,7 +6,7 @@ https://doi.org/10.24432/C50P49, licensed CC BY 4.0 (the test part of it; pixel 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from raytrain.data.source import Data, Index
 class Digits(Data):
     """UCI's 1,797 handwritten digits of 8x8 pixels, embedded in raytrain; a fifth of each class is held out."""
 
-    mean: tuple[float, ...] = (0.305,)
+    mean: tuple[float, ...] = field(default=(0.305,), kw_only=True)
     """Mean of the pixels."""
-    std: tuple[float, ...] = (0.376,)
+    std: tuple[float, ...] = field(default=(0.376,), kw_only=True)
     """Standard deviation of the pixels."""
 
     def index(self) -> dict[str, Index]:

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -37,7 +37,7 @@ class ImageFolder(Data):
     """The folder."""
     size: int = 256
     """Side at which images are kept: the central square of each, resized."""
-    crop: int | None = 224
+    crop: int | None = field(default=224, kw_only=True)
     """Side of the square that the model sees, cut from the stored image; None takes all of it."""
     channels: Literal[1, 3] = 3
     """3 for RGB, 1 for grey."""
@@ -49,9 +49,9 @@ class ImageFolder(Data):
     """Share of each class that validates, where there is no val folder."""
     split_seed: int = 0
     """Chooses which images those are."""
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    mean: tuple[float, ...] = field(default=(0.485, 0.456, 0.406), kw_only=True)
     """Mean of the pixels; ImageNet's by default."""
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    std: tuple[float, ...] = field(default=(0.229, 0.224, 0.225), kw_only=True)
     """Standard deviation of the pixels; ImageNet's by default."""
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ import math
 import os
 import urllib.request
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,9 +44,9 @@ class MNIST(Data):
     """Folder with torchvision's layout: ROOT/MNIST/raw/*-ubyte, plain or .gz."""
     download: bool = False
     """Download what is missing (11 MB), checked by sha256."""
-    mean: tuple[float, ...] = (0.1307,)
+    mean: tuple[float, ...] = field(default=(0.1307,), kw_only=True)
     """Mean of the pixels."""
-    std: tuple[float, ...] = (0.3081,)
+    std: tuple[float, ...] = field(default=(0.3081,), kw_only=True)
     """Standard deviation of the pixels."""
 
     def __post_init__(self) -> None:

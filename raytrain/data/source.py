@@ -96,9 +96,13 @@ class Index:
         return int(sample if self.rows is None else self.rows[sample])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Data:
-    """The base of all data sources. Subclass it in an experiment file, as a frozen dataclass, to bring your own."""
+    """The base of all data sources. Subclass it in an experiment file, as a frozen dataclass, to bring your own.
+
+    The base's fields are given by name, so that `ImageFolder("shapes")` is a folder and a field of your own needs no
+    default.
+    """
 
     mode: Literal["auto", "resident", "streaming"] = "auto"
     """resident keeps all decoded images in shared memory, streaming decodes them as they are needed, auto takes

@@ -159,11 +159,12 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
     Raises:
         UserError: the file is not there, does not run, or holds no sweep.
     """
-    path = Path(path)
+    path, named = Path(path), Path(path)
     if path.is_dir():
         path = path / "sweep.json"
     if not path.is_file():
-        raise errors.no_such_file(path, "sweep file", hints.files(path, [Path("experiments")], "*.py"))
+        sweeps = hints.files(named, [Path("runs")], "*/sweep.json")
+        raise errors.no_such_file(path, "sweep file", [*hints.files(named, [Path("experiments")], "*.py"), *sweeps][:4])
     if path.suffix == ".json":
         try:
             json.loads(path.read_text())

@@ -7,6 +7,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from torchvision import datasets
 
 from raytrain.config import replace
-from raytrain.data import ImageFolder, Index
+from raytrain.data import MNIST, Data, ImageFolder, Index
 from raytrain.errors import BadSample, UserError
 
 
@@ -343,3 +344,16 @@ def test_a_cache_that_cannot_be_kept_is_said_in_the_plan(tmp_path: Path) -> None
     assert note.startswith(f"decoded images cannot be kept in {tmp_path}/file/cache: the next run decodes them again")
     for cache in (str(tmp_path / "new" / "cache"), "off"):
         assert ImageFolder(root=str(tmp_path), cache=cache).notes() == []
+
+
+def test_the_folder_is_the_first_argument_and_a_subclass_may_have_a_field_without_default(tmp_path: Path) -> None:
+    assert ImageFolder("shapes") == ImageFolder(root="shapes")
+    assert MNIST("numbers").root == "numbers"
+
+    @dataclass(frozen=True)
+    class Frames(Data):
+        folder: str
+
+    assert Frames("films", crop=8) == Frames(folder="films", crop=8)
+    with pytest.raises(TypeError, match="positional argument"):
+        Frames("films", "streaming")  # pyright: ignore[reportCallIssue]
