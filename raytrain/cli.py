@@ -37,6 +37,7 @@ from raytrain.search import Scheduler, Search, Sweep
 from raytrain.session import leave
 
 if TYPE_CHECKING:
+    from raytrain.cluster import Finding
     from raytrain.cluster.dashboard import Dashboard
 
 _FLAT = tyro.conf.arg(name="")
@@ -528,10 +529,13 @@ def _cluster_check(arguments: list[str]) -> None:
     def command(
         file: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE")]], json: bool = False
     ) -> tuple[str, bool]:
-        """Checks the file of a cluster: offline, and without starting anything. Ends with 2 where there are errors.
+        """Check the file of a cluster offline; nothing is started. The exit status is 2 if there are errors.
+
+        An error is what cannot work or exposes the cluster; a warning is what works and costs something or may change.
 
         Args:
-            file: A YAML file for `ray up`, or a RayCluster or RayJob of KubeRay.
+            file: A YAML file for `ray up`, a RayCluster or RayJob of KubeRay, or a script of `raytrain cluster init`
+                (only its lines to edit are checked).
             json: Print one JSON object.
         """
         return file, json
@@ -543,14 +547,21 @@ def _cluster_check(arguments: list[str]) -> None:
     found = cluster.check(path)
     if as_json:
         print(json.dumps({"file": file, "findings": [dataclasses.asdict(finding) for finding in found]}))
-    else:
-        for finding in found:
-            print(f"{file}:{finding}")
-    wrong = sum(finding.level == "error" for finding in found)
-    if wrong:
-        raise errors.cluster_broken(path, wrong)
+    _print_findings(path, found, quietly=as_json)
     if not found and not as_json:
         print(f"{file}: nothing is wrong")
+
+
+def _print_findings(path: Path, found: list[Finding], quietly: bool = False) -> None:
+    """Print what is wrong with a cluster's file, a line each.
+
+    Raises:
+        UserError: there are errors among it.
+    """
+    for finding in found if not quietly else ():
+        print(f"{path}:{finding}", flush=True)
+    if wrong := sum(finding.level == "error" for finding in found):
+        raise errors.cluster_broken(path, wrong)
 
 
 def _cluster_init(arguments: list[str]) -> None:

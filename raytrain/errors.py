@@ -650,7 +650,9 @@ def not_a_cluster_file(path: Path, line: int | None, why: str) -> UserError:
 
 def cluster_broken(path: Path, count: int) -> UserError:
     return UserError(
-        f"{count} {'errors' if count > 1 else 'error'} in the cluster's file", path, "mend them, then check it again"
+        f"{count} {'errors' if count > 1 else 'error'} in the cluster's file",
+        path,
+        f"correct {'them' if count > 1 else 'it'}, then check it again",
     )
 
 

@@ -1,20 +1,30 @@
-"""Checks a cluster's file: offline, without a cloud's SDK, and without starting anything."""
+"""Check a cluster's file: offline, without a cloud's SDK, and without starting anything.
+
+An error is what fails, has no effect, or lets strangers in; a warning is what works and is our advice against.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from raytrain.cluster import document, kubernetes, launcher
+from raytrain.cluster import document, kubernetes, launcher, templates
 from raytrain.cluster.document import Finding
 
 
 def check(path: Path) -> list[Finding]:
-    """What is wrong with a file for `ray up`, or with a RayCluster or RayJob of KubeRay, by line; errors and warnings.
+    """Return what is wrong with a file for `ray up`, or with a RayCluster or RayJob of KubeRay, by line.
+
+    Of a script only the placeholders are looked at.
 
     Raises:
         UserError: it cannot be read as YAML.
     """
+    data = document.load(path)
+    unedited = templates.unedited(data.decode(errors="replace"))
+    if data.startswith(b"#!"):
+        return unedited
     documents, found = document.read(path)
+    found += unedited
     if any(place["apiVersion"].there or place["kind"].there for place in documents):
         for place in documents:
             found += kubernetes.check(place)

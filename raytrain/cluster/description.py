@@ -16,7 +16,7 @@ _GPU_MACHINES = {
 }
 SIZES = {"aws": "InstanceType", "gcp": "machineType", "azure": "vmSize"}
 """What the field is called that names a node type's machine."""
-_COMMANDS = (
+COMMANDS = (
     *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"),
     *("head_start_ray_commands", "worker_start_ray_commands"),
 )
@@ -76,8 +76,10 @@ class Cluster:
     def has_gpu(self, kind: Place) -> bool:
         """Whether a node type has GPUs: by its resources, or by the name of its machine."""
         declared = kind["resources"]["GPU"].number
-        if declared is not None:
-            return declared > 0
+        return self.has_gpu_machine(kind) if declared is None else declared > 0
+
+    def has_gpu_machine(self, kind: Place) -> bool:
+        """Whether a node type's machine has GPUs, by its name."""
         pattern = _GPU_MACHINES.get(self.provider)
         known = bool(pattern and pattern.match(self.size(kind).text))
         return known or not self.machine(kind)["guestAccelerators"].empty
@@ -107,7 +109,7 @@ class Cluster:
             for name in ("initialization_commands", "worker_setup_commands")
             for command in kind[name].items
         ]
-        return self.commands(*_COMMANDS) + inside
+        return self.commands(*COMMANDS) + inside
 
     def images(self) -> list[tuple[Place, bool]]:
         """Container images, and whether they run where there are GPUs."""

@@ -113,11 +113,11 @@ class Place:
         return [place.plain() for place in self.value] if isinstance(self.value, list) else self.value
 
     def error(self, what: str, how: str) -> Finding:
-        """A finding here that would break the cluster, or its safety."""
+        """A finding here: it fails, does not do what the file says, or lets strangers in."""
         return Finding(self.line, "error", what, how)
 
     def warning(self, what: str, how: str) -> Finding:
-        """A finding here that costs something."""
+        """A finding here: it works, and costs something or is no good practice."""
         return Finding(self.line, "warning", what, how)
 
     def unknown(self, known: Iterable[str], of: str) -> Iterator[Finding]:
@@ -137,11 +137,11 @@ def _listed(names: list[str]) -> str:
     return ", ".join(sorted(names)[:8]) + (", ..." if len(names) > 8 else "")
 
 
-def read(path: Path) -> tuple[list[Place], list[Finding]]:
-    """The documents of a YAML file, and what is wrong with it as YAML.
+def load(path: Path) -> bytes:
+    """Return a file's bytes.
 
     Raises:
-        UserError: it cannot be read, is too large, no YAML, nests too deeply, or means more than it holds.
+        UserError: it cannot be read, or is too large.
     """
     if not path.is_file():
         raise errors.no_such_file(path, "cluster file")
@@ -152,7 +152,16 @@ def read(path: Path) -> tuple[list[Place], list[Finding]]:
         raise errors.not_a_cluster_file(path, None, error.strerror or "it cannot be read") from None
     if len(data) > LARGEST_BYTES:
         raise errors.not_a_cluster_file(path, None, f"it is larger than {LARGEST_BYTES // 1024} KiB")
-    reader = _Reader(path)
+    return data
+
+
+def read(path: Path) -> tuple[list[Place], list[Finding]]:
+    """Return the documents of a YAML file, and what is wrong with it as YAML.
+
+    Raises:
+        UserError: it cannot be read, is too large, no YAML, nests too deeply, or means more than it holds.
+    """
+    data, reader = load(path), _Reader(path)
     try:
         return reader.documents(data), reader.findings
     except yaml.MarkedYAMLError as error:

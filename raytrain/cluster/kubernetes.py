@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from raytrain.cluster import fields, versions
+from raytrain.cluster import fields, security, versions
 from raytrain.cluster.document import Finding, Place
+from raytrain.storage import is_url
 
 _KINDS = ("RayCluster", "RayJob")
 _SPOT = {
@@ -21,6 +22,10 @@ _SPOT = {
 }
 """Labels of nodes that may be called back, by cloud."""
 _REMOTE = ("persistentVolumeClaim", "nfs", "csi", "cephfs", "glusterfs", "azureFile", "ephemeral")
+_DEVICE = re.compile(r"(/gpu|\bmig-[\w.]+)$")
+"""Resources that are GPUs, or MIG's parts of them, which Ray counts as GPUs."""
+_SHELL = ("command", "args", "entrypoint", "runtimeEnvYAML")
+"""Fields that a shell reads, which expands variables."""
 _SHM = "mount an emptyDir with medium: Memory at /dev/shm"
 
 
@@ -91,8 +96,11 @@ def _check(top: Place, kind: str) -> Iterator[Finding]:
         cluster = spec["rayClusterSpec"]
         if cluster.empty:
             return
+    yield from security.unexpanded(top, _SHELL)
+    yield from security.environment(top)
     yield from _cluster(cluster)
     if kind == "RayJob":
+        yield from security.secrets([spec["entrypoint"], spec["runtimeEnvYAML"]])
         if spec["entrypoint"].text:
             yield from _out(spec["entrypoint"], cluster)
 
@@ -138,11 +146,11 @@ def _replicas(group: Place, spec: Place) -> Iterator[Finding]:
     if low is not None and high is not None and low > high:
         yield group["minReplicas"].error(f"minReplicas {low} > maxReplicas {high}", "swap them")
     elif wanted is not None and high is not None and wanted > high:
-        yield group["replicas"].error(f"replicas {wanted} > maxReplicas {high}", f"write replicas: {high}")
+        yield group["replicas"].warning(f"replicas {wanted} > maxReplicas {high}", f"write replicas: {high}")
     elif wanted is not None and low is not None and wanted < low:
-        yield group["replicas"].error(f"replicas {wanted} < minReplicas {low}", f"write replicas: {low}")
+        yield group["replicas"].warning(f"replicas {wanted} < minReplicas {low}", f"write replicas: {low}")
     elif spec["enableInTreeAutoscaling"].value is not True and (not wanted or (high or 0) > wanted):
-        yield group["replicas"].error(
+        yield group["replicas"].warning(
             f"a group of {wanted or 0:g} replicas never grows without the autoscaler",
             "add enableInTreeAutoscaling: true",
         )
@@ -156,8 +164,9 @@ def _pod(group: _Group) -> Iterator[Finding]:
         yield from place.unknown(fields.CONTAINER, "a container")
         yield from versions.check_image(place["image"], group.gpus and place is container)
         yield from versions.check_commands([*place["command"].items, *place["args"].items])
+        yield from security.secrets([*place["command"].items, *place["args"].items])
         if place["securityContext"]["privileged"].value is True:
-            yield place["securityContext"]["privileged"].error(
+            yield place["securityContext"]["privileged"].warning(
                 "a privileged container has the whole node", "leave it out: training needs none of it"
             )
     if not container.there:
@@ -165,18 +174,17 @@ def _pod(group: _Group) -> Iterator[Finding]:
         return
     for name in ("hostNetwork", "hostPID", "hostIPC"):
         if pod[name].value is True:
-            yield pod[name].error(f"with {name} Ray's ports and processes are the node's own", "leave it out")
+            yield pod[name].warning(f"with {name} the pod shares the node's ports or processes", "leave it out")
     for name in ("cpu", "memory"):
         if group.limits[name].empty:
             yield container["resources"].warning(
                 f"the {group.role} has no limit of {name}, and Ray takes the node's", "add it under resources.limits"
             )
     yield from _gpu(container["resources"])
+    yield from _ray_gpus(group)
     _, shm = group.mounts().get("/dev/shm", (container, Place(None, container.line, there=False)))
-    if not shm.there:
-        yield container["volumeMounts"].error(f"the {group.role} has 64 MiB of /dev/shm", _SHM)
-    elif shm["emptyDir"]["medium"].text != "Memory":
-        yield shm.error("/dev/shm is on a disk", _SHM)
+    if shm.there and shm["emptyDir"]["medium"].text != "Memory":  # without a mount KubeRay adds one in memory
+        yield shm.warning("/dev/shm is on a disk, and Ray's objects are there", _SHM)
 
 
 def _gpu(resources: Place) -> Iterator[Finding]:
@@ -200,6 +208,22 @@ def _gpu(resources: Place) -> Iterator[Finding]:
             yield nvidia["nvidia.com/gpumem"].error("both gpumem and gpumem-percentage are given", "give one of them")
 
 
+def _ray_gpus(group: _Group) -> Iterator[Finding]:
+    """Compare the GPUs that Ray is told of with those that the container gets."""
+    said = group.place["rayStartParams"]["num-gpus"]
+    gets = sum(place.number or 0 for name, place in group.limits.fields.items() if _DEVICE.search(name))
+    if said.text.isdigit() and int(said.text) != gets:
+        level = said.error if int(said.text) > gets else said.warning
+        yield level(f"num-gpus is {said.text}, and the container's limits give {gets}", f'write num-gpus: "{gets}"')
+    for name, asked in group.container["resources"]["requests"].fields.items():
+        if _DEVICE.search(name) and asked.text != group.limits[name].text:
+            limit = group.limits[name].text or "missing"
+            yield asked.error(
+                f"the request of {name} is {asked.text}, and its limit is {limit}: Kubernetes refuses the pod",
+                "write the same number under limits",
+            )
+
+
 def _token(spec: Place, groups: list[_Group]) -> Iterator[Finding]:
     options = spec["authOptions"]
     yield from options.unknown(("mode", "secretName", "enableK8sTokenAuth"), "authOptions")
@@ -215,11 +239,6 @@ def _token(spec: Place, groups: list[_Group]) -> Iterator[Finding]:
         if found is None or found["value"].text != "token":
             yield options.error("there is no token: whoever reaches a port runs code", "add authOptions: {mode: token}")
             return
-        token = variables.get("RAY_AUTH_TOKEN")
-        if token is not None and token["value"].there:
-            yield token["value"].error(
-                "the token stands here in the clear", "take it from a Secret: valueFrom.secretKeyRef"
-            )
 
 
 def _head(head: _Group, workers: list[_Group]) -> Iterator[Finding]:
@@ -236,7 +255,7 @@ def _head(head: _Group, workers: list[_Group]) -> Iterator[Finding]:
         yield place.warning("the head has a GPU, which is paid for as long as it runs", "leave it to the workers")
     for label, place in head.pod["nodeSelector"].fields.items():
         if place.text.lower() == _SPOT.get(label):
-            yield place.error(
+            yield place.warning(
                 "the head's node may be called back, and all runs end with it", "let workers alone be spot"
             )
 
@@ -254,15 +273,15 @@ def _storage(head: _Group, workers: list[_Group]) -> Iterator[Finding]:
         if not shared:
             local = [mount for folder, (mount, _) in group.mounts().items() if folder != "/dev/shm"]
             place = local[0] if local else group.container["volumeMounts"]
-            yield place.error(
+            yield place.warning(
                 f"the {group.role} mounts no volume that other nodes see: runs are local to a node",
-                "mount a persistentVolumeClaim (ReadWriteMany)",
+                "mount a persistentVolumeClaim (ReadWriteMany), or keep runs at a URL",
             )
             return
         seen.append(set(shared))
     if not set.intersection(*seen):
         place = workers[0].container["volumeMounts"]
-        yield place.error(
+        yield place.warning(
             f"head and workers share no folder: {', '.join(sorted(seen[0]))} and {', '.join(sorted(seen[1]))}",
             "mount one claim at one path in all",
         )
@@ -284,6 +303,8 @@ def _out(entrypoint: Place, spec: Place) -> Iterator[Finding]:
         for folder, (_, volume) in _Group("head", spec["headGroupSpec"]).mounts().items()
         if any(not volume[kind].empty for kind in _REMOTE)
     ]
+    if out is not None and is_url(out):
+        return
     if out is None or not any(out == folder or out.startswith(f"{folder}/") for folder in folders):
         what = f"--out {out}" if out else "without --out the run"
         yield entrypoint.error(

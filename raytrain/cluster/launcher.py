@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 
 from raytrain import launch
-from raytrain.cluster import fields, security, upkeep, versions
+from raytrain.cluster import fields, names, security, upkeep, versions
 from raytrain.cluster.description import RAY_START, SIZES, Cluster
 from raytrain.cluster.document import Finding, Place
 
+_STOP = re.compile(r"\bray stop\b|\bp?kill\b")
 _PORT = re.compile(r"--port[= ](\d+)")
+_NUM_GPUS = re.compile(r"--num-gpus[= ](\d+)")
 _ADDRESS_PORT = re.compile(r"RAY_HEAD_IP\}?[\"']?:(\d+)")
 
 
@@ -120,16 +122,16 @@ def _sums(cluster: Cluster) -> Iterator[Finding]:
         else:
             yield head.error(f"head_node_type {head.text!r} is no node type", f"name one of {names}")
     if cluster.cloud and not cluster.types:
-        yield top["available_node_types"].error(
+        yield top["available_node_types"].warning(
             "there are no available_node_types, and Ray takes machines of its own choice",
             "name the head's and the workers'",
         )
     most = top["max_workers"]
     if cluster.cloud and cluster.types and not most.there:
-        yield most.error("there is no max_workers, and Ray takes 2", "say how many machines you are ready to pay for")
+        yield most.warning("there is no max_workers, and Ray takes 2", "say how many machines you are ready to pay for")
     if most.number is None or not cluster.types:
         return
-    least, limits, later = 0, [], []
+    least = 0
     for name, kind in cluster.types.items():
         low, high = kind["min_workers"].number or 0, kind["max_workers"].number
         if high is not None and low > high:
@@ -138,26 +140,33 @@ def _sums(cluster: Cluster) -> Iterator[Finding]:
             )
             return
         least += low
-        if name in cluster.workers:
-            limits.append(most.number if high is None else high)
-            if high is not None and high > most.number:
-                later.append(
-                    kind["max_workers"].warning(
-                        f"node type {name!r} may have {high} nodes, and the cluster {most.number}",
-                        "let max_workers be as many",
-                    )
-                )
     if least > most.number:
         yield most.error(
             f"max_workers is {most.number}, and the node types' min_workers come to {least}", f"raise it to {least}"
         )
-        return
-    yield from later
-    if limits and sum(limits) < most.number:
-        yield most.warning(
-            f"max_workers is {most.number}, and the node types' come to {sum(limits)}",
-            f"write max_workers: {sum(limits)}",
+
+
+def _gpus(cluster: Cluster) -> Iterator[Finding]:
+    """Compare the GPUs of the machines, of `resources`, by which the autoscaler plans, and of `ray start`."""
+    starts = {
+        role: next(
+            (found for c in cluster.commands(f"{role}_start_ray_commands") if (found := _NUM_GPUS.search(c.text))), None
         )
+        for role in ("head", "worker")
+    }
+    for name, kind in cluster.types.items():
+        declared, real = kind["resources"]["GPU"], names.gpus(cluster, kind)
+        if declared.number is not None and real is not None and declared.number != real:
+            level = declared.error if declared.number > real else declared.warning
+            what = f"GPU is {declared.number} under resources, and {cluster.size(kind).text} has {real}"
+            yield level(what, f"write GPU: {real}, or leave resources empty, and Ray counts them")
+        count = declared.number if declared.number is not None else real
+        start = starts["head" if kind is cluster.head else "worker"]
+        if start and count is not None and int(start[1]) != count:
+            # What resources say overrides --num-gpus; without it, fewer GPUs than there are lie idle.
+            level = kind.error if declared.number is not None or int(start[1]) > count else kind.warning
+            what = f"node type {name!r} has {count} GPUs, and its `ray start` has --num-gpus={start[1]}"
+            yield level(what, "leave --num-gpus out: Ray counts them")
 
 
 def _addresses(cluster: Cluster) -> Iterator[Finding]:
@@ -182,11 +191,9 @@ def _addresses(cluster: Cluster) -> Iterator[Finding]:
                 f"{place.text} is every machine's own address", "give the one that the others reach it by"
             )
         seen.setdefault(place.text, place.line)
-    count = len(provider["worker_ips"].items)
-    for name in ("min_workers", "max_workers"):
-        number = top[name].number
-        if number is not None and number != count and (name == "max_workers" or number > count):
-            yield top[name].warning(f"{name} is {number}, and there are {count} worker_ips", f"write {name}: {count}")
+    count, least = len(provider["worker_ips"].items), top["min_workers"].number
+    if least is not None and least > count:
+        yield top["min_workers"].error(f"min_workers is {least}, and there are {count} worker_ips", f"write {count}")
     if top["auth"]["ssh_user"].empty:
         yield top["auth"]["ssh_user"].error("there is no auth.ssh_user", "name the user that SSH logs in as")
 
@@ -200,8 +207,9 @@ def _loopback(text: str) -> bool:
 
 def _versions(cluster: Cluster) -> Iterator[Finding]:
     """Ray, torch and CUDA."""
+    installs = any("make setup" in command.text for command in cluster.all_commands())  # a Ray of its own
     for image, gpu in cluster.images():
-        yield from versions.check_image(image, gpu)
+        yield from versions.check_image(image, gpu, used=not installs)
     yield from versions.check_commands(cluster.all_commands())
     setup = cluster.top["setup_commands"]
     if cluster.cloud and not setup.there:
@@ -210,8 +218,9 @@ def _versions(cluster: Cluster) -> Iterator[Finding]:
             "add `cd ~/raytrain && make setup`",
         )
     elif setup.empty and all(cluster.top[name].empty for name in ("head_setup_commands", "worker_setup_commands")):
-        level = setup.error if cluster.cloud else setup.warning
-        yield level("setup_commands are empty: nothing installs the project", "add `cd ~/raytrain && make setup`")
+        yield setup.warning(
+            "setup_commands are empty: nothing installs the project", "add `cd ~/raytrain && make setup`"
+        )
     for kind in cluster.types.values():
         machine = cluster.machine(kind)
         image = machine["ImageId"]
@@ -259,13 +268,21 @@ def _start(cluster: Cluster) -> Iterator[Finding]:
                 yield start.error(
                     f"workers ask at port {port[1]}, and the head listens at {ports['head']}", "take one port for both"
                 )
-        if starts and not any("ray stop" in command.text for command in commands.items):
+        if starts and not any(_STOP.search(command.text) for command in commands.items):
             yield starts[0].warning(
                 "a second `ray up` finds Ray running and fails", f"begin {commands.name} with `ray stop`"
             )
 
 
 _RULES: tuple[Callable[[Cluster], Iterator[Finding]], ...] = (
-    *(_names, _provider, _machines, _sums, _addresses, _versions, _start),
-    *(security.network, security.token, security.keys, upkeep.storage, upkeep.costs, upkeep.container),
+    *(_names, _provider, _machines, names.check, _sums, _gpus, _addresses, _versions, _start),
+    *(
+        security.variables,
+        security.network,
+        security.token,
+        security.keys,
+        upkeep.storage,
+        upkeep.costs,
+        upkeep.container,
+    ),
 )

@@ -5,18 +5,69 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
-from raytrain.cluster.description import RAY_START, Cluster
+from raytrain.cluster.description import COMMANDS, RAY_START, Cluster
 from raytrain.cluster.document import Finding, Place
 
 _WORLD = re.compile(r"(?<![\d.])0\.0\.0\.0/0|(?<![\w:])::/0")
 _TOKEN_MODE = re.compile(r"RAY_AUTH_MODE=[\"']?token\b")
-_SECRET = re.compile(r"\b(\w*(?:SECRET|TOKEN|PASSWORD|API_KEY|ACCESS_KEY)\w*)=[\"']?[^\"'$`\s;&|]")
+_SECRET_NAME = re.compile(r"(?:\w+_)?(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY)")
+_SECRET = re.compile(rf"\b({_SECRET_NAME.pattern})(?:=|: )[\"']?[^\"'$`\s;&|]")
+_VARIABLE = re.compile(r"\$\{\w+\}|\$[A-Z_][A-Z0-9_]*\b")
+_BRACED = re.compile(r"(?<!\\)\$\{([A-Z_][A-Z0-9_]*)\}")
+_NODE = {"HOME", "USER", "PATH", "PWD", "SHELL", "HOSTNAME", "UID", "RAY_HEAD_IP", "RAY_OVERRIDE_RESOURCES"}
+"""Variables that a shell on a node has: the system's, and Ray's."""
+_SHELL = (
+    *COMMANDS,
+    *("run_options", "head_run_options", "worker_run_options", "UserData", "metadata", "value"),
+)
+"""Fields that a shell reads, which expands variables."""
 _GROUPS = ("SecurityGroupIds", "NetworkInterfaces", "LaunchTemplate")
 _START = "export RAY_AUTH_MODE=token; ... ray start"
 _MOUNT = "~/.ray/auth_token: ~/.ray/auth_token"
+
+
+def variables(cluster: Cluster) -> Iterator[Finding]:
+    """Find variables that nothing expands, and those that a node's shell expands and nothing sets."""
+    yield from unexpanded(cluster.top, _SHELL)
+    targets = cluster.top["file_mounts"].fields
+    yield from unexpanded(Place({name: Place(name, place.line) for name, place in targets.items()}, 1), ())
+    shell = [place for place in cluster.top.scalars() if place.name in COMMANDS or place.name.endswith("run_options")]
+    text = "\n".join(place.text for place in shell)
+    for place in shell:
+        for name in dict.fromkeys(_BRACED.findall(place.text)):
+            if name not in _NODE and not re.search(
+                rf"\b{name}=(?![\"']?\${{?{name})|\b(?:for|read)\s[^;]*\b{name}\b", text
+            ):
+                yield place.warning(
+                    f"${{{name}}} is expanded on the node, where nothing in this file sets it", "write the value itself"
+                )
+
+
+def unexpanded(top: Place, shell: Collection[str]) -> Iterator[Finding]:
+    """Find `${VAR}` outside the fields that a shell reads."""
+    for place in top.scalars():
+        if place.name not in shell and (found := _VARIABLE.search(place.text)):
+            yield place.error(f"nothing expands {found[0]} here", "write the value itself")
+
+
+def secrets(places: Iterable[Place]) -> Iterator[Finding]:
+    """Find secrets that a text sets."""
+    for place in places:
+        if found := _SECRET.search(place.text):
+            yield place.error(f"{found[1]} stands here in the clear", "mount a file, mode 600, and name its path")
+
+
+def environment(place: Place) -> Iterator[Finding]:
+    """Find secrets among the environment variables of all containers in a document."""
+    name, value = place["name"].text, place["value"]
+    if _SECRET_NAME.fullmatch(name) and value.text and not value.text.startswith("$"):
+        yield value.error(f"{name} stands here in the clear", "take it from a Secret: valueFrom.secretKeyRef")
+    for inside in place:
+        yield from environment(inside)
 
 
 def network(cluster: Cluster) -> Iterator[Finding]:
@@ -46,6 +97,7 @@ def network(cluster: Cluster) -> Iterator[Finding]:
         {name: place for name, place in options.items() if place.text != "required"},
         "HttpTokens: required, and IMDSv1 hands credentials to any request",
         "add MetadataOptions: {HttpTokens: required}",
+        "warning",
     )
     gcp = nodes if cluster.provider == "gcp" and not inside else {}
     yield from _first(
@@ -55,13 +107,14 @@ def network(cluster: Cluster) -> Iterator[Finding]:
     )
 
 
-def _first(places: dict[str, Place], lacks: str, how: str) -> Iterator[Finding]:
+def _first(
+    places: dict[str, Place], lacks: str, how: str, level: Literal["error", "warning"] = "error"
+) -> Iterator[Finding]:
     """One finding for all node types that lack the same: they often share their lines by an alias."""
     if places:
         names = " and ".join(repr(name) for name in places)
-        yield min(places.values(), key=lambda place: place.line).error(
-            f"node type{'s' if len(places) > 1 else ''} {names} without {lacks}", how
-        )
+        what = f"node type{'s' if len(places) > 1 else ''} {names} without {lacks}"
+        yield Finding(min(place.line for place in places.values()), level, what, how)
 
 
 def token(cluster: Cluster) -> Iterator[Finding]:
@@ -89,10 +142,7 @@ def token(cluster: Cluster) -> Iterator[Finding]:
                     f"the {role} starts without RAY_AUTH_MODE=token in the same command", f"write `{_START} ...`"
                 )
     yield from _token_file(cluster)
-    for place in top.scalars():
-        if found := _SECRET.search(place.text):
-            if not found[1].endswith(("_PATH", "_FILE")):
-                yield place.error(f"{found[1]} stands here in the clear", "mount a file, mode 600, and name its path")
+    yield from secrets(top.scalars())
     credentials = top["provider"]["aws_credentials"]
     if not credentials.empty:
         yield credentials.error("credentials stand here in the clear", "remove them: boto3 reads ~/.aws and IAM roles")
@@ -104,8 +154,9 @@ def _token_file(cluster: Cluster) -> Iterator[Finding]:
     elsewhere = any("RAY_AUTH_TOKEN_PATH" in place.text for place in cluster.top.scalars())
     if not tokens and not elsewhere:
         yield mounts.error("file_mounts bring no token, and nodes cannot join", f"add {_MOUNT}")
+    rays = any("rayproject/ray" in image.text for image, _ in cluster.images())
     for target, place in tokens.items():
-        if cluster.docker and not target.startswith("~"):
+        if rays and not target.startswith(("~", "/home/ray/")):
             yield place.error(
                 f"{target} is not the home of who runs Ray in the container",
                 f"write {_MOUNT}",

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 
 from raytrain import errors
+from raytrain.cluster.document import Finding
 
+_MARK = "# EDIT"
+_PLACEHOLDER = re.compile(
+    r"\b\w+-0123456789abcdef0\b|\b192\.0\.2\.\d+|\b[\w.-]*\bexample\.com\b|\byour-?(?:project|account)\b|\bYOUR_\w+"
+)
+"""What stands for a value of the user's own in the files, and works nowhere."""
 _FILES = {
     "aws": "aws.yaml",
     "gcp": "gcp.yaml",
@@ -46,4 +53,21 @@ def write(kind: str, path: Path) -> list[int]:
         raise errors.file_exists(path) from None
     except (OSError, ValueError) as error:
         raise errors.cannot_write(path, getattr(error, "strerror", None) or str(error)) from None
-    return [number for number, line in enumerate(content.splitlines(), 1) if "# EDIT" in line]
+    return [number for number, line in enumerate(content.splitlines(), 1) if _MARK in line]
+
+
+def unedited(content: str) -> list[Finding]:
+    """Return the placeholders that a file still has, and the lines marked EDIT that are as they were shipped."""
+    shipped = {line.strip() for kind in KINDS for line in text(kind).splitlines() if _MARK in line}
+    found = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.lstrip().startswith("#"):
+            continue
+        code = line.partition(" #")[0].strip()
+        if names := dict.fromkeys(_PLACEHOLDER.findall(code)):
+            what = f"a placeholder is left: {', '.join(names)}"
+            found.append(Finding(number, "error", what, "write a value of your own"))
+        elif line.strip() in shipped:
+            what, how = f"{code[:60]!r} is as it was shipped", "write your own value, or remove `# EDIT` to keep it"
+            found.append(Finding(number, "warning", what, how))
+    return found

@@ -9,8 +9,9 @@ from raytrain.cluster.description import Cluster
 from raytrain.cluster.document import Finding, Place
 
 _MOUNT = re.compile(
-    r"\bmount\b.*?-t[= ]?(?:nfs4?|efs|lustre|ceph|cifs|beegfs|gpfs|9p|fuse\S*)\b"
-    r"(?:[^;&|]*?\s)?(/[\w./-]+)\s*(?:$|[;&|#)])"
+    r"\bmount\b[^;&|]*?(?:-t[= ]?(?:nfs4?|efs|lustre|ceph|cifs|beegfs|gpfs|9p|fuse\S*)\b|\s[\"']?(?:[\w.\[\]:-]+:|/)/)"
+    r"(?:[^;&|]*?\s)?[\"']?(/[\w./-]+)[\"']?\s*(?:$|[;&|#)])"
+    r"|\bmount\s+(/[\w./-]+)\s*(?:$|[;&|#)])"
     r"|\b(?:mount-s3|s3fs|goofys|gcsfuse|blobfuse2?(?: mount)?|juicefs mount|sshfs)\b[^;&|]*?\s(/[\w./-]+)"
     r"|\bmountpoint\s+(?:-q\s+)?(/[\w./-]+)"
 )
@@ -32,14 +33,14 @@ def storage(cluster: Cluster) -> Iterator[Finding]:
         if found:
             folder, place = found[0]
             role = "head" if of_head else "workers"
-            yield place.error(
+            yield place.warning(
                 f"only the {role} mount {folder}: what is written there is local to a node",
-                "mount it under initialization_commands",
+                "mount it under initialization_commands, or keep runs at a URL",
             )
         else:
-            yield top["initialization_commands"].error(
+            yield top["initialization_commands"].warning(
                 "no command mounts a folder that all nodes share, and runs would be local to a node",
-                "mount one (`sudo mount -t nfs4 ...`), or check it: `mountpoint -q /shared`",
+                "mount one (`sudo mount -t nfs4 ...`), check it (`mountpoint -q /shared`), or keep runs at a URL",
             )
         return
     if not cluster.docker:
@@ -63,11 +64,11 @@ def _mounted(command: Place) -> list[tuple[str, Place]]:
 
 
 def costs(cluster: Cluster) -> Iterator[Finding]:
-    """What is called back, and what is paid for in vain."""
+    """Spot instances and idle cost."""
     head, top = cluster.head, cluster.top
     if cluster.cloud and not head.empty:
         if (spot := cluster.spot(head)) is not None:
-            yield spot.error("the head may be called back, and all runs end with it", "let the workers alone be spot")
+            yield spot.warning("the head may be called back, and all runs end with it", "let the workers alone be spot")
         if cluster.has_gpu(head) and any(cluster.has_gpu(kind) for kind in cluster.workers.values()):
             yield cluster.size(head).warning(
                 "the head has a GPU, which is paid for as long as the cluster is up", "take a machine without one"
@@ -78,8 +79,6 @@ def costs(cluster: Cluster) -> Iterator[Finding]:
             "machines are stopped and kept, and their disks paid for after `ray down`",
             "write cache_stopped_nodes: false",
         )
-    if top["idle_timeout_minutes"].there and (top["idle_timeout_minutes"].number or 0) > 120:
-        yield top["idle_timeout_minutes"].warning("idle machines are paid for, for hours", "write 10")
 
 
 def container(cluster: Cluster) -> Iterator[Finding]:

@@ -13,6 +13,8 @@ from importlib import metadata
 from raytrain.cluster.document import Finding, Place
 
 OLDEST_PYTHON = (3, 11)
+_FIRST_WITH_TOKEN = (2, 52)
+"""KubeRay refuses authOptions for a Ray before this one."""
 _TAG = re.compile(r"(?P<ray>\d+\.\d+\.\d+)(-py(?P<python>3\d+))?(-(?P<platform>cpu|gpu|cu(?P<cuda>\d{3})))?(-.*)?")
 _FLOATING = re.compile(r"(latest|nightly|master|main|dev|stable|edge)([-.].*)?", re.IGNORECASE)
 _PIN = re.compile(r"\b(ray|torch)(?:\[[\w,.-]+\])?\s*(==|>=|~=|<=|>|<)\s*([\w.]+)")
@@ -32,12 +34,13 @@ def installed() -> dict[str, str]:
     return found
 
 
-def check_image(image: Place, gpu: bool = False) -> Iterator[Finding]:
+def check_image(image: Place, gpu: bool = False, used: bool = True) -> Iterator[Finding]:
     """What is wrong with a container image.
 
     Args:
         image: the place of its name.
         gpu: whether it runs on nodes with GPUs.
+        used: whether the image's own Ray runs, and not one that is installed beside it.
     """
     if not isinstance(image.value, str) or not image.text:
         return
@@ -46,16 +49,17 @@ def check_image(image: Place, gpu: bool = False) -> Iterator[Finding]:
     ours = installed()
     wanted = f"rayproject/ray:{ours.get('ray', '')}-py312-cu{_cuda_tag()}"
     if not digest and not tag:
-        yield image.error(f"the image {image.text} has no tag, which is `latest`", f"pin it: {wanted}")
+        yield image.warning(f"the image {image.text} has no tag, which is `latest`", f"pin it: {wanted}")
         return
     if not digest and _FLOATING.fullmatch(tag):
-        yield image.error(f"the tag {tag!r} is another image tomorrow", f"pin it: {wanted}")
+        yield image.warning(f"the tag {tag!r} is another image tomorrow", f"pin it: {wanted}")
         return
     found = _TAG.fullmatch(tag)
     if found is None or not (official or found["python"]):
         return
     if found["ray"] != ours.get("ray"):
-        yield image.error(f"the image has Ray {found['ray']}, and {ours.get('ray')} is locked", f"take {wanted}")
+        level = image.error if used else image.warning
+        yield level(f"the image has Ray {found['ray']}, and {ours.get('ray')} is locked", f"take {wanted}")
     if official and found["python"] is None:
         yield image.error(
             "an image of Ray's without a Python tag has Python 3.10, too old for raytrain", f"take {wanted}"
@@ -63,10 +67,8 @@ def check_image(image: Place, gpu: bool = False) -> Iterator[Finding]:
     elif found["python"] and int(found["python"][1:]) < OLDEST_PYTHON[1]:
         yield image.error(f"the image has Python 3.{found['python'][1:]}, and raytrain needs 3.11", f"take {wanted}")
     cuda = ours.get("nvidia-cuda-runtime")
-    if found["platform"] == "gpu":
-        yield image.error("-gpu is an alias whose CUDA changes from release to release", f"take {wanted}")
-    elif found["cuda"] and cuda and found["cuda"][:2] != cuda.partition(".")[0]:
-        yield image.error(
+    if found["cuda"] and cuda and found["cuda"][:2] != cuda.partition(".")[0]:
+        yield image.warning(
             f"the image has CUDA {found['cuda'][:2]}.{found['cuda'][2:]}, and torch's is {cuda}", f"take {wanted}"
         )
     elif gpu and official and found["python"] and found["cuda"] is None and found["platform"] != "gpu":
@@ -82,16 +84,15 @@ def check_commands(commands: Iterable[Place]) -> Iterator[Finding]:
             continue
         for name, operator, version in _PIN.findall(command.text):
             if operator != "==":
-                yield command.error(f"{name} {operator} {version} is another version tomorrow", _exactly(name, ours))
+                yield command.warning(f"{name} {operator} {version} is another version tomorrow", _exactly(name, ours))
             elif version != ours.get(name):
-                yield command.error(
-                    f"this installs {name} {version}, and {ours.get(name)} is locked", _exactly(name, ours)
-                )
+                level = command.error if name == "ray" else command.warning
+                yield level(f"this installs {name} {version}, and {ours.get(name)} is locked", _exactly(name, ours))
         for packages in _INSTALL.findall(command.text):
             for word in packages.replace('"', " ").replace("'", " ").split():
                 name = word.partition("[")[0]
                 if name in ("ray", "torch") and not word.partition("]")[2]:
-                    yield command.error(f"this installs whichever {name} is newest that day", _exactly(name, ours))
+                    yield command.warning(f"this installs whichever {name} is newest that day", _exactly(name, ours))
 
 
 def check_version(version: Place) -> Iterator[Finding]:
@@ -99,7 +100,9 @@ def check_version(version: Place) -> Iterator[Finding]:
     ours = installed().get("ray")
     if version.text != ours:
         what = f"rayVersion is {version.text}" if version.there else "there is no rayVersion"
-        yield version.error(f"{what}, and Ray {ours} is locked", f"write rayVersion: {ours}")
+        parts = tuple(int(part) for part in version.text.split(".") if part.isdigit())
+        level = version.error if parts < _FIRST_WITH_TOKEN else version.warning
+        yield level(f"{what}, and Ray {ours} is locked", f"write rayVersion: {ours}")
 
 
 def _parts(image: str) -> tuple[str, str, str]:

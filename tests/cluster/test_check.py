@@ -19,7 +19,7 @@ import yaml
 from defects import DEFECTS
 
 from raytrain import cli, cluster, errors, launch
-from raytrain.cluster import fields
+from raytrain.cluster import fields, names
 from raytrain.cluster.document import LARGEST_BYTES, Finding, read
 
 ROOT = Path(__file__).parents[2]
@@ -42,15 +42,110 @@ def check(text: str) -> list[Finding]:
     return cluster.check(Path("cluster.yaml"))
 
 
+FILLED = {
+    "-0123456789abcdef0": "-0a1b2c3d4e5f60718",
+    "192.0.2.": "10.1.2.",
+    "your-project": "vision-4711",
+    "youraccount": "visionruns",
+    "registry.example.com": "registry.visions.io:5000",
+}
+
+
+def filled(text: str) -> str:
+    """A file whose placeholders and lines marked EDIT were edited."""
+    for placeholder, value in FILLED.items():
+        text = text.replace(placeholder, value)
+    return re.sub(r"^(\s*[^#\s].*?)\s+# EDIT.*$", r"\1", text, flags=re.MULTILINE)
+
+
 def edited(kind: str, old: str, new: str) -> str:
     text = cluster.text(kind)
     assert old in text, f"{kind} has not: {old}"
-    return text.replace(old, new, 1)
+    return filled(text.replace(old, new, 1))
 
 
-@pytest.mark.parametrize("kind", YAML)
-def test_the_shipped_files_are_clean(kind: str) -> None:
-    assert check(cluster.text(kind)) == []
+@pytest.mark.parametrize("kind", cluster.KINDS)
+def test_the_shipped_files_are_clean_once_they_are_edited(kind: str) -> None:
+    assert check(filled(cluster.text(kind))) == []
+
+
+@pytest.mark.parametrize("kind", cluster.KINDS)
+def test_a_shipped_file_as_it_is_has_a_finding_for_each_line_to_edit(kind: str) -> None:
+    text = cluster.text(kind)
+    marked = {n for n, line in enumerate(text.splitlines(), 1) if "# EDIT" in line and not line.strip().startswith("#")}
+    found = check(text)
+    assert {finding.line for finding in found} == marked
+    code = [line.partition(" #")[0] for line in text.splitlines() if not line.strip().startswith("#")]
+    left = {placeholder for placeholder in FILLED if any(placeholder in line for line in code)}
+    errors = [finding.what for finding in found if finding.level == "error"]
+    assert all(any(placeholder in what for what in errors) for placeholder in left)
+    assert (errors != []) == (left != set()) == (kind not in ("slurm", "plain"))
+
+
+def test_a_line_that_was_edited_may_keep_its_mark_and_one_that_stays_loses_it() -> None:
+    text = cluster.text("on-premises").replace("192.0.2.", "10.1.2.")
+    assert {finding.level for finding in check(text)} == {"warning"}
+    text = re.sub("workers: 2 .*", "workers: 2", text).replace("ssh_user: ubuntu", "ssh_user: me")
+    assert check(text.replace("mountpoint -q /shared", "mountpoint -q /mnt/runs")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [
+        ("aws", "  ~/.ray/auth_token: ~", "  /home/ray/.ray/auth_token: ~"),
+        ("aws", "mount -t nfs4 -o nfsvers=4.1,hard,timeo=600,noresvport fs-", "mount fs-"),
+        ("gcp", "mount -t nfs -o nfsvers=3,hard,timeo=600 192.0.2.2:/runs", "mount -o hard [fd00::2]:/runs"),
+        (
+            "aws",
+            "    - --ulimit nofile=65536:65536",
+            "    - -e TOKENIZERS_PARALLELISM=false -e WANDB_API_KEY_FILE=/run/k",
+        ),
+        ("aws", "  - cd ~/raytrain && make setup", "  - cd ${HOME}/raytrain && HF_TOKEN=$(cat ~/t) make setup"),
+        ("aws", "  - ~/raytrain/.venv/bin/ray stop", "  - pkill -f gcs_server"),
+        ("aws", "InstanceType: g6.xlarge", "InstanceType: p5.48xlarge"),
+        ("gcp", "mount -t nfs -o nfsvers=3,hard,timeo=600 192.0.2.2:/runs /shared", "mount 'nas:/runs' '/shared'"),
+        ("gcp", "mount -t nfs -o nfsvers=3,hard,timeo=600 192.0.2.2:/runs /shared", "mount //nas/runs /shared -o rw"),
+        ("on-premises", "mountpoint -q /shared", "sudo mount /shared"),
+        ("aws", "  - cd ~/raytrain && make setup", "  - D=~/raytrain; cd ${D} && echo ${X:-y} \\${Z} && make setup"),
+        ("aws", "region: us-west-2", "region: eu-central-2"),
+        ("gcp", "machineType: g2-standard-8", "machineType: a3-megagpu-8g"),
+        ("gcp", "machineType: e2-standard-4", "machineType: n2-custom-4-8192"),
+        ("azure", "location: westus2", "location: West US 2"),
+        ("azure", "vmSize: Standard_NC4as_T4_v3", "vmSize: Standard_ND96isr_H100_v5"),
+        ("kuberay", "rayStartParams: {}\n      template", 'rayStartParams: {num-gpus: "1"}\n      template'),
+        (
+            *("kuberay", "nvidia.com/gpu: 1\n              volumeMounts"),
+            "nvidia.com/mig-1g.5gb: 1\n              volumeMounts",
+        ),
+        (
+            *("kuberay", "            image: registry.example.com"),
+            "            env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}, "
+            "{name: A, value: $(B)}, {name: TOKENIZERS_PARALLELISM, value: 'false'}]\n            image: registry.io",
+        ),
+        ("kuberay", "              - {name: shm, mountPath: /dev/shm}\n        volumes", "        volumes"),
+        ("kuberay-job", "--out /shared/runs", "--out s3://bucket/runs --name $RAY_JOB_SUBMISSION_ID"),
+    ],
+)
+def test_what_works_is_not_found_fault_with(kind: str, old: str, new: str) -> None:
+    assert check(edited(kind, old, new)) == []
+
+
+def test_names_are_checked_by_their_form_where_botocore_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "_aws", dict)
+    for old, new in (("region: us-west-2", "region: us-wset-2"), ("g6.xlarge", "g6-xlarge")):
+        (finding,) = check(edited("aws", old, new))
+        assert "aws has no " in finding.what
+    for old, new in (
+        ("us-west-2", "eusc-de-east-1"),
+        ("us-west-2", "us-gov-west-1"),
+        ("g6.xlarge", "p6-b200.48xlarge"),
+    ):
+        assert check(edited("aws", old, new)) == []
+
+
+def test_all_names_that_botocore_knows_have_the_form() -> None:
+    for field, known in names._aws().items():
+        assert known and [name for name in known if not re.fullmatch(names._FORMS["aws", field], name)] == []
 
 
 def identify(defect: tuple[str, ...]) -> str:
@@ -92,7 +187,7 @@ def test_the_mode_of_the_key_and_of_the_token_is_looked_at(home: Path) -> None:
             edited("aws", "  ssh_user: ubuntu", "  ssh_user: ubuntu\n  ssh_private_key: ~/key.pem"),
             "the SSH key",
         ),
-        (".ray/auth_token", cluster.text("aws"), "the token"),
+        (".ray/auth_token", filled(cluster.text("aws")), "the token"),
     ):
         (home / name).write_text("secret")
         (home / name).chmod(0o644)
@@ -111,7 +206,7 @@ def test_the_mode_of_the_key_and_of_the_token_is_looked_at(home: Path) -> None:
 
 def test_other_kinds_of_kubernetes_beside_a_ray_cluster_are_left_alone() -> None:
     claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: raytrain}\nspec: {anything: 1}\n---\n"
-    assert check(claim + cluster.text("kuberay")) == []
+    assert check(claim + filled(cluster.text("kuberay"))) == []
     broken = claim + edited("kuberay", "rayVersion: 2.60.0", "rayVersion: 2.0.0")
     (finding,) = check(broken)
     assert "rayVersion: 2.0.0" in broken.splitlines()[finding.line - 1]
@@ -126,7 +221,7 @@ def test_other_kinds_of_kubernetes_beside_a_ray_cluster_are_left_alone() -> None
         ("mine/trainer:latest@sha256:" + "0" * 64, None),
         ("mine/ray:2.58.0-py312-cu130", "has Ray 2.58.0"),
         ("rayproject/ray:2.60.0", "Python 3.10, too old"),
-        ("rayproject/ray:2.60.0-py312-gpu", "an alias"),
+        ("rayproject/ray:2.60.0-py312-gpu", None),
         ("rayproject/ray:2.60.0-py311-cu130", None),
     ],
 )
@@ -184,7 +279,7 @@ def test_a_file_that_is_no_one_mapping_has_a_finding(text: str) -> None:
 def test_no_rule_fails_on_a_value_of_another_kind(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each value in turn becomes a text, a number, a list, a mapping or nothing; slow Ray sees every eighth."""
     by_ray = launch.refused_cluster
-    whole = yaml.safe_load(cluster.text(kind))
+    whole = yaml.safe_load(filled(cluster.text(kind)))
 
     def places(value: object, path: tuple = ()) -> list[tuple]:
         inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -222,23 +317,23 @@ def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_the_command_names_file_and_line_and_ends_with_2_on_errors(capsys: Capture) -> None:
-    Path("good.yaml").write_text(cluster.text("aws"))
+    Path("good.yaml").write_text(filled(cluster.text("aws")))
     assert run(capsys, "check", "good.yaml") == (0, "good.yaml: nothing is wrong\n", "")
-    Path("bad.yaml").write_text(edited("aws", "HttpTokens: required", "HttpTokens: optional"))
+    Path("bad.yaml").write_text(edited("aws", "  type: aws", "  type: asw"))
     status, out, err = run(capsys, "check", "bad.yaml")
-    assert status == 2 and re.fullmatch(r"bad\.yaml:\d+: error: .*; add MetadataOptions: .*\n", out)
-    assert err == "error: 1 error in the cluster's file, bad.yaml; mend them, then check it again\n"
+    assert status == 2 and re.fullmatch(r"bad\.yaml:\d+: error: .*; write 'aws'\n", out)
+    assert err == "error: 1 error in the cluster's file, bad.yaml; correct it, then check it again\n"
     Path("dear.yaml").write_text(edited("aws", "m6i.xlarge", "g6.xlarge"))
     status, out, err = run(capsys, "check", "dear.yaml")
     assert status == 0 and re.fullmatch(r"dear\.yaml:\d+: warning: .*\n", out) and err == ""
 
 
 def test_json_has_every_finding(capsys: Capture) -> None:
-    Path("bad.yaml").write_text(edited("aws", "HttpTokens: required", "HttpTokens: optional"))
+    Path("bad.yaml").write_text(edited("aws", "  type: aws", "  type: asw"))
     status, out, _ = run(capsys, "check", "bad.yaml", "--json")
     (finding,) = json.loads(out)["findings"]
     assert status == 2 and finding["level"] == "error" and set(finding) == {"line", "level", "what", "how"}
-    Path("good.yaml").write_text(cluster.text("aws"))
+    Path("good.yaml").write_text(filled(cluster.text("aws")))
     assert run(capsys, "check", "good.yaml", "--json")[:2] == (0, '{"file": "good.yaml", "findings": []}\n')
 
 
@@ -255,7 +350,7 @@ def test_mistakes_on_the_command_line(capsys: Capture) -> None:
 
 
 def test_the_check_starts_no_ray_imports_no_torch_and_no_sdk_and_is_quick(home: Path) -> None:
-    Path("cluster.yaml").write_text(cluster.text("aws"))
+    Path("cluster.yaml").write_text(filled(cluster.text("aws")))
     code = (
         "import sys, time, subprocess, socket\n"
         "def refuse(*a, **k): raise AssertionError('started or connected')\n"
@@ -263,7 +358,7 @@ def test_the_check_starts_no_ray_imports_no_torch_and_no_sdk_and_is_quick(home: 
         "from raytrain import cli\n"
         "status = cli.run(['cluster', 'check', 'cluster.yaml'])\n"
         "import ray\n"
-        "sdks = ('torch', 'boto3', 'googleapiclient', 'azure')\n"
+        "sdks = ('torch', 'boto3', 'botocore', 'googleapiclient', 'azure')\n"
         "print(status, ray.is_initialized(), [name for name in sdks if name in sys.modules])"
     )
     begun = time.monotonic()
