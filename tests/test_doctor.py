@@ -112,6 +112,7 @@ def test_a_defect_of_a_node_is_found_alone_with_its_remedy(defect: tuple) -> Non
         ("cpus", replace(CLUSTER, nodes=(replace(HEAD, declared=(1.0, 0.0)),)), "warning", "left for Ray Data",
          "--num-cpus 2"),
         ("uv run", Survey(replace(HERE, uv_run=(True, "1"))), "warning", "RAY_ENABLE_UV_RUN_RUNTIME_ENV=1", "unset"),
+        ("nodes", replace(CLUSTER, least_nodes=3), "warning", "2 of 3 nodes are there", "raytrain cluster up FILE"),
         ("token", Survey(replace(HERE, token_mode=0o604)), "failure", "others may read", "chmod 600"),
     ],
 )  # fmt: skip
@@ -128,6 +129,7 @@ def test_a_defect_of_this_machine_or_of_the_whole_cluster_is_found_alone(
         Survey(HERE),
         CLUSTER,
         replace(CLUSTER, nodes=(replace(HEAD, job_port=52365), NODE)),
+        replace(CLUSTER, least_nodes=2),
         Survey(replace(HERE, gloo=("lo", "127.0.0.1"))),
         replace(CLUSTER, nodes=(replace(HEAD, gloo=("lo", "127.0.0.1")),)),  # one node needs no other address
         replace(CLUSTER, nodes=(replace(HEAD, auth_mode=("disabled", False)),), exposed=False),
@@ -145,7 +147,7 @@ def test_what_is_well_is_not_found_fault_with(survey: Survey) -> None:
 
 def test_each_check_can_fail_or_warn() -> None:
     names = {check.__name__.removeprefix("check_").replace("_", " ") for check in CHECKS}
-    assert names <= {defect[0] for defect in DEFECTS} | {"cpus", "uv run", "limits"}
+    assert names <= {defect[0] for defect in DEFECTS} | {"cpus", "uv run", "limits", "nodes"}
 
 
 def test_gloo_takes_the_interface_that_is_named_or_that_of_the_host_s_name() -> None:

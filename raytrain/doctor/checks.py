@@ -57,6 +57,7 @@ class Survey:
         out: the folder or URL for runs.
         free_cpus: the cluster's CPUs that nobody has taken.
         exposed: whether a node listens on more than the loopback.
+        least_nodes: how many nodes the file of `ray up` asks for, the head included; 0 where that is not known.
         refused: why Ray would not be started on this machine, and what helps; asked where no cluster is.
     """
 
@@ -67,6 +68,7 @@ class Survey:
     out: str = "runs"
     free_cpus: float | None = None
     exposed: bool = False
+    least_nodes: int = 0
     refused: tuple[str, str] | None = None
 
     @property
@@ -244,6 +246,18 @@ def check_token(machine: Facts, survey: Survey) -> Verdict:
     return Verdict("ok", f"{machine.token_file}, mode {mode:04o}")
 
 
+def check_nodes(machine: Facts, survey: Survey) -> Verdict | None:
+    """All nodes that the file of `ray up` asks for have joined: `ray up` ends with 0 before they do."""
+    if machine is not survey.here or not survey.least_nodes:
+        return None
+    there = len(survey.nodes) + len(survey.silent)
+    if there < survey.least_nodes:
+        what = f"{there} of {survey.least_nodes} nodes are there that the cluster's file asks for"
+        remedy = "start it with `raytrain cluster up FILE`; `ray status` says what became of the others"
+        return Verdict("warning", what, remedy)
+    return Verdict("ok", f"{there}, and the cluster's file asks for {survey.least_nodes}")
+
+
 def check_jobs(machine: Facts, survey: Survey) -> Verdict | None:
     """The head's dashboard agent takes jobs: it lives on without its port where another process has that."""
     if machine.job_port is None:
@@ -310,6 +324,7 @@ CHECKS: tuple[Callable[[Facts, Survey], Verdict | None], ...] = (
     check_shared_memory,
     check_clock,
     check_token,
+    check_nodes,
     check_jobs,
     check_cpus,
     check_uv_run,

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from raytrain import errors, limits, storage
+from raytrain import errors, launch, limits, storage
 from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, clock, gather, probe, remove
 from raytrain.plan import existing
@@ -96,7 +96,7 @@ def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Sur
         cloudpickle.unregister_pickle_by_value(package)
     free = ray.available_resources().get("CPU", 0.0)
     loopback = all(ipaddress.ip_address(node["NodeManagerAddress"]).is_loopback for node in nodes)
-    return Survey(here, tuple(found), tuple(silent), address, out, free, not loopback)
+    return Survey(here, tuple(found), tuple(silent), address, out, free, not loopback, launch.least_nodes())
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:

@@ -114,6 +114,15 @@ def test_a_run_waits_for_the_nodes_that_its_workers_need(head: tuple[str, dict[s
     def nodes(name: str) -> list[str]:
         return [json.loads(file.read_text())["node"] for file in (tmp_path / name / "logs").glob("place_*.json")]
 
+    (tmp_path / "home").mkdir()
+    description = yaml.safe_load((tmp_path / "ray_bootstrap_config.yaml").read_text())
+    description["available_node_types"]["cpu"]["min_workers"] = 2
+    (tmp_path / "home" / "ray_bootstrap_config.yaml").write_text(yaml.safe_dump(description))
+    command = [sys.executable, "-m", "raytrain.cli", "doctor", "--address", address, "--out", str(tmp_path)]
+    home = {**environment, "HOME": str(tmp_path / "home")}
+    said = subprocess.run(command, env=home, capture_output=True, text=True, timeout=200, check=False).stdout
+    assert "1 of 3 nodes are there that the cluster's file asks for" in said
+
     refused = train("refused", 4, 2)
     assert refused.returncode == 2 and "asks for 8 CPUs and the cluster has 5" in refused.stderr
     done = train("first", 2, 2)
