@@ -508,21 +508,65 @@ def _export(arguments: list[str]) -> None:
     print(f"wrote {file}")
 
 
-def _cluster(arguments: list[str]) -> None:
-    """Describe a cluster: raytrain cluster check FILE | init KIND [--out FILE]"""
+def _cluster(arguments: list[str]) -> int | None:
+    """Start a cluster: raytrain cluster init KIND [--out FILE] | check FILE | up FILE"""
     which = _first(arguments)
-    if which == "check":
-        return _cluster_check(arguments[1:])
-    if which == "init":
-        return _cluster_init(arguments[1:])
+    commands = {"init": _cluster_init, "check": _cluster_check, "up": _cluster_up}
+    if which in commands:
+        return commands[which](arguments[1:])
     if which is not None:
-        raise errors.unknown_command(f"cluster {which}", ["cluster check", "cluster init"])
+        raise errors.unknown_command(f"cluster {which}", [f"cluster {name}" for name in commands])
     if not arguments or arguments[0] not in ("-h", "--help"):
-        raise errors.bad_flag("`check` or `init` must come first", "raytrain cluster")
+        raise errors.bad_flag("`init`, `check` or `up` must come first", "raytrain cluster")
     print(
-        "usage: raytrain cluster check FILE [--json]\n       raytrain cluster init KIND [--out FILE]\n\n"
-        + _wrapped("Checks the file of a cluster (for `ray up`, or KubeRay's) offline, or gives one to begin with.")
+        "usage: raytrain cluster init KIND [--out FILE]\n       raytrain cluster check FILE [--json]\n"
+        "       raytrain cluster up FILE [--minutes 20] [--yes]\n\n"
+        + _wrapped(
+            "`init` writes a file to start with. `check` looks for mistakes in such a file (for `ray up` or KubeRay), "
+            "offline. `up` starts the cluster with `ray up` and waits until all of its nodes have joined."
+        )
     )
+
+
+def _cluster_up(arguments: list[str]) -> int:
+    def command(
+        file: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE")]],
+        minutes: float = 20.0,
+        yes: bool = False,
+    ) -> tuple[str, float, bool]:
+        """Check the file of a cluster, start it with `ray up`, and wait until the head and all min_workers have joined.
+
+        The autoscaler is version 1: with version 2, the default of `ray up`, workers may be left out.
+        The exit status is 1 if nodes are missing (the cluster stays up) and 2 if the file has errors.
+
+        Args:
+            file: A YAML file for `ray up`.
+            minutes: How long the nodes may take to join after the head has started.
+            yes: Do not ask before the cluster is started, or restarted if it runs, which ends its jobs.
+        """
+        return file, minutes, yes
+
+    file, minutes, yes = _parse(command, arguments, "raytrain cluster up")
+    if not 0 < minutes < 10_000:  # also NaN
+        raise errors.bad_flag(f"--minutes must be above 0, got {minutes:g}", "raytrain cluster up")
+    from raytrain import cluster
+
+    path = Path(file)
+    wanted = cluster.nodes(path)
+    _print_findings(path, cluster.check(path))
+    try:
+        cluster.up(path, minutes, yes, lambda line: print(line, flush=True))
+    except cluster.Incomplete as error:
+        print(
+            f"error: the cluster is not complete: {error}; its nodes stay up: "
+            f"`raytrain cluster up {file}` tries again, `ray down {file}` ends the cluster",
+            file=sys.stderr,
+        )
+        return 1
+    print(
+        f"all {sum(wanted.values())} nodes have joined; `ray dashboard {file}` brings the dashboard to localhost:8265"
+    )
+    return 0
 
 
 def _cluster_check(arguments: list[str]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hosts import LAUNCHER, ROOT, SHARED, Hosts
 
 from raytrain import checkpoint, cluster
@@ -21,6 +22,8 @@ from raytrain import checkpoint, cluster
 RUNS = f"{SHARED}/runs"
 _FILE = "on-premises.yaml"
 _DASHBOARD = "http://127.0.0.1:8265"
+_STOP = yaml.safe_load(cluster.text("on-premises"))["head_start_ray_commands"][0]
+"""What ends the cluster on a host."""
 _SSH = "-i ~/.ssh/raytrain -o StrictHostKeyChecking=no"
 
 
@@ -36,8 +39,8 @@ class Cluster:
         for old, new in {
             "head_ip: 192.0.2.10": f"head_ip: {head}",
             "[192.0.2.11, 192.0.2.12]": f"[{', '.join(workers)}]",
-            "min_workers: 2": f"min_workers: {len(workers)}",
-            "max_workers: 2": f"max_workers: {len(workers)}",
+            "min_workers: 2  # EDIT: as many as there are worker_ips": f"min_workers: {len(workers)}",
+            "max_workers: 2  # EDIT": f"max_workers: {len(workers)}",
             "ssh_user: ubuntu": "ssh_user: root",
             "# ssh_private_key:": "ssh_private_key:",
             "mountpoint -q /shared": f"mountpoint -q {SHARED}",
@@ -66,11 +69,19 @@ class Cluster:
         self.seconds[what] = time.monotonic() - began
 
     def up(self) -> None:
-        """`ray up`, until all hosts are there."""
+        """`raytrain cluster up`, which ends when all hosts are there."""
         with self.timed("up"):
-            self.run(f"RAY_UP_enable_autoscaler_v2=0 ray up --yes {_FILE}", timeout=600)
-        with self.timed("nodes"):
-            self.wait_for_nodes(len(self.hosts.names))
+            said = self.run(f"raytrain cluster up {_FILE} --yes", timeout=1500)
+        count = len(self.hosts.names)
+        assert f"all {count} nodes have joined" in said
+        self.wait_for_nodes(count, 5)
+
+    def ready(self) -> None:
+        """Start the cluster again where not all hosts are there."""
+        try:
+            self.wait_for_nodes(len(self.hosts.names), 90)
+        except AssertionError:
+            self.up()
 
     def wait_for_nodes(self, count: int, seconds: float = 400) -> None:
         """Waits until Ray counts so many nodes."""
@@ -98,10 +109,14 @@ class Cluster:
         with self.hosts.popen(LAUNCHER, command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             deadline = time.monotonic() + 60
             while "8265" not in self.run("ss -Hltn sport = 8265"):
-                assert time.monotonic() < deadline and process.poll() is None, "the dashboard is not there"
+                assert process.poll() is None, "the tunnel to the dashboard is not there"
+                if time.monotonic() > deadline:
+                    process.kill()
                 time.sleep(0.2)
-            yield
-            self.run("pkill -f 8265:localhost")
+            try:
+                yield
+            finally:
+                self.run("pkill -f 8265:localhost", check=False)
 
     def submit(self, name: str, *flags: str) -> subprocess.Popen[str]:
         """`raytrain submit` of the experiment, which follows the job and ends with its exit status."""
@@ -112,11 +127,10 @@ class Cluster:
         )
 
     def down(self) -> None:
-        """`ray down` and, as the file says, `ray stop` on the workers; nothing is left on any host."""
+        """What the file says ends this cluster alone, by SSH, the head first; nothing is left on any host."""
         with self.timed("down"):
-            self.run(f"ray down --yes {_FILE}")
-            for name in self.hosts.names[1:]:
-                self.run(f"ssh {_SSH} root@{name} '~/raytrain/.venv/bin/ray stop --force'")
+            for name in self.hosts.names:
+                self.run(f"ssh {_SSH} root@{name} {shlex.quote(_STOP)}")
         deadline = time.monotonic() + 20
         for name in self.hosts.names:
             while (left := self.hosts.processes(name)) or [*self.hosts.listening(name)] != [22]:
@@ -213,3 +227,22 @@ def bit_equal(used: Cluster, here: Path) -> dict[str, float]:
     assert [row["loss"] for row in rows(run)] == [row["loss"] for row in rows(here)]
     assert weights(run) == weights(here)
     return {"submit": used.seconds["submit"]}
+
+
+def another_ray_goes_on(used: Cluster) -> None:
+    """Ray that the same user runs on the head and on a worker lives on while this cluster is started again."""
+    other = "--head --port=7379 --num-cpus=1 --include-dashboard=false --min-worker-port=20000 --max-worker-port=20100"
+    names = ("head", "worker1")
+
+    def running() -> list[str]:
+        return [used.hosts.run(name, "pgrep -f '[g]cs_server_port=7379|[/]tmp/other/.*raylet'") for name in names]
+
+    try:
+        for name in names:
+            used.hosts.run(name, f"RAY_TMPDIR=/tmp/other ray start {other} --ray-client-server-port=7001")
+        before = running()
+        used.up()
+        assert running() == before
+    finally:
+        for name in names:
+            used.hosts.run(name, _STOP.replace("/tmp/raytrain-cluster", "/tmp/other"))

@@ -339,7 +339,7 @@ def test_json_has_every_finding(capsys: Capture) -> None:
 
 def test_mistakes_on_the_command_line(capsys: Capture) -> None:
     for arguments, said in (
-        ((), "`check` or `init` must come first"),
+        ((), "`init`, `check` or `up` must come first"),
         (("chekc", "x"), "did you mean cluster check?"),
         (("check", "gone.yaml"), "no such cluster file"),
         (("check",), "FILE"),

@@ -21,7 +21,9 @@ export PATH=$project/.venv/bin:$PATH
 export RAY_AUTH_MODE=token
 export RAY_TMPDIR=/tmp/ray-$SLURM_JOB_ID  # sockets need a short path on a local disk
 
-# The head's address and not its name, which a node may take for its own 127.0.0.1. No other Ray may run there: --exclusive.
+srun --ntasks-per-node=1 install -d -m 700 "$RAY_TMPDIR"  # Ray opens its own folders to every user of a node
+# The head's address and not its name, which a node may take for its own 127.0.0.1. symmetric-run refuses nodes where a Ray
+# of yours runs, and ends with `ray stop`, which ends all of them: --exclusive keeps your other jobs off these nodes.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 address=$(srun --nodes=1 --ntasks=1 --nodelist="${hosts%%$'\n'*}" hostname --ip-address)
 export RAY_ADDRESS=${address%% *}:6379
