@@ -39,10 +39,10 @@ FAULTS = $(if $(filter-out file,$(origin N)),$(N),3)
 faults: setup
 	$(BIN)/python tests/faults/runs_table.py $(FAULTS) $(SEED)
 
-# From `ray up` to `ray down` on three hosts that are namespaces of this machine, N times, then faults: this takes root.
+# From `raytrain cluster up` to the cluster's end on three hosts (namespaces of this machine), N times, then faults: needs root.
 CYCLES = $(if $(filter-out file,$(origin N)),$(N),10)
 cluster-test: setup
-	$(BIN)/python tests/cluster/table.py $(CYCLES)
+	$(BIN)/python tests/cluster/cluster_table.py $(CYCLES)
 
 lint: setup
 	$(BIN)/ruff check .

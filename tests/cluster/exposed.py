@@ -80,14 +80,13 @@ def no_more_than_documented(used: Cluster) -> None:
 
 def nothing_without_a_token(used: Cluster) -> None:
     """HTTP, `ray job list`, and Ray's own protocol, from another host, which has no token of its own."""
-    with used.dashboard():
-        url, agent = "http://127.0.0.1:8265", "http://head:52365"
-        calls = f"{url}/api/jobs/ {url}/api/jobs/+ {url}/nodes?view=summary {agent}/api/job_agent/jobs/+"
-        for token, status in (("", "401"), ("wrong", "403")):
-            said = used.run(f"TOKEN={token} python - {shlex.quote(calls)} <<'END'\n{_ASK}\nEND").split()
-            assert said == [status] * len(calls.split()), dict(zip(calls.split(), said, strict=False))
-        said = used.run(f"HOME=/tmp ray job list --address {url} 2>&1 && echo let in", check=False)
-        assert "Unauthorized: Missing authentication token" in said and "let in" not in said
+    url, agent = "http://127.0.0.1:8265", "http://head:52365"
+    calls = f"{url}/api/jobs/ {url}/api/jobs/+ {url}/nodes?view=summary {agent}/api/job_agent/jobs/+"
+    for token, status in (("", "401"), ("wrong", "403")):
+        said = used.run(f"TOKEN={token} python - {shlex.quote(calls)} <<'END'\n{_ASK}\nEND").split()
+        assert said == [status] * len(calls.split()), dict(zip(calls.split(), said, strict=False))
+    said = used.run(f"HOME=/tmp ray job list --address {url} 2>&1 && echo let in", check=False)
+    assert "Unauthorized: Missing authentication token" in said and "let in" not in said
     calls = {
         "head:6379": "ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
         "head:6380": "ray.rpc.NodeManagerService/GetNodeStats",
