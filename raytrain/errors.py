@@ -174,8 +174,9 @@ def no_root(source: str) -> UserError:
     return UserError("data.root is not set", f"in {source}", "say where the data is: --data.root DIR")
 
 
-def empty_class(folder: Path | str) -> UserError:
-    return UserError("a class folder has no images", folder, "remove the folder or put its images there")
+def empty_class(folder: Path | str, *kinds: str) -> UserError:
+    convert = f"convert its {' and '.join(kinds)} files to .jpg or .png" if kinds else "put its images there"
+    return UserError("a class folder has no images", folder, f"remove the folder or {convert}")
 
 
 def classes_differ(train: Sequence[str], other: Sequence[str], split: str, root: object) -> UserError:

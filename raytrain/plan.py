@@ -257,13 +257,14 @@ class Plan:
         shape = "x".join(map(str, e.data.image(train)))
         splits = ", ".join(f"{len(index):,} {split}" for split, index in self.indices.items())
         rows = len(train) / e.replicas
+        classes = f"{len(train.classes):,} class" + ("es" if len(train.classes) != 1 else "")
         lines = [
             (
                 "model",
                 f"{type(e.model).__name__}, {self.parameters[0]:,} parameters"
                 + (f", {self.parameters[1]:,} of them trained" if self.parameters[1] != self.parameters[0] else ""),
             ),
-            ("data", f"{type(e.data).__name__}: {splits}; {len(train.classes)} classes, images {shape}"),
+            ("data", f"{type(e.data).__name__}: {splits}; {classes}, images {shape}"),
             (
                 "workers",
                 f"{place} on {self.resources.where} "

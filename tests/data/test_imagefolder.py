@@ -42,14 +42,22 @@ def samples(index: Index, root: Path) -> list[tuple[str, int]]:
     return [(str(root / path), int(label)) for path, label in zip(paths(index), index.labels, strict=True)]
 
 
-@pytest.mark.parametrize("suffix", ["", "set"])
-def test_the_splits_are_folders_of_classes(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize(
+    "named",
+    [
+        ("train", "val", "test"),
+        ("trainset", "valset", "testset"),
+        ("training", "validation", "testing"),
+        ("Train", "VALID", "Test"),
+    ],
+)
+def test_the_splits_are_folders_of_classes(tmp_path: Path, named: tuple[str, str, str]) -> None:
     splits = ("train", "val", "test")
-    tree(tmp_path, *(name for split in splits for name in many(split + suffix)))
+    tree(tmp_path, *(name for folder in named for name in many(folder)))
     indices = ImageFolder(root=str(tmp_path), size=4, crop=None).index()
     assert list(indices) == list(splits)
-    for split, index in indices.items():
-        expected = datasets.ImageFolder(str(tmp_path / (split + suffix)))
+    for (split, index), folder in zip(indices.items(), named, strict=True):
+        expected = datasets.ImageFolder(str(tmp_path / folder))
         assert samples(index, tmp_path) == expected.samples
         assert list(index.classes) == expected.classes
         assert (index.split, index.shape, index.ignored) == (split, (3, 4, 4), ())
@@ -118,6 +126,14 @@ def test_without_a_val_folder_a_part_of_train_validates_and_strays_are_named_onc
     assert [indices[split].ignored for split in ("train", "val")] == [("train/notes.txt",), ()]
 
 
+def test_a_part_of_train_that_validates_is_said_in_the_plan(tmp_path: Path) -> None:
+    tree(tmp_path, *many("Training"), *many("dev"))
+    [note] = ImageFolder(str(tmp_path), cache="off").notes()
+    assert note.endswith("has no val folder: 20% of each class of Training validates (--data.val_fraction)")
+    tree(tmp_path, *many("valid"))
+    assert ImageFolder(str(tmp_path), cache="off").notes() == []
+
+
 def test_strays_and_hidden_files_and_folders_are_ignored_and_named(tmp_path: Path) -> None:
     tree(tmp_path, *many("."))
     strays = [
@@ -147,6 +163,11 @@ def test_strays_and_hidden_files_and_folders_are_ignored_and_named(tmp_path: Pat
             [*many("train"), *many("val"), *many("test", ["ant"])],
             "train and test have different classes: test lacks bee",
         ),
+        (
+            [*many("."), "wasp/a.gif", "wasp/b.gif", "wasp/c.heic"],
+            "no images, ROOT/wasp; remove the folder or convert its .gif and .heic files to .jpg or .png",
+        ),
+        (many("all/train"), "a class folder has a folder train, ROOT/all; did you mean --data.root ROOT/all?"),
         (["ant/0.png", "bee/0.png"], "no class with two images there, ROOT; give it a val folder"),
     ],
 )
