@@ -148,12 +148,19 @@ def train(
 
 
 def resume(
-    run: Run | Path | str, *, address: str | None = None, quiet: bool = False, verbose: bool = False, **changes: object
+    run: Run | Path | str,
+    *,
+    experiment: Path | str | None = None,
+    address: str | None = None,
+    quiet: bool = False,
+    verbose: bool = False,
+    **changes: object,
 ) -> Run:
     """Goes on with a run from its newest checkpoint, as `raytrain resume` does.
 
     Args:
         run: the run or its directory.
+        experiment: the corrected experiment file, to go on with it in place of the run's own code.
         changes: fields to change, such as `epochs=5`; a dotted path is given as `**{"scaling.workers": 4}`.
 
     Raises:
@@ -161,15 +168,18 @@ def resume(
     """
     from raytrain import fit
     from raytrain.observe import watched
+    from raytrain.resumption import Correction
 
     started = time.time()
     _refuse_while_loading()
-    run = run if isinstance(run, Run) else Run(run)
-    value = run.experiment
+    run = Run(run.where if isinstance(run, Run) else run)
+    correction = Correction(run, Path(experiment)) if experiment else None
+    value = correction.experiment if correction else run.experiment
     for path, change in changes.items():
         value = _config.replace(value, path, change)
+    options = fit.Options(address=address, verbose=verbose)
     with watched(_observer(quiet)) as observer:
-        return fit.resume(Run(run.path), value, fit.Options(address=address, verbose=verbose), observer, started)
+        return fit.resume(run, value, options, observer, started, correction)
 
 
 def sweep(

@@ -26,12 +26,13 @@ import tyro
 from raytrain import __version__, errors, hints, limits, storage
 from raytrain.batch_size import Search as Trying
 from raytrain.experiment import Experiment, load, with_strategy
-from raytrain.fit import Interrupted, Options, RunFailed, resume, train
+from raytrain.fit import Interrupted, Options, RunFailed, advice, near, resume, train
 from raytrain.interrupts import asked, unwinding
 from raytrain.observe import Observer, watched
 from raytrain.optim import Rising
 from raytrain.parallel import STRATEGIES, Parallel
 from raytrain.report.output import Refused, guard_standard_streams
+from raytrain.resumption import Correction
 from raytrain.run import Run
 from raytrain.search import Scheduler, Search, Sweep
 from raytrain.session import leave
@@ -55,6 +56,9 @@ _RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
 class Resume:
     """How a resumed run goes on."""
 
+    experiment: str | None = None
+    """The corrected experiment file, to go on with it and the modules that it imports in place of the run's copies.
+    The values stay the run's; the model's parameters must have the names, shapes and order that they had."""
     address: str | None = None
     """Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone."""
     dry_run: bool = False
@@ -147,7 +151,7 @@ def _after(what: str, failed: RunFailed) -> str:
     if what == "sweep":
         return f"go on with `raytrain sweep {where}`"
     if failed.edit:
-        return f"correct {failed.edit} and train a new run: `raytrain resume` would repeat the error of the run's copy"
+        return f"correct {near(failed.edit)}, then {advice(failed.run)}"
     return f"go on with `raytrain resume {where}`"
 
 
@@ -381,19 +385,23 @@ def _report(arguments: list[str]) -> None:
 
 
 def _resume(arguments: list[str]) -> None:
-    """Go on with a run: raytrain resume RUN [--epochs N] [--scaling.workers N]"""
+    """Go on with a run: raytrain resume RUN [--epochs N] [--scaling.workers N] [--experiment FILE]"""
     usage, path = "raytrain resume RUN", _first(arguments)
     if path is None:
         return _show_usage(
             arguments,
             usage,
             "Goes on with a run from its newest checkpoint, also on another number of "
-            "workers. `raytrain resume RUN --help` lists the fields.",
+            "workers, and with --experiment FILE with code that was corrected after an error. "
+            "`raytrain resume RUN --help` lists the fields.",
         )
     if (Path(path) / "sweep.json").is_file():
         return _sweep(arguments)
-    found = Run(path)
-    begun_with, arguments = _strategy(found.experiment, arguments)
+    found, (file, _) = Run(path), _take(arguments[1:], "--experiment")
+    if file and not file[-1]:
+        raise errors.bad_flag("--experiment needs a file", f"raytrain resume {path}")
+    correction = Correction(found, Path(file[-1])) if file else None
+    begun_with, arguments = _strategy(correction.experiment if correction else found.experiment, arguments)
 
     def command(
         experiment: Annotated[Experiment, _FLAT] = begun_with, options: Annotated[Resume, _FLAT] = Resume()
@@ -408,6 +416,7 @@ def _resume(arguments: list[str]) -> None:
             Options(address=options.address, dry_run=options.dry_run, verbose=options.verbose),
             observer,
             _command_started(),
+            correction,
         )
 
 

@@ -370,6 +370,46 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
     return found, path
 
 
+def load_with_code(path: Path, file: Path) -> tuple[Experiment, Experiment | None]:
+    """Read the values of a run's experiment.json with the classes of another experiment file, whose modules are active
+    from then on.
+
+    Returns:
+        That experiment, and the one that the file itself defines, alone or in a sweep; None where it defines none.
+
+    Raises:
+        UserError: the file is not there or does not run, or its classes do not take the run's values.
+    """
+    values = _json(path)
+    if not os.path.isfile(file):
+        raise errors.no_such_file(file, "experiment file", hints.files(file, [Path("experiments")], "*.py"))
+    if file.suffix != ".py":
+        raise errors.not_an_experiment(file, f"its name ends in {file.suffix or 'nothing'}")
+    module = execute(file)
+    for name in sorted({*_own_modules(values)} - {"experiment"}):
+        _import(name, file, copied=False)
+    return config.from_dict(Experiment, values, file), _defined(module)
+
+
+def of_copy(run: Path) -> Experiment | None:
+    """Return the experiment that a run's own copy of the experiment file defines, without what flags made of it; None
+    where there is no copy, or it defines none. The run's modules are active from then on.
+
+    Raises:
+        UserError: the copy does not run.
+    """
+    found = sources.Sources.read(run)
+    if found is None or found.experiment is None:
+        return None
+    sources.activate(found)
+    return _defined(_import(config.EXPERIMENT_MODULE, run / sources.COPY, copied=True))
+
+
+def _defined(module: ModuleType) -> Experiment | None:
+    found = getattr(module, "experiment", None) or getattr(getattr(module, "sweep", None), "experiment", None)
+    return found if isinstance(found, Experiment) else None
+
+
 def save(experiment: Experiment, path: Path) -> None:
     """Writes the experiment as JSON."""
     write_atomically(path, to_json(experiment))
@@ -402,11 +442,7 @@ def read_json(path: Path) -> tuple[Any, Path | None]:
     Raises:
         UserError: it is no JSON, or a module does not load.
     """
-    try:
-        values = json.loads(path.read_text())
-    except (ValueError, OSError, RecursionError) as error:
-        raise errors.not_an_experiment(path, str(error)) from None
-    copy = path.with_name(sources.COPY)
+    values, copy = _json(path), path.with_name(sources.COPY)
     modules = set(_own_modules(values))
     if modules:
         found = sources.Sources.read(path.parent)
@@ -418,6 +454,13 @@ def read_json(path: Path) -> tuple[Any, Path | None]:
             known = name in sys.modules or (found is not None and found.find(name) is not None)
             _import(name if known and name != "experiment" else config.EXPERIMENT_MODULE, copy, copied=True)
     return values, copy if copy.is_file() else None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, OSError, RecursionError) as error:
+        raise errors.not_an_experiment(path, str(error)) from None
 
 
 def _is_main(copy: Path) -> bool:

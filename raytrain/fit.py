@@ -10,23 +10,25 @@ import dataclasses
 import json
 import os
 import platform
+import shlex
 import stat
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import __version__, config, errors, experiment, plan, sources, storage, supervise
+from raytrain import __version__, config, errors, experiment, plan, resumption, sources, storage, supervise
 from raytrain.data import Data, Index
 from raytrain.experiment import Experiment
 from raytrain.files import needed_json, reason, write_atomically
 from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
+from raytrain.resumption import Correction
 from raytrain.run import (
     LOCK,
     WRITER_LOCK,
@@ -46,17 +48,34 @@ from raytrain.worker import Job
 if TYPE_CHECKING:
     from raytrain.data.reader import Bad
 
-_RESUMABLE = (
-    *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
-    *("clip_norm", "on_nonfinite", "patience"),
-)
-
-
 _FILES = (
     *("experiment.json", "environment.json", "skipped.json", "summary.json", "metrics.jsonl"),
     *("best.json", "last.json", LOCK, WRITER_LOCK),
+    *(sources.REPLACED, sources.REPLACING),
 )
 """The files of a run's directory that training writes."""
+_ASIDE = ".*.*.[0-9]*"
+"""Files that a killed command was writing."""
+
+
+def advice(path: Path) -> str:
+    """Return how a run goes on once the user's code is corrected.
+
+    Args:
+        path: its directory on this machine.
+    """
+    found = sources.Sources.read(path)
+    file = found.experiment.origin if found and found.experiment else "FILE"
+    command = ["raytrain", "resume", storage.url_of(path) or near(str(path)), "--experiment", near(file)]
+    return f"go on with `{shlex.join(command)}`"
+
+
+def near(file: str) -> str:
+    """Return a path as it is from the working directory, where it is below that: a job's own path is of no use on the
+    machine that sent the job."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(Path(file).relative_to(Path.cwd()))
+    return file
 
 
 class Interrupted(Exception):
@@ -136,28 +155,51 @@ def train(
                 raise
 
 
-def resume(run: Run, value: Experiment, options: Options, observer: Observer, command_started: float) -> Run:
+def resume(
+    run: Run,
+    value: Experiment,
+    options: Options,
+    observer: Observer,
+    command_started: float,
+    correction: Correction | None = None,
+) -> Run:
     """Goes on with a run from its newest checkpoint.
 
     Args:
         value: the run's experiment, perhaps with other epochs, scaling, checkpoint or data.root.
+        correction: the code to go on with, in place of the run's own; `value` has its classes.
 
     Raises:
-        UserError: it is complete or still running, its data has changed, or `value` changes what must stay.
+        UserError: it is complete or still running, its data has changed, or `value` or the code changes what must stay.
         RunFailed: it failed again.
     """
-    with _claimed(run):
-        value = _checked(run, value)
+    with _claimed(run), _advised(run, correction):
+        value = _checked(run, value, correction)
         with Session(options.address, options.verbose) as session:
             planned = plan.make(value, session.resources, run.where, resumed=True)
             began_with = run.environment["data_fingerprint"]
             if {split: index.fingerprint() for split, index in planned.indices.items()} != began_with:
                 raise errors.data_changed(run.where)
+            if correction:
+                correction.check_model(planned)
+                planned = replace(planned, notes=(*planned.notes, *filter(None, [correction.note()])))
             planned.check_disk(run.path)
             observer.planned(planned)
             if options.dry_run:
                 return run
-            return _run(run, planned, with_threads(value, planned), session, options, observer, command_started)
+            kept = with_threads(value, planned)
+            return _run(run, planned, kept, session, options, observer, command_started, correction)
+
+
+@contextlib.contextmanager
+def _advised(run: Run, correction: Correction | None) -> Iterator[None]:
+    """Let an error in the run's own code name the file to correct, and how the run takes it."""
+    try:
+        yield
+    except errors.UserError as error:
+        if correction is None and (edit := sources.to_edit(error.where)):
+            error.how = f"correct {edit}, then {advice(run.path)}"
+        raise
 
 
 def _claimed(run: Run) -> Lock:
@@ -182,20 +224,19 @@ def _claimed(run: Run) -> Lock:
     return lock
 
 
-def _checked(run: Run, value: Experiment) -> Experiment:
+def _checked(run: Run, value: Experiment, correction: Correction | None) -> Experiment:
     """Check that a run can go on with an experiment, and return that.
 
     Raises:
         UserError: it cannot.
     """
-    changed = [
-        path
-        for path, new in config.leaves(value).items()
-        if new != config.leaves(run.experiment).get(path)
-        and not any(path == kept or path.startswith(f"{kept}.") for kept in _RESUMABLE)
-    ]
-    if changed:
+    run.check_code()
+    if correction:
+        correction.check_values(value)
+    if changed := [path for path in resumption.changed(run.experiment, value) if not resumption.may_change(path)]:
         raise errors.changed_on_resume(changed, run.where)
+    if correction:
+        correction.activate()
     summary = run.summary
     if summary["status"] == "completed":
         if summary["epochs"] >= value.epochs:
@@ -250,11 +291,13 @@ def _run(
     options: Options,
     observer: Observer,
     command_started: float,
+    correction: Correction | None = None,
 ) -> Run:
     """Start Ray, read the data, train, and say how it ended. Until the workers start, a run that exists stays as it is.
 
     Args:
         kept: the experiment to save.
+        correction: the code to save, in place of the run's own.
     """
     path, logs = run.path, run.path / "logs"
     interrupted, begun = False, False
@@ -268,7 +311,7 @@ def _run(
             job, planned, skipped = _prepare(planned, path, weights, options, command_started, observer)
             observer.status("starting the workers")
             begun = interrupts.saves = True
-            _begin(run, kept, skipped)
+            _begin(run, kept, skipped, correction)
             before, offset = read_metrics(path / "metrics.jsonl")
             observer.started(run, planned, before)
             tail = Tail(path / "metrics.jsonl", offset, observer)
@@ -309,7 +352,7 @@ def _run(
     return run
 
 
-def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]]) -> None:
+def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction: Correction | None) -> None:
     """Write what the workers begin with, and remove what the last attempt left.
 
     Raises:
@@ -321,13 +364,19 @@ def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]]) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(logs)
         write_skipped(path, skipped)
+        if correction:
+            correction.save()
+            run.forget()
+        sources.settle(path)
         if experiment.to_json(kept) != experiment.to_json(run.experiment):
             experiment.save(kept, path / "experiment.json")
-        for leftover in (*path.glob(".*.*.[0-9]*"), *logs.glob("*_*.json"), path / "stop", path / "summary.json"):
+        asides = (*path.glob(_ASIDE), *(path / sources.MODULES).rglob(_ASIDE))
+        for leftover in (*asides, *logs.glob("*_*.json"), path / "stop", path / "summary.json"):
             leftover.unlink(missing_ok=True)
+        storage.publish(path)
+        sources.settled(path)
     except OSError as error:
         raise RunFailed(f"storage refuses the run's files: {reason(error)}", path, None) from error
-    storage.publish(path)
 
 
 def _prepare(

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from raytrain import errors, order, sources
 from raytrain.data import Data, Index
@@ -323,6 +323,18 @@ class Plan:
         return sum(self.indices[split].bytes for split in ("train", "val"))
 
 
+class Tensors(NamedTuple):
+    """What a checkpoint consists of.
+
+    Attributes:
+        shapes: shape and dtype of each parameter and buffer, by its name.
+        trained: the names of the parameters that are trained, in the order of the optimizer's groups: it numbers them.
+    """
+
+    shapes: dict[str, str]
+    trained: list[list[str]]
+
+
 def survey(data: Data) -> tuple[dict[str, Index], dict[str, list[BadSample]]]:
     """The samples of each split, and those of them that a first look finds unreadable.
 
@@ -563,6 +575,23 @@ def memory_format(
             raise errors.no_channels_last(type(error).__name__, f"in {type(experiment.model).__name__}") from None
         return "contiguous"
     return "channels_last"
+
+
+def tensors(experiment: Experiment, sample: tuple[int, int, int], classes: int) -> Tensors:
+    """Return what a checkpoint of the experiment's model and optimizer consists of, without taking its memory.
+
+    Raises:
+        UserError: `build` fails.
+    """
+    try:
+        module = _build(experiment, sample, classes, "meta")
+    except Exception:  # it looks at values, or mixes devices
+        module = _checked_build(experiment, sample, classes)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return Tensors(
+        {name: f"{list(value.shape)} of {value.dtype}" for name, value in module.state_dict().items()},
+        [[names.get(id(one), "?") for one in group["params"]] for group in experiment.optimizer.groups(module)],
+    )
 
 
 def _build(experiment: Experiment, sample: tuple[int, int, int], classes: int, device: str) -> nn.Module:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Run:
     """A run on disk: `experiment.json`, `environment.json`, `metrics.jsonl`, `checkpoints/`, `best.json`, `last.json`,
     `summary.json`, `logs/`, and copies of the experiment file (`experiment.py`) and of the modules that it imports
-    (`modules/`).
+    (`modules/`); `replaced.json`, where these were replaced by corrected ones.
 
     Args:
         path: the run's directory, or its URL; `path` is then the directory on this machine that follows it.
@@ -68,7 +68,28 @@ class Run:
 
     @cached_property
     def _experiment(self) -> Experiment:
+        self._replaced = self.replaced
         return experiment.load(self.path / "experiment.json")[0]
+
+    def forget(self) -> None:
+        """Read the experiment and the code again when they are asked for: they have changed."""
+        vars(self).pop("_experiment", None)
+
+    def check_code(self) -> None:
+        """Check that nobody has replaced the run's code since the experiment was read; for who holds the run's lock.
+
+        Raises:
+            UserError: another command has.
+        """
+        _ = self._experiment
+        if self.replaced != self._replaced:
+            raise errors.UserError("another command has just replaced the run's code", self.where, "try again")
+
+    @property
+    def replaced(self) -> list[dict[str, Any]]:
+        """What `raytrain resume --experiment` has replaced of its code, the oldest first: `step`, the last one of the
+        old code; `changed`, the names of the files; `file`, the new experiment file's path."""
+        return sources.replaced(self.path)
 
     @property
     def checkpoints(self) -> Path:

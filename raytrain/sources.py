@@ -28,12 +28,15 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from raytrain import errors
-from raytrain.files import known_json, write_atomically
+from raytrain.files import known_json, read_json, write_atomically
 
 EXPERIMENT_MODULE = "raytrain_experiment"
 """The module name under which an experiment file is imported; saved JSON calls it `experiment`."""
 COPY, MODULES, ORIGINS = "experiment.py", "modules", "sources.json"
 """What a run has of the sources: the experiment file, the modules, and the paths of the user's own files."""
+REPLACED, REPLACING = "replaced.json", "replacing.json"
+"""Which files of a run's code were replaced after which step; and the whole new code while it is being put in place:
+once that file is there, it counts, and the other files no longer."""
 MOST_BYTES, MOST_FILES = 20 << 20, 2000
 """What may be copied into a run."""
 
@@ -90,27 +93,40 @@ class Sources:
 
     @classmethod
     def read(cls, folder: Path) -> Sources | None:
-        """Read the copies in the directory of a run or a sweep; None where it has no experiment file and no modules."""
-        origins = known_json(folder / ORIGINS)
-        copies, below = {"": folder / COPY}, folder / MODULES
-        copies |= {name: below / name for name in (_files(below, below) if below.is_dir() else ())}
-        sources = {name: _copied(path, origins.get(name)) for name, path in copies.items() if path.is_file()}
+        """Read the copies in the directory of a run or a sweep; None where it has no experiment file and no modules.
+
+        Raises:
+            UserError: its code was being replaced, and the file with the new code is damaged.
+        """
+        new = _replacing(folder)
+        if new is None:
+            origins, below = known_json(folder / ORIGINS), folder / MODULES
+            copies = [COPY, *(f"{MODULES}/{name}" for name in (_files(below, below) if below.is_dir() else ()))]
+            texts = {name: (folder / name).read_bytes() for name in copies if (folder / name).is_file()}
+        else:
+            origins = json.loads(new[ORIGINS])
+            texts = {name: text for name, text in new.items() if name == COPY or name.startswith(f"{MODULES}/")}
+        named = {name: "" if name == COPY else name.removeprefix(f"{MODULES}/") for name in texts}
+        sources = {named[name]: _copied(text, folder / name, origins.get(named[name])) for name, text in texts.items()}
         if not sources:
             return None
         experiment = sources.pop("", None)
         return _KNOWN.get(_digest(experiment, sources)) or cls(experiment, sources)._known()
 
+    @property
+    def named(self) -> dict[str, Source]:
+        """All files: the modules by their path, and the experiment file by an empty string."""
+        return ({"": self.experiment} if self.experiment else {}) | dict(sorted(self.modules.items()))
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files that the directory of a run or a sweep has of these, by their path below it."""
+        files = {f"{MODULES}/{name}" if name else COPY: source.text for name, source in self.named.items()}
+        origins = {name: source.origin for name, source in self.named.items()}
+        return files | {ORIGINS: (json.dumps(origins, indent=2) + "\n").encode()}
+
     def save(self, folder: Path) -> None:
         """Copy the files into the directory of a run or a sweep."""
-        files = {f"{MODULES}/{name}": source for name, source in self.modules.items()}
-        named = dict(self.modules)
-        if self.experiment:
-            files[COPY] = named[""] = self.experiment
-        for name, source in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / name, source.text)
-        origins = {name: named[name].origin for name in sorted(named)}
-        write_atomically(folder / ORIGINS, json.dumps(origins, indent=2) + "\n")
+        _write(folder, self.files())
 
     def add_imported(self, before: Iterable[str]) -> None:
         """Add modules below the experiment's folder that were imported otherwise, such as by a name that was computed.
@@ -294,6 +310,62 @@ def link(source: Path, folder: Path) -> None:
                 shutil.copyfile(source / name, folder / name)
 
 
+def active() -> Sources | None:
+    """Return the sources whose names import their modules in this process."""
+    return _active[0]
+
+
+def replace(folder: Path, files: dict[str, bytes]) -> None:
+    """Let a run have other code from now on: one file takes its place with all of it, which `settle` puts in place.
+
+    Args:
+        files: as `Sources.files` returns them, and `REPLACED`.
+
+    Raises:
+        OSError: storage refuses it; the old code stays.
+    """
+    texts = {name: text.decode(errors="surrogateescape") for name, text in files.items()}
+    write_atomically(folder / REPLACING, json.dumps({"files": texts}))
+
+
+def settle(folder: Path) -> None:
+    """Put a run's new code in place, where a command has replaced it. `settled` ends that.
+
+    Raises:
+        OSError: storage refuses it; the new code counts nevertheless.
+        UserError: the file with the new code is damaged.
+    """
+    new = _replacing(folder)
+    if new is not None:
+        _write(folder, new)
+        for name in _files(folder / MODULES, folder / MODULES):
+            if f"{MODULES}/{name}" not in new:
+                (folder / MODULES / name).unlink()
+
+
+def settled(folder: Path) -> None:
+    """Remove the file with a run's new code, once all of it is in place.
+
+    Raises:
+        OSError: storage refuses it.
+    """
+    (folder / REPLACING).unlink(missing_ok=True)
+
+
+def replaced(folder: Path) -> list[dict[str, Any]]:
+    """Return what was replaced of a run's code, the oldest first: `step`, the last one of the old code; `changed`, the
+    names of the files; `file`, the path of the new experiment file."""
+    try:
+        new = _replacing(folder)
+        found = known_json(folder / REPLACED) if new is None else json.loads(new.get(REPLACED, b"{}"))
+        return [
+            {"step": int(one["step"]), "changed": [str(name) for name in one["changed"]], "file": str(one["file"])}
+            for one in found.get("replaced", [])
+        ]
+    except (KeyError, TypeError, ValueError, errors.UserError):  # it is for people
+        return []
+
+
 def own(module: str) -> bool:
     """Return whether a module is the experiment file's or one of the active sources."""
     active = _active[0]
@@ -372,13 +444,40 @@ class _Loader(Loader):
 _FINDER = _Finder()
 
 
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, text)
+
+
+def _replacing(folder: Path) -> dict[str, bytes] | None:
+    """The code that takes the place of a run's, as `replace` was given it; None where that is not under way.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    file, how = folder / REPLACING, "remove it, and go on with `raytrain resume RUN --experiment FILE`"
+    try:
+        texts = read_json(file)["files"]
+        files = {name: text.encode(errors="surrogateescape") for name, text in texts.items()}
+        json.loads(files[ORIGINS])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise errors.UserError(f"the run's new code cannot be read: {reason(error)}", file, how) from None
+    modules = [name for name in files if name not in (COPY, ORIGINS, REPLACED)]
+    if any(not name.startswith(f"{MODULES}/") or not name.endswith(".py") or _hidden(name) for name in modules):
+        raise errors.UserError("the run's new code has files with other names than a run's code has", file, how)
+    return files
+
+
 def _source(path: Path) -> Source:
     return Source(path.read_bytes(), str(path), str(path))
 
 
-def _copied(path: Path, origin: Any) -> Source:
+def _copied(text: bytes, path: Path, origin: Any) -> Source:
     """A run's copy of a file, which is named by the user's own file as long as that has the same text."""
-    text, copy = path.read_bytes(), str(path.resolve())
+    copy = str(path.resolve())
     if not isinstance(origin, str):
         return Source(text, copy, copy)
     same = False

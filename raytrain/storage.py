@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain import errors
-from raytrain.sources import COPY, MODULES, ORIGINS
+from raytrain.sources import COPY, MODULES, ORIGINS, REPLACED, REPLACING
 from raytrain.watchdog import doing
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ POLL_SECONDS = 2.0
 
 _ANSWER_SECONDS = 12.0
 _URL = "url"
-_OWN = (ORIGINS, COPY, "environment.json", "skipped.json", "experiment.json")
+_OWN = (ORIGINS, COPY, REPLACED, "environment.json", "skipped.json", "experiment.json")
 """What the driver writes; the last makes it a run."""
 _FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
 """What rank 0 writes, in the order in which it is brought up; the metrics come before a checkpoint's manifest."""
@@ -353,9 +353,16 @@ def publish(path: Path) -> None:
         for name in ("stop", "summary.json", *marks):
             storage.remove(name)
         modules = [file.relative_to(path).as_posix() for file in sorted((path / MODULES).rglob("*.py"))]
+        replacing = (path / REPLACING).is_file()
+        if replacing:
+            storage.write(REPLACING, path / REPLACING)  # first: the other files are the new code only all together
         for name in (*modules, *_OWN):
             if (path / name).is_file():
                 storage.write(name, path / name)
+        if replacing:
+            for name in storage.names(MODULES).keys() - {*modules}:
+                storage.remove(name)
+            storage.remove(REPLACING)
 
     _in_time(url, bring)
 

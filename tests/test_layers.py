@@ -23,6 +23,7 @@ LAYERS = (
     ("checkpoint", "progress"),
     ("storage",),
     ("run",),
+    ("resumption",),
     ("writer",),
     ("loop",),
     ("launch", "interrupts"),

@@ -121,6 +121,11 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: Capture, failure: RunFailed) -
 
 def test_the_advice_names_the_file_to_correct(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     line = said(monkeypatch, capsys, recorded(run, divide))
-    assert f"correct {run.parent}/project/helper.py:{RATIO} and train a new run" in line and line.count("\n") == 1
+    how = f"correct {run.parent}/project/helper.py:{RATIO}, then go on with "
+    assert line.endswith(f"{how}`raytrain resume {run} --experiment {run.parent}/project/exp.py`\n")
+    assert line.count("\n") == 1
+    monkeypatch.chdir(run.parent / "project")
+    line = said(monkeypatch, capsys, recorded(run, divide))
+    assert f"correct helper.py:{RATIO}, then go on with `raytrain resume {run} --experiment exp.py`" in line
     line = said(monkeypatch, capsys, recorded(run, raised(MemoryError("no"))))
     assert line.endswith(f"go on with `raytrain resume {run}`\n")

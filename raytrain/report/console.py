@@ -95,6 +95,8 @@ class Console(Observer):
         summary, status, where = run.summary, run.summary["status"], run.where
         style = "bold green" if status == "completed" else "bold yellow"
         show(self.console, f"{status}: ", ", ".join(self._facts(summary)), before_style=style)
+        for one in run.replaced:
+            show(self.console, "", f"code replaced after step {one['step']:,}: {', '.join(one['changed'])}")
         show(self.console, "", f"the run is {'at' if run.url else 'in'} {where}")
         if status != "completed":
             show_next(self.console, [("raytrain", "resume", where)])

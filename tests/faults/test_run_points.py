@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import DIGITS
 
-from raytrain import checkpoint, cli
+from raytrain import checkpoint, cli, order
 from raytrain.run import read_metrics
+from raytrain.sources import Sources
 
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -103,16 +105,40 @@ def run(writes: Writes, *arguments: object) -> int | None:
         _watching.clear()
 
 
-def train(folder: Path, writes: Writes, epochs: int = 2) -> int | None:
+def train(folder: Path, writes: Writes, epochs: int = 2, file: Path | str = DIGITS) -> int | None:
     return run(
         writes,
-        *("train", DIGITS, "--scaling.workers", 0, "--epochs", epochs, "--checkpoint.every_steps", 10),
+        *("train", file, "--scaling.workers", 0, "--epochs", epochs, "--checkpoint.every_steps", 10),
         *("--out", folder, "--name", "run"),
     )
 
 
 def export(folder: Path, writes: Writes, path: Path) -> int | None:
     return run(writes, "export", path, folder / "weights.safetensors")
+
+
+def failing(folder: Path, sample: int | None) -> Path:
+    """An experiment file; its loss fails on a sample, unless there is none."""
+    folder.mkdir()
+    (folder / "check.py").write_text(f"def check(ids):\n    assert {sample} not in ids.tolist()\n")
+    (folder / "exp.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from raytrain import CNN, Classification, Digits, Experiment, Scaling\n"
+        "from check import check\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Classification):\n"
+        "    def loss(self, model, batch):\n"
+        "        check(batch.ids)\n"
+        "        return super().loss(model, batch)\n\n"
+        "experiment = Experiment(CNN((8,)), Digits(), task=Mine(), epochs=2, scaling=Scaling(workers=0))\n"
+    )
+    return folder / "exp.py"
+
+
+def code(path: Path) -> dict[str, bytes]:
+    found = Sources.read(path)
+    assert found
+    return {name: source.text for name, source in found.named.items()}
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -149,7 +175,7 @@ def one_line(capsys: pytest.CaptureFixture[str], status: int | None) -> None:
     assert len(errors) == (1 if status else 0), said
 
 
-def recovered(path: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def recovered(path: Path, whole: Path, capsys: pytest.CaptureFixture[str], *more: object) -> None:
     """What was committed is still there, and the run, or a new one of that name where it had not begun, comes to the
     end of the undisturbed one."""
     committed = checkpoint.committed(path / "checkpoints") if path.exists() else []
@@ -159,7 +185,7 @@ def recovered(path: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> No
         kept = (path / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
         assert len(kept) == state["metrics_bytes"]
     nothing = Writes(path.parent)
-    status = run(nothing, "resume", path, "--epochs", 2) if path.exists() else train(path.parent, nothing)
+    status = run(nothing, "resume", path, "--epochs", 2, *more) if path.exists() else train(path.parent, nothing)
     said = capsys.readouterr().err
     assert status == 0 or (status == 2 and "is complete" in said), said
     assert rows(path) == rows(whole) and weights(path) == weights(whole)
@@ -180,8 +206,13 @@ def disturb(
     command: Callable[[Path, Writes], int | None],
     whole: Path,
     capsys: pytest.CaptureFixture[str],
+    again: Callable[[Path], tuple[object, ...]] = lambda path: (),
 ) -> int:
-    """Run a command once for each of its writes, which then goes wrong; return how many there are."""
+    """Run a command once for each of its writes, which then goes wrong; return how many there are.
+
+    Args:
+        again: what to add to `resume` afterwards, for a run's directory.
+    """
     calm = Writes(folder)
     assert command(folder, calm) == 0
     shutil.rmtree(folder / "run")
@@ -193,7 +224,7 @@ def disturb(
             status = command(here, writes)
             print(f"{kind} at write {at}, {writes.places[at]}: exit status {status}")
             one_line(capsys, status)
-            recovered(here / "run", whole, capsys)
+            recovered(here / "run", whole, capsys, *again(here / "run"))
             shutil.rmtree(here)
     return len(calm.places)
 
@@ -214,6 +245,34 @@ def test_a_resumed_run_survives_a_fault_at_each_write(
         return run(writes, "resume", folder / "run", "--epochs", 2)
 
     assert disturb(kind, every, tmp_path, resume, whole, capsys) > 50
+
+
+@pytest.mark.parametrize("kind", ["kill", "ENOSPC", pytest.param("EIO", marks=pytest.mark.slow)])
+def test_a_run_whose_code_is_replaced_survives_a_fault_at_each_write(
+    kind: str, every: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = int(order.samples(0, 0, 1438, np.array([15 * 64]))[0])  # which comes in step 16 first
+    broken, fixed = failing(tmp_path / "broken", sample), failing(tmp_path / "fixed", None)
+    assert train(tmp_path, Writes(tmp_path), file=broken) == 1
+    assert "(check.py:2)" in capsys.readouterr().err.replace(f"{broken.parent}/", "")
+    failed, folder = Path(shutil.move(tmp_path / "run", tmp_path / "failed")), tmp_path / "runs"
+    assert train(tmp_path, Writes(tmp_path), file=fixed) == 0
+    whole = Path(shutil.move(tmp_path / "run", tmp_path / "whole"))
+    old, new, seen = code(failed), code(whole), set()
+
+    def resume(folder: Path, writes: Writes) -> int | None:
+        shutil.copytree(failed, folder / "run")
+        return run(writes, "resume", folder / "run", "--experiment", fixed)
+
+    def again(path: Path) -> tuple[object, ...]:
+        found = code(path)
+        assert found in (old, new), "the old code or the new, and no mixture"
+        seen.add(found == new)
+        return () if found == new else ("--experiment", fixed)
+
+    folder.mkdir()
+    assert disturb(kind, every, folder, resume, whole, capsys, again) > 60
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("kind", ["kill", "ENOSPC", "EIO"])
