@@ -14,13 +14,14 @@ import tempfile
 from pathlib import Path
 
 from raytrain import errors, plan
+from raytrain.session_folder import CHARACTERS
 
 _FILES = 128
 """Open files that a process of Ray may need; 64 are too few for two workers."""
 _ADDRESS_SPACE, _OBJECT_STORE = 8 << 30, 0.3
 """Bytes of address space that a process with torch and Ray needs, besides the object store: a share of the memory."""
-_SOCKETS = 107 - len("/session_2000-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-"""Characters of Ray's folder: the path of a socket has at most 107."""
+_SOCKETS = 107 - CHARACTERS - len("/session_2000-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+"""Characters of RAY_TMPDIR: the path of a socket has at most 107."""
 
 
 def check() -> None:
@@ -55,16 +56,16 @@ def check() -> None:
         )
     if not os.environ.get("RAY_TMPDIR"):
         return  # the session makes a private folder
-    folder = Path(os.environ["RAY_TMPDIR"], "ray")
+    folder = Path(os.environ["RAY_TMPDIR"])
     if not _writable(folder):
         raise errors.UserError(
             "Ray cannot write its temporary files", folder, "name a folder that can be written in RAY_TMPDIR"
         )
     if len(os.fsencode(folder.absolute())) > _SOCKETS:
         raise errors.UserError(
-            f"Ray's folder for temporary files must have at most {_SOCKETS} characters, for the names of its sockets",
+            f"RAY_TMPDIR must have at most {_SOCKETS} characters, for the names of Ray's sockets",
             folder,
-            "name a shorter one in RAY_TMPDIR",
+            "name a shorter folder",
         )
 
 

@@ -19,12 +19,13 @@ from raytrain import errors, launch, limits, plan
 from raytrain.experiment import Scaling
 from raytrain.interrupts import end_with
 from raytrain.plan import Node, Resources
+from raytrain.session_folder import CHARACTERS, SessionFolder, remove_dead
 
 _GPU_SECONDS = 60.0
 """How long the nodes may take to say how large their GPUs are."""
 _SOCKET_CHARACTERS = 107
 """The longest path of a socket on Linux."""
-_SESSION_CHARACTERS = len("/ray/session_2026-11-23_04-30-41_782794_4194304/sockets/plasma_store")
+_SESSION_CHARACTERS = CHARACTERS + len("/session_2026-11-23_04-30-41_782794_4194304/sockets/plasma_store")
 
 _READABLE = ("raylet.*", "gcs_server.*", "worker-*")
 """Logs of Ray that tell why a run failed: the node's, the head's, and what workers printed before their logs began."""
@@ -44,10 +45,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         # Ray Train's imports take as long as Ray does; ray.init itself must stay in the main thread.
         self._imports = threading.Thread(target=_quieten, args=(verbose,), daemon=True, name="imports")
         self.places: list[tuple[str, int]] = []
-        self._temporary = None
+        self._parent = Path()
+        self._folders: list[SessionFolder] = []
         if self.own:
             limits.check()
-            self._temporary = private_folder()
+            self._parent = private_folder()
         if not self.found:
             _settle()
         if self.address and not self.found:
@@ -92,17 +94,20 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
             self._imports.start()
             limits.give_token()
+            folders = self._make_folders()
             small = contextlib.nullcontext() if self.verbose else launch.small_node()  # which shows no worker's output
             with small, launch.own_signals():
                 ray.init(
                     address="local",
                     num_cpus=int(plan.local_resources().cpus),
                     include_dashboard=False,
-                    _temp_dir=self._temporary and str(self._temporary / "ray"),
+                    **folders,
                     log_to_driver=self.verbose,
                     logging_level=logging.INFO if self.verbose else logging.ERROR,
                 )
             self._protect_token()
+            for folder in self._folders:  # beside the start: spilled objects may be many gigabytes
+                threading.Thread(target=remove_dead, args=(folder.path.parent,), daemon=True, name="dead").start()
         else:
             if seen is not None:
                 _check_shared(seen)  # alone first: beside the imports, it takes a small machine 2 s longer to refuse
@@ -114,13 +119,17 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 launch.without_messages()
 
     def stop(self) -> None:
-        """Ends what `start` started, or the connection."""
+        """End what `start` started and remove its files, or end the connection."""
         ray = sys.modules.get("ray")
-        if not self.found and ray is not None:
-            if self.own and self.places and not self.answers():
-                launch.abandon_node()
-            else:
-                ray.shutdown()
+        try:
+            if not self.found and ray is not None:
+                if self.own and self.places and not self.answers():
+                    launch.abandon_node()
+                else:
+                    ray.shutdown()
+        finally:
+            for folder in self._folders:
+                folder.remove()
 
     def answers(self) -> bool:
         """Whether the head of the cluster and this machine's node still do."""
@@ -159,6 +168,25 @@ class Session(contextlib.AbstractContextManager["Session"]):
             session = launch.session_logs() if failed and running else None
             if session is not None:
                 _copy_logs(session, logs / "ray")
+
+    def _make_folders(self) -> dict[str, Any]:
+        """Make the folders of the session, and return them as arguments of `ray.init`.
+
+        Raises:
+            UserError: one cannot be made.
+        """
+        # Ray spills into its session, unless this variable names another place: there it would leave objects behind.
+        spilled = os.environ.get("RAY_object_spilling_directory")
+        wanted = {"_temp_dir": self._parent} | ({"object_spilling_directory": Path(spilled)} if spilled else {})
+        made: dict[str, Any] = {}
+        for argument, parent in wanted.items():
+            try:
+                self._folders.append(SessionFolder(parent.absolute()))
+            except OSError as error:
+                what = f"Ray's files cannot be written: {error.strerror}"
+                raise errors.UserError(what, str(parent), "name a folder that can be written in RAY_TMPDIR") from None
+            made[argument] = str(self._folders[-1].path)
+        return made
 
     def _connect(self) -> None:
         secret, where = token()
@@ -208,9 +236,9 @@ def _copy_logs(session: Path, folder: Path) -> None:
                 (folder / file.name).write_bytes(text)
 
 
-def private_folder() -> Path | None:
-    """Return the folder below which a cluster of our own keeps its session, made if need be; None for Ray's default,
-    where RAY_TMPDIR is set.
+def private_folder() -> Path:
+    """Return the folder below which a cluster of our own keeps its session: RAY_TMPDIR's, or a private one, made if
+    need be.
 
     Ray lets everybody read and write its session (mode 0777: sockets, logs, spilled objects), so the folder above the
     session is one that only this user can enter.
@@ -219,7 +247,7 @@ def private_folder() -> Path | None:
         UserError: it cannot be made, or belongs to somebody else.
     """
     if os.environ.get("RAY_TMPDIR"):
-        return None
+        return Path(os.environ["RAY_TMPDIR"])
     folder = Path(os.environ.get("TMPDIR") or "/tmp", f"raytrain-{os.getuid()}")
     if len(str(folder)) + _SESSION_CHARACTERS > _SOCKET_CHARACTERS:
         folder = Path("/tmp", folder.name)

@@ -99,8 +99,11 @@ def test_text_that_standard_output_cannot_encode_is_escaped(tmp_path: Path, enco
     [
         ("ulimit -v 4000000", "3.8 GiB of address space and Ray needs"),
         ("ulimit -n 64", "a process may have 64 open files and Ray needs 128, in `ulimit -n`; raise that limit"),
-        ("export RAY_TMPDIR=/dev/null", "Ray cannot write its temporary files, /dev/null/ray; name a folder"),
-        ("export RAY_TMPDIR=/tmp/" + 60 * "x", "must have at most 43 characters, for the names of its sockets"),
+        ("export RAY_TMPDIR=/dev/null", "Ray cannot write its temporary files, /dev/null; name a folder"),
+        (
+            "export RAY_TMPDIR=/tmp/" + 60 * "x",
+            "RAY_TMPDIR must have at most 34 characters, for the names of Ray's sockets",
+        ),
         ("mkdir gone; cd gone; rmdir ../gone", "there is no working directory"),
         ("mkdir $'\\xff'; cd $'\\xff'", "Ray takes only names that are UTF-8 text, "),
     ],

@@ -26,7 +26,7 @@ LAYERS = (
     ("resumption",),
     ("writer",),
     ("loop",),
-    ("launch", "interrupts"),
+    ("launch", "interrupts", "session_folder"),
     ("limits",),
     ("observe", "session"),
     ("worker",),

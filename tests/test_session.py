@@ -109,7 +109,7 @@ def test_the_session_of_a_run_is_below_a_folder_that_only_its_user_enters(
         with pytest.raises(errors.UserError, match="need a folder that is yours"):
             session.private_folder()
         monkeypatch.setenv("RAY_TMPDIR", base)
-        assert session.private_folder() is None
+        assert session.private_folder() == Path(base)
 
 
 def test_the_logs_of_a_run_are_what_a_person_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
