@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from raytrain import errors, launch, limits, plan
+from raytrain import errors, launch, limits, logs, plan
 from raytrain.experiment import Scaling
 from raytrain.interrupts import end_with
 from raytrain.plan import Node, Resources
@@ -29,8 +29,8 @@ _SESSION_CHARACTERS = CHARACTERS + len("/session_2026-11-23_04-30-41_782794_4194
 
 _READABLE = ("raylet.*", "gcs_server.*", "worker-*")
 """Logs of Ray that tell why a run failed: the node's, the head's, and what workers printed before their logs began."""
-_LOG_BYTES, _LOG_FILES = 1 << 20, 20
-"""How much of a log is kept, and how many of a kind: the end of the newest."""
+_LOG_BYTES, _LOGS_BYTES, _LOG_FILES = 1 << 20, 16 << 20, 20
+"""How much is kept of a log, of all of them, and how many of a kind: the newest."""
 
 
 class Session(contextlib.AbstractContextManager["Session"]):
@@ -151,23 +151,27 @@ class Session(contextlib.AbstractContextManager["Session"]):
             if node["Alive"]:  # nobody waits: it may be out of reach
                 ask(node, lambda: None)
 
-    def keep_logs(self, logs: Path, failed: bool) -> None:
-        """Leave in the logs of a run or a sweep what a person reads.
+    def keep_logs(self, folder: Path, failed: bool) -> None:
+        """Leave in the logs of a run or a sweep what a person reads, of long ones the beginning and the end.
 
         Args:
+            folder: where the logs are.
             failed: whether to keep also what Ray's processes said, of a cluster of our own.
         """
         ray = sys.modules.get("ray")
         with contextlib.suppress(OSError):
-            for file in (*logs.glob("place_*.json"), *logs.glob("rank_*.log")):
+            of_ranks = [*folder.glob("rank_*.log")]
+            for file in (*folder.glob("place_*.json"), *of_ranks):
                 if file.suffix == ".json" or not file.stat().st_size:
                     file.unlink()
-            for folder in logs.glob("train-*"):  # Ray Train's, which keeps nothing there
-                shutil.rmtree(folder)
+                else:
+                    logs.shorten(file, logs.rank_limit(len(of_ranks)))
+            for nothing in folder.glob("train-*"):  # Ray Train's, which keeps nothing there
+                shutil.rmtree(nothing)
             running = self.own and ray is not None and ray.is_initialized()
             session = launch.session_logs() if failed and running else None
             if session is not None:
-                _copy_logs(session, logs / "ray")
+                _copy_logs(session, folder / "ray")
 
     def _make_folders(self) -> dict[str, Any]:
         """Make the folders of the session, and return them as arguments of `ray.init`.
@@ -230,10 +234,15 @@ def _copy_logs(session: Path, folder: Path) -> None:
     """Copy the logs of Ray's processes that tell why a run failed, where they hold more than Ray's marks of jobs."""
     for name in _READABLE:
         for file in sorted(session.glob(name), key=os.path.getmtime)[-_LOG_FILES:]:
-            text = file.read_bytes()[-_LOG_BYTES:]
+            text = logs.excerpt(file, _LOG_BYTES)
             if any(line and not line.startswith(b":") for line in text.split(b"\n")):
                 folder.mkdir(exist_ok=True)
                 (folder / file.name).write_bytes(text)
+    left = _LOGS_BYTES
+    for file in sorted(folder.glob("*"), key=os.path.getmtime, reverse=True):  # those of earlier attempts go first
+        left -= file.stat().st_size
+        if left < 0:
+            file.unlink()
 
 
 def private_folder() -> Path:

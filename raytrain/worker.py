@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from raytrain import errors, gpu_errors, sources, storage
+from raytrain import errors, gpu_errors, logs, sources, storage
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.files import append, write_atomically
@@ -211,7 +211,9 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
                 stream.flush()
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
-        yield
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        with logs.bounded(log, logs.rank_limit(ranks)):
+            yield
     except Hung:  # which has its record
         raise
     except BaseException as error:
