@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import os
 import platform
@@ -29,13 +30,13 @@ from raytrain.interrupts import Interrupts, Leave
 from raytrain.observe import Observer, Tail
 from raytrain.plan import Plan
 from raytrain.resumption import Correction
+from raytrain.rows import check_rows
 from raytrain.run import (
     LOCK,
     WRITER_LOCK,
     Lock,
     Run,
     begin,
-    check_rows,
     check_writable,
     discard,
     no_way_back,
@@ -315,14 +316,18 @@ def _run(
             before, offset = read_metrics(path / "metrics.jsonl")
             observer.started(run, planned, before)
             tail = Tail(path / "metrics.jsonl", offset, observer)
-            with storage.followed(path):
+            with storage.followed(path, observer.note):
                 if planned.experiment.scaling.workers == 0:
                     supervise.work_here(job, tail, interrupts)
                 else:
                     supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
             tail.poll()
+            if run.summary["status"] == "unfinished":  # at a URL that has not taken the workers' summary
+                interrupts.stop_if_asked()
         except Leave:
             interrupted = True
+            if left := storage.left_behind(path):
+                observer.note(left)
             _summarise(path, planned, "interrupted")
         except errors.UserError:
             if begun:
@@ -489,12 +494,13 @@ def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
 
 
 def write_environment(path: Path, planned: Plan) -> None:
-    """Writes `environment.json`: versions, what there was to train on, and the data's fingerprint."""
+    """Write `environment.json`: when the run began, versions, what there was to train on, the data's fingerprint."""
     import ray
     import torch
 
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     values = {
+        "began": datetime.datetime.now(datetime.UTC).isoformat(),
         "raytrain": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -12,11 +12,13 @@ import errno
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from raytrain import storage
 from raytrain.guard import numbers, say
 
 _asked: list[int] = []
@@ -81,7 +83,7 @@ class Interrupts:
 
     def __init__(self, path: Path):
         self.path, self.signal, self.says, self.saves = path, 0, True, False
-        self._starting = False
+        self._starting, self._came = False, 0.0
         self._before: dict[int, Any] = {}
         self._error: BaseException | None = None
 
@@ -139,6 +141,7 @@ class Interrupts:
             error, self._error = self._error, None
             raise error
         again, self.signal = bool(self.signal), self.signal or number
+        self._came = self._came or time.monotonic()
         if number == signal.SIGHUP:
             _detach()
         if again:
@@ -156,6 +159,12 @@ class Interrupts:
         if self.signal:
             with contextlib.suppress(OSError):
                 (self.path / "stop").touch()
+            storage.hasten(self.path)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first signal; 0 without one."""
+        return time.monotonic() - self._came if self.signal else 0.0
 
 
 def _unwind(number: int, _: FrameType | None) -> None:

@@ -27,7 +27,8 @@ from raytrain.optim import backbone
 from raytrain.parallel import Parallel
 from raytrain.precision import Precision, check_device, fastest, memory_format
 from raytrain.progress import Progress
-from raytrain.run import MetricsLog, Run, check_rows, no_way_back
+from raytrain.rows import check_rows
+from raytrain.run import MetricsLog, Run, no_way_back
 from raytrain.storage import Storage
 from raytrain.task import Batch
 from raytrain.watchdog import BACKWARD, FORWARD, doing
@@ -427,6 +428,8 @@ class Worker:
         optimizer's state in it."""
         folder, first = self.run.checkpoints, self.place.rank == 0
         found = self._newest(folder) if first else None
+        if found and self.storage:  # it may be in this rank's mirror alone, and the other ranks read it from storage
+            self.storage.push_checkpoint(self.run.path, found.path.name, self.storage.names("checkpoints"))
         chosen = [found.path if found else None]
         if self.place.world > 1:
             dist.broadcast_object_list(chosen)

@@ -87,7 +87,7 @@ def watched(observer: Watching) -> Iterator[Watching]:
         observer.close()
 
 
-_REFUSED = "a checkpoint was not written, and training goes on: "
+_REFUSED = "a checkpoint was not stored, and training goes on: "
 
 
 class Tail:

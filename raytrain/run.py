@@ -15,15 +15,16 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain import errors, experiment, hints, sources, storage
 from raytrain.experiment import Experiment
-from raytrain.files import append, known_json, needed_json, open_regular, reason, remove, sync
+from raytrain.files import append, known_json, needed_json, reason, remove, sync
 from raytrain.plan import existing
+from raytrain.rows import parse_row, read_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,7 +141,10 @@ class Run:
             if not there and named.is_dir():
                 checkpoint.verify(named)
                 return named
-        found = next(there.verified(self.checkpoints), None) if there else checkpoint.newest(self.checkpoints)
+        if there:
+            found = storage.answered(there.url, lambda: next(there.verified(self.checkpoints), None))
+        else:
+            found = checkpoint.newest(self.checkpoints)
         if found is None and (self.path / "trial.json").is_file() and self.summary["status"] == "completed":
             raise errors.weights_not_kept(self.path)
         if found is None:
@@ -324,49 +328,22 @@ def read_metrics(path: Path, offset: int = 0, kind: str = "") -> tuple[list[dict
     """Return the whole lines of a metrics file from a byte offset on, or those of one kind, and the offset behind them.
     Damaged lines are left out; `damaged_lines` counts them."""
     try:
-        raw = _read_rows(path, offset)
+        raw = read_rows(path, offset)
     except FileNotFoundError:
         return [], offset
     whole = raw[: raw.rfind(b"\n") + 1]
     start = b'{"kind": "' + kind.encode()  # so begins every row: there are thousands of steps for an epoch
-    rows = [_row(line) for line in whole.splitlines() if line.startswith(start)]
+    rows = [parse_row(line) for line in whole.splitlines() if line.startswith(start)]
     return [row for row in rows if row is not None], offset + len(whole)
 
 
 def damaged_lines(path: Path) -> int:
     """Return how many whole lines of a metrics file are no rows."""
     try:
-        raw = _read_rows(path)
+        raw = read_rows(path)
     except FileNotFoundError:
         return 0
-    return sum(_row(line) is None for line in raw[: raw.rfind(b"\n") + 1].splitlines())
-
-
-def check_rows(path: Path, state: Mapping[str, Any]) -> None:
-    """Check that a metrics file has the rows that a checkpoint vouches for.
-
-    Args:
-        state: the checkpoint's, with `metrics_bytes` and, unless an older version wrote it, `metrics_sha256`.
-
-    Raises:
-        ValueError: rows are missing, or they are others.
-        OSError: storage cannot be read.
-    """
-    size = state["metrics_bytes"]
-    try:
-        raw = _read_rows(path, 0, size) if size else b""
-    except FileNotFoundError:
-        raise ValueError(f"{path.name} is missing") from None
-    if len(raw) < size:
-        raise ValueError(f"{path.name} has {len(raw)} bytes of the {size} before it")
-    if "metrics_sha256" in state:
-        if hashlib.sha256(raw).hexdigest() != state["metrics_sha256"]:
-            raise ValueError(f"{path.name} is damaged in the {size} bytes before it")
-        return
-    rows = [_row(line) for line in raw.splitlines()]
-    steps = [row.get("step") if row else None for row in rows if row is None or row["kind"] == "step"]
-    if steps != list(range(1, state["progress"]["step"] + 1)):
-        raise ValueError(f"{path.name} has not each of the {state['progress']['step']} steps before it once")
+    return sum(parse_row(line) is None for line in raw[: raw.rfind(b"\n") + 1].splitlines())
 
 
 def no_way_back(run: Path | str, why: str) -> errors.UserError:
@@ -377,28 +354,6 @@ def no_way_back(run: Path | str, why: str) -> errors.UserError:
         "put metrics.jsonl and checkpoints back from a copy, or train again with "
         f"`raytrain train {run}/experiment.json`",
     )
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """A line's row; None where it is damaged."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("kind"), str) else None
-
-
-def _read_rows(path: Path, offset: int = 0, size: int = -1) -> bytes:
-    """Bytes of a metrics file, however large.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no regular file.
-        OSError: storage cannot be read.
-    """
-    with open_regular(path) as file:
-        file.seek(offset)
-        return file.read(size)
 
 
 class MetricsLog:
@@ -418,7 +373,7 @@ class MetricsLog:
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._synced = min(offset, os.fstat(self._file).st_size)
         os.ftruncate(self._file, self._synced)
-        self._digest = hashlib.sha256(_read_rows(path))
+        self._digest = hashlib.sha256(read_rows(path))
         self._rows = bytearray()  # since the last commit
         self._written = 0  # how many of their bytes are in the file
 

@@ -29,6 +29,8 @@ _ANSWER_SECONDS, _START_SECONDS = 15, 10
 """How long a worker may be silent before it is taken for lost, and how long to wait for room that there seems to be."""
 _LOOK_SECONDS, _HEAD_SECONDS = 1.0, 5.0
 """How often to look at the cluster, and how long its head may be silent."""
+_LEAVE_SECONDS = 5.0
+"""How long workers may take to stop while storage is silent: what they have is in rank 0's mirror by then."""
 
 
 _TORCH_WARNING = re.compile(r"(\[rank\d+\]:)?\[W\d{4} ")  # what C++ warns of is no last word
@@ -129,7 +131,9 @@ class Supervisor:
                 before = storage.newest(self.job.run)
                 try:
                     self._train()
-                    if not self.resizing or self._status() != "interrupted" or self.interrupts.signal:
+                    # Workers whose storage is silent leave no status there.
+                    resized = self.resizing and self._status() in ("interrupted", "unfinished")
+                    if not resized or self.interrupts.signal:
                         return
                     self._say("resized", self.resizing)
                 except _NoRoom as failure:
@@ -153,6 +157,8 @@ class Supervisor:
                 self.interrupts.ask()
                 if self.can_leave and not self.tail.seen:
                     self.interrupts.stop_if_asked()  # no step is done: there is nothing to save
+                if self.interrupts.seconds > _LEAVE_SECONDS and storage.silence(self.job.run) > storage.HURRY_SECONDS:
+                    self.interrupts.stop_if_asked()
                 if time.monotonic() - self.looked > _LOOK_SECONDS:
                     self._look()
         except BaseException:
@@ -193,6 +199,7 @@ class Supervisor:
         """Asks the workers for a checkpoint and an end, as a signal does."""
         with contextlib.suppress(OSError):  # the directory may be away: the next look will find the same
             (self.job.run / "stop").touch()
+            storage.hasten(self.job.run)
             self.resizing = why
 
     def _prepare_again(self) -> None:
@@ -246,7 +253,7 @@ class Supervisor:
         return found
 
     def _status(self) -> str:
-        return Run(self.job.run).summary["status"]
+        return known_json(self.job.run / "summary.json").get("status", "unfinished")
 
     def _say(self, event: str, why: str) -> None:
         """Shows and keeps what became of the workers."""

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from raytrain import CNN, Digits, Experiment, Run, UserError, checkpoint, experiment
-from raytrain.run import Lock, MetricsLog, begin, check_rows, check_writable, damaged_lines, discard, read_metrics
+from raytrain.rows import check_rows
+from raytrain.run import Lock, MetricsLog, begin, check_writable, damaged_lines, discard, read_metrics
 
 VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import threading
 import time
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from commands import make_run
+from pyarrow import fs
 
 from raytrain import CNN, Digits, Experiment, Run, UserError, checkpoint, cli, storage
 from raytrain.run import begin, check_writable
@@ -158,6 +163,218 @@ def test_rows_come_down_as_they_are_written(there: Storage, tmp_path: Path) -> N
         assert (tmp_path / "metrics.jsonl").read_bytes() == text
 
 
+# Storage that hangs
+
+
+class Hangs:
+    """A file system whose calls wait while it is shut; those on the paths that end with `only`."""
+
+    def __init__(self, files: Any, only: str = ""):
+        self.files, self.only, self.calls = files, only, 0
+        self.open = threading.Event()
+        self.open.set()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.files, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            if str(arguments[0]).endswith(self.only):
+                self.open.wait()
+            return found(*arguments, **named)
+
+        return call if callable(found) else found
+
+
+@pytest.fixture
+def hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hangs]:
+    """What `slow_url` is opened as; requests are given up after 0.3 s."""
+    monkeypatch.setattr(storage, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(storage, "_PULSES", {})
+    hangs = Hangs(fs.LocalFileSystem())
+    monkeypatch.setattr(storage, "_open", lambda url: (hangs, url.removeprefix("file://")))
+    yield hangs
+    hangs.open.set()
+
+
+@pytest.fixture
+def slow_url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/slow"
+
+
+def test_a_request_that_hangs_is_given_up_and_others_do_not_pile_up_behind_it(hangs: Hangs, slow_url: str) -> None:
+    there = Storage(slow_url)
+    there.write("a", b"1")
+    assert there.pulse.silence == 0
+    hangs.open.clear()
+    before, threads = hangs.calls, threading.active_count()
+    for _ in range(50):
+        with pytest.raises(TimeoutError, match=r"no answer for \d+ s"):
+            there.read("a")
+    assert hangs.calls == before + 1 and threading.active_count() <= threads + 1
+    assert there.pulse.silence >= 0.3 and Storage(slow_url + "/other").pulse.silence == 0
+    hangs.open.set()
+    wait_until(lambda: there.pulse.silence == 0)
+    assert there.read("a") == b"1"
+
+
+def test_a_write_that_was_given_up_does_not_undo_a_later_one(
+    hangs: Hangs, slow_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_AGAIN_SECONDS", 0.0)
+    there = Storage(slow_url)
+    hangs.only = "metrics.jsonl"
+    hangs.open.clear()
+    with pytest.raises(TimeoutError):
+        there.write("metrics.jsonl", b"old")
+    there.write("best.json", b"{}")  # storage answers, but for that object
+    with pytest.raises(TimeoutError, match=r"metrics.jsonl is still being written"):
+        there.write("metrics.jsonl", b"new")
+    hangs.open.set()
+    there.write("metrics.jsonl", b"new")
+    time.sleep(0.2)
+    assert there.read("metrics.jsonl") == b"new"
+
+
+def test_a_request_may_take_long_while_something_comes(
+    hangs: Hangs, slow_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Storage(slow_url)
+    there.write("a", bytes(range(16)))
+
+    class Slow:
+        def __init__(self, file: Any):
+            self.file = file
+
+        def __enter__(self) -> Slow:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def read(self, size: int) -> bytes:
+            time.sleep(0.1)
+            return self.file.read(size)
+
+    monkeypatch.setattr(storage, "_CHUNK", 1)
+    monkeypatch.setattr(Hangs, "open_input_stream", lambda self, path: Slow(self.files.open_input_stream(path)), False)
+    there._fetch("a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == bytes(range(16)) and [*tmp_path.glob(".*")] == []
+
+
+def test_a_refusal_is_said_with_its_reason_and_a_missing_file_is_an_answer(hangs: Hangs, slow_url: str) -> None:
+    there = Storage(slow_url)
+    there.write("a", b"1")
+    (Path(slow_url.removeprefix("file://")) / "a").chmod(0)
+    hangs.only = "nothing else"
+    hangs.open_input_file = lambda path: raises(PermissionError("AWS Error ACCESS_DENIED"))  # type: ignore[attr-defined]
+    for _ in range(2):  # each is asked for: the first one has ended
+        with pytest.raises(PermissionError):
+            there.read("a")
+        time.sleep(0.2)
+    assert (
+        there.pulse.silence > 0.3 and str(there.pulse.error()) == "nothing has worked for 0 s (AWS Error ACCESS_DENIED)"
+    )
+    hangs.open_input_file = lambda path: raises(FileNotFoundError(path))  # type: ignore[attr-defined]
+    with pytest.raises(FileNotFoundError):
+        there.read("b")
+    assert there.pulse.silence == 0
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_driver_says_that_storage_is_silent_and_a_request_to_stop_shortens_the_wait(
+    hangs: Hangs, slow_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "POLL_SECONDS", 0.02)
+    Storage(slow_url).write("experiment.json", b"{}")
+    path, kept, said = storage.opened(slow_url), storage.mirror(slow_url, "workers"), []
+    kept.mkdir(parents=True)
+    with storage.followed(path, said.append):
+        hangs.open.clear()
+        wait_until(lambda: len(said) == 1)
+        assert storage.silence(path) > 0.2
+        hangs.open.set()
+        wait_until(lambda: len(said) == 2)
+        hangs.open.clear()
+        storage.hasten(path)
+        assert (kept / "stop").exists()
+        wait_until(lambda: storage.silence(path) > 0)
+        storage.pulse(slow_url).limit = 0.1
+    assert said[0].startswith(f"{slow_url}: no answer for ") and "training goes on" in said[0]
+    assert said[1] == f"{slow_url} answers again"
+    hangs.open.set()
+    storage.publish(path)
+    assert storage.pulse(slow_url).limit == storage.ANSWER_SECONDS
+    storage.hasten(path.parent)
+    assert storage.silence(path.parent) == 0, "a run in a directory has no storage"
+
+
+def test_storage_that_never_answers_is_one_line(hangs: Hangs, slow_url: str) -> None:
+    Storage(slow_url).write("experiment.json", b"{}")
+    run = Run(slow_url)
+    hangs.open.clear()
+    silent = rf"storage does not answer: no answer for 0 s, {slow_url}; check the address"
+    for ask in (lambda: storage.opened(slow_url), lambda: storage.publish(run.path), run.model):
+        with pytest.raises(UserError, match=silent):
+            ask()
+    assert storage.newest(run.path) == ""
+
+
+@pytest.mark.parametrize("differs", ["", "environment.json", "metrics.jsonl"])
+def test_a_mirror_that_could_not_be_uploaded_counts_where_it_continues_the_run(
+    there: Storage, run: Path, tmp_path: Path, differs: str
+) -> None:
+    rows = (run / "metrics.jsonl").read_bytes()
+    vouches = {"metrics_bytes": len(rows), "metrics_sha256": hashlib.sha256(rows).hexdigest()}
+    checkpoint.save(run / "checkpoints", 2, {"w": torch.zeros(1)}, {}, vouches)
+    (run / "environment.json").write_text('{"began": "now"}')
+    there.push(run, last(2))
+    there.write("environment.json", run / "environment.json")
+    save(run, 3)
+    save(run, 4)
+    shutil.rmtree(run / "checkpoints" / "step_00000002")  # of those that stay, none may be at the URL
+    shutil.rmtree(run / "checkpoints" / "step_00000001")
+    with open(run / "metrics.jsonl", "ab") as log:
+        log.write(rows)
+    if differs:
+        (run / differs).write_bytes(b"{" + (run / differs).read_bytes()[1:] + b" ")
+        (run / differs).write_bytes((run / differs).read_bytes().replace(b"e", b"E"))
+    found = [loaded.path.name for loaded in there.loadable(run, torch.device("cpu"))]
+    newer = [] if differs else ["step_00000004", "step_00000003"]
+    assert found == [*newer, "step_00000002", "step_00000001"]
+    assert (run / "metrics.jsonl").read_bytes() == rows, "what follows these is not used"
+
+
+def test_what_could_not_be_uploaded_is_said_with_the_command_that_does(there: Storage, run: Path) -> None:
+    Storage(there.url).write("experiment.json", b"{}")
+    there.write("environment.json", b"{}")
+    there.write("last.json", b'{"checkpoint": "step_00000001"}')
+    path, kept = storage.opened(there.url), storage.mirror(there.url, "workers")
+    assert storage.left_behind(path) == ""
+    kept.mkdir(parents=True)
+    (kept / "environment.json").write_text("{}")
+    (kept / "last.json").write_text('{"checkpoint": "step_00000002"}')
+    said = storage.left_behind(path)
+    assert f"step_00000002 could not be uploaded to {there.url} and is kept in {kept}" in said
+    assert f"`raytrain resume {there.url}` on this machine" in said
+    (kept / "environment.json").write_text('{"of": "another run"}')
+    assert storage.left_behind(path) == ""
+    shutil.rmtree(kept)
+    there.pulse.wait()
+    assert "the last checkpoint may be missing" in storage.left_behind(path)
+    there.pulse.live()
+
+
 # Runs
 
 
@@ -239,13 +456,6 @@ def test_a_place_that_does_not_answer_is_one_line_before_anything_is_started(
     said = capsys.readouterr().err
     assert said.startswith("error: storage does not answer: ") and reason in said and said.count("\n") == 1
     assert f", {place}; check the address" in said and time.monotonic() - began < 15
-
-
-def test_one_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(storage, "_open", lambda _: time.sleep(5))
-    with pytest.raises(UserError, match=r"storage does not answer: no answer in 0.1 s, s3://bucket; check"):
-        Storage("s3://bucket")
 
 
 def test_sweeps_are_not_kept_at_urls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ from typing import Any
 
 from paced import memory
 
-from raytrain import Run, checkpoint
+from raytrain import Run, checkpoint, storage
+
+sys.path.append(str(Path(__file__).parents[1]))
+from s3_server import Gate, Server, settings
 
 PACED = Path(__file__).with_name("paced.py")
 EVERY = 10
@@ -152,6 +155,21 @@ class Nodes:
                 node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
+class Bucket:
+    """Storage at a URL, for this process and, by a way that can be shut, for commands."""
+
+    def __init__(self, folder: Path):
+        self.server = Server()
+        self.gate = Gate(self.server.port)
+        os.environ.update(settings(self.server.port), XDG_CACHE_HOME=str(folder / "cache"))
+        self.environment = settings(self.gate.port)
+
+    def close(self) -> None:
+        """End both."""
+        self.gate.close()
+        self.server.close()
+
+
 @dataclass
 class Story:
     """A run with faults in it."""
@@ -164,12 +182,21 @@ class Story:
     command: Any = None
     environment: dict[str, str] = field(default_factory=dict)
     nodes: Nodes | None = None
+    bucket: Bucket | None = None
 
     def __post_init__(self) -> None:
         self.draw = random.Random(f"{self.kind} {self.seed}")
         self.resumed: list[tuple[float, int]] = []
         self.run, self.orders = self.folder / "run", self.folder / "orders"
+        self.out, self.where = str(self.folder), str(self.run)
         self.orders.mkdir(parents=True)
+
+    def move(self, bucket: Bucket) -> None:
+        """Have the run at a URL; `run` is then rank 0's directory."""
+        self.bucket, self.out = bucket, f"s3://bucket/{self.folder.name}"
+        self.where = storage.join(self.out, "run")
+        self.run = storage.mirror(self.where, "workers")
+        self.environment |= bucket.environment
 
     # --- the run ---
 
@@ -178,7 +205,7 @@ class Story:
         pace = "0.1" if self.kind in SLOW else "0.01"
         self.command = Command(
             "train", *written(self.folder, self.way), "--task.seconds", pace, "--task.orders", str(self.orders),
-            "--out", str(self.folder),
+            "--out", self.out,
             "--name", "run", *self.layout(), **self.environment,
         )  # fmt: skip
 
@@ -196,7 +223,7 @@ class Story:
     def resume(self, *arguments: str, step: int | None = None) -> None:
         """The same run goes on with another command, from the newest checkpoint, or from that of a step."""
         self.resumed.append((time.time(), self.newest() if step is None else step))
-        self.command = Command("resume", str(self.run), *arguments, **self.environment)
+        self.command = Command("resume", self.where, *arguments, **self.environment)
 
     def rows(self) -> list[dict[str, Any]]:
         """The step rows so far."""
@@ -273,7 +300,7 @@ class Story:
 
     def outcome(self) -> tuple[list[dict[str, Any]], str]:
         """Every row but for times, and the final weights' sha256."""
-        return outcome(self.run)
+        return outcome(Run(self.where).path)
 
 
 def outcome(run: Path) -> tuple[list[dict[str, Any]], str]:
@@ -523,7 +550,25 @@ def call_node_back(story: Story) -> None:
     story.nodes.call_back()
 
 
+def hang_storage(story: Story) -> None:
+    """The server of a run at a URL accepts connections and answers none; after some seconds SIGINT ends the run. When
+    the server answers again, the run goes on from what could not be uploaded."""
+    assert story.bucket
+    story.bucket.gate.shut()
+    time.sleep(story.draw.uniform(0, 8))
+    asked = time.monotonic()
+    _ended_by(story, signal.SIGINT)
+    assert time.monotonic() < asked + 20 and f"raytrain resume {story.where}" in story.command.said
+    story.bucket.gate.open()
+    story.resume()
+
+
 def _signalled(story: Story, number: signal.Signals, *resumed_with: str) -> None:
+    _ended_by(story, number)
+    story.resume(*resumed_with)
+
+
+def _ended_by(story: Story, number: signal.Signals) -> None:
     if number == signal.SIGINT:
         os.killpg(story.command.process.pid, number)
     else:
@@ -534,7 +579,6 @@ def _signalled(story: Story, number: signal.Signals, *resumed_with: str) -> None
         time.sleep(0.1)
     assert not left, f"{len(left)} processes are left 10 s after the signal"
     assert story.newest() == story.step(), "the checkpoint is not the last step's"
-    story.resume(*resumed_with)
 
 
 ITSELF: dict[str, Callable[[Story], None]] = {
@@ -568,6 +612,7 @@ RESUMED: dict[str, Callable[[Story], None]] = {
     "SIGINT": interrupt,
     "SIGTERM": terminate,
     "resized": resize,
+    "storage hung": hang_storage,
 }
 """After these `raytrain resume` goes on."""
 KINDS = ITSELF | RESUMED
@@ -575,7 +620,7 @@ NODES = ("node killed", "node called back")
 """These take a cluster of several nodes."""
 DETERMINISTIC = (*NODES, "resized")
 """With these the number of workers changes, and the bits must not."""
-SLOW = ("driver killed", "GCS killed", "raylet killed")
+SLOW = ("driver killed", "GCS killed", "raylet killed", "storage hung")
 """After these workers train on for seconds: a step takes longer."""
 QUIET = ("no space", "disk error", "storage away", "clock jump")
 """These need not stop a run."""
@@ -619,6 +664,8 @@ def play(kind: str, seed: int, folder: Path, faults: int, whole: tuple[list[dict
     story = Story(kind, seed, folder, WAYS[seed % len(WAYS)], environment=environment_of(kind))
     try:
         story.nodes = Nodes() if kind in NODES else None
+        if kind == "storage hung":
+            story.move(Bucket(folder))
         story.start()
         window = (STEPS - 60) // faults
         for number in range(faults):
@@ -645,6 +692,8 @@ def play(kind: str, seed: int, folder: Path, faults: int, whole: tuple[list[dict
             story.command.abandon()
         if story.nodes:
             story.nodes.close()
+        if story.bucket:
+            story.bucket.close()
 
 
 def _watch(story: Story, fault: Injected, starts: int, began: float) -> None:

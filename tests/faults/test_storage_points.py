@@ -59,6 +59,7 @@ def writing(url: str, mirror: Path, bucket: Bucket) -> Iterator[Callable[[int], 
         progress = Progress(step=step, epoch=step // EPOCH, best=best(step))
         keeper.wait()
         keeper.start(step, *content(step), {"progress": vars(progress), "metrics_bytes": log.size})
+        keeper.upload(bucket)
 
     yield write
     keeper.finish({"steps": step_at(url)})

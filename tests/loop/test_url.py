@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -110,7 +111,7 @@ def test_uploads_that_fail_are_made_up_for(url: str, whole: Path, monkeypatch: p
 
     def each(worker: Worker) -> None:
         if worker.progress.step in (8, 24) and worker.writer:
-            worker.writer.background.wait()
+            worker.writer.wait()
             (broken.set if worker.progress.step == 8 else broken.clear)()
 
     monkeypatch.setattr(Storage, "write", fails)
@@ -139,8 +140,8 @@ def test_a_last_upload_that_fails_ends_the_run(url: str, monkeypatch: pytest.Mon
         with pytest.raises(UserError) as error:
             train_at(url)
     assert str(error.value) == (
-        "the last checkpoint cannot be written: AWS Error ACCESS_DENIED during PutObject operation, "
-        f"{url}; mend that and go on from step_00000045, the newest that is there"
+        f"the end of the run cannot be uploaded: AWS Error ACCESS_DENIED during PutObject operation, {url}; it is in "
+        f"{storage.mirror(url, 'workers')} on {socket.gethostname()}: `raytrain resume {url}` there uploads it"
     )
     assert train_at(url) == "completed"
 
@@ -175,3 +176,52 @@ def test_the_experiment_decides_alone(url: str) -> None:
     (path / "experiment.json").write_text("of an older attempt")
     assert storage.at_work(url)[1] == path
     assert Run(path).experiment == VALUE and isinstance(VALUE, Experiment) and Run(path).url is None
+
+
+def test_a_run_trains_on_while_storage_hangs_stops_at_once_and_goes_on_from_its_mirror(
+    url: str, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage accepts requests from step 8 on and answers none; a signal comes at step 30."""
+    Storage(url).write("environment.json", b'{"began": "now"}')
+    opens, answers, asked = storage._open, threading.Event(), 0.0
+    answers.set()
+
+    class Gated:
+        """A file system whose calls wait while storage hangs."""
+
+        def __init__(self, files: Any):
+            self.files, self.type_name = files, files.type_name
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments, **named: answers.wait() and getattr(self.files, name)(*arguments, **named)
+
+    def gated(url: str) -> tuple[Any, str]:
+        files, root = opens(url)
+        return Gated(files), root
+
+    def each(worker: Worker) -> None:
+        nonlocal asked
+        if worker.progress.step == 8 and worker.writer:
+            worker.writer.wait()
+            answers.clear()
+        if worker.progress.step == 30:
+            asked = time.monotonic()
+            (worker.run.path / "stop").touch()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "_open", gated)
+        assert train_at(url, each) == "interrupted"
+    assert time.monotonic() - asked < 20, "5 s, on a machine that does nothing else"
+    answers.set()
+    while storage.pulse(url).silence:
+        time.sleep(0.01)
+    kept = storage.mirror(url, "workers")
+    assert list(Storage(url).committed()) == ["step_00000005"]
+    newest = checkpoint.step_of(checkpoint.committed(kept / "checkpoints")[-1])
+    assert newest is not None and newest > 30
+    noted = (kept / "logs" / "checkpoints.log").read_text()
+    assert noted.count("step 10: no answer for ") == 1
+    storage.pulse(url).limit = storage.ANSWER_SECONDS
+    steps: list[int] = []
+    assert train_at(url, lambda worker: steps.append(worker.progress.step)) == "completed"
+    assert steps[0] == newest and same(url, whole)
