@@ -534,6 +534,8 @@ def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.Use
         how = f"install it, or copy the file or the folder {module} into {path.with_name(sources.MODULES)}"
     elif module in sys.stdlib_module_names and any(path.resolve().parent.glob(f"{module}.py")):
         how = f"rename {module}.py: Python's own module has that name"
+    elif copied:  # `resume --experiment` needs the copy too, to compare what it defines
+        how = f"correct that line in the run's copy, {path.parent / (sources.copy_of(where) or path.name)}"
     return errors.UserError(f"the experiment file does not load: {why}", where, how)
 
 

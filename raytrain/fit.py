@@ -183,7 +183,8 @@ def resume(
                 raise errors.data_changed(run.where)
             if correction:
                 correction.check_model(planned)
-                planned = replace(planned, notes=(*planned.notes, *filter(None, [correction.note()])))
+            if note := correction.note() if correction else resumption.edited(run):
+                planned = replace(planned, notes=(*planned.notes, note))
             planned.check_disk(run.path)
             observer.planned(planned)
             if options.dry_run:

@@ -329,10 +329,12 @@ class Tensors(NamedTuple):
     Attributes:
         shapes: shape and dtype of each parameter and buffer, by its name.
         trained: the names of the parameters that are trained, in the order of the optimizer's groups: it numbers them.
+        optimizer: the class of PyTorch's optimizer.
     """
 
     shapes: dict[str, str]
     trained: list[list[str]]
+    optimizer: str
 
 
 def survey(data: Data) -> tuple[dict[str, Index], dict[str, list[BadSample]]]:
@@ -588,9 +590,14 @@ def tensors(experiment: Experiment, sample: tuple[int, int, int], classes: int) 
     except Exception:  # it looks at values, or mixes devices
         module = _checked_build(experiment, sample, classes)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
+    groups, kind = experiment.optimizer.groups(module), ""
+    with contextlib.suppress(Exception):  # one that works with tensors in memory alone
+        optimizer = experiment.optimizer.build(groups)
+        groups, kind = optimizer.param_groups, type(optimizer).__name__
     return Tensors(
         {name: f"{list(value.shape)} of {value.dtype}" for name, value in module.state_dict().items()},
-        [[names.get(id(one), "?") for one in group["params"]] for group in experiment.optimizer.groups(module)],
+        [[names.get(id(one), "?") for one in group["params"]] for group in groups],
+        kind,
     )
 
 

@@ -35,6 +35,18 @@ def changed(before: Experiment, after: Experiment) -> list[str]:
     return [path for path in shared if old.get(path) != new.get(path)]
 
 
+def edited(run: Run) -> str:
+    """Return a note on the user's files that have another text than the run's copies of them; an empty string where
+    there are none."""
+    found = sources.Sources.read(run.path)
+    names = [Path(file).name for file in found.edited] if found else []
+    if not names:
+        return ""
+    return (
+        f"the run goes on with its own copies of {_listed(names)}, edited since; --experiment FILE takes the new code"
+    )
+
+
 class Correction:
     """A corrected experiment file that takes the place of a run's own copy, with the modules that it imports.
 
@@ -122,9 +134,11 @@ class Correction:
         return errors.UserError(what, where, how)
 
     def note(self) -> str:
-        """Return what is replaced, in one line; an empty string where the file is the run's own."""
+        """Return what is replaced, in one line."""
         names = self.changed
-        return f"code replaced after step {self._step():,}: {_listed(names)}" if names else ""
+        if not names:
+            return f"no code is replaced: {self.file.name} and what it imports are as the run's copies of them"
+        return f"code replaced after step {self._step():,}: {_listed(names)}"
 
     def save(self) -> None:
         """Put the new code into the run's directory: after a kill at any moment the run has the old code or the new.
@@ -155,6 +169,8 @@ def _difference(before: plan.Tensors, after: plan.Tensors) -> str:
         return f"they have no {_listed(more)}"
     if other := [name for name in old if old[name] != new[name]]:
         return _listed(f"{name} is {new[name]} and was {old[name]}" for name in other)
+    if before.optimizer and after.optimizer and before.optimizer != after.optimizer:
+        return f"the optimizer is {after.optimizer} and was {before.optimizer}"
     if before.trained != after.trained:
         first = next(
             (pair for pair in zip(chain(*before.trained), chain(*after.trained), strict=False) if pair[0] != pair[1]),

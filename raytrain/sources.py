@@ -118,6 +118,11 @@ class Sources:
         """All files: the modules by their path, and the experiment file by an empty string."""
         return ({"": self.experiment} if self.experiment else {}) | dict(sorted(self.modules.items()))
 
+    @property
+    def edited(self) -> list[str]:
+        """The user's own files that had another text than these copies when they were read."""
+        return [one.origin for one in self.named.values() if one.file != one.origin and os.path.isfile(one.origin)]
+
     def files(self) -> dict[str, bytes]:
         """Return the files that the directory of a run or a sweep has of these, by their path below it."""
         files = {f"{MODULES}/{name}" if name else COPY: source.text for name, source in self.named.items()}
@@ -601,19 +606,23 @@ def to_edit(place: str) -> str:
     Returns:
         `file:line` or a file; an empty string for a place that is in none of the active sources.
     """
-    active = _active[0]
-    for source in (active.experiment, *active.modules.values()) if active else ():
-        found = re.search(rf"(?:^|[ (]){re.escape(source.file)}:(\d+)", place) if source else None
-        if source and found:
-            return f"{source.origin}:{found[1]}" if source.file == source.origin else source.origin
-    return ""
+    _, source, line = _placed(place)
+    return "" if source is None else f"{source.origin}:{line}" if source.file == source.origin else source.origin
 
 
-def experiment_file() -> str:
-    """Return the path at which the user edits the experiment file of the active sources; an empty string where they
-    have none."""
-    active = _active[0]
-    return active.experiment.origin if active and active.experiment else ""
+def copy_of(place: str) -> str:
+    """Return the path, below its directory, at which a run has the file of a place in the active sources; an empty
+    string for a place that is in none of them."""
+    name, source, _ = _placed(place)
+    return "" if source is None else f"{MODULES}/{name}" if name else COPY
+
+
+def _placed(place: str) -> tuple[str, Source | None, str]:
+    """Return the name, the file and the line of a place in the active sources."""
+    for name, source in _active[0].named.items() if _active[0] else ():
+        if found := re.search(rf"(?:^|[ (]){re.escape(source.file)}:(\d+)", place):
+            return name, source, found[1]
+    return "", None, ""
 
 
 def is_own(file: str) -> bool:

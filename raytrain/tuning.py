@@ -431,7 +431,9 @@ class _Driver:
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)
         if not self.ranked(self.records()):
-            raise RunFailed(self._why_nothing(status), self.path, None)
+            why = self._why_nothing(status)
+            sources.use(self.sweep.experiment)
+            raise RunFailed(why, self.path, None, edit=sources.to_edit(why))
         return SweepRun(self.path)
 
     def _why_nothing(self, status: str) -> str:

@@ -147,6 +147,66 @@ def test_a_run_without_a_checkpoint_takes_another_model(project: Path, tmp_path:
     assert "after step 0" in succeeds(capsys, *going_on(found.path))
 
 
+def test_a_file_that_is_as_the_runs_own_replaces_nothing(run: Path, capsys: Capture) -> None:
+    edit(run.parent / "project" / "exp.py", "1 / parts.ONE", "1 / max(parts.ONE, 1)")
+    value, file = experiment.load(run.parent / "project" / "exp.py")
+    before = content(run)
+    sources.keep(value, file, run)
+    assert "no code is replaced: exp.py and what it imports are as the run's copies" in succeeds(capsys, *going_on(run))
+    correction = Correction(Run(run), file or Path())
+    correction.save()
+    assert not correction.changed and not (run / "replacing.json").exists()
+    for path, text in before.items():
+        path.write_bytes(text)
+
+
+def test_a_run_says_that_it_goes_on_with_its_own_copies_of_edited_files(
+    run: Path, project: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "parts.py").write_text(FIXED)
+    value, file = experiment.load(project / "exp.py")
+    before = content(run)
+    sources.keep(value, file, run)
+    assert "goes on with its own copies" not in succeeds(capsys, "resume", run, "--dry_run")
+    edit(project / "parts.py", "ONE = 1", "ONE = 2")
+    monkeypatch.setattr(sources, "_KNOWN", {})  # as in a new process
+    said = succeeds(capsys, "resume", run, "--dry_run")
+    assert "the run goes on with its own copies of parts.py, edited since; --experiment FILE takes" in said
+    for path, text in before.items():
+        path.write_bytes(text)
+
+
+def test_source_files_in_any_encoding_replace_a_runs_code_as_they_are(other: Callable[[], Path], project: Path) -> None:
+    path = other()
+    text = b"# coding: latin-1\n# \xe9\n" + FIXED.encode()
+    (project / "parts" / "__init__.py").write_bytes(text)
+    Correction(Run(path), project / "exp.py").save()
+    assert texts(path)["parts/__init__.py"] == text
+    sources.settle(path)
+    assert (path / "modules" / "parts" / "__init__.py").read_bytes() == text
+
+
+def test_a_second_correction_is_recorded_after_the_first(other: Callable[[], Path], project: Path) -> None:
+    path = other()
+    for number in (1, 2):
+        (project / "more.py").write_text(f"NUMBER = {number}\n")
+        if number == 1:
+            edit(project / "exp.py", "import parts", "import parts, more")
+        Correction(Run(path), project / "exp.py").save()
+        sources.settle(path)
+        sources.settled(path)
+    changes = [one["changed"] for one in Run(path).replaced]
+    assert changes == [["exp.py", "more.py (new)", "parts.py (removed)", "parts/__init__.py (new)"], ["more.py"]]
+
+
+def test_a_copy_that_does_not_load_any_more_is_named(run: Path, capsys: Capture) -> None:
+    before = (run / "modules" / "parts.py").read_bytes()
+    (run / "modules" / "parts.py").write_bytes(b"import math\n\nmath.gone\n" + before)
+    said = fails(capsys, "resume", run, "--dry_run")
+    assert f"{run}/modules/parts.py:3; correct that line in the run's copy, {run}/modules/parts.py" in said
+    (run / "modules" / "parts.py").write_bytes(before)
+
+
 # What is refused
 
 
@@ -258,6 +318,28 @@ def test_a_run_that_another_command_has_is_refused(run: Path, project: Path, cap
     (project / "parts.py").write_text(FIXED)
     with Lock(run):
         assert "the run is still going" in fails(capsys, *going_on(run))
+
+
+def test_another_optimizer_is_refused(run: Path, project: Path, capsys: Capture) -> None:
+    (project / "parts.py").write_text(FIXED)
+    own = """
+import torch
+@dataclass(frozen=True)
+class Own(SGD):
+    def build(self, parameters):
+        return torch.optim.SGD(parameters, lr=self.lr)
+
+experiment = """
+    edit(project / "exp.py", "\nexperiment = ", own)
+    edit(project / "exp.py", "optimizer=SGD", "optimizer=Own")
+    value, file = experiment.load(project / "exp.py")
+    found = make_run(run.parent / "own", value, steps=4)
+    sources.keep(value, file, found.path)
+    (found.path / "summary.json").unlink()
+    edit(project / "exp.py", "torch.optim.SGD", "torch.optim.Adam")
+    assert "the optimizer is Adam and was SGD" in fails(capsys, *going_on(found.path))
+    edit(project / "exp.py", "torch.optim.Adam(parameters", "torch.optim.SGD([*parameters, *parameters[:0]]")
+    assert "code replaced after step 4: exp.py" in succeeds(capsys, *going_on(found.path))
 
 
 # How the new code gets into the run

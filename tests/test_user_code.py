@@ -11,6 +11,7 @@ import pytest
 from projects import write
 
 from raytrain import Experiment, Run, UserError, cli, experiment, sources
+from raytrain.search.attempt import _one_line
 from raytrain.supervise import RunFailed, _failure, failed_here
 from raytrain.worker import _recorded
 
@@ -129,3 +130,16 @@ def test_the_advice_names_the_file_to_correct(run: Path, monkeypatch: pytest.Mon
     assert f"correct helper.py:{RATIO}, then go on with `raytrain resume {run} --experiment exp.py`" in line
     line = said(monkeypatch, capsys, recorded(run, raised(MemoryError("no"))))
     assert line.endswith(f"go on with `raytrain resume {run}`\n")
+
+
+def test_a_trial_names_the_users_line_and_a_sweep_of_failed_ones_the_file_to_correct(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        divide(Run(run).experiment)
+    line = f"{run.parent}/project/helper.py:{RATIO}"
+    assert _one_line(caught.value) == f"ZeroDivisionError: division by zero ({line})"
+    (run / "sweep.json").write_text("{}")
+    why = f"no trial has a result: trial 0 failed: {_one_line(caught.value)}"
+    said_ = said(monkeypatch, capsys, RunFailed(why, run, None, edit=sources.to_edit(why)))
+    assert said_.endswith(f"correct {line} and start a new sweep\n")

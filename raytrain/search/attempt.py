@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytrain import checkpoint, errors, fit, gpu_errors, memory, supervise
+from raytrain import checkpoint, errors, fit, gpu_errors, memory, sources, supervise
 from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
@@ -346,8 +346,10 @@ def adopt(run: Path, pool: Path) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error) if isinstance(error, (errors.UserError, fit.RunFailed)) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:500]
+    if isinstance(error, (errors.UserError, fit.RunFailed)):
+        return " ".join(str(error).split())[:500]
+    said, line = " ".join(f"{type(error).__name__}: {error}".split())[:500], sources.line_of(error)
+    return f"{said} ({line})" if line else said
 
 
 @contextlib.contextmanager
