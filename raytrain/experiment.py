@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -22,6 +23,10 @@ from raytrain.models import Model
 from raytrain.optim import SGD, Constant, Optimizer, Schedule
 from raytrain.parallel import DDP, STRATEGIES, Parallel
 from raytrain.task import Classification, Task
+
+HISTORY = "history"
+"""In the best.json of a sweep whose scheduler changed values on the way: with which values the best trial trained from
+which epoch on (`search.record.history`). The experiment beside it has the last values."""
 
 _loading: list[Path] = []
 """The experiment files that are being run at the moment."""
@@ -443,6 +448,8 @@ def read_json(path: Path) -> tuple[Any, Path | None]:
         UserError: it is no JSON, or a module does not load.
     """
     values, copy = _json(path), path.with_name(sources.COPY)
+    if isinstance(values, dict) and isinstance(history := values.pop(HISTORY, None), list):
+        _say_history(path, history)
     modules = set(_own_modules(values))
     if modules:
         found = sources.Sources.read(path.parent)
@@ -461,6 +468,21 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
         raise errors.not_an_experiment(path, str(error)) from None
+
+
+def _say_history(path: Path, history: list[Any]) -> None:
+    """Tell what a best.json does not repeat."""
+    with contextlib.suppress(KeyError, TypeError, AttributeError):  # it is a file that anybody can edit
+        steps = [
+            f"from epoch {step['epoch']} on {', '.join(f'{name}={value}' for name, value in step['values'].items())}"
+            for step in history
+        ]
+        run = path.with_name("trials") / f"{history[-1]['trial']:04d}"
+        print(
+            f"note: {path} has the last values of a trial that did not train with one set of values, and does not "
+            f"repeat it: {'; '.join(steps)}; its weights are in {run}",
+            file=sys.stderr,
+        )
 
 
 def _is_main(copy: Path) -> bool:

@@ -144,13 +144,19 @@ class SweepPlan:
             "search": ("every combination of the grid" if grid else type(s.search).__name__)
             + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}"),
             "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
-            + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else ""),
+            + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
+            + (f"; {_measured(self.concurrent)}" if any(o.of_machine for o in s.objectives) else ""),
             "disk": f"{plan.size(self.weights)} of checkpoints at the most: those under way and the best "
             + (f"{s.keep} trials'" if s.keep > 1 else "trial's"),
             **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
         }
         base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
         return [*own.items(), ("example", f"a trial with {example}:"), *base, ("in", path)]
+
+
+def _measured(concurrent: int) -> str:
+    """How the objectives of the machine are measured."""
+    return "each trial is measured alone" if concurrent == 1 else "times and speeds are those of trials side by side"
 
 
 def sweep(
@@ -270,7 +276,8 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     fits = min(_at_once(value, scaling, resources, streams) for scaling, _ in scalings)
     if value.concurrent and value.concurrent > fits:
         raise errors.too_many_at_once(value.concurrent, fits)
-    concurrent = min(value.concurrent or fits, value.count)
+    measured = any(objective.of_machine for objective in value.objectives)
+    concurrent = min(value.concurrent or (1 if measured else fits), value.count)
     share = replace(resources, runs=concurrent)
     base = variants[record.reads(first)]
     base = replace(
@@ -774,8 +781,11 @@ class _Driver:
         answer = self.answer(status)
         write_atomically(self.path / "sweep.json", json.dumps(answer, indent=2))
         if answer["best"] is not None:
-            best = record.folder(self.path, answer["best"]) / "experiment.json"
-            write_atomically(self.path / "best.json", best.read_text())
+            best = (record.folder(self.path, answer["best"]) / "experiment.json").read_text()
+            history = record.history(self.path, answer["best"])
+            if len(history) > 1:  # its own last values alone repeat no trial
+                best = json.dumps(json.loads(best) | {experiment.HISTORY: history}, indent=2) + "\n"
+            write_atomically(self.path / "best.json", best)
         return answer
 
     def _tidy(self, records: list[dict[str, Any]]) -> None:

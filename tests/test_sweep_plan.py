@@ -67,6 +67,15 @@ def test_cpus_are_shared_out_by_node_among_the_trials_that_run_at_once(
     assert found.scaling(replace(BASE, scaling=scaling)).cpus_per_worker == cpus
 
 
+@pytest.mark.parametrize("objective", ["samples_per_second", ("val_loss", "peak_memory_bytes"), "seconds"])
+def test_trials_whose_speed_is_the_objective_are_alone_unless_asked_for(tmp_path: Path, objective: object) -> None:
+    alone = planned(tmp_path, nodes(8), LR, objective=objective)
+    assert alone.concurrent == 1 and "each trial is measured alone" in dict(alone.lines(""))["at once"]
+    together = planned(tmp_path, nodes(8), LR, objective=objective, concurrent=3)
+    assert together.concurrent == 3 and "side by side" in dict(together.lines(""))["at once"]
+    assert "measured" not in dict(planned(tmp_path, nodes(8), LR, objective="val_loss").lines(""))["at once"]
+
+
 @pytest.mark.parametrize("scheduler", [PBT(), HyperBand()])
 def test_trials_that_take_turns_are_held_back_by_what_they_reserve(tmp_path: Path, scheduler: PBT | HyperBand) -> None:
     small = Scaling(workers=2, cpus_per_worker=0.5)

@@ -91,6 +91,8 @@ class Table(SweepObserver):
             ]
             if notes:
                 self._print(f"{'; '.join(notes)}: all is in trials.csv", "dim")
+        if measured := sweep_table.measured(results, answer.get("concurrent")):
+            self._print(measured, "dim")
         for text in sweep_table.what_happened(results, 2 * _WHAT_HAPPENED):
             self._print(text, "yellow")
         done = results.status == "completed"

@@ -54,6 +54,19 @@ def outcome(results: Results) -> str:
     )
 
 
+def measured(results: Results, concurrent: object) -> str:
+    """Whether trials were alone on the machine while their speed was measured; empty where that is not known.
+
+    Args:
+        concurrent: how many trials ran at once.
+    """
+    if not isinstance(concurrent, int) or len(results.trials) < 2:
+        return ""
+    if concurrent == 1:
+        return "seconds and samples/s: each trial was measured alone"
+    return f"seconds and samples/s: of up to {concurrent} trials side by side; alone, each is faster"
+
+
 def line(trial: Trial, results: Results) -> str:
     """A trial that has ended, in one line."""
     done = f"epoch {trial.epochs:g}/{trial.of_epochs:g}" if trial.epochs is not None and trial.of_epochs else ""

@@ -35,6 +35,11 @@ class Objective:
         """Whether it is a metric of each epoch, so that a scheduler may compare trials by it."""
         return self.target is None and self.figure not in _MODES
 
+    @property
+    def of_machine(self) -> bool:
+        """Whether it is a time, a speed or memory, which other trials on the machine change."""
+        return not self.every_epoch
+
     def now(self, rows: list[dict[str, Any]]) -> float | None:
         """The last epoch's, for a scheduler."""
         value = rows[-1].get(self.figure) if rows else None

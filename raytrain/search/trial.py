@@ -140,7 +140,7 @@ class Trial(tune.Trainable):
             value = apply(value, changed)
             experiment.save(value, self.run / "experiment.json")
             values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
-            record.update(self.run, values=values)
+            record.update(self.run, values=values, first=found.get("first") or found.get("values", {}))
         if "deterministic" in self.values:  # a later trial of this process may need it
             fix_workspace()
         if not (value.compile or value.parallel.sharded):

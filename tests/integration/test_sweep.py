@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -230,6 +231,16 @@ def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
         own = raytrain.Run(found.path / "trials" / f"{trial['number']:04d}")
         assert own.experiment.optimizer.lr == trial["values"]["optimizer.lr"]
         assert own.metrics("step")["step"].to_pylist() == list(range(1, 6 * 23 + 1))
+    best, kept = found.trials[found.answer["best"]], json.loads((found.path / "best.json").read_text())
+    history = kept.get("history") or [{"epoch": 0, "trial": best["number"], "values": best["values"]}]
+    assert bool(best.get("taken")) == (len(history) > 1) == ("history" in kept)
+    assert history[-1]["values"] == best["values"] and history[-1]["trial"] == best["number"]
+    assert [step["epoch"] for step in history] == sorted({step["epoch"] for step in history})
+    # From one step of the history to the next, the donor's rows are the best trial's.
+    own = losses(found.path / "trials" / f"{best['number']:04d}")
+    for step, following in itertools.pairwise(history):
+        donor, steps = losses(found.path / "trials" / f"{step['trial']:04d}"), 23 * following["epoch"]
+        assert own[:steps] == donor[:steps]
 
 
 def test_a_clone_s_first_validation_is_its_donor_s_and_with_its_values_it_goes_on_as_the_donor(
