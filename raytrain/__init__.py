@@ -160,7 +160,7 @@ def resume(
 
     Args:
         run: the run or its directory.
-        experiment: the corrected experiment file, to go on with it in place of the run's own code.
+        experiment: the corrected experiment file, to go on with it and what it imports in place of the run's own code.
         changes: fields to change, such as `epochs=5`; a dotted path is given as `**{"scaling.workers": 4}`.
 
     Raises:

@@ -56,7 +56,7 @@ _RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
 class Resume:
     """How a resumed run goes on."""
 
-    experiment: str | None = None
+    experiment: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """The corrected experiment file, to go on with it and the modules that it imports in place of the run's copies.
     The values stay the run's; the model's parameters must have the names, shapes and order that they had."""
     address: str | None = None

@@ -103,6 +103,8 @@ class Sources:
             origins, below = known_json(folder / ORIGINS), folder / MODULES
             copies = [COPY, *(f"{MODULES}/{name}" for name in (_files(below, below) if below.is_dir() else ()))]
             texts = {name: (folder / name).read_bytes() for name in copies if (folder / name).is_file()}
+            if os.path.lexists(folder / REPLACING):  # another command has just begun to replace what was read
+                return cls.read(folder)
         else:
             origins = json.loads(new[ORIGINS])
             texts = {name: text for name, text in new.items() if name == COPY or name.startswith(f"{MODULES}/")}
@@ -469,7 +471,7 @@ def _replacing(folder: Path) -> dict[str, bytes] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise errors.UserError(f"the run's new code cannot be read: {reason(error)}", file, how) from None
+        raise errors.UserError(f"the run's new code cannot be read: {error}", file, how) from None
     modules = [name for name in files if name not in (COPY, ORIGINS, REPLACED)]
     if any(not name.startswith(f"{MODULES}/") or not name.endswith(".py") or _hidden(name) for name in modules):
         raise errors.UserError("the run's new code has files with other names than a run's code has", file, how)

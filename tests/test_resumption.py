@@ -176,6 +176,26 @@ def test_a_run_says_that_it_goes_on_with_its_own_copies_of_edited_files(
         path.write_bytes(text)
 
 
+def test_a_reader_meanwhile_finds_the_old_code_or_the_new(
+    other: Callable[[], Path], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = other(), Path.read_bytes
+    new, correction = (
+        {"": EXPERIMENT.encode(), "parts/__init__.py": FIXED.encode()},
+        Correction(Run(path), project / "exp.py"),
+    )
+
+    def reads(file: Path) -> bytes:
+        found = read(file)
+        if file.name == "experiment.py" and file.parent == path and not (path / "replacing.json").exists():
+            correction.save()
+            sources.settle(path)
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", reads)
+    assert texts(path) == new
+
+
 def test_source_files_in_any_encoding_replace_a_runs_code_as_they_are(other: Callable[[], Path], project: Path) -> None:
     path = other()
     text = b"# coding: latin-1\n# \xe9\n" + FIXED.encode()
