@@ -437,7 +437,7 @@ class _Driver:
             self.close(status)
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)
-        if not self.ranked(self.records()):
+        if all(one["objective"][0] is None for one in self.records()):
             why = self._why_nothing(status)
             sources.use(self.sweep.experiment)
             raise RunFailed(why, self.path, None, edit=sources.to_edit(why))

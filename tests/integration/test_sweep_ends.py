@@ -1,0 +1,137 @@
+"""How sweeps end on real actors of Ray Tune: without a result, by their budget, and after a trial's processes died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from raytrain import MLP, Digits, Experiment, Grid, Sweep, cli, tuning
+from raytrain.fit import Options
+from raytrain.observe import SweepObserver
+from raytrain.search import record
+from raytrain.search.sweep import load
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+DYING = '''
+    """Trials that end, each in its way, at the tenth step."""
+    import os, time
+    from dataclasses import dataclass
+    import torch
+    from torch import nn
+    from raytrain import Digits, Experiment, Grid, Model, Scaling, Sweep
+
+    class Net(nn.Module):
+        def __init__(self, mode, inputs, classes):
+            super().__init__()
+            self.mode, self.steps, self.linear = mode, 0, nn.Linear(inputs, classes)
+
+        def forward(self, x):
+            self.steps += self.training
+            if self.steps >= 10:
+                if "raises" in self.mode:
+                    raise ValueError("a mistake of the model's")
+                if self.mode == "exits" and torch.distributed.get_rank() == 1:
+                    os._exit(3)
+                if self.mode == "waits":
+                    time.sleep(0.2)
+            return self.linear(x.flatten(1))
+
+    @dataclass(frozen=True)
+    class Dying(Model):
+        mode: str = "good"
+        def build(self, sample, classes):
+            return Net(self.mode, sample[0] * sample[1] * sample[2], classes)
+
+    sweep = Sweep(
+        experiment=Experiment(model=Dying(), data=Digits(), epochs=1, scaling=Scaling(workers=WORKERS)),
+        axes=(Grid("model.mode", MODES),),
+        retries=0,
+        concurrent=1,
+        budget_seconds=120.0,
+    )
+'''
+
+
+def dying(folder: Path, workers: int, modes: tuple[str, ...]) -> Path:
+    file = folder / "dying.py"
+    file.write_text(textwrap.dedent(DYING).replace("WORKERS", str(workers)).replace("MODES", repr(modes)))
+    return file
+
+
+def test_a_sweep_whose_trials_all_failed_ends_with_1_and_the_first_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = dying(tmp_path, 1, ("raises", "raises too"))
+    assert cli.run(["sweep", str(file), "--out", str(tmp_path), "--name", "sweep"]) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    why = "no trial has a result: trial 0 failed: ValueError: a mistake of the model's"
+    assert len(said) == 1 and said[0].startswith(f"error: the sweep failed: {why}")
+    assert [one["status"] for one in tuning.SweepRun(tmp_path / "sweep").trials] == ["failed"] * 2
+
+
+def test_a_budget_begins_with_the_first_trial_and_may_end_within_it(tmp_path: Path) -> None:
+    base = Experiment(model=MLP(hidden=(8,)), data=Digits(), epochs=100_000)
+    sweep = Sweep(base, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=5.0, concurrent=1)
+    long_ago = time.time() - 600  # as if Ray had taken ten minutes to start
+    found = tuning.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), None, long_ago)
+    assert found is not None and found.answer["status"] == "out_of_time"
+    assert found.trials[0]["status"] == "interrupted" and found.trials[0]["epochs"] > 0
+
+
+class Deaths(threading.Thread):
+    """Kills the actor of trial 1 when it trains, and measures how long the groups of dead trials outlive them."""
+
+    def __init__(self, path: Path):
+        super().__init__(daemon=True)
+        self.path, self.over = path, threading.Event()
+        self.groups: dict[int, set[str]] = {}
+        self.died: dict[int, float] = {}
+        self.gone: dict[int, float] = {}
+
+    def run(self) -> None:
+        """Look at the records and at Ray's table of groups five times a second."""
+        from ray.util import placement_group_table
+
+        while not self.over.wait(0.2):
+            alive = {name for name, group in placement_group_table().items() if group["state"] != "REMOVED"}
+            now = time.monotonic()
+            for number in (0, 1):
+                folder = record.folder(self.path, number)
+                found = record.read(folder) or {}
+                if found.get("status") == "running" and number not in self.died:
+                    self.groups[number] = alive
+                    if number == 1 and (folder / "metrics.jsonl").exists():
+                        os.kill(found["pid"], signal.SIGKILL)
+                        self.died[1] = now
+                if found.get("status") in record.ENDED:
+                    self.died.setdefault(number, now)
+                if number in self.died and not self.groups[number] & alive:
+                    self.gone.setdefault(number, now)
+
+
+@pytest.mark.slow
+def test_the_groups_of_a_trial_whose_process_died_go_within_10_s_and_the_next_one_starts(tmp_path: Path) -> None:
+    """A worker's os._exit, then SIGKILL of an actor (what the system's end for want of memory is), with two workers."""
+    from ray.util import placement_group_table
+
+    sweep, source = load(dying(tmp_path, 2, ("exits", "waits", "good")))
+    deaths = Deaths(tmp_path / "sweep")
+    deaths.start()
+    try:
+        found = tuning.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), source, 0.0)
+    finally:
+        deaths.over.set()
+        deaths.join()
+    print(deaths.groups, deaths.died, deaths.gone)
+    assert found is not None and found.answer["status"] == "completed"
+    assert [one["status"] for one in found.trials] == ["crashed", "crashed", "completed"]
+    assert all(deaths.groups[number] for number in (0, 1)), "each trial had a group"
+    assert all(deaths.gone[number] - deaths.died[number] < 10 for number in (0, 1))
+    assert {group["state"] for group in placement_group_table().values()} == {"REMOVED"}
