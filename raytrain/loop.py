@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -231,9 +231,12 @@ class Worker:
                 for number, values in state["state"].items()
                 if id(parameters[number]) in here
             }
-            own = self.optimizer.state_dict()["param_groups"]  # how it computes depends on the strategy
+            own = self.optimizer.state_dict()["param_groups"]
+            # How it computes depends on the strategy. What the experiment declares is not the checkpoint's: a sweep's
+            # scheduler may have changed it. The other names of a group are the optimizer's state.
+            declared = ("fused", "foreach", "factor", *(field.name for field in fields(e.optimizer)))
             for saved, group in zip(state["param_groups"], own, strict=True):
-                saved |= {name: group[name] for name in ("fused", "foreach") if name in group}
+                saved |= {name: group[name] for name in declared if name in group}
             self.optimizer.load_state_dict(state)
         if self.ema:
             self.ema.start(self.model, e.parallel.part, here)

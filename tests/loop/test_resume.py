@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from ranks import Ranks, new_run, on_workers, train_rank
+from ranks import Ranks, losses, new_run, on_workers, train_rank
 from torch import nn
 
 from raytrain import (
@@ -23,6 +24,7 @@ from raytrain import (
     Batch,
     Checkpoint,
     Classification,
+    Constant,
     Cosine,
     Digits,
     Experiment,
@@ -377,3 +379,33 @@ def test_a_kill_between_a_checkpoint_and_what_points_to_it_loses_neither(
     ]
     assert pointers[0] == pointers[1] and pointers[0][0] == "step_00000023"
     assert Run(cut).checkpoint("best").name == "step_00000023"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "group"),
+    [
+        (SGD(lr=0.05, momentum=0.9), SGD(lr=0.05, momentum=0.9, weight_decay=0.5), {"weight_decay": 0.5}),
+        (SGD(lr=0.05, momentum=0.9), SGD(lr=0.05, momentum=0.1), {"momentum": 0.1}),
+        (AdamW(lr=0.01), AdamW(lr=0.01, betas=(0.5, 0.9)), {"betas": (0.5, 0.9)}),
+        (
+            SGD(lr=0.05, backbone_lr_factor=0.5),
+            SGD(lr=0.05, backbone_lr_factor=0.25),
+            {"factor": 0.25, "lr": 0.05 * 0.25},
+        ),
+    ],
+)
+def test_values_that_a_scheduler_changed_count_after_a_checkpoint(
+    tmp_path: Path, before: Optimizer, after: Optimizer, group: dict[str, object]
+) -> None:
+    base = replace(BASE, optimizer=before, schedule=Constant(), epochs=1)
+    run = new_run(tmp_path / "run", base)
+    assert train_rank(0, 1, base, run) == "completed"
+    changed = Path(shutil.copytree(run, tmp_path / "changed"))
+    for path, optimizer in ((run, before), (changed, after)):
+        assert train_rank(0, 1, replace(base, optimizer=optimizer, epochs=2), path) == "completed"
+    assert losses(run)[:24].tolist() == losses(changed)[:24].tolist(), (
+        "the first step computes its loss before it updates"
+    )
+    assert losses(run)[24:].tolist() != losses(changed)[24:].tolist()
+    _, _, tensors, _ = checkpoint.load(next(iter(sorted(changed.glob("checkpoints/step_*"), reverse=True))))
+    assert {name: tensors["optimizer"]["param_groups"][0][name] for name in group} == group
