@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import DIGITS
+from PIL import Image
 
 from raytrain import checkpoint, cli, order
 from raytrain.run import read_metrics
@@ -275,28 +276,51 @@ def test_a_run_whose_code_is_replaced_survives_a_fault_at_each_write(
     assert seen == {True, False}
 
 
+def predict(folder: Path, writes: Writes, path: Path) -> int | None:
+    images = path.parent / "images"
+    if not images.exists():
+        images.mkdir()
+        for number in range(3):
+            Image.new("L", (8, 8), 80 * number).save(images / f"{number}.png")
+    return run(writes, "predict", path, images, "--out", folder / "answers.csv")
+
+
 @pytest.mark.parametrize("kind", ["kill", "ENOSPC", "EIO"])
-def test_an_export_that_fails_leaves_the_file_that_was_there(
-    kind: str, half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "name"), [(export, "weights.safetensors"), (predict, "answers.csv")])
+def test_an_output_that_fails_leaves_the_file_that_was_there(
+    command: Callable[[Path, Writes, Path], int | None],
+    name: str,
+    kind: str,
+    half: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def content() -> list[bytes]:
         return [file.read_bytes() for file in half.rglob("*") if file.is_file()]
 
-    file, before = tmp_path / "weights.safetensors", content()
-    assert export(tmp_path, Writes(tmp_path), half) == 0
-    exported = file.read_bytes()
+    file, before = tmp_path / name, content()
+    assert command(tmp_path, Writes(tmp_path), half) == 0
+    written = file.read_bytes()
     at = 0
     while True:
         file.write_bytes(b"what was there")
         writes = Writes(tmp_path, kind, at)
-        status = export(tmp_path, writes, half)
+        status = command(tmp_path, writes, half)
         if len(writes.places) <= at:
             break
         one_line(capsys, status)
         left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        assert left.pop(file.name) in (b"what was there", exported)
-        assert not left or (kind == "kill" and all(name.startswith(".") for name in left))
-        for name in left:
-            (tmp_path / name).unlink()
+        assert left.pop(file.name) in (b"what was there", written)
+        assert not left or (kind == "kill" and all(path.startswith(".") for path in left))
+        for path in left:
+            (tmp_path / path).unlink()
         at += 1
-    assert status == 0 and at >= 4 and file.read_bytes() == exported and content() == before
+    assert status == 0 and at >= 4 and file.read_bytes() == written and content() == before
+
+
+def test_an_evaluation_writes_nothing_into_the_run(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in ((), ("--json",), ("--checkpoint", "last", "--split", "train")):
+        writes = Writes(half.parent)
+        assert run(writes, "evaluate", half, *flags) == 0
+        assert writes.places == []
+    one_line(capsys, 0)
