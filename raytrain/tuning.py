@@ -741,7 +741,8 @@ class _Driver:
 
     def ranked(self, records: list[dict[str, Any]]) -> list[int]:
         """The numbers of the trials that have the first objective, best first; of those that are equal in it, the best
-        in the second objective, so that no other trial beats the first one."""
+        in the second objective, so that no other trial beats the first one. Trials that were interrupted, as by the end
+        of the budget, count as far as they came."""
 
         def order(one: dict[str, Any]) -> list[float]:
             signed = zip(one["objective"], self.objectives, strict=True)
@@ -750,7 +751,8 @@ class _Driver:
                 for value, objective in signed
             ]
 
-        usable = [one for one in records if one["objective"][0] is not None and one["status"] in record.ENDED]
+        through = (*record.ENDED, "interrupted")
+        usable = [one for one in records if one["objective"][0] is not None and one["status"] in through]
         return [one["number"] for one in sorted(usable, key=order)]
 
     def answer(self, status: str) -> dict[str, Any]:

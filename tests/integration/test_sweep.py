@@ -407,6 +407,7 @@ def test_a_sweep_that_has_used_up_its_time_goes_on_later(tmp_path: Path) -> None
     assert found.answer["status"] == "out_of_time"
     assert [t["status"] for t in found.trials][:1] in (["interrupted"], ["completed"], ["pending"])
     done = [t["epochs"] for t in found.trials]
+    assert (found.best is not None) == any(done), "of what was trained in time"
     assert sum(done) < 400 and (done[0] == 0 or list((found.path / "trials" / "0000" / "checkpoints").iterdir()))
     longer = config.replace(sweep, "budget_seconds", None)
     more = tuning.resume(found.path, longer, Options(), SweepObserver(), 0.0)
