@@ -1,8 +1,8 @@
 """SIGINT, SIGTERM and SIGHUP: what they end, and how.
 
 The `raytrain` command ends at once while it still imports (`guard`), unwinds while it plans or prints, and writes a
-checkpoint first while a run trains. A second signal ends it at once. SIGHUP is left alone where it is ignored from the
-start, as under nohup.
+checkpoint first while a run trains. A second signal ends it at once, but for SIGHUP: a terminal that closes sends it
+twice, from the kernel and from the shell. SIGHUP is left alone where it is ignored from the start, as under nohup.
 """
 
 from __future__ import annotations
@@ -62,6 +62,31 @@ def asked(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return getattr(error, "signal", signal.SIGINT)
     return _asked[0] if _asked else 0
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Let signals wait for code that must not be broken off, such as Ray's shutdown: half of it, and the process ends
+    with status 1. The first of them is handled afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        handler = before[signal.Signals(came[0])]
+        handler(came[0], None) if callable(handler) else signal.raise_signal(came[0])
+
+
+def ends_at_once() -> bool:
+    """Return whether a signal ends the command without delay. Ray is then abandoned: a thread may still use it, or its
+    shutdown may be the code that the signal broke off, and a second shutdown ends the process with status 1."""
+    return bool(_asked)
 
 
 def end_with(status: int) -> None:
@@ -144,6 +169,10 @@ class Interrupts:
         self._came = self._came or time.monotonic()
         if number == signal.SIGHUP:
             _detach()
+            if again:
+                return
+        if again and self._before.get(number) is _unwind:
+            _unwind(number, None)
         if again:
             raise Stopped(number)
         if self._starting:
@@ -151,7 +180,8 @@ class Interrupts:
         if not self.saves:
             raise Leave
         if self.says:
-            say("\nstopping after this step, with a checkpoint; once more stops at once\n")
+            line = "\r\x1b[2K" if os.isatty(2) else "\n"  # takes the bar and the echo of Ctrl-C away
+            say(f"{line}stopping after this step, with a checkpoint; once more stops at once\n")
         self.ask()
 
     def ask(self) -> None:

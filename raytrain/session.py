@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from raytrain import errors, launch, limits, logs, plan
 from raytrain.experiment import Scaling
-from raytrain.interrupts import end_with
+from raytrain.interrupts import end_with, ends_at_once, waiting
 from raytrain.plan import Node, Resources
 from raytrain.session_folder import CHARACTERS, SessionFolder, remove_dead
 
@@ -123,10 +123,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         ray = sys.modules.get("ray")
         try:
             if not self.found and ray is not None:
-                if self.own and self.places and not self.answers():
+                if self.own and (ends_at_once() or (self.places and not self.answers())):
                     launch.abandon_node()
-                else:
-                    ray.shutdown()
+                elif not ends_at_once():
+                    with waiting():
+                        ray.shutdown()
         finally:
             for folder in self._folders:
                 folder.remove()
@@ -427,7 +428,7 @@ def leave(status: int) -> NoReturn:
     """End this process at once, after all that it has written: to take torch and Ray down in order takes seconds."""
     end_with(status)
     ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized() and not launch.abandoned():
+    if ray is not None and ray.is_initialized() and not (launch.abandoned() or ends_at_once()):
         ray.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

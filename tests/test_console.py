@@ -159,7 +159,9 @@ def test_no_line_of_a_run_wraps(tmp_path: Path, width: int, epochs: int, task: T
         [{"kind": "precision", "chosen": "fp32", "milliseconds": dict.fromkeys(("fp32", "bf16", "fp16"), 1e5)}]
     )
     console.finished(run)
-    lines = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]|\r", "", shown(console)).splitlines()
+    lines = (
+        re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown(console)).replace("\r", "\n").splitlines()
+    )  # \r: the bar, drawn again
     for line in lines:
         assert cell_len(line) <= width or str(long) in line.split()[0], line
     table = next(line for line in lines if line.startswith(f"{'epoch':>{2 * len(str(epochs)) + 1}}  "))
@@ -215,3 +217,14 @@ def test_the_bar_moves_where_epochs_end_between_two_looks(tmp_path: Path) -> Non
     console.rows([step, {**ROW, "epoch": 7, "step": 161}])
     assert console._bar is not None and console._bar.tasks[0].fields["epoch"] == "epoch 7/44"
     console.close()
+
+
+def test_the_bar_leaves_room_for_the_echo_of_ctrl_c(tmp_path: Path) -> None:
+    laid_out, console = planned(), terminal()
+    console.planned(laid_out)
+    console.started(run_of(tmp_path), laid_out, [])
+    console.rows([{"kind": "step", "step": 16, "epoch": 1, "loss": 1.0, "lr": 0.1}])
+    console.close()
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\r", shown(console))
+    bars = [line for line in said.splitlines() if "━" in line]
+    assert bars and all(cell_len(line.rstrip()) <= 77 for line in bars), bars

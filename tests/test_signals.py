@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from commands import DIGITS, REPOSITORY
 
+from raytrain import interrupts
+
 HANGS = "import time\nprint('there', flush=True)\ntime.sleep(60)\n"
 ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 STUCK = """
@@ -115,6 +117,38 @@ def test_a_second_signal_ends_a_command_whose_main_thread_hangs_in_a_library(tmp
     second = time.monotonic()
     ended(process, signal.SIGINT, 130)
     assert time.monotonic() - second < 5
+
+
+def test_a_second_sighup_does_not_hurry_a_command(tmp_path: Path) -> None:
+    """A terminal that closes sends two: one from the kernel, one from the shell."""
+    process = started(tmp_path, "-c", STUCK)
+    for number in (signal.SIGHUP, signal.SIGHUP):
+        time.sleep(0.5)
+        process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2)
+    ended(process, signal.SIGINT, 130)
+
+
+def test_a_run_takes_a_second_sighup_for_the_first_and_a_second_sigint_for_an_end(tmp_path: Path) -> None:
+    with interrupts.Interrupts(tmp_path) as asked:
+        asked.says, asked.saves = False, True
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+        assert asked.signal == signal.SIGHUP and (tmp_path / "stop").exists()
+        with pytest.raises(interrupts.Stopped):
+            signal.raise_signal(signal.SIGINT)
+        assert not interrupts.ends_at_once(), "a program that imports the package goes on, with Ray's shutdown"
+
+
+def test_a_signal_waits_for_what_must_not_be_broken_off() -> None:
+    done = []
+    with pytest.raises(interrupts.Stopped), interrupts.unwinding():
+        with interrupts.waiting():
+            signal.raise_signal(signal.SIGINT)
+            done.append(not interrupts.ends_at_once())
+        done.append(False)
+    assert done == [True] and interrupts.ends_at_once()
 
 
 def test_a_command_under_nohup_ignores_sighup(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any, TextIO, cast
 
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
-from rich.console import Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.spinner import Spinner
 from rich.text import Text
@@ -25,6 +25,8 @@ from raytrain.task import Classification
 
 _PLAIN_SECONDS = 10.0
 _LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE, _SHORTEST_BAR = 8, 28, 14, 12
+_ECHO = 3
+"""Columns that the bar leaves for the terminal's echo of Ctrl-C, so that the line can be erased as a whole."""
 
 
 class Console(Observer):
@@ -192,7 +194,7 @@ class Console(Observer):
             (4, f"{clock((self._steps - step) / rate)} left" if rate else ""),
         ]
         if self._bar is not None:
-            room = self.console.width - cell_len(epoch) - _SHORTEST_BAR
+            room = self.console.width - _ECHO - cell_len(epoch) - _SHORTEST_BAR
             self._bar.update(self._task, completed=step, epoch=epoch, figures=joined(figures, room))
         elif now - self._said > _PLAIN_SECONDS:
             self._said = now
@@ -204,7 +206,7 @@ class Console(Observer):
             self._live.start()
         if what is not self._shown:
             self._shown = what
-            self._live.update(Group(what))
+            self._live.update(Padding(what, (0, _ECHO, 0, 0)))
 
     def _stop(self) -> None:
         if self._live is not None:

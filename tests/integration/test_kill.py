@@ -104,6 +104,25 @@ def test_a_signal_ends_the_run_after_a_checkpoint_and_leaves_nothing_behind(
     assert_gone(processes)
 
 
+@pytest.mark.parametrize("seconds", [0.05, pytest.param(0.4, marks=pytest.mark.slow)])
+def test_a_second_signal_ends_the_run_at_once_with_the_status_of_a_signal(
+    tmp_path: Path, experiments: Path, seconds: float
+) -> None:
+    """While the workers save, and while Ray shuts down."""
+    process = subprocess.Popen(
+        command("train", str(experiments / "digits.py"), "--epochs", "1000", "--out", str(tmp_path), "--name", "run"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for_step(tmp_path / "run", 30, process)
+    processes = tree(process.pid)
+    process.send_signal(signal.SIGINT)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=10)
+    assert process.returncode == 130 and "Traceback" not in complaints, complaints
+    assert_gone(processes)
+
+
 def test_a_terminal_that_closes_ends_the_run_after_a_checkpoint(tmp_path: Path, experiments: Path) -> None:
     """SIGHUP goes to all processes of the terminal, Ray's own among them, and nothing can be printed any more."""
     ours, theirs = pty.openpty()
@@ -122,6 +141,7 @@ def test_a_terminal_that_closes_ends_the_run_after_a_checkpoint(tmp_path: Path, 
         time.sleep(0.05)
     processes = tree(process.pid)
     os.close(ours)
+    process.send_signal(signal.SIGHUP)  # of the shell; the other one is the kernel's
     assert process.wait(60) == 129
     step = json.loads((run / "last.json").read_text())["step"]
     assert step == rows(run)[-1]["step"] == Run(run).summary["steps"] and Run(run).summary["status"] == "interrupted"
