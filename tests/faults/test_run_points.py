@@ -35,11 +35,13 @@ class Writes:
 
     Attributes:
         places: the file and line in raytrain of each write.
+        names: the name of the file or folder of each.
     """
 
     def __init__(self, root: Path, kind: str = "", at: int = -1):
         self.root, self.kind, self.at = str(root), kind, at
         self.places: list[str] = []
+        self.names: list[str] = []
         self.dead = False
 
     def __call__(self, path: Any, half: Callable[[], object] = lambda: None) -> None:
@@ -59,6 +61,7 @@ class Writes:
         while frame.f_back and f"raytrain{os.sep}" not in frame.f_code.co_filename:
             frame = frame.f_back
         self.places.append(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+        self.names.append(os.path.basename(os.fsdecode(path)))
         if len(self.places) - 1 == self.at:
             half()
             if self.kind == "kill":
