@@ -31,14 +31,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from raytrain import network
+
 if TYPE_CHECKING:
-    from ray.train.torch import TorchTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer
 
 VERSION = "2.60"
 """The version of Ray whose private names are used here."""
 TORCH_VERSION = "2.15"
 """The version of torch whose private names are used here."""
 _POLL_SECONDS = "0.1"
+_ADDRESS_SECONDS = 14.0
+"""How long the nodes may take to tell their addresses, and again to try the others': half a minute in all."""
 
 
 @contextlib.contextmanager
@@ -122,6 +126,70 @@ def trainer(shares: bool = False) -> type[TorchTrainer]:
 def shares_groups() -> bool:
     """Return whether a trainer's workers can take the bundles of the placement group that the trainer is in."""
     return issubclass(trainer(shares=True), _Cancelled)
+
+
+class Unreachable(Exception):
+    """Ranks on several nodes would not reach each other."""
+
+
+def torch_config(backend: str) -> TorchConfig:
+    """Return Ray Train's configuration of the process group, which on several nodes first checks that the ranks' nodes
+    reach each other at the addresses that gloo and NCCL would use; the stock one where Ray is not as it was."""
+    from ray.train.torch import TorchConfig
+
+    if not _known():
+        return TorchConfig(backend=backend)
+
+    class Backend(TorchConfig().backend_cls):  # type: ignore[misc]  (a property of an instance)
+        def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
+            check_addresses(worker_group, backend)
+            super().on_start(worker_group, backend_config)
+
+    class Checked(TorchConfig):
+        @property
+        def backend_cls(self) -> Any:
+            return Backend
+
+    return Checked(backend=backend)
+
+
+def check_addresses(worker_group: Any, backend: str) -> None:
+    """Have one worker of each node look for the others, where there are several nodes.
+
+    Raises:
+        Unreachable: a node is not reached; the text names it, its interface and address, and the variable to set.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError
+
+    first: dict[str, int] = {}
+    addresses: dict[str, str] = {}
+    for rank, worker in enumerate(worker_group.get_workers()):
+        first.setdefault(worker.metadata.node_id, rank)
+        addresses[worker.metadata.node_id] = worker.metadata.node_ip
+    if len(first) < 2:
+        return
+    ask = worker_group.execute_single_async
+    try:
+        of_nodes = ray.get(
+            [ask(rank, network.offer, backend, addresses[node]) for node, rank in first.items()],
+            timeout=_ADDRESS_SECONDS,
+        )
+        every = [place for places in of_nodes for place in places]
+        wrong = network.fault(
+            of_nodes,
+            lambda: ray.get(
+                [
+                    ask(rank, network.unreached, [place for place in every if place not in own])
+                    for rank, own in zip(first.values(), of_nodes, strict=True)
+                ],
+                timeout=_ADDRESS_SECONDS,
+            ),
+        )
+    except GetTimeoutError:  # the nodes are slow, which is no proof: the process group will tell
+        return
+    if wrong:
+        raise Unreachable(wrong)
 
 
 def cancel(running: TorchTrainer) -> None:

@@ -344,7 +344,6 @@ def _work_on_cluster(settings: dict[str, Any]) -> None:
 
 def _trainer(job: Job, shares: bool) -> Any:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig
 
     os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", str(_ANSWER_SECONDS))
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(_START_SECONDS))
@@ -360,7 +359,7 @@ def _trainer(job: Job, shares: bool) -> Any:
             resources_per_worker=_need(job.experiment),
             placement_strategy=scaling.placement.upper(),
         ),
-        torch_config=TorchConfig(backend=job.experiment.parallel.backend(bool(scaling.gpus_per_worker))),
+        torch_config=launch.torch_config(job.experiment.parallel.backend(bool(scaling.gpus_per_worker))),
         run_config=RunConfig(
             name=f"train-{time.time_ns()}",
             storage_path=str(job.run / "logs"),
@@ -429,7 +428,10 @@ def _failure(error: BaseException, path: Path) -> RunFailed:
     if broken := [record for record in records if record.get("gpu")]:
         first = min(broken, key=lambda record: record["time"])
         return RunFailed(f"the GPU of rank {first['rank']} failed: {first['error']}", path, first["rank"], lost=True)
-    start = _name(getattr(error, "controller_failure", None))
+    stopped = getattr(error, "controller_failure", None)
+    if isinstance(stopped, launch.Unreachable):
+        return RunFailed(str(stopped), path, None)
+    start = _name(stopped)
     if start == "WorkerGroupStartupTimeoutError":
         return _NoRoom("for room on the cluster", path, None, lost=True)
     if start == "WorkerGroupStartupFailedError":

@@ -14,7 +14,20 @@ import raytrain
 ROOT = Path(raytrain.__file__).parent
 ROOMS = ("precision", "memory", "optim", "ema", "task", "metrics", "models", "data", "parallel")
 LAYERS = (
-    ("guard", "config", "errors", "files", "gpu_errors", "hints", "logs", "order", "sources", "shipping", "watchdog"),
+    (
+        "guard",
+        "config",
+        "errors",
+        "files",
+        "gpu_errors",
+        "hints",
+        "logs",
+        "network",
+        "order",
+        "sources",
+        "shipping",
+        "watchdog",
+    ),
     ROOMS,
     ("parts",),
     ("experiment",),

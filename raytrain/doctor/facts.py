@@ -7,7 +7,6 @@ So what is here, and what it takes from other modules, needs the standard librar
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -15,9 +14,7 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import stat
-import struct
 import subprocess
 import sys
 import time
@@ -27,10 +24,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from raytrain.network import gloo, interfaces, nccl, of_host_name
 from raytrain.plan import host_memory
 from raytrain.session import answers, token_file
 
-_SIOCGIFADDR = 0x8915
 _TORCH = """
 import json, torch
 print(json.dumps([torch.version.cuda, torch.cuda.device_count()]))
@@ -122,7 +119,7 @@ def gather(
         other: the file to read there, likewise.
         peers: hosts and ports that should answer.
     """
-    interfaces = _interfaces()
+    found = interfaces()
     gpus, gpu_error = _gpus()
     written, read = probe(out, own, write=True), probe(out, other)
     shared = Path("/dev/shm")
@@ -140,8 +137,8 @@ def gather(
         "gpus": gpus,
         "gpu_error": gpu_error,
         "cuda": _cuda() if gpus else None,
-        "gloo": gloo(interfaces, os.environ.get("GLOO_SOCKET_IFNAME", ""), _of_host_name()),
-        "nccl": nccl(list(interfaces), os.environ.get("NCCL_SOCKET_IFNAME", "")),
+        "gloo": gloo(found, os.environ.get("GLOO_SOCKET_IFNAME", ""), of_host_name()),
+        "nccl": nccl(list(found), os.environ.get("NCCL_SOCKET_IFNAME", "")),
         "temporary": [temporary.free, temporary.total],
         "shared_memory": shutil.disk_usage(shared).total if shared.is_dir() else 0,
         "out_free": shutil.disk_usage(out).free if os.path.isdir(out) else None,
@@ -193,54 +190,6 @@ def remove(out: str, files: Sequence[str]) -> None:
         else:
             for file in files:
                 Path(out, file).unlink(missing_ok=True)
-
-
-def gloo(interfaces: dict[str, str], wanted: str, of_host_name: str) -> tuple[str, str]:
-    """The interface and the address that gloo takes: GLOO_SOCKET_IFNAME's, else the one of the host's own name.
-
-    Args:
-        interfaces: addresses by interface.
-        wanted: GLOO_SOCKET_IFNAME.
-        of_host_name: the address that the host's name stands for, if a socket can be bound to it, else the loopback's.
-    """
-    if wanted:
-        name = wanted.partition(",")[0]
-        return name, interfaces.get(name, "")
-    return next((name for name, address in interfaces.items() if address == of_host_name), ""), of_host_name
-
-
-def nccl(interfaces: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """The interfaces that NCCL takes, by its own rules: NCCL_SOCKET_IFNAME's (names or the beginnings of names, after ^
-    those to leave out, after = whole names), else InfiniBand's, else all but docker's and the loopback."""
-    if wanted:
-        names = wanted.lstrip("^=").split(",")
-        exact = wanted.startswith(("=", "^="))
-        chosen = [i for i in interfaces if (i in names if exact else i.startswith(tuple(names)))]
-        return tuple(i for i in interfaces if i not in chosen) if wanted.startswith("^") else tuple(chosen)
-    fast = [i for i in interfaces if i.startswith("ib")]
-    usual = [i for i in interfaces if not i.startswith(("docker", "lo", "virbr"))]
-    docker = [i for i in interfaces if i.startswith("docker")]
-    return tuple(fast or usual or docker or interfaces)
-
-
-def _interfaces() -> dict[str, str]:
-    """IPv4 addresses by interface."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
-
-
-def _of_host_name() -> str:
-    with contextlib.suppress(OSError):
-        for family, *_, place in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trying:
-                trying.bind((place[0], 0))
-                return str(place[0])
-    return "127.0.0.1"
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str | None]:
