@@ -27,7 +27,7 @@ from raytrain import __version__, errors, hints, limits, storage
 from raytrain.batch_size import Search as Trying
 from raytrain.experiment import Experiment, load, with_strategy
 from raytrain.fit import Interrupted, Options, RunFailed, advice, near, resume, train
-from raytrain.interrupts import asked, unwinding
+from raytrain.interrupts import asked, status_after, unwinding
 from raytrain.observe import Observer, watched
 from raytrain.optim import Rising
 from raytrain.parallel import STRATEGIES, Parallel
@@ -97,13 +97,13 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit status; the one place where an exception becomes a line and a status."""
     try:
         with unwinding():
-            return _answer(arguments)
+            return status_after(_answer(arguments))
     except BaseException as error:
         number = asked(error)
         if not number:
             raise
         print("interrupted", file=sys.stderr)
-        return 128 + number
+        return status_after(128 + number)
 
 
 def _answer(arguments: list[str]) -> int:
@@ -694,7 +694,7 @@ def _followed(head: Dashboard, job: str, wants_stop: Callable[[], bool]) -> int:
             found = follower.to_end()
     except KeyboardInterrupt as interrupt:
         report.left(head, job, stopping=bool(stopped_by))
-        return 128 + asked(interrupt)
+        return status_after(128 + asked(interrupt))
     except jobs.Lost as error:
         report.lost(head, job, str(error))
         return 1

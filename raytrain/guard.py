@@ -44,11 +44,11 @@ def _end_now(number: int, _: object = None) -> None:
 def _watch(pipe: int) -> None:
     """End the process after the second signal, though the main thread hears of none: it may hang in a library. A second
     SIGHUP does not count: a terminal that closes sends two."""
-    os.read(pipe, 1)
-    while (number := os.read(pipe, 1)[0]) == signal.SIGHUP:
+    first = os.read(pipe, 1)[0]
+    while os.read(pipe, 1)[0] == signal.SIGHUP:
         pass
     time.sleep(_AT_ONCE_SECONDS)
-    _end_now(number)
+    _end_now(first)
 
 
 def _begins() -> bool:

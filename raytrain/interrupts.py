@@ -21,8 +21,10 @@ from typing import Any
 from raytrain import storage
 from raytrain.guard import numbers, say
 
+_came: list[int] = []
+"""The signals that asked the command to end, in the order in which they came."""
 _asked: list[int] = []
-"""The signals that asked the command to end."""
+"""Those that unwind it."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -49,7 +51,7 @@ def unwinding() -> Iterator[None]:
         yield
         return
     before = {number: signal.signal(number, _unwind) for number in numbers()}
-    del _asked[:]
+    del _asked[:], _came[:]
     try:
         yield
     finally:
@@ -87,6 +89,12 @@ def ends_at_once() -> bool:
     """Return whether a signal ends the command without delay. Ray is then abandoned: a thread may still use it, or its
     shutdown may be the code that the signal broke off, and a second shutdown ends the process with status 1."""
     return bool(_asked)
+
+
+def status_after(status: int) -> int:
+    """Return a command's exit status: once a signal has asked the command to end, the status of the first signal
+    replaces that of a failure. A command that has done all its work has succeeded nevertheless."""
+    return 128 + _came[0] if status and _came else status
 
 
 def end_with(status: int) -> None:
@@ -165,6 +173,7 @@ class Interrupts:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+        _came.append(number)
         again, self.signal = bool(self.signal), self.signal or number
         self._came = self._came or time.monotonic()
         if number == signal.SIGHUP:
@@ -198,6 +207,7 @@ class Interrupts:
 
 
 def _unwind(number: int, _: FrameType | None) -> None:
+    _came.append(number)
     _asked.append(number)
     if number == signal.SIGHUP:
         _detach()

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from commands import DIGITS, REPOSITORY
 
-from raytrain import interrupts
+from raytrain import UserError, cli, interrupts
+from raytrain.fit import RunFailed
+from raytrain.interrupts import Interrupts
 
 HANGS = "import time\nprint('there', flush=True)\ntime.sleep(60)\n"
 ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
@@ -115,7 +117,7 @@ def test_a_second_signal_ends_a_command_whose_main_thread_hangs_in_a_library(tmp
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.5)
     second = time.monotonic()
-    ended(process, signal.SIGINT, 130)
+    ended(process, signal.SIGTERM, 130)
     assert time.monotonic() - second < 5
 
 
@@ -127,7 +129,7 @@ def test_a_second_sighup_does_not_hurry_a_command(tmp_path: Path) -> None:
         process.send_signal(number)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2)
-    ended(process, signal.SIGINT, 130)
+    ended(process, signal.SIGINT, 129)  # of the first signal
 
 
 def test_a_run_takes_a_second_sighup_for_the_first_and_a_second_sigint_for_an_end(tmp_path: Path) -> None:
@@ -149,6 +151,48 @@ def test_a_signal_waits_for_what_must_not_be_broken_off() -> None:
             done.append(not interrupts.ends_at_once())
         done.append(False)
     assert done == [True] and interrupts.ends_at_once()
+
+
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [((signal.SIGINT,), 130), ((signal.SIGTERM,), 143), ((signal.SIGINT, signal.SIGTERM), 130)],
+)
+@pytest.mark.parametrize(
+    "failure",
+    [UserError("storage does not answer", "s3://b/r", "try later"), RunFailed("a worker fell", Path("r"), None),
+     RuntimeError("Ray is half shut down"), SystemExit(1)],
+    ids=lambda failure: type(failure).__name__,
+)  # fmt: skip
+def test_a_failure_after_a_signal_is_said_and_leaves_the_first_signals_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    failure: BaseException, signals: tuple[int, ...], status: int,
+) -> None:  # fmt: skip
+    def train(_: list[str]) -> None:
+        with Interrupts(tmp_path) as interrupts:
+            interrupts.says, interrupts.saves = False, True
+            for number in signals:
+                os.kill(os.getpid(), number)
+        raise failure
+
+    monkeypatch.setitem(cli._COMMANDS, "train", train)
+    assert cli.run(["train"]) == status
+    said = capfd.readouterr().err
+    if len(signals) == 2:
+        assert said == "interrupted\n"
+    elif not isinstance(failure, SystemExit):
+        assert said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_a_failure_without_a_signal_keeps_its_status_after_a_command_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(arguments: list[str]) -> None:
+        if arguments:
+            os.kill(os.getpid(), signal.SIGINT)
+        raise UserError("a mistake", "", "")
+
+    monkeypatch.setitem(cli._COMMANDS, "train", train)
+    assert [cli.run(["train", "x"]), cli.run(["train"])] == [130, 2]
 
 
 def test_a_command_under_nohup_ignores_sighup(tmp_path: Path) -> None:
