@@ -23,6 +23,7 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -83,13 +84,34 @@ def own_signals() -> Iterator[None]:
 
 
 def abandon_node() -> None:
-    """Ends what is left of the node of one's own, a part of which has died: `ray.shutdown` would wait for that part,
-    and end this process with it."""
+    """End what is left of the node of one's own, a part of which has died or which must end at once: `ray.shutdown`
+    would wait for that part, and end this process with it.
+
+    The raylet's children, workers and agents, would find out that it is gone within half a minute.
+    """
     import ray
 
     with contextlib.suppress(AttributeError):
-        ray._private.worker.global_worker.node.kill_all_processes(check_alive=False, allow_graceful=False)  # type: ignore[union-attr]
+        node: Any = ray._private.worker.global_worker.node  # type: ignore[attr-defined]
+        own = [started.process.pid for each in node.all_processes.values() for started in each]
+        children = _descendants(own)
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         _ABANDONED.append(True)
+
+
+def _descendants(pids: list[int]) -> list[int]:
+    """Return the processes that descend from some, by /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = list(pids)
+    for pid in found:  # it grows on the way
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[len(pids) :]
 
 
 def abandoned() -> bool:

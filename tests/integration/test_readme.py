@@ -111,9 +111,11 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
     sh(the("raytrain train runs/first/experiment.json"), home)
     both = [Run(home / f"runs/{name}").metrics("step")["loss"].to_pylist() for name in ("first", "again")]
     assert both[0] == both[1] and len(both[0]) == 115
-    sh(the("raytrain resume runs/first"), home)
+    sh(the("raytrain resume runs/first --epochs"), home)
     assert Run(home / "runs/first").summary["epochs"] == 8
     assert (home / "runs/first/metrics.jsonl").read_text().startswith(first)
+    (home / "exp.py").write_text((home / "experiments/digits.py").read_text())
+    assert "is complete" in refused(the("raytrain resume runs/first --experiment"), home)
 
 
 @pytest.mark.slow
