@@ -219,12 +219,17 @@ def test_clusters_files_are_begun_and_checked(home: Path) -> None:
     ):
         said = sh(command, elsewhere, HOME=str(elsewhere))
         assert said.startswith(f"wrote {file}; edit the lines marked EDIT: ")
-    for command, file in (
-        (the("raytrain cluster check machines.yaml"), "machines.yaml"),
-        (the("raytrain cluster check job.yaml"), "job.yaml"),
-        (the("raytrain cluster check cluster.yaml"), "cluster.yaml"),
-    ):
-        assert sh(command, elsewhere, HOME=str(elsewhere)) == f"{file}: nothing is wrong\n"
+    checks = {
+        "machines.yaml": the("raytrain cluster check machines.yaml"),
+        "job.yaml": the("raytrain cluster check job.yaml"),
+        "cluster.yaml": the("raytrain cluster check cluster.yaml"),
+    }
+    starts = (the("raytrain cluster up machines.yaml"), the("raytrain cluster up cluster.yaml"))
+    for command in (*checks.values(), *starts):
+        assert "in the cluster's file" in refused(command, elsewhere), "placeholders are left"
+    machines = elsewhere / "machines.yaml"
+    machines.write_text(re.sub(" +# EDIT.*", "", machines.read_text().replace("192.0.2.", "10.0.0.")))
+    assert sh(checks["machines.yaml"], elsewhere, HOME=str(elsewhere)) == "machines.yaml: nothing is wrong\n"
 
 
 def test_what_is_sent_to_the_cloud_is_parsed_before_anything_is_sent(home: Path) -> None:
