@@ -415,8 +415,9 @@ def not_a_run(path: Path | str, meant: Iterable[object] = ()) -> UserError:
     return UserError("no run there (it has no experiment.json)", path, how)
 
 
-def a_sweep_s_runs(path: Path | str) -> UserError:
-    return UserError("this is a sweep, of which each trial is a run", path, f"take {path}/trials/0000, or another one")
+def a_sweep_s_runs(path: Path | str, best: int | None) -> UserError:
+    how = f"take {path}/trials/{best or 0:04d}, " + ("or another one" if best is None else "the best one")
+    return UserError("this is a sweep, of which each trial is a run", path, how)
 
 
 def weights_not_kept(run: Path | str) -> UserError:

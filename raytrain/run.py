@@ -48,7 +48,8 @@ class Run:
         self.path = storage.opened(self.url) if self.url else Path(path)
         if not os.path.isfile(self.path / "experiment.json"):
             if os.path.isfile(self.path / "sweep.json"):
-                raise errors.a_sweep_s_runs(path)
+                best = known_json(self.path / "sweep.json").get("best")
+                raise errors.a_sweep_s_runs(path, best if isinstance(best, int) else None)
             near = [] if self.url else hints.files(self.path, [Path("runs")], "*/experiment.json")
             raise errors.not_a_run(path, near)
 

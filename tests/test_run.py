@@ -420,3 +420,10 @@ def test_a_lock_waits_for_the_other_to_let_go(tmp_path: Path) -> None:
         Lock(tmp_path, wait=0)
     first.release()
     Lock(tmp_path, wait=0).release()
+
+
+@pytest.mark.parametrize(("best", "advice"), [(3, "trials/0003, the best one"), (None, "trials/0000, or another one")])
+def test_a_sweep_in_the_place_of_a_run_names_its_best_trial(tmp_path: Path, best: int | None, advice: str) -> None:
+    (tmp_path / "sweep.json").write_text(json.dumps({"best": best, "trials": []}))
+    with pytest.raises(UserError, match=f"this is a sweep, .*{advice}"):
+        Run(tmp_path)

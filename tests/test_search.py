@@ -237,6 +237,10 @@ def test_a_sweep_s_json_makes_nothing_but_raytrain_s_own_values(tmp_path: Path, 
         ({"scheduler": PBT(), "axes": (Grid("batch_size", (32, 64)),)}, "PBT cannot change batch_size on the way"),
         ({"scheduler": PBT(every_epochs=4), "axes": (LR,), "trials": 4}, "PBT never compares"),
         ({"scheduler": PBT(), "axes": (LR,), "trials": 1}, "PBT needs a population"),
+        (
+            {"scheduler": PBT(), "axes": (Choice("optimizer", (SGD(), AdamW())),), "trials": 4},
+            "PBT cannot turn optimizer from AdamW into SGD on the way",
+        ),
         ({"scheduler": PB2(), "axes": (LR,), "trials": 4}, "PB2 needs scikit-learn"),
     ],
 )

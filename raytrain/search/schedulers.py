@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from raytrain import config, errors
@@ -175,6 +175,10 @@ class PBT(_Early):
             if not any(axis.path == field or axis.path.startswith(f"{field}.") for field in MUTABLE):
                 raise errors.scheduler_misfit(
                     kind, f"cannot change {axis.path} on the way (only {', '.join(MUTABLE)})", "Sweep.axes"
+                )
+            if len(classes := {type(value).__name__ for value in axis.examples() if is_dataclass(value)}) > 1:
+                raise errors.scheduler_misfit(
+                    kind, f"cannot turn {axis.path} from {' into '.join(sorted(classes))} on the way", "Sweep.axes"
                 )
 
     def build(self, axes: tuple[Axis, ...], objective: Objective, epochs: int) -> TrialScheduler:
