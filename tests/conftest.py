@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from s3_server import Server, settings
 
-# A shell that runs the tests in the background has SIGINT ignored, and all that they start would inherit that.
+# A shell that runs tests in the background has SIGINT ignored, nohup SIGHUP, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -254,7 +254,7 @@ def test_a_resumed_run_survives_a_fault_at_each_write(
     assert disturb(kind, every, tmp_path, resume, whole, capsys) > 50
 
 
-@pytest.mark.parametrize("kind", ["kill", "ENOSPC", pytest.param("EIO", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["kill", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ENOSPC", "EIO"))])
 def test_a_run_whose_code_is_replaced_survives_a_fault_at_each_write(
     kind: str, every: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

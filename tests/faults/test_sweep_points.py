@@ -103,7 +103,7 @@ def outcome(path: Path) -> dict[str, Any]:
     return answer | texts | {"kept": kept}
 
 
-@pytest.mark.parametrize("kind", ["kill", "ENOSPC", pytest.param("EIO", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["kill", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ENOSPC", "EIO"))])
 def test_a_sweep_survives_a_fault_at_each_write_of_its_driver(
     kind: str, tmp_path: Path, trained: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
