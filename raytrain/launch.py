@@ -176,7 +176,9 @@ def torch_config(backend: str) -> TorchConfig:
 
 
 def check_addresses(worker_group: Any, backend: str) -> None:
-    """Have one worker of each node look for the others, where there are several nodes.
+    """Have one worker of each host look for the others, where there are several.
+
+    Nodes with one address are of one host, whose workers reach each other on its loopback.
 
     Raises:
         Unreachable: a node is not reached; the text names it, its interface and address, and the variable to set.
@@ -185,16 +187,14 @@ def check_addresses(worker_group: Any, backend: str) -> None:
     from ray.exceptions import GetTimeoutError
 
     first: dict[str, int] = {}
-    addresses: dict[str, str] = {}
     for rank, worker in enumerate(worker_group.get_workers()):
-        first.setdefault(worker.metadata.node_id, rank)
-        addresses[worker.metadata.node_id] = worker.metadata.node_ip
+        first.setdefault(worker.metadata.node_ip, rank)
     if len(first) < 2:
         return
     ask = worker_group.execute_single_async
     try:
         of_nodes = ray.get(
-            [ask(rank, network.offer, backend, addresses[node]) for node, rank in first.items()],
+            [ask(rank, network.offer, backend, address) for address, rank in first.items()],
             timeout=_ADDRESS_SECONDS,
         )
         every = [place for places in of_nodes for place in places]
