@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from typing import Any
 
 from benchmarks import report
 from benchmarks.deterministic import side
@@ -28,7 +29,8 @@ def main() -> None:
         cells = []
         # One at a time: a turn and the one that it is compared with are next to each other.
         for every, turns in ((10, rounds), (1, max(rounds // 3, 1))):
-            ours = side(ranks, SAMPLES, **{"checkpoint.every_steps": every})
+            overrides: dict[str, Any] = {"checkpoint.every_steps": every}
+            ours = side(ranks, SAMPLES, **overrides)
             times = [1 / ratio for ratio in compare(ours, side(ranks, SAMPLES), turns).ratios]
             low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
             cells.append(f"{statistics.median(times):.3f} ({low:.3f} to {high:.3f})")

@@ -1,4 +1,4 @@
-"""What `deterministic=True` costs: samples per second with it by those without it, one after the other (A B A B).
+"""What `Deterministic()` costs: samples per second with it by those without it, one after the other (A B A B).
 
     python benchmarks/deterministic.py [ROUNDS]
 
@@ -19,8 +19,9 @@ from benchmarks.side import Workload
 SAMPLES, ROUNDS, BATCH, RANKS = 6_400, 9, 64, (1, 2, 4)
 
 
-def side(ranks: int, samples: int = SAMPLES, **overrides: Any) -> Side:
-    """raytrain with some fields of its experiment."""
+def side(ranks: int, samples: int = SAMPLES, *, strategy: str = "ddp", **overrides: Any) -> Side:
+    """raytrain with a parallel strategy and some fields of its experiment."""
+    overrides["parallel.strategy"] = strategy
     folder = str(dataset.prepare(samples, None))
     return Side("raytrain", Workload(folder, samples, "cnn", batch_size=BATCH, ranks=ranks, overrides=overrides))
 
@@ -31,7 +32,7 @@ def main() -> None:
     print("\n".join(report.machine(f"{SAMPLES:,} generated digits; {rounds} rounds; 1 thread a worker")))
     print("| workers | deterministic (range) | micro-batches (range) |\n|---|---|---|")
     for ranks in RANKS:
-        ours = [side(ranks, deterministic=True), side(ranks, micro_batch_size=BATCH * ranks // 4)]
+        ours = [side(ranks, strategy="deterministic"), side(ranks, micro_batch_size=BATCH * ranks // 4)]
         found = [one.ratios for one in compare_each(ours, side(ranks), rounds)]
         cells = (f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in found)
         print(f"| {ranks} |", " | ".join(cells), "|", flush=True)

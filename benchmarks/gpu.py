@@ -34,8 +34,9 @@ from raytrain import MLP, MNIST, SGD, Experiment, ImageFolder, Model, Scaling, T
 from raytrain.data import Index
 from raytrain.data.reader import Resident, Streaming
 from raytrain.experiment import save
-from raytrain.loop import Place, Worker
+from raytrain.parallel.strategy import RankContext
 from raytrain.precision import memory_format
+from raytrain.training.trainer import Trainer
 
 ROUNDS = 5
 CUDA = torch.cuda.is_available()
@@ -160,8 +161,8 @@ def raytrain(e: Experiment, index: Index, reader: Any) -> Callable[[], float]:
             save(value, Path(folder) / "experiment.json")
             few = index.take(np.arange(min(64, len(index))))
             readers = {"train": reader, "val": Resident(np.zeros((len(few), *index.shape), np.uint8))}
-            worker = Worker(value, Path(folder), {"train": index, "val": few}, readers, None, Place(0, 1, DEVICE), 0.0)
-            worker.fit()
+            indices, ranks = {"train": index, "val": few}, RankContext(0, 1, DEVICE)
+            Trainer(value, Path(folder), indices, readers, None, ranks, 0.0).fit()
             rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
         return [row for row in rows if row["kind"] == "epoch"][-1]["samples_per_second"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +15,8 @@ from raytrain.data import Index
 from raytrain.data.loader import Loader, keep_memory
 from raytrain.data.reader import Resident
 from raytrain.experiment import save
-from raytrain.loop import Place, Worker
+from raytrain.parallel.strategy import RankContext
+from raytrain.training.trainer import Trainer
 
 DATA = MNIST(root="-", mean=(MEAN,), std=(STD,))
 """Only its normalisation counts here: images come from the array."""
@@ -33,10 +33,7 @@ def arrays(workload: Workload) -> tuple[np.ndarray, Index]:
     return images, Index(labels, tuple("0123456789"), (1, 28, 28), "train")
 
 
-Made = TypeVar("Made", bound=Worker)
-
-
-def worker(
+def trainer(
     experiment: Experiment,
     folder: str,
     images: np.ndarray,
@@ -44,14 +41,13 @@ def worker(
     rank: int = 0,
     ranks: int = 1,
     weights: dict[str, torch.Tensor] | None = None,
-    make: type[Made] = Worker,
-) -> Made:
-    """Make raytrain's worker, validated on the first 64 images; `folder` becomes its run's directory."""
+) -> Trainer:
+    """Make raytrain's trainer, validated on the first 64 images; `folder` becomes its run's directory."""
     save(experiment, Path(folder) / "experiment.json")
     indices = {"train": index, "val": index.take(np.arange(64))}
     readers = {"train": Resident(images), "val": Resident(images[:64])}
-    place = Place(rank, ranks, torch.device("cpu"))
-    return make(experiment, Path(folder), indices, readers, weights, place, time.time())
+    context = RankContext(rank, ranks, torch.device("cpu"))
+    return Trainer(experiment, Path(folder), indices, readers, weights, context, time.time())
 
 
 class Batches:

@@ -27,7 +27,16 @@ from raytrain.experiment import load as load_experiment
 from raytrain.experiment import refuse_while_loading as _refuse_while_loading
 from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
 from raytrain.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR
-from raytrain.parallel import DDP, FSDP, DataParallel, ModelParallel, Parallel, Pipeline, TensorParallel
+from raytrain.parallel import (
+    DDP,
+    FSDP,
+    DataParallel,
+    Deterministic,
+    ModelParallel,
+    Parallel,
+    Pipeline,
+    TensorParallel,
+)
 from raytrain.run import Run
 from raytrain.search import (
     ASHA,
@@ -73,6 +82,7 @@ __all__ = [
     "Cosine",
     "Data",
     "DataParallel",
+    "Deterministic",
     "Digits",
     "Experiment",
     "Grid",

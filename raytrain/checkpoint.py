@@ -115,25 +115,6 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found and name_of(int(found[1])) == name else None
 
 
-def snapshot(
-    state: Any, whole: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor, keep: bool = True
-) -> Any:
-    """A copy on the host of a tree of tensors and plain values, which training goes on changing.
-
-    Args:
-        whole: makes a whole tensor of a rank's part of it.
-        keep: whether this rank wants the copy, or only gives its parts to `whole`.
-    """
-    if isinstance(state, torch.Tensor):
-        tensor = whole(state.detach())
-        if not keep:
-            return None
-        return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
-    if isinstance(state, Mapping):
-        return {name: snapshot(value, whole, keep) for name, value in state.items()}
-    return type(state)(snapshot(value, whole, keep) for value in state) if isinstance(state, (list, tuple)) else state
-
-
 class Background:
     """Writes in a side thread while training goes on, one thing at a time."""
 

@@ -327,14 +327,6 @@ def strategy_misfit(what: str, field: str, how: str) -> UserError:
     return UserError(what, f"in {field}", how)
 
 
-def not_deterministic(why: str, field: str, how: str) -> UserError:
-    return UserError(
-        f"deterministic gives the same bits on any number of workers, and {why}",
-        f"in {field}",
-        f"{how}, or --no_deterministic",
-    )
-
-
 def unknown_strategy(name: str, known: Sequence[str]) -> UserError:
     return UserError(
         f"there is no parallel strategy {name!r}",

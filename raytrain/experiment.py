@@ -15,14 +15,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from raytrain import config, errors, hints, order, parts, sources
+from raytrain import config, errors, hints, parts, sources
 from raytrain.config import above, at_least, check
 from raytrain.data import Data
 from raytrain.files import write_atomically
 from raytrain.models import Model
 from raytrain.optim import SGD, Constant, Optimizer, Schedule
 from raytrain.parallel import DDP, STRATEGIES, Parallel
+from raytrain.parallel.base import multiples
 from raytrain.task import Classification, Task
+from raytrain.upgrades import upgrade
 
 HISTORY = "history"
 """In the best.json of a sweep whose scheduler changed values on the way: with which values the best trial trained from
@@ -137,7 +139,7 @@ class Experiment:
     """Samples in a step, over all workers together."""
     micro_batch_size: int | None = None
     """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes a worker's whole part, or
-    a quarter of the batch under deterministic."""
+    a quarter of the batch under the deterministic strategy."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows batch_size: times batch_size / lr_batch_size (Goyal et al., 2017, for SGD), or
     times the square root of that (Krizhevsky, 2014)."""
@@ -165,10 +167,6 @@ class Experiment:
     count it. fp16 leaves out steps whose gradients overflow in any case."""
     seed: int = 0
     """Decides the initial weights, the order of samples, augmentation and dropout."""
-    deterministic: bool = False
-    """Give the same bits on 1, 2 and 4 workers, also where a run goes on with another number of them: every batch is
-    computed as four workers would, on one thread unless scaling.threads_per_worker says otherwise. Slower where there
-    are fewer workers or idle cores; DDP only."""
 
     def __post_init__(self) -> None:
         for name, base in _PARTS.items():
@@ -202,18 +200,7 @@ class Experiment:
         if self.scaling.elastic:
             _ = self.sizes  # which checks what follows for each of them
             return
-        workers = self.scaling.ranks
-        replicas = self.parallel.replicas(workers)
-        if self.deterministic:
-            self._check_deterministic(workers)
-        elif self.batch_size % replicas:
-            raise errors.batch_indivisible(
-                "batch_size",
-                self.batch_size,
-                "scaling.workers" if replicas == workers else "copies of the model:",
-                replicas,
-                f"take --batch_size {_multiples(self.batch_size, replicas)}, or another number of workers",
-            )
+        self.parallel.check_settings(self.batch_size, self.scaling.ranks, self.precision, self.compile)
         part = self.part
         if self.micro_batch_size and part % self.micro_batch_size:
             fitting = max(m for m in range(1, min(part, self.micro_batch_size) + 1) if part % m == 0)
@@ -226,38 +213,13 @@ class Experiment:
             )
         if self.data.augment.mixes and self.micro_batch % 2:
             if part % 2:
-                how = f"take --batch_size {_multiples(self.batch_size, 2 * self.batch_size // part)}"
+                how = f"take --batch_size {multiples(self.batch_size, 2 * self.batch_size // part)}"
                 how += " and an even --micro_batch_size" if self.micro_batch_size else ""
             else:
                 even = max(m for m in range(2, self.micro_batch + 2, 2) if part % m == 0)
                 how = f"take --micro_batch_size {even}"
             raise errors.batch_indivisible(
                 "a worker's micro-batch of", self.micro_batch, "mixup's and cutmix's pairs of", 2, how
-            )
-
-    def _check_deterministic(self, workers: int) -> None:
-        self.parallel.check_deterministic()
-        if order.SHARDS % workers:
-            raise errors.not_deterministic(
-                f"{workers} workers cannot share the {order.SHARDS} shards of a batch evenly",
-                "scaling.workers",
-                "take 1, 2 or 4",
-            )
-        if self.precision == "auto":
-            raise errors.not_deterministic(
-                "auto chooses by time, which is never twice the same", "precision", "take --precision fp32 or bf16"
-            )
-        if self.compile:
-            raise errors.not_deterministic(
-                "torch.compile's kernels depend on the shapes that it has met before", "compile", "take --no_compile"
-            )
-        if self.batch_size % order.SHARDS:
-            raise errors.batch_indivisible(
-                "batch_size",
-                self.batch_size,
-                "the shards of --deterministic:",
-                order.SHARDS,
-                f"take --batch_size {_multiples(self.batch_size, order.SHARDS)}, or --no_deterministic",
             )
 
     @property
@@ -301,7 +263,7 @@ class Experiment:
     @property
     def part(self) -> int:
         """Samples of a step that micro-batches divide: those of a copy of the model, or of a shard of the batch."""
-        return self.batch_size // (order.SHARDS if self.deterministic else self.replicas)
+        return self.parallel.part(self.batch_size, self.scaling.ranks)
 
     @property
     def micro_batch(self) -> int:
@@ -324,12 +286,6 @@ _PARTS = {
     "scaling": Scaling,
     "checkpoint": Checkpoint,
 }
-
-
-def _multiples(size: int, divisor: int) -> str:
-    """The multiples of `divisor` beside `size`, which is none."""
-    low = size // divisor * divisor
-    return f"{low} or {low + divisor}" if low else str(divisor)
 
 
 def with_strategy(value: Experiment, name: str) -> Experiment:
@@ -447,7 +403,7 @@ def read_json(path: Path) -> tuple[Any, Path | None]:
     Raises:
         UserError: it is no JSON, or a module does not load.
     """
-    values, copy = _json(path), path.with_name(sources.COPY)
+    values, copy = upgrade(_json(path)), path.with_name(sources.COPY)
     if isinstance(values, dict) and isinstance(history := values.pop(HISTORY, None), list):
         _say_history(path, history)
     modules = set(_own_modules(values))

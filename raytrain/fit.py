@@ -250,7 +250,7 @@ def _checked(run: Run, value: Experiment, correction: Correction | None) -> Expe
     if (
         value.scaling.workers != run.experiment.scaling.workers
         and value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
-        and not value.deterministic
+        and value.parallel.threads is None
     ):
         return config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
     return value

@@ -50,8 +50,9 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     import torch
 
     from raytrain.data.loader import Loader
-    from raytrain.loop import evaluate as add_up
+    from raytrain.parallel.strategy import RankContext, Strategy
     from raytrain.precision import Precision, memory_format
+    from raytrain.training.evaluation import evaluate as add_up
 
     e = run.experiment
     data = e.data if root is None else config.replace(e.data, "root", root)
@@ -70,7 +71,8 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     layout = memory_format(e.memory_format)
     loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False, memory_format=layout)
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
-    sums = add_up(e, model, loader, Precision(e.precision, device)).reduce(device)
+    strategy = Strategy(model, RankContext(0, 1, device))
+    sums = add_up(e.task, strategy, loader, Precision(e.precision, device), e.micro_batch).reduce(device)
     result = {name: value for name, value in e.task.metrics(sums).items()}
     result |= {
         "count": int(sums["count"]) if "count" in sums else len(index),

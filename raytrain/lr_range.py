@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +16,11 @@ import torch
 from raytrain import errors, experiment, fit, plan
 from raytrain.data.reader import Direct
 from raytrain.experiment import Experiment
-from raytrain.loop import Place, Worker
 from raytrain.observe import Observer
 from raytrain.optim import Rising
 from raytrain.parallel import DDP
+from raytrain.parallel.strategy import RankContext
+from raytrain.training.trainer import Trainer
 
 _MEMORY = 0.9
 """Share that a smoothed loss keeps of the one before: a memory of ten steps, about a decade of the default range."""
@@ -112,10 +112,9 @@ def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
         optimizer=replace(value.optimizer, lr=1.0),
         schedule=rising,
         lr_scaling="none",
-        parallel=DDP(),
+        parallel=DDP(),  # unreadable samples are left out of their batch, which deterministic shards do not allow
         scaling=alone,
         micro_batch_size=value.micro_batch,
-        deterministic=False,  # unreadable samples are left out of their batch, which then has other shards
     )
     planned = plan.make(tested, plan.local_resources, "")
     observer.planned(planned)
@@ -125,48 +124,36 @@ def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
         experiment.save(tested, run / "experiment.json")
         reader = Direct(tested.data, planned.indices["train"])
         device = torch.device("cuda:0" if tested.scaling.gpus_per_worker else "cpu")
-        worker = _RangeTest(
-            tested,
-            run,
-            planned.indices,
-            {"train": reader},
-            fit.pretrained(tested, planned.indices["train"], run),
-            Place(0, 1, device),
-            time.time(),
-        )
-        worker.reader, worker.observer = reader, observer
-        worker.fit()
-    return Curve(*map(np.array, zip(*worker.points, strict=True)))
+        weights = fit.pretrained(tested, planned.indices["train"], run)
+        ranks, readers = RankContext(0, 1, device), {"train": reader}
+        trainer = Trainer(tested, run, planned.indices, readers, weights, ranks, time.time())
+        with trainer.started():
+            points = _points(trainer, rising.steps, reader, observer)
+    return Curve(*map(np.array, zip(*points, strict=True)))
 
 
-class _RangeTest(Worker):
-    """A worker that trains until the learning rate is at its top or the loss has diverged."""
+def _points(trainer: Trainer, steps: int, reader: Direct, observer: Observer) -> list[tuple[float, float, float]]:
+    """Train until the learning rate is at its top or the loss has diverged; return (lr, loss, smoothed) of each step.
 
-    reader: Direct
-    observer: Observer
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.points: list[tuple[float, float, float]] = []
-
-    def _train(self) -> str:
-        smoothed, rising = Smoothed(), self.experiment.schedule
-        assert isinstance(rising, Rising)
-        self.model.train()
-        for self.progress.epoch in count():
-            for loaded in self.loaders["train"].epoch(self.progress.epoch):
-                if not len(loaded.ids):  # none of them can be read
-                    continue
-                self.train_step(replace(loaded, size=len(loaded.ids)))
-                step = self.pending.pop()
-                loss = step.loss.item() / step.size / (self.unit or 1.0)
-                self.points.append((step.lr, loss, smoothed.add(loss)))
-                self.observer.rows([{"kind": "step", "step": len(self.points), "lr": step.lr, "loss": loss}])
-                if len(self.points) == rising.steps or diverged([point[2] for point in self.points], rising.steps):
-                    return "completed"
-            if not self.points:
-                raise errors.all_samples_bad(type(self.experiment.data).__name__, self.reader.skipped[0])
-        raise AssertionError("unreachable: the count of epochs has no end")
+    Raises:
+        UserError: no sample can be read.
+    """
+    points: list[tuple[float, float, float]] = []
+    smoothed = Smoothed()
+    trainer.strategy.module.train()
+    for trainer.progress.epoch in count():
+        for loaded in trainer.loaders["train"].epoch(trainer.progress.epoch):
+            if not len(loaded.ids):  # none of them can be read
+                continue
+            step = trainer.step(replace(loaded, size=len(loaded.ids)))
+            loss = step.loss.item() / step.size / (trainer.losses.unit or 1.0)
+            points.append((step.lr, loss, smoothed.add(loss)))
+            observer.rows([{"kind": "step", "step": len(points), "lr": step.lr, "loss": loss}])
+            if len(points) == steps or diverged([point[2] for point in points], steps):
+                return points
+        if not points:
+            raise errors.all_samples_bad(type(trainer.experiment.data).__name__, reader.skipped[0])
+    raise AssertionError("unreachable: the count of epochs has no end")
 
 
 def diverged(smoothed: list[float], steps: int) -> bool:

@@ -198,7 +198,7 @@ class Plan:
         gpus = self.experiment.scaling.gpus_per_worker
         asked = replace(self.asked, workers=workers, gpus_per_worker=gpus)
         streams = self.mode == "streaming"
-        return replace(self.experiment, scaling=scaled(asked, resources, self.experiment.deterministic, streams))
+        return replace(self.experiment, scaling=scaled(asked, resources, self.experiment.parallel.threads, streams))
 
     @property
     def state_bytes(self) -> int:
@@ -208,8 +208,8 @@ class Plan:
         )
         e, workers = self.experiment, self.experiment.scaling.ranks
         averages = e.ema_decay is not None
-        apart = (order.SHARDS // workers).bit_length() - 1 if e.deterministic else 0  # gradients of other shards
-        return 4 * (self.parameters[0] + (1 + slots + averages + apart) * self.parameters[1])
+        copies = 1 + slots + averages + e.parallel.gradient_copies(workers)
+        return 4 * (self.parameters[0] + copies * self.parameters[1])
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -697,7 +697,7 @@ def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Exper
         asked = replace(asked, gpus_per_worker=1.0 if resources.gpus >= sizes[-1] else 0.0)
     for workers in sizes:
         try:
-            scaling = scaled(replace(asked, workers=workers), resources, experiment.deterministic, streams)
+            scaling = scaled(replace(asked, workers=workers), resources, experiment.parallel.threads, streams)
             return replace(experiment, scaling=scaling)
         except errors.UserError:
             if workers == sizes[-1]:
@@ -705,10 +705,13 @@ def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Exper
     raise AssertionError("there is at least one size")
 
 
-def scaled(scaling: Scaling, resources: Resources, deterministic: bool, streams: bool) -> Scaling:
+def scaled(scaling: Scaling, resources: Resources, threads: int | None, streams: bool) -> Scaling:
     """Decide what was left open: GPUs where there are enough, CPUs such that all workers have room, each on one node,
     and that a node keeps a CPU for Ray Data, or half of one: where a task of Ray Data never gets its CPU, a run that
     streams would wait for ever.
+
+    Args:
+        threads: see `Parallel.threads`.
 
     Raises:
         UserError: the workers do not fit on the nodes.
@@ -738,10 +741,8 @@ def scaled(scaling: Scaling, resources: Resources, deterministic: bool, streams:
             "in scaling.cpus_per_worker",
             "take less for each worker, fewer workers, or --data.mode resident",
         )
-    threads = scaling.threads_per_worker
-    if threads is None and deterministic:
-        threads = 1  # their number changes last bits, and must not follow that of the workers
-    elif threads is None:
+    threads = scaling.threads_per_worker or threads
+    if threads is None:
         counts = resources.placed(all_workers, cpus, gpus, scaling.placement == "spread")
         used = [(node, count) for node, count in zip(resources.by_node, counts, strict=True) if count]
         threads = max(1, min((int(node.cpus) // count for node, count in used), default=1))

@@ -27,7 +27,8 @@ from raytrain import experiment, launch, memory
 from raytrain.data import Index
 from raytrain.data.loader import Loaded, fits_device
 from raytrain.data.reader import Epoch
-from raytrain.loop import Place, Worker
+from raytrain.parallel.strategy import RankContext
+from raytrain.training.trainer import Trainer
 
 _STEP_SECONDS, _ALL_SECONDS = 0.2, 0.4
 """How long a timed step is at the least, where the whole step is as long, and about how long all of them are."""
@@ -84,12 +85,12 @@ class _Trials:
         if not (self.value.compile or self.value.parallel.sharded):
             launch.defer_compiler()  # as the workers do
         gpu = bool(self.value.scaling.gpus_per_worker)
-        self.place = Place.alone(self.value.scaling.gpus_per_worker, rank, world)
+        self.ranks = RankContext.alone(self.value.scaling.gpus_per_worker, rank, world)
         with np.load(folder / "samples.npz") as samples:
             self.images, labels = samples["images"], samples["labels"]
         self.index = Index(labels, tuple(job["classes"]), self.images.shape[1:], "train")
         if gpu:
-            torch.cuda.set_device(self.place.device)
+            torch.cuda.set_device(self.ranks.device)
         if world > 1:
             backend = self.value.parallel.backend(gpu)
             dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
@@ -99,9 +100,9 @@ class _Trials:
             memory.cap_gpus(min(1.0, self.value.scaling.gpus_per_worker or 1.0), job["memory"])
             # The images that a run keeps there.
             self.kept = [
-                torch.empty(size, dtype=torch.uint8, device=self.place.device)
+                torch.empty(size, dtype=torch.uint8, device=self.ranks.device)
                 for size in job["resident"]
-                if fits_device(size, self.place.device)
+                if fits_device(size, self.ranks.device)
             ]
         else:
             room = job["available"] - self.resident
@@ -114,63 +115,56 @@ class _Trials:
             `peak`, bytes of memory beside PyTorch's own, and if `timed` `seconds` of a step; or `full` or `error`:
             why there are none, for want of memory or not.
         """
-        memory.reset_peak(self.place.device.type == "cuda")
+        memory.reset_peak(self.ranks.device.type == "cuda")
         try:
             if self.value.compile:
                 torch.compiler.reset()
-            trial = _Trial(
-                replace(self.value, precision=precision, micro_batch_size=micro_batch),  # type: ignore[arg-type]
-                self.folder,
-                {"train": self.index},
-                {"train": _Repeated(self.images)},
-                None,
-                self.place,
-                time.time(),
-            )
-            trial.timed = timed
-            trial.fit()
-            answer: dict[str, Any] = {"peak": self._peak(), "seconds": trial.seconds}
+            value = replace(self.value, precision=precision, micro_batch_size=micro_batch)  # type: ignore[arg-type]
+            indices, readers = {"train": self.index}, {"train": _Repeated(self.images)}
+            trainer = Trainer(value, self.folder, indices, readers, None, self.ranks, time.time())
+            with trainer.started():
+                seconds = _Trial(trainer).run(timed)
+            answer: dict[str, Any] = {"peak": self._peak(), "seconds": seconds}
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             answer = {"full" if memory.lacks(error) else "error": text}
-        trial = None
+        trainer = None
         memory.give_back()
         return answer
 
     def _warm_up(self) -> None:
         """Starts the threads and loads the libraries that a step needs, which are not the model's memory."""
         torch.set_num_threads(self.value.scaling.threads_per_worker or 1)
-        device = self.place.device
+        device = self.ranks.device
         layer = torch.nn.Conv2d(3, 16, 3, device=device)
         layer(torch.zeros(16, 3, 32, 32, device=device)).sum().backward()
         torch.optim.SGD(layer.parameters(), lr=0.1).step()
-        if self.place.world > 1:
+        if self.ranks.world > 1:
             dist.all_reduce(torch.zeros(1, device=device))
 
     def _peak(self) -> int:
-        gpu = self.place.device.type == "cuda"
+        gpu = self.ranks.device.type == "cuda"
         return max(0, memory.peak(gpu) - (0 if gpu else self.resident))
 
 
-class _Trial(Worker):
-    """A worker that makes some steps and takes their time."""
+class _Trial:
+    """Some steps of a trainer, and their time."""
 
-    timed = False
-    seconds: float | None = None
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.experiment, self.ranks = trainer, trainer.experiment, trainer.ranks
 
-    def _train(self) -> str:
-        e, batches = self.experiment, self._batches()
-        self.model.train()
-        self.progress.epoch = e.epochs - 1  # by then layers are trained that were not at first
+    def run(self, timed: bool) -> float | None:
+        """Return the seconds of a step, if `timed`."""
+        e, trainer, batches = self.experiment, self.trainer, self._batches()
+        trainer.strategy.module.train()
+        trainer.progress.epoch = e.epochs - 1  # by then layers are trained that were not at first
         few = min(2, e.accumulation)  # the second one meets the gradients of the first
         self._step(next(batches), few)
-        on_cpu = self.place.device.type == "cpu"
-        copy = self._snapshot() if on_cpu else None  # as in the steps while a checkpoint is written
+        on_cpu = self.ranks.device.type == "cpu"
+        copy = trainer.snapshot() if on_cpu else None  # as in the steps while a checkpoint is written
         self._step(next(batches), few)
         del copy
-        if self.timed:
-            self.seconds = self._whole_step(batches, few)
-        return "completed"
+        return self._whole_step(batches, few) if timed else None
 
     def _whole_step(self, batches: Iterator[Loaded], few: int) -> float:
         """Seconds of a step, from one of fewer micro-batches where it is long."""
@@ -188,9 +182,10 @@ class _Trial(Worker):
 
     def _batches(self) -> Iterator[Loaded]:
         """Global batches, but for a short last one."""
-        size = min(self.experiment.batch_size, len(self.loaders["train"].labels))
+        loader = self.trainer.loaders["train"]
+        size = min(self.experiment.batch_size, len(loader.labels))
         for epoch in count():
-            yield from (loaded for loaded in self.loaders["train"].epoch(epoch) if loaded.size == size)
+            yield from (loaded for loaded in loader.epoch(epoch) if loaded.size == size)
 
     def _least(self, batches: Iterator[Loaded], passes: int) -> float:
         """The shortest time of some steps: what the machine does beside them is no property of the micro-batch. A
@@ -205,23 +200,22 @@ class _Trial(Worker):
 
     def _step(self, loaded: Loaded, passes: int) -> float:
         """Seconds of a step of so many micro-batches; its batch lies in memory as a whole."""
-        e, device = self.experiment, self.place.device
+        e, device = self.experiment, self.ranks.device
         most = passes * e.micro_batch
         size = min(loaded.size, most * e.replicas)
         part = replace(loaded, ids=loaded.ids[:most], size=size, most=min(loaded.most, most))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         started = time.perf_counter()
-        self.train_step(part)
+        self.trainer.step(part)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        self.pending.clear()
         return time.perf_counter() - started
 
     def _slowest(self, seconds: float) -> float:
         """The longest of all ranks' times. A collective."""
-        found = torch.tensor(seconds, dtype=torch.float64, device=self.place.device)
-        if self.place.world > 1:
+        found = torch.tensor(seconds, dtype=torch.float64, device=self.ranks.device)
+        if self.ranks.world > 1:
             dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return found.item()
 

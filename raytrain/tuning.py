@@ -320,7 +320,7 @@ def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Re
     """
     for scaling, named in scalings:
         try:
-            plan.scaled(scaling, resources, value.experiment.deterministic, streams)
+            plan.scaled(scaling, resources, value.experiment.parallel.threads, streams)
         except errors.UserError as refused:
             if not named:
                 raise
@@ -331,7 +331,7 @@ def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Re
 
 def _at_once(value: Sweep, scaling: Scaling, resources: Resources, streams: bool) -> int:
     """Return how many trials of a scaling fit on the nodes at once: one thread of their workers a CPU."""
-    gpus = plan.scaled(scaling, resources, value.experiment.deterministic, streams).gpus_per_worker or 0.0
+    gpus = plan.scaled(scaling, resources, value.experiment.parallel.threads, streams).gpus_per_worker or 0.0
     each, spare = scaling.cpus_per_worker or 0.0, resources.for_data if streams else 0.0
     count = resources.room(each if gpus else max(each, scaling.threads_per_worker or 1), gpus) // scaling.ranks
 
@@ -356,14 +356,14 @@ def _decided(one: Experiment, together: bool, share: Resources, streams: bool) -
         UserError: its workers do not fit on the nodes.
     """
     asked = one.scaling
-    alone = plan.scaled(asked, replace(share, runs=1), one.deterministic, streams)
+    alone = plan.scaled(asked, replace(share, runs=1), one.parallel.threads, streams)
     spare = share.for_data if streams else 0.0
     most = share.most_cpus(share.runs * asked.ranks, alone.gpus_per_worker or 0.0, spare)
     cpus = asked.cpus_per_worker or most or alone.cpus_per_worker or 1.0
     if together:
         cpus = max(cpus, most or 0.0)
     fixed = replace(asked, cpus_per_worker=cpus, gpus_per_worker=alone.gpus_per_worker)
-    return plan.scaled(fixed, share, one.deterministic, streams)
+    return plan.scaled(fixed, share, one.parallel.threads, streams)
 
 
 def _streams(variants: dict[str, Plan]) -> bool:

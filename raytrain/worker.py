@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +29,8 @@ from raytrain.watchdog import Hang, Hung, Watchdog, doing
 
 if TYPE_CHECKING:
     from raytrain.data.loader import Reader
-    from raytrain.loop import Place, Worker
+    from raytrain.parallel.strategy import RankContext
+    from raytrain.training.hooks import Hook
 
 _CUT_OFF_SECONDS, _ASK_SECONDS = 20.0, 2.0
 """How long the cluster's head may be out of a worker's reach, and how often to ask."""
@@ -68,41 +69,31 @@ def work_on_cluster(settings: dict[str, Any]) -> None:
     work(settings["job"])
 
 
-def fix_workspace() -> None:
-    """Let cuBLAS give the same bits every time: it reads this when a process first multiplies matrices on a GPU.
-
-    https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def work(
-    job: Job, make: Callable[..., Worker] | None = None, unwind: Callable[[BaseException], None] | None = None
-) -> None:
+def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException], None] | None = None) -> None:
     """Trains as one rank: of the process group that is there, or alone.
 
     Args:
-        make: what makes the worker, where it is not one of the class `loop.Worker` itself.
+        hooks: called by the trainer.
         unwind: raises `Hung` in the main thread where training hangs; without it, the process ends.
     """
-    if job.experiment.deterministic:
-        fix_workspace()
+    job.experiment.parallel.prepare_process()
     import ray
     import torch
     import torch.distributed as dist
 
     from raytrain.data.reader import Resident, Streaming
-    from raytrain.loop import Place, Worker
+    from raytrain.parallel.strategy import RankContext
+    from raytrain.training.trainer import Trainer
 
     if dist.is_initialized():
         from ray.train.torch import get_devices
 
         device, *more = get_devices()
-        place = Place(dist.get_rank(), dist.get_world_size(), device, tuple(more))
+        ranks = RankContext(dist.get_rank(), dist.get_world_size(), device, tuple(more))
     else:
-        place = Place.alone(job.experiment.scaling.gpus_per_worker)
-    if place.device.type == "cuda":
-        torch.cuda.set_device(place.device)
+        ranks = RankContext.alone(job.experiment.scaling.gpus_per_worker)
+    if ranks.device.type == "cuda":
+        torch.cuda.set_device(ranks.device)
     there = None
     if job.url:
         there, path = storage.at_work(job.url)
@@ -112,14 +103,14 @@ def work(
         head = threading.Thread(target=_end_when_cut_off, args=(context.gcs_address,), daemon=True, name="head")
         head.start()
         here = {"node": context.get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
-        mark = job.run / "logs" / f"place_{place.rank}.json"
+        mark = job.run / "logs" / f"place_{ranks.rank}.json"
         write_atomically(mark, json.dumps(here))
         if there:
-            there.write(f"logs/place_{place.rank}.json", json.dumps(here).encode())
+            there.write(f"logs/place_{ranks.rank}.json", json.dumps(here).encode())
     with (
-        _recorded(job, place.rank, there),
-        _watched(job, place, there, unwind),
-        Lock(job.run, WRITER_LOCK, wait=60) if place.rank == 0 else contextlib.nullcontext(),
+        _recorded(job, ranks.rank, there),
+        _watched(job, ranks, there, unwind),
+        Lock(job.run, WRITER_LOCK, wait=60) if ranks.rank == 0 else contextlib.nullcontext(),
     ):
         indices: dict[str, Index] = ray.get(job.indices)
         if job.images:
@@ -129,8 +120,8 @@ def work(
             data = job.experiment.data
             readers = {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
         weights: Any = ray.get(job.weights) if job.weights is not None else None
-        worker = (make or Worker)(job.experiment, job.run, indices, readers, weights, place, job.command_started, there)
-        worker.fit()
+        started = job.command_started
+        Trainer(job.experiment, job.run, indices, readers, weights, ranks, started, there, hooks).fit()
 
 
 def _fetched(reference: Any) -> Any:
@@ -262,22 +253,22 @@ def _write_record(job: Job, record: dict[str, Any], there: storage.Storage | Non
 
 
 def _watched(
-    job: Job, place: Place, there: storage.Storage | None, unwind: Callable[[BaseException], None] | None
+    job: Job, ranks: RankContext, there: storage.Storage | None, unwind: Callable[[BaseException], None] | None
 ) -> contextlib.AbstractContextManager[object]:
     """Return the context in which this rank is ended, with a record of what it did, if it hangs."""
     import ray
     import torch.distributed as dist
 
     def hung(hang: Hang) -> None:
-        own = {"time": time.time(), "lost": hang.error, "hung": True, "rank": place.rank, "error": hang.error}
+        own = {"time": time.time(), "lost": hang.error, "hung": True, "rank": ranks.rank, "error": hang.error}
         record = own | {"at": hang.at, "traceback": hang.stack}
-        line = f"rank {place.rank} {hang.error} ({hang.at})"
+        line = f"rank {ranks.rank} {hang.error} ({hang.at})"
 
         def leave() -> None:
             _write_record(job, record, there)
             if unwind is not None:  # standard error is the command's own
                 with contextlib.suppress(OSError):
-                    append(job.run / "logs" / f"rank_{place.rank}.log", f"{hang.stack}{line}\n")
+                    append(job.run / "logs" / f"rank_{ranks.rank}.log", f"{hang.stack}{line}\n")
 
         _in_time(leave, _END_SECONDS)  # storage may be what hangs
         if unwind is None:
@@ -297,7 +288,7 @@ def _watched(
         # A connection of its own: the main thread may wait for a key with the other one.
         store = cast(Any, dist.group.WORLD).get_group_store().clone()
         store.set_timeout(timedelta(seconds=_STORE_SECONDS))
-    watchdog = Watchdog(place.rank, place.world, seconds, store, hung)
+    watchdog = Watchdog(ranks.rank, ranks.world, seconds, store, hung)
     return watchdog
 
 

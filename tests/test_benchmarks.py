@@ -14,14 +14,14 @@ from benchmarks import resident, run
 from benchmarks.harness import Measured
 from benchmarks.resident import DATA, OPTIMIZER
 from benchmarks.rows import ROWS, Bench, Row
-from benchmarks.sides.checkpoint_raytrain import Timed
+from benchmarks.sides.checkpoint_raytrain import timed
 from raytrain import MLP, Checkpoint, Experiment, Scaling
 from raytrain.data import Index
 
 ROOT = Path(run.__file__).parent
 
 
-def test_a_timed_worker_notes_each_checkpoint_that_a_run_writes(tmp_path: Path) -> None:
+def test_a_timed_trainer_notes_each_checkpoint_that_a_run_writes(tmp_path: Path) -> None:
     index = Index(np.zeros(640, np.int64), ("0", "1"), (1, 28, 28), "train")
     value = Experiment(
         MLP(hidden=(8,)),
@@ -31,9 +31,10 @@ def test_a_timed_worker_notes_each_checkpoint_that_a_run_writes(tmp_path: Path) 
         scaling=Scaling(threads_per_worker=1),
     )
     images = np.zeros((640, 1, 28, 28), np.uint8)
-    worker = resident.worker(value, str(tmp_path), images, index, make=Timed)
-    assert worker.fit() == "completed"
-    assert len(worker.stalls) == 4 and min(worker.stalls) > 0  # after steps 3, 6 and 9, and the epoch
+    trainer, stalls = resident.trainer(value, str(tmp_path), images, index), list[float]()
+    trainer.save = timed(trainer.save, stalls)
+    assert trainer.fit() == "completed"
+    assert len(stalls) == 4 and min(stalls) > 0  # after steps 3, 6 and 9, and the epoch
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))

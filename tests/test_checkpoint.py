@@ -20,6 +20,7 @@ from torch import nn
 
 from raytrain import UserError, checkpoint
 from raytrain.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
+from raytrain.parallel.strategy import snapshot
 from raytrain.watchdog import doing
 
 
@@ -426,7 +427,7 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint(tmp_path: Path, monkeypa
 
 def test_a_snapshot_stays_as_it_was_and_keeps_the_kinds_of_what_it_copies() -> None:
     tensor, tree = torch.arange(6.0).reshape(2, 3), {"a": [1, "x", None], "t": (0.5,)}
-    copy = checkpoint.snapshot({"w": tensor, "tree": {**tree, "in": [tensor[0]]}, "state": {0: {"step": tensor}}})
+    copy = snapshot({"w": tensor, "tree": {**tree, "in": [tensor[0]]}, "state": {0: {"step": tensor}}})
     before = tensor.clone()
     tensor.add_(1)
     assert torch.equal(copy["w"], before) and torch.equal(copy["tree"]["in"][0], before[0])

@@ -21,11 +21,9 @@ import pytest
 import raytrain
 from raytrain import (
     CNN,
-    DDP,
-    FSDP,
     Augment,
     Data,
-    DataParallel,
+    Deterministic,
     Digits,
     Experiment,
     Model,
@@ -258,31 +256,27 @@ def test_an_odd_micro_batch_is_refused_where_pairs_are_mixed_and_the_remedy_is_t
         ),
         ({"precision": "auto"}, "auto chooses by time, which is never twice the same, in precision; take --precision"),
         ({"compile": True}, "torch.compile's kernels depend on the shapes that it has met before, in compile; take"),
-        ({"parallel": FSDP()}, "FSDP adds gradients up in an order that depends on the number of workers, in parallel"),
-        ({"parallel": DataParallel()}, "DataParallel adds gradients up in an order that depends on the number of work"),
-        (
-            {"parallel": DDP(compression="bf16")},
-            "compression depends on the number of workers, in parallel.compres",
-        ),
-        ({"parallel": DDP(sync_batchnorm=True)}, "sync_batchnorm depends on the number of workers, in parallel.sync_"),
     ],
 )
 def test_what_cannot_be_deterministic_is_refused(fields: dict[str, Any], message: str) -> None:
     value = Experiment(model=CNN(), data=Digits(), batch_size=60, **fields)
     with pytest.raises(UserError) as caught:
-        replace(value, deterministic=True)
+        replace(value, parallel=Deterministic())
     assert str(caught.value).startswith(f"deterministic gives the same bits on any number of workers, and {message}")
-    assert str(caught.value).endswith(", or --no_deterministic")
+    assert str(caught.value).endswith(", or --parallel.strategy ddp")
 
 
 @pytest.mark.parametrize("batch_size", [1, 6, 62, 63])
 def test_a_deterministic_batch_divides_into_shards_and_a_shard_into_micro_batches(batch_size: int) -> None:
     def build(batch_size: int, **fields: Any) -> Experiment:
-        return Experiment(model=CNN(), data=Digits(), batch_size=batch_size, deterministic=True, **fields)
+        return Experiment(model=CNN(), data=Digits(), batch_size=batch_size, parallel=Deterministic(), **fields)
 
     with pytest.raises(UserError) as caught:
         build(batch_size)
-    assert caught.value.what == f"batch_size {batch_size} does not divide by the shards of --deterministic: 4"
+    assert (
+        caught.value.what
+        == f"batch_size {batch_size} does not divide by the shards of --parallel.strategy deterministic: 4"
+    )
     for number in map(int, re.findall(r"\d+", caught.value.how)):
         value = build(number, scaling=Scaling(workers=2))
         assert (value.part, value.micro_batch, value.accumulation) == (number // 4, number // 4, 2)
@@ -291,7 +285,7 @@ def test_a_deterministic_batch_divides_into_shards_and_a_shard_into_micro_batche
     value = build(64, micro_batch_size=8, scaling=Scaling(workers=2))
     assert (value.part, value.micro_batch, value.accumulation) == (16, 8, 4)
     with pytest.raises(UserError, match=r"micro-batch of 15 .* pairs of 2; take --batch_size 56 or 64$"):
-        Experiment(model=CNN(), data=Digits(augment=Augment(mixup=0.2)), batch_size=60, deterministic=True)
+        Experiment(model=CNN(), data=Digits(augment=Augment(mixup=0.2)), batch_size=60, parallel=Deterministic())
 
 
 def test_the_arithmetic_of_a_step() -> None:

@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from raytrain import CNN, DDP, FSDP, DataParallel, Digits, Experiment, ModelParallel, Pipeline, UserError
+from raytrain import CNN, DDP, FSDP, DataParallel, Digits, Experiment, ModelParallel, UserError
 from raytrain.data import loader
-from raytrain.loop import Place, Worker
 from raytrain.parallel.replicas import Replicas
+from raytrain.parallel.stages import Stages
+from raytrain.parallel.strategy import RankContext, Strategy
+from raytrain.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 GPUS = [torch.device("cuda", number) for number in range(4)]
@@ -53,10 +55,12 @@ def test_data_parallel_takes_the_worker_s_gpus_and_no_other(monkeypatch: pytest.
     monkeypatch.setattr(torchs, "_get_all_device_indices", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(torchs, "_check_balance", lambda _: None)
     module = nn.Linear(3, 2)
-    wrapped = DataParallel().wrap(module, GPUS[1:3], 1)
-    assert isinstance(wrapped, nn.DataParallel) and wrapped.device_ids == [1, 2]
+    monkeypatch.setattr(nn.Module, "to", lambda self, device: self)
+    strategy = DataParallel().setup(lambda: module, RankContext(0, 1, GPUS[1], (GPUS[2],)), (1, 1))
+    assert isinstance(strategy.model, nn.DataParallel) and strategy.model.device_ids == [1, 2]
     for one in (CPU, GPUS[0]):
-        assert DataParallel().wrap(module, [one], 1) is module, "visible GPUs are others'"
+        strategy = DataParallel().setup(lambda: module, RankContext(0, 1, one), (1, 1))
+        assert strategy.model is module, "visible GPUs are others'"
 
 
 def test_data_parallel_refuses_to_be_compiled() -> None:
@@ -68,24 +72,30 @@ def test_data_parallel_refuses_to_be_compiled() -> None:
 
 
 def test_a_rank_without_ray_train_has_as_many_gpus_as_it_asked_for() -> None:
-    assert Place.alone(0.0).devices == (CPU,) and Place.alone(None).devices == (CPU,)
-    assert Place.alone(0.5).devices == (GPUS[0],)
-    assert Place.alone(3.0, 1, 2) == Place(1, 2, GPUS[0], (GPUS[1], GPUS[2]))
+    assert RankContext.alone(0.0).devices == (CPU,) and RankContext.alone(None).devices == (CPU,)
+    assert RankContext.alone(0.5).devices == (GPUS[0],)
+    assert RankContext.alone(3.0, 1, 2) == RankContext(1, 2, GPUS[0], (GPUS[1], GPUS[2]))
 
 
 def test_model_parallel_spreads_over_the_rank_s_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[tuple[str, Any]] = []
-    monkeypatch.setattr(nn.Module, "to", lambda self, place: moved.append((type(self).__name__, place)))
+
+    def to(self: nn.Module, device: torch.device) -> nn.Module:
+        moved.append((type(self).__name__, device))
+        return self
+
+    monkeypatch.setattr(nn.Module, "to", to)
     # Ray numbers a node's GPUs by their ids: a worker's need not follow each other.
-    ModelParallel().wrap(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), [GPUS[1], GPUS[3]], 1)
-    assert moved == [("Linear", GPUS[1]), ("Linear", GPUS[3])]
+    ranks = RankContext(0, 1, GPUS[1], (GPUS[3],))
+    ModelParallel().setup(lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ranks, (1, 1))
+    assert moved == [("Sequential", GPUS[1]), ("Linear", GPUS[1]), ("Linear", GPUS[3])]
 
 
-class Seeded(Worker):
-    """A worker that has nothing but a place."""
+class Seeded(Trainer):
+    """A trainer that has nothing but its rank."""
 
-    def __init__(self, place: Place):
-        self.place, self.experiment = place, BASE
+    def __init__(self, ranks: RankContext):
+        self.ranks, self.experiment = ranks, BASE
 
 
 def test_each_gpu_of_a_rank_is_seeded_with_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,19 +114,21 @@ def test_each_gpu_of_a_rank_is_seeded_with_numbers_of_its_own(monkeypatch: pytes
 
     monkeypatch.setattr(torch.cuda, "device", On)
     monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: seeds.setdefault(str(current[-1]), []).append(seed))
-    worker = Seeded(Place(0, 1, GPUS[1], (GPUS[3],)))
+    worker = Seeded(RankContext(0, 1, GPUS[1], (GPUS[3],)))
     for step in range(2):
         worker._seed(1, step, 0)
     assert list(seeds) == ["cuda:1", "cuda:3"]
     assert len({seed for each in seeds.values() for seed in each}) == 4, "by step and by GPU"
-    alone = Seeded(Place(0, 1, GPUS[1]))
+    alone = Seeded(RankContext(0, 1, GPUS[1]))
     alone._seed(1, 0, 0)
     assert seeds["cuda:1"][-1] == seeds["cuda:1"][0], "whatever other GPUs there are"
 
 
 def test_stages_of_a_pipeline_draw_numbers_of_their_own() -> None:
-    assert [Pipeline(stages=2).stream(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
-    assert [DDP().stream(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    for kind, number in ((Stages, 3), (Strategy, 1)):
+        strategy = object.__new__(kind)
+        strategy.ranks, strategy.replica = RankContext(3, 4, CPU), 1
+        assert strategy.random_stream(0) == number
 
 
 # Backends
@@ -167,7 +179,7 @@ def test_images_stay_on_a_gpu_within_the_process_s_share_of_it(
 FIRST_LINES = """
 import json, os, sys
 from types import SimpleNamespace
-from raytrain import Digits, Experiment, MLP
+from raytrain import DDP, Deterministic, Digits, Experiment, MLP
 from raytrain.worker import Job, work
 
 class Found(Exception):
@@ -180,7 +192,7 @@ class Ray:  # the first that a worker asks for
     def __getattr__(self, name):
         look()
 
-e = Experiment(model=MLP(), data=Digits(), deterministic=sys.argv[1] == "True")
+e = Experiment(model=MLP(), data=Digits(), parallel=Deterministic() if sys.argv[1] == "True" else DDP())
 sys.modules["ray"] = Ray()
 sys.meta_path.insert(0, SimpleNamespace(find_spec=lambda name, *_: look() if name == "torch" else None))
 try:

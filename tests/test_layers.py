@@ -26,6 +26,7 @@ LAYERS = (
         "order",
         "sources",
         "shipping",
+        "upgrades",
         "watchdog",
     ),
     ROOMS,
@@ -38,7 +39,7 @@ LAYERS = (
     ("run",),
     ("resumption",),
     ("writer",),
-    ("loop",),
+    ("training",),
     ("launch", "interrupts", "session_folder"),
     ("limits",),
     ("observe", "session"),
@@ -56,7 +57,7 @@ LAYERS = (
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 WITHOUT_RAY = (
     *(
-        "loop",
+        "training",
         "checkpoint",
         "progress",
         "rows",

@@ -28,6 +28,7 @@ from raytrain import (
     Checkpoint,
     Classification,
     Data,
+    Deterministic,
     Digits,
     Experiment,
     Index,
@@ -205,9 +206,9 @@ def test_runs_that_share_the_nodes_share_their_cores() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_deterministic_run_has_one_thread_a_worker_or_what_was_asked_for(workers: int) -> None:
     found = nodes(16)
-    planned = make(found, scaling=Scaling(workers=workers), deterministic=True)
+    planned = make(found, scaling=Scaling(workers=workers), parallel=Deterministic())
     assert planned.experiment.scaling.threads_per_worker == 1
-    fixed = make(found, scaling=Scaling(workers=workers, threads_per_worker=3), deterministic=True)
+    fixed = make(found, scaling=Scaling(workers=workers, threads_per_worker=3), parallel=Deterministic())
     assert fixed.experiment.scaling.threads_per_worker == 3
     copies = f"{workers} worker" + ("s" if workers > 1 else "")
     assert text(planned, "batch") == f"{copies} x 15 micro-batch x {4 // workers} accumulation = 60 global"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,25 +12,20 @@ from benchmarks import resident
 from benchmarks.resident import DATA, OPTIMIZER, arrays
 from benchmarks.side import LARGE, Turns, Workload, join
 from raytrain import Checkpoint, Experiment, Scaling
-from raytrain.loop import Worker
 
 EVERY, COUNT = 20, 3
 """Steps between two checkpoints, and checkpoints in a turn."""
 
 
-class Timed(Worker):
-    """A worker that notes how long each checkpoint keeps it, in seconds."""
+def timed(save: Callable[[], None], stalls: list[float]) -> Callable[[], None]:
+    """Return a trainer's `save` that notes how long each checkpoint keeps it, in seconds."""
 
-    def fit(self) -> str:
-        """Train, and note the stalls."""
-        self.stalls: list[float] = []
-        return super().fit()
-
-    def save(self) -> None:
-        """Write a checkpoint."""
+    def timed_save() -> None:
         started = time.perf_counter()
-        super().save()
-        self.stalls.append(time.perf_counter() - started)
+        save()
+        stalls.append(time.perf_counter() - started)
+
+    return timed_save
 
 
 def main() -> None:
@@ -48,9 +44,10 @@ def main() -> None:
     )
     while turns.wait():
         with tempfile.TemporaryDirectory() as folder:
-            worker = resident.worker(experiment, folder, images, index, make=Timed)
-            worker.fit()
-        turns.reply(1, sum(worker.stalls[:COUNT]) / COUNT)
+            trainer, stalls = resident.trainer(experiment, folder, images, index), list[float]()
+            trainer.save = timed(trainer.save, stalls)
+            trainer.fit()
+        turns.reply(1, sum(stalls[:COUNT]) / COUNT)
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ def epoch(workload: Workload, data: ImageFolder, index: reader.Index, images: np
         scaling=Scaling(threads_per_worker=1),
     )
     with tempfile.TemporaryDirectory() as folder:
-        worker = resident.worker(experiment, folder, images, index)
-        worker.fit()
-        row = worker.run.metrics().to_pylist()[0]
+        trainer = resident.trainer(experiment, folder, images, index)
+        trainer.fit()
+        row = trainer.run.metrics().to_pylist()[0]
     return row["train_loss"], len(index) / row["samples_per_second"]
 
 

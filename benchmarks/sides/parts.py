@@ -61,9 +61,9 @@ def loop(workload: Workload) -> float:
     """Milliseconds of a step of raytrain's loop."""
     images, index = resident.arrays(workload)
     with tempfile.TemporaryDirectory() as folder:
-        worker = resident.worker(replace(experiment(workload), epochs=3), folder, images, index)
-        worker.fit()
-        rows = [row for row in worker.run.metrics().to_pylist() if row["kind"] == "epoch"]
+        trainer = resident.trainer(replace(experiment(workload), epochs=3), folder, images, index)
+        trainer.fit()
+        rows = [row for row in trainer.run.metrics().to_pylist() if row["kind"] == "epoch"]
     return workload.batch_size / max(row["samples_per_second"] for row in rows) * 1e3
 
 

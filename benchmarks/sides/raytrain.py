@@ -16,7 +16,8 @@ from benchmarks.resident import DATA, OPTIMIZER, Batches, arrays
 from benchmarks.side import MODELS, Turns, Workload, join
 from raytrain import Experiment, Scaling, config, plan
 from raytrain.data.loader import Loaded, Loader
-from raytrain.loop import Worker
+from raytrain.experiment import with_strategy
+from raytrain.training.trainer import Trainer
 
 
 class Cut(Loader):
@@ -26,9 +27,9 @@ class Cut(Loader):
         size: steps of a segment.
     """
 
-    def __init__(self, worker: Worker, turns: Turns, size: int):
-        vars(self).update(vars(worker.loaders["train"]))
-        self.worker, self.turns, self.size = worker, turns, size
+    def __init__(self, trainer: Trainer, turns: Turns, size: int):
+        vars(self).update(vars(trainer.loaders["train"]))
+        self.trainer, self.turns, self.size = trainer, turns, size
         self.done: tuple[int, float, float] | None = None
 
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
@@ -41,14 +42,14 @@ class Cut(Loader):
             asked = time.monotonic()
             if not self.turns.wait():
                 raise SystemExit
-            if self.worker.writer:  # others' turns are no time of this training, of which it may wait a share
-                self.worker.writer.began += time.monotonic() - asked
+            if self.trainer.writer:  # others' turns are no time of this training, of which it may wait a share
+                self.trainer.writer.began += time.monotonic() - asked
             started, samples = time.perf_counter(), 0
             for loaded in islice(batches, self.size if segment < segments else None):
                 samples += len(loaded.ids)
                 yield loaded
-            self.worker.flush()
-            seconds, progress = time.perf_counter() - started, self.worker.progress
+            self.trainer.flush()
+            seconds, progress = time.perf_counter() - started, self.trainer.progress
             self.done = samples, seconds, progress.epoch_loss / progress.epoch_samples
 
 
@@ -63,7 +64,10 @@ def experiment(workload: Workload) -> Experiment:
         scaling=Scaling(workers=workload.ranks, threads_per_worker=1),
     )
     for path, override in workload.overrides.items():
-        value = config.replace(value, path, override)
+        if path == "parallel.strategy":
+            value = with_strategy(value, override)
+        else:
+            value = config.replace(value, path, override)
     sample, classes = (1, 28, 28), 10
     layout = plan.memory_format(value, sample, classes, plan.check_model(value, sample, classes))
     return config.replace(value, "memory_format", layout)
@@ -78,14 +82,13 @@ def main() -> None:
     images, index = arrays(workload)
     value = experiment(workload)
     with tempfile.TemporaryDirectory() as folder:
-        worker = resident.worker(value, folder, images, index, rank, ranks, workload.build().state_dict())
-        steps = worker.steps_per_epoch
-        if workload.segment:
-            steps = min(steps, workload.segment // value.batch_size)
-        if value.precision == "auto":
-            worker.choose_precision()  # it takes a batch, which is no turn
-        worker.loaders["train"] = Cut(worker, turns, steps)
-        worker.fit()
+        trainer = resident.trainer(value, folder, images, index, rank, ranks, workload.build().state_dict())
+        with trainer.started():
+            steps = trainer.steps_per_epoch
+            if workload.segment:
+                steps = min(steps, workload.segment // value.batch_size)
+            trainer.loaders["train"] = Cut(trainer, turns, steps)
+            trainer.train()
 
 
 def load(workload: Workload, turns: Turns) -> None:

@@ -3,6 +3,7 @@
 from raytrain.parallel.base import Parallel
 from raytrain.parallel.data_parallel import DataParallel
 from raytrain.parallel.ddp import DDP
+from raytrain.parallel.deterministic import Deterministic
 from raytrain.parallel.fsdp import FSDP
 from raytrain.parallel.model_parallel import ModelParallel
 from raytrain.parallel.pipeline import Pipeline
@@ -10,6 +11,7 @@ from raytrain.parallel.tensor import TensorParallel
 
 STRATEGIES: dict[str, type[Parallel]] = {
     "ddp": DDP,
+    "deterministic": Deterministic,
     "data_parallel": DataParallel,
     "model_parallel": ModelParallel,
     "fsdp": FSDP,
@@ -18,4 +20,14 @@ STRATEGIES: dict[str, type[Parallel]] = {
 }
 """The values of the command line's `--parallel.strategy`."""
 
-__all__ = ["DDP", "FSDP", "STRATEGIES", "DataParallel", "ModelParallel", "Parallel", "Pipeline", "TensorParallel"]
+__all__ = [
+    "DDP",
+    "FSDP",
+    "STRATEGIES",
+    "DataParallel",
+    "Deterministic",
+    "ModelParallel",
+    "Parallel",
+    "Pipeline",
+    "TensorParallel",
+]

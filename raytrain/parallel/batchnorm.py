@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -35,12 +32,3 @@ def synchronise(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.SyncBatchNorm):
             layer.__class__ = SyncedBatchNorm
-
-
-def announced(module: nn.Module, passes: Iterable[Any]) -> Iterator[Any]:
-    """Yield micro-batches; each synchronised layer of the module knows whether the present one is blank."""
-    layers = [layer for layer in module.modules() if isinstance(layer, SyncedBatchNorm)]
-    for one in passes:
-        for layer in layers:
-            layer.blank = one.blank
-        yield one

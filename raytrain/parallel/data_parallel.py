@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,8 +10,9 @@ from raytrain import errors
 from raytrain.parallel.base import Parallel
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
+
+    from raytrain.parallel.strategy import RankContext, Shape, Strategy
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class DataParallel(Parallel):
             )
         return ""
 
-    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
-        """Return the module over the worker's own GPUs, whichever others the process sees; without a GPU, or with one,
-        return the module itself."""
-        if len(devices) == 1:
-            return module
-        from raytrain.parallel.replicas import Replicas
+    def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
+        """As the base class, over the worker's own GPUs; without a GPU, or with one, the base class's."""
+        strategy = super().setup(build, ranks, shape)
+        if ranks.more:
+            from raytrain.parallel.replicas import Replicas
 
-        return Replicas(module, list(devices))
+            strategy.model = Replicas(strategy.module, list(ranks.devices))
+        return strategy

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from raytrain import errors
 from raytrain.config import above, at_least, check
 from raytrain.parallel.base import Parallel
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
+
+    from raytrain.parallel.strategy import RankContext, Shape, Strategy
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,6 @@ class FSDP(Parallel):
 
     def __post_init__(self) -> None:
         check(self, shard_over=at_least(1), block_parameters=above(0))
-
-    @property
-    def lockstep(self) -> bool:
-        """The parts are gathered for each pass."""
-        return True
 
     @property
     def scales(self) -> bool:
@@ -74,20 +69,22 @@ class FSDP(Parallel):
             )
         return f"in sets of {self.shard_over} workers" if self.shard_over else ""
 
-    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
-        """Shards `module` in place."""
+    def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
+        """As the base class, with the model sharded in place."""
+        if ranks.world == 1:
+            return super().setup(build, ranks, shape)
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        if world == 1:
-            return module
-        dtypes = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-        device, size = devices[0], self.shard_over or world
-        if size == world:
-            mesh = init_device_mesh(device.type, (world,))
+        from raytrain.parallel.dtensors import FullySharded
+
+        module, dtypes = build().to(ranks.device), {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+        kind, size = ranks.device.type, self.shard_over or ranks.world
+        if size == ranks.world:
+            mesh = init_device_mesh(kind, (size,))
         else:
-            mesh = init_device_mesh(device.type, (world // size, size), mesh_dim_names=("replicate", "shard"))
+            mesh = init_device_mesh(kind, (ranks.world // size, size), mesh_dim_names=("replicate", "shard"))
         options: dict[str, Any] = {
             "mesh": mesh,
             "reshard_after_forward": self.reshard_after_forward,
@@ -98,36 +95,7 @@ class FSDP(Parallel):
         for block in _blocks(module, self.block_parameters):
             fully_shard(block, **options)
         fully_shard(module, **options)
-        return module
-
-    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Gradients of a micro-batch stay whole until the last one's are reduced."""
-        return _Unreduced(wrapped)
-
-    def gradient_scale(self, wrapped: nn.Module, world: int) -> float:
-        """FSDP2 averages over the ranks."""
-        return float(world)
-
-    def refresh(self, wrapped: nn.Module) -> None:
-        """A forward pass without a backward pass may leave gathered weights behind."""
-        from torch.distributed.fsdp import FSDPModule
-
-        for part in wrapped.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
-
-
-class _Unreduced(AbstractContextManager[None]):
-    def __init__(self, wrapped: nn.Module):
-        self.wrapped = cast(Any, wrapped)
-
-    def __enter__(self) -> None:
-        if hasattr(self.wrapped, "set_requires_gradient_sync"):
-            self.wrapped.set_requires_gradient_sync(False)
-
-    def __exit__(self, *_: object) -> None:
-        if hasattr(self.wrapped, "set_requires_gradient_sync"):
-            self.wrapped.set_requires_gradient_sync(True)
+        return FullySharded(module, ranks)
 
 
 def _blocks(module: nn.Module, least: int) -> list[nn.Module]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from raytrain import errors
 from raytrain.config import at_least, check
@@ -16,6 +15,8 @@ from raytrain.parallel.base import Parallel
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from raytrain.parallel.strategy import RankContext, Shape, Strategy
 
 
 @dataclass(frozen=True)
@@ -46,25 +47,22 @@ class ModelParallel(Parallel):
             module, [[p for layer in part for p in layer.parameters()] for part in split(module, self.parts)]
         )
 
-    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
-        """Spread `module` over the first devices, in place; on CPUs all parts are on one."""
-        from torch.nn.parallel import DistributedDataParallel
+    def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
+        """As the base class, with the layers on the rank's first devices; on CPUs all parts are on one."""
+        from raytrain.parallel.strategy import Strategy
 
-        places = devices[: self.parts] if len(devices) > 1 else [devices[0]] * self.parts
+        module, devices = build().to(ranks.device), ranks.devices
+        places = devices[: self.parts] if ranks.more else [ranks.device] * self.parts
         for layers, place in zip(split(module, self.parts), places, strict=True):
             for layer in layers:
                 layer.to(place)
                 layer.register_forward_pre_hook(_Moved(place))
-        module.register_forward_hook(_Moved(devices[0]))
-        return module if world == 1 else DistributedDataParallel(module, find_unused_parameters=world > 2)
+        module.register_forward_hook(_Moved(ranks.device))
+        if ranks.world == 1:
+            return Strategy(module, ranks)
+        from raytrain.parallel.distributed import Distributed
 
-    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """DistributedDataParallel's own `no_sync`."""
-        return cast(Any, wrapped).no_sync() if hasattr(wrapped, "no_sync") else super().no_sync(wrapped)
-
-    def gradient_scale(self, wrapped: nn.Module, world: int) -> float:
-        """DistributedDataParallel averages over the ranks."""
-        return float(world)
+        return Distributed(module, ranks, find_unused_parameters=ranks.world > 2)
 
 
 class _Moved:

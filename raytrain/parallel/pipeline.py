@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from raytrain import errors
 from raytrain.config import at_least, check
-from raytrain.parallel.base import Context, Parallel
+from raytrain.parallel.base import Parallel
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-    from raytrain.parallel.stages import Stages
+    from raytrain.parallel.strategy import RankContext, Shape, Strategy
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,6 @@ class Pipeline(Parallel):
     def replicas(self, workers: int) -> int:
         """Pipelines."""
         return max(1, workers // self._size(workers))
-
-    def replica(self, rank: int, world: int) -> tuple[int, bool]:
-        """Ranks that follow each other make a pipeline; the last of them knows its answers."""
-        size = self._size(world)
-        return rank // size, rank % size == size - 1
 
     def micro_batch(self, part: int, asked: int | None, workers: int) -> int:
         """Where it is not asked for, such that there are two micro-batches for each worker of the pipeline, or the
@@ -82,84 +76,12 @@ class Pipeline(Parallel):
         """Return an even part of the pipeline."""
         return state // self._size(workers)
 
-    def stream(self, rank: int, world: int) -> int:
-        """Each stage draws its own: with one stream, layers of several stages would drop the same units."""
-        return rank
-
-    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
-        """This rank's stages; of all other parameters and buffers the module keeps the shape."""
+    def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
+        """As the base class, with this rank's stages; of all other parameters and buffers the model keeps the shape."""
         from raytrain.parallel.stages import Stages
 
-        return Stages(module, self._size(world), self._each, self.schedule, devices[0], world)
-
-    def own(self, wrapped: nn.Module, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Those of this rank's stages."""
-        mine = {id(parameter) for parameter in wrapped.parameters()}
-        return [parameter for parameter in parameters if id(parameter) in mine]
-
-    def accumulate(
-        self,
-        wrapped: nn.Module,
-        passes: Iterable[Any],
-        loss: Callable[[nn.Module, Any], torch.Tensor],
-        forward: Context,
-        shape: tuple[int, int],
-    ) -> None:
-        """The schedule's own order."""
-        cast("Stages", wrapped).train_on(list(passes), loss, forward, shape)
-
-    def answers(
-        self, wrapped: nn.Module, module: nn.Module, passes: Iterable[Any], forward: Context, shape: tuple[int, int]
-    ) -> Iterator[tuple[Any, nn.Module]]:
-        """Micro-batches on the last rank of a pipeline, each with a model that only hands out its answers."""
-        return cast("Stages", wrapped).answer(list(passes), forward, shape)
-
-    def sync_gradients(self, wrapped: nn.Module) -> None:
-        """Adds up over the pipelines."""
-        import torch.distributed as dist
-
-        stages = cast("Stages", wrapped)
-        if stages.replicas > 1:
-            for parameter in wrapped.parameters():
-                if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad, group=stages.peers)
-
-    def clip(self, wrapped: nn.Module, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
-        """By the norm over all stages."""
-        import torch
-        import torch.distributed as dist
-        from torch import nn
-
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        stages = cast("Stages", wrapped)
-        square = nn.utils.get_total_norm(gradients).square().to(stages.device)
-        dist.all_reduce(square, group=stages.line)
-        norm = torch.sqrt(square)
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
-        return norm
-
-    def sync_buffers(self, wrapped: nn.Module, module: nn.Module, world: int) -> None:
-        """Those of a stage are the first pipeline's."""
-        import torch.distributed as dist
-
-        stages = cast("Stages", wrapped)
-        if stages.replicas > 1:
-            for buffer in wrapped.buffers():
-                dist.broadcast(buffer, group=stages.peers, group_src=0)
-
-    def gather(
-        self, wrapped: nn.Module, state: dict[str, Any], first: bool, copy: Callable[..., Any]
-    ) -> dict[str, Any] | None:
-        """The stages' parts of the first pipeline, put together."""
-        import torch.distributed as dist
-
-        stages = cast("Stages", wrapped)
-        if stages.replica:
-            return None
-        parts: list[Any] = [None] * stages.size
-        mine = copy(_without(state, stages.others), self.whole, True)
-        dist.gather_object(mine, parts if first else None, group=stages.line, group_dst=0)
-        return _joined(parts) if first else None
+        stages = (self._size(ranks.world), self._each)
+        return Stages(build().to(ranks.device), ranks, *stages, self.schedule, shape)
 
     @property
     def _each(self) -> int:
@@ -173,17 +95,3 @@ class Pipeline(Parallel):
         return count >= (1 if self.schedule == "gpipe" else size) and (
             self.schedule != "interleaved" or count % size == 0
         )
-
-
-def _without(state: Any, names: set[str]) -> Any:
-    if not isinstance(state, dict):
-        return state
-    return {name: _without(value, names) for name, value in state.items() if name not in names}
-
-
-def _joined(parts: list[Any]) -> Any:
-    """The union of trees of dicts, of which each has some of the leaves."""
-    if not isinstance(parts[0], dict):
-        return parts[0]
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: _joined([part[name] for part in parts if name in part]) for name in names}

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.parallel.tree import add_up
 
 _copy, _add = torch._foreach_copy_, torch._foreach_add_  # type: ignore[reportPrivateImportUsage]
@@ -28,12 +29,28 @@ _TOKEN, _WRITTEN, _READ = 0, 128, 256
 """Where in the header a rank's token stands, and the number of the last exchange for which it has written, and which it
 has read from all; each in cache lines of its own."""
 _SUMS = 1024
-"""float64 values that `total` adds up at once, behind the header."""
+"""float64 values that `all_reduce` adds up at once, behind the header."""
 _SPIN_SECONDS, _LOOK_SECONDS, _TIMEOUT_SECONDS = 0.002, 1.0, 1800.0
 
 
-class SharedReplica(nn.Module):
-    """A module whose gradients, once `reduce` is called after the backward pass, are the sums over all ranks.
+class SharedMemory(Strategy):
+    """A replica on every rank of one host, whose gradients are summed in shared memory."""
+
+    def __init__(self, module: nn.Module, ranks: RankContext, exchange: Exchange):
+        super().__init__(module, ranks)
+        self.exchange = exchange
+
+    def reduce_gradients(self) -> None:
+        """See `Exchange.reduce`."""
+        self.exchange.reduce()
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        """In shared memory too: gloo takes a millisecond or two from ranks that are busy."""
+        self.exchange.all_reduce(values)
+
+
+class Exchange:
+    """The exchange of a module's gradients, after the backward pass, by memory that all ranks map.
 
     Buffers (BatchNorm's statistics) become rank 0's with every step, as in DistributedDataParallel.
 
@@ -44,14 +61,13 @@ class SharedReplica(nn.Module):
     def __init__(
         self, module: nn.Module, rank: int, pids: list[int], memories: list[mmap.mmap], pairwise: bool = False
     ):
-        super().__init__()
         self.module, self.rank, self.pids, self.pairwise = module, rank, pids, pairwise
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.buffers_shared = list(module.buffers())
         self.counts = [memoryview(memory).cast("q") for memory in memories]
         count, start = len(self.trained), _HEADER + 8 * _SUMS
         self.sums = [torch.frombuffer(memory, dtype=torch.float64, count=_SUMS, offset=_HEADER) for memory in memories]
-        """[rank][value]: where that rank writes what `total` adds up."""
+        """[rank][value]: where that rank writes what `all_reduce` adds up."""
         self.present = [memoryview(memory)[start : start + count] for memory in memories]
         views = [list(_views(memory, start + _aligned(count), module)) for memory in memories]
         self.gradients = [view[:count] for view in views]
@@ -59,10 +75,6 @@ class SharedReplica(nn.Module):
         self.sent = views[0][count:]
         """[buffer]: where rank 0 writes."""
         self.step = 0
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own."""
-        return self.module(*args, **kwargs)
 
     @torch.no_grad()
     def reduce(self) -> None:
@@ -100,7 +112,7 @@ class SharedReplica(nn.Module):
             _copy(self.buffers_shared, self.sent)
         self.counts[self.rank][_READ // 8] = self.step
 
-    def total(self, values: torch.Tensor) -> None:
+    def all_reduce(self, values: torch.Tensor) -> None:
         """Turns float64 [n] into the sums over the ranks, in their order. A collective.
 
         Raises:
@@ -156,11 +168,11 @@ class SharedReplica(nn.Module):
                         raise RuntimeError(f"rank {rank} has not come to exchange {self.step} for half an hour")
 
 
-def replicate(module: nn.Module, pairwise: bool = False) -> SharedReplica | None:
+def replicate(module: nn.Module, pairwise: bool = False) -> Exchange | None:
     """Wraps `module`, which must be the same on all ranks. A collective.
 
     Args:
-        pairwise: as in `SharedReplica`.
+        pairwise: as in `Exchange`.
 
     Returns:
         The replica, or None on all ranks where not all of them are processes of one Linux host that see each other. On
@@ -187,7 +199,7 @@ def replicate(module: nn.Module, pairwise: bool = False) -> SharedReplica | None
     if not success.item():
         return None
     pids = [offer[1] for offer in offers]
-    return SharedReplica(module, rank, pids, [memory for memory in memories if memory], pairwise)
+    return Exchange(module, rank, pids, [memory for memory in memories if memory], pairwise)
 
 
 def _there(gradients: list[torch.Tensor], present: memoryview) -> list[torch.Tensor | None]:

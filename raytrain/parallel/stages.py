@@ -6,7 +6,7 @@ mean what they did), and cut where a single tensor goes from one part to the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,54 +17,63 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.fx.passes.split_module import split_module
 
 from raytrain import errors
-from raytrain.parallel.base import Context
 from raytrain.parallel.model_parallel import balanced
+from raytrain.parallel.strategy import Autocast, Loss, RankContext, Shape, Strategy, snapshot
 
 _SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
 
 
-class Stages(nn.Module):
-    """This rank's stages of a model; `parameters()` are theirs.
+class Stages(Strategy):
+    """This rank's stages of a model, in a pipeline with other ranks.
 
     Args:
         module: the whole model; what other ranks have of it keeps its shape and loses its memory.
-        size: ranks of a pipeline.
+        size: ranks of a pipeline; those that follow each other make one.
         each: stages of a rank.
         schedule: the name of the schedule.
+        shape: (micro-batches of a full step, samples of each).
     """
 
-    def __init__(self, module: nn.Module, size: int, each: int, schedule: str, device: torch.device, world: int):
-        super().__init__()
-        mesh = init_device_mesh(device.type, (world // size, size), mesh_dim_names=("replica", "stage"))
+    sharded = True
+
+    def __init__(self, module: nn.Module, ranks: RankContext, size: int, each: int, schedule: str, shape: Shape):
+        super().__init__(module, ranks)
+        device, mesh_shape = ranks.device, (ranks.world // size, size)
+        mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("replica", "stage"))
         self.peers, self.line = mesh.get_group("replica"), mesh.get_group("stage")
-        self.size, self.replicas, self.device = size, world // size, device
-        self.replica, rank = divmod(dist.get_rank(), size)
+        self.size, self.replicas, self.shape = size, ranks.world // size, shape
+        self.replica, rank = divmod(ranks.rank, size)
+        self.counts = rank == size - 1  # the last rank of a pipeline knows its answers
         self.schedule_of = _SCHEDULES[schedule]
         everything = cut(module, size * each)
         if module._compiled_call_impl is not None:
             for stage in everything:
                 stage.compile(dynamic=False)
         self.numbers = list(range(rank, size * each, size))
+        self.everything = everything
         self.stages = nn.ModuleList(everything[number] for number in self.numbers)
-        self.all_stages = [everything]  # in a list, so that they are no modules of this one
         self.schedule: Any = None
         self.loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda output, number: output.sum()
         mine = {id(tensor) for tensor in (*self.stages.parameters(), *self.stages.buffers())}
         self.others = {name for name, tensor in module.state_dict(keep_vars=True).items() if id(tensor) not in mine}
+        self.mine = mine
         for tensor in (*module.parameters(), *module.buffers()):
             if id(tensor) not in mine:
                 tensor.data = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
         module.register_forward_pre_hook(_refuse)
 
-    def train_on(
-        self,
-        passes: list[Any],
-        loss: Callable[[nn.Module, Any], torch.Tensor],
-        forward: Context,
-        shape: tuple[int, int],
-    ) -> None:
-        """Forward and backward passes of a step; every rank of the pipeline has the same micro-batches."""
-        images = self._prepare(passes, forward, shape)
+    def random_stream(self, shard: int) -> int:
+        """Return the rank's own: with one stream, layers of several stages would drop the same units."""
+        return self.ranks.rank
+
+    def owns(self, parameter: nn.Parameter) -> bool:
+        """Return whether it is one of this rank's stages."""
+        return id(parameter) in self.mine
+
+    def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
+        """As the base class, in the schedule's order; every rank of the pipeline has the same micro-batches."""
+        passes = list(micro_batches)
+        images = self._prepare(passes, autocast)
 
         def of(output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
             k = int(number[0])
@@ -73,41 +82,75 @@ class Stages(nn.Module):
             return loss(_Given(output[: len(passes[k].images)], training=True), passes[k])
 
         self.loss_of = of
-        self.schedule.step(*self._first(images), target=self._numbers(shape), return_outputs=False)
+        self.schedule.step(*self._first(images), target=self._numbers(), return_outputs=False)
 
-    def answer(self, passes: list[Any], forward: Context, shape: tuple[int, int]) -> Iterator[tuple[Any, nn.Module]]:
-        """(micro-batch, model that hands out the answer for it) on the last rank; nothing on the others."""
-        images = self._prepare(passes, forward, shape)
+    def reduce_gradients(self) -> None:
+        """Sum over the pipelines."""
+        if self.replicas > 1:
+            for parameter in self.stages.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad, group=self.peers)
+
+    def clip(self, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
+        """As the base class, by the norm over all stages."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        square = nn.utils.get_total_norm(gradients).square().to(self.ranks.device)
+        dist.all_reduce(square, group=self.line)
+        norm = torch.sqrt(square)
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+        return norm
+
+    def answers(self, micro_batches: Iterable[Any], autocast: Autocast) -> Iterator[tuple[Any, nn.Module]]:
+        """Yield micro-batches on the last rank of a pipeline, each with a model that only returns its output."""
+        passes = list(micro_batches)
+        images = self._prepare(passes, autocast)
         self.loss_of = lambda output, number: output.new_zeros(())  # the schedule asks for one
-        outputs = self.schedule.eval(*self._first(images), target=self._numbers(shape))
+        outputs = self.schedule.eval(*self._first(images), target=self._numbers())
         if outputs is not None:
-            for one, output in zip(passes, outputs.split(shape[1]), strict=False):
+            for one, output in zip(passes, outputs.split(self.shape[1]), strict=False):
                 yield one, _Given(output[: len(one.images)], training=False)
+
+    def broadcast_buffers(self) -> None:
+        """Give all pipelines the first one's buffers of a stage."""
+        if self.replicas > 1:
+            for buffer in self.stages.buffers():
+                dist.broadcast(buffer, group=self.peers, group_src=0)
+
+    def gather(self, state: Any) -> Any:
+        """Put the stages' parts of the first pipeline together; see the base class."""
+        if self.replica:
+            return None
+        first = self.ranks.rank == 0
+        parts: list[Any] = [None] * self.size
+        mine = snapshot(_without(state, self.others))
+        dist.gather_object(mine, parts if first else None, group=self.line, group_dst=0)
+        return _joined(parts) if first else None
 
     def _first(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (images,) if self.numbers[0] == 0 else ()
 
-    def _numbers(self, shape: tuple[int, int]) -> torch.Tensor | None:
+    def _numbers(self) -> torch.Tensor | None:
         """For the last stage, the number of its micro-batch for each sample."""
-        last = self.numbers[-1] == len(self.all_stages[0]) - 1
-        return torch.arange(shape[0]).repeat_interleave(shape[1]) if last else None
+        last = self.numbers[-1] == len(self.everything) - 1
+        return torch.arange(self.shape[0]).repeat_interleave(self.shape[1]) if last else None
 
-    def _prepare(self, passes: list[Any], forward: Context, shape: tuple[int, int]) -> torch.Tensor:
-        """The images of a full step. What a short one lacks are copies of images it has, so that BatchNorm's
+    def _prepare(self, passes: list[Any], autocast: Autocast) -> torch.Tensor:
+        """Return the images of a full step. What a short one lacks are copies of images it has, so that BatchNorm's
         statistics are of real ones; they count for nothing else."""
-        count, samples = shape
-        full = [one.images[torch.arange(samples, device=self.device) % len(one.images)] for one in passes]
+        count, samples = self.shape
+        indices = torch.arange(samples, device=self.ranks.device)
+        full = [one.images[indices % len(one.images)] for one in passes]
         images = torch.cat((full * -(-count // len(full)))[:count])
         if self.schedule is None:
-            self.schedule = self._schedule(images[:samples], forward, count)
+            self.schedule = self._schedule(images[:samples], autocast)
         return images
 
-    def _schedule(self, images: torch.Tensor, forward: Context, count: int) -> Any:
-        """torch's schedule. What goes between stages is measured here, and not by its first step, which would draw
-        random numbers."""
+    def _schedule(self, images: torch.Tensor, autocast: Autocast) -> Any:
+        """Return torch's schedule. What goes between stages is measured here, and not by its first step, which would
+        draw random numbers."""
         ends = [torch.zeros_like(images)]
-        with torch.no_grad(), forward():
-            for stage in self.all_stages[0]:
+        with torch.no_grad(), autocast():
+            for stage in self.everything:
                 layers = {layer: layer.training for layer in stage.modules()}
                 stage.eval()
                 ends.append(stage(ends[-1]).contiguous())
@@ -116,10 +159,10 @@ class Stages(nn.Module):
         ends = [end.clone().requires_grad_(number > 0) for number, end in enumerate(ends)]
         stages = [
             PipelineStage(
-                _Within(stage, forward),
+                _Within(stage, autocast),
                 number,
-                len(self.all_stages[0]),
-                self.device,
+                len(self.everything),
+                self.ranks.device,
                 input_args=(ends[number],),
                 output_args=(ends[number + 1],),
                 group=self.line,
@@ -127,18 +170,32 @@ class Stages(nn.Module):
             for number, stage in zip(self.numbers, self.stages, strict=True)
         ]
         several = stages if len(stages) > 1 else stages[0]
-        return self.schedule_of(several, count, loss_fn=lambda *given: self.loss_of(*given), scale_grads=False)
+        return self.schedule_of(several, self.shape[0], loss_fn=lambda *given: self.loss_of(*given), scale_grads=False)
+
+
+def _without(state: Any, names: set[str]) -> Any:
+    if not isinstance(state, dict):
+        return state
+    return {name: _without(value, names) for name, value in state.items() if name not in names}
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return the union of trees of dicts, of which each has some of the leaves."""
+    if not isinstance(parts[0], dict):
+        return parts[0]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _joined([part[name] for part in parts if name in part]) for name in names}
 
 
 class _Within(nn.Module):
-    """A stage under the context of forward passes."""
+    """A stage in the run's precision."""
 
-    def __init__(self, stage: nn.Module, forward: Context):
+    def __init__(self, stage: nn.Module, autocast: Autocast):
         super().__init__()
-        self.stage, self.context = stage, forward
+        self.stage, self.autocast = stage, autocast
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        with self.context():
+        with self.autocast():
             return self.stage(values).contiguous()  # gloo sends nothing else
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from raytrain import errors
 from raytrain.config import at_least, check
 from raytrain.parallel.base import Parallel
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
+
+    from raytrain.parallel.strategy import RankContext, Shape, Strategy
 
 _ELEMENTWISE = ("ReLU", "ReLU6", "LeakyReLU", "GELU", "SiLU", "Hardswish", "Tanh", "Sigmoid", "ELU", "Identity")
 """Layers of torch.nn that do not care which columns of their input they see."""
@@ -42,11 +43,6 @@ class TensorParallel(Parallel):
         """Copies of the model."""
         return max(1, workers // self._size(workers))
 
-    def replica(self, rank: int, world: int) -> tuple[int, bool]:
-        """Ranks that follow each other share a copy; all of them know its answers, and the first one's count."""
-        size = self._size(world)
-        return rank // size, rank % size == 0
-
     def on_device(self, state: int, workers: int) -> int:
         """Return an even part of the copy, as if all of it were sharded."""
         return state // self._size(workers)
@@ -63,8 +59,8 @@ class TensorParallel(Parallel):
         how = {"first": "columns", "second": "rows"}
         return ", ".join(f"{name} by {how.get(style, style)}" for name, style in styles(module, size).items())
 
-    def wrap(self, module: nn.Module, devices: Sequence[torch.device], world: int) -> nn.Module:
-        """Shards `module` in place."""
+    def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
+        """As the base class, with linear layers sharded in place."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,
@@ -74,8 +70,10 @@ class TensorParallel(Parallel):
         )
         from torch.distributed.tensor.placement_types import Replicate
 
-        size = self._size(world)
-        mesh = init_device_mesh(devices[0].type, (world // size, size), mesh_dim_names=("replica", "shard"))
+        from raytrain.parallel.dtensors import TensorSharded
+
+        module, size = build().to(ranks.device), self._size(ranks.world)
+        mesh = init_device_mesh(ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replica", "shard"))
         every = Replicate()
         made: dict[str, ParallelStyle] = {
             "first": ColwiseParallel(),
@@ -83,34 +81,8 @@ class TensorParallel(Parallel):
             "columns": ColwiseParallel(output_layouts=every),
             "rows": RowwiseParallel(input_layouts=every),
         }
-        module._mesh = mesh  # type: ignore[assignment]
-        return parallelize_module(
-            module, mesh["shard"], {name: made[style] for name, style in styles(module, size).items()}
-        )
-
-    def sync_gradients(self, wrapped: nn.Module) -> None:
-        """Adds up over the copies."""
-        import torch.distributed as dist
-
-        mesh = cast(Any, wrapped)._mesh
-        if mesh.size(0) > 1:
-            for gradient in (tensor for part in _gradients(wrapped.parameters()) for tensor in part):
-                dist.all_reduce(gradient, group=mesh.get_group("replica"))
-
-    def clip(self, wrapped: nn.Module, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
-        """By the norm over all shards. PyTorch's own function takes no mixture of sharded and plain tensors."""
-        import torch
-        import torch.distributed as dist
-        from torch import nn
-
-        shards, others = _gradients(parameters)
-        square = nn.utils.get_total_norm(shards).square().to(parameters[0].device)
-        dist.all_reduce(square, group=cast(Any, wrapped)._mesh.get_group("shard"))
-        norm = torch.sqrt(square + nn.utils.get_total_norm(others).square())
-        factor = torch.clamp(most / (norm + 1e-6), max=1.0)
-        for gradient in (*shards, *others):
-            gradient.mul_(factor)
-        return norm
+        plan = {name: made[style] for name, style in styles(module, size).items()}
+        return TensorSharded(parallelize_module(module, mesh["shard"], plan), ranks, mesh)
 
     def _size(self, workers: int) -> int:
         return self.shards or workers
@@ -151,16 +123,3 @@ def styles(module: nn.Module, size: int) -> dict[str, str]:
             "take another number of shards, or --parallel.strategy fsdp",
         )
     return chosen
-
-
-def _gradients(parameters: Iterable[nn.Parameter]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """This rank's tensors of the gradients: of parameters of which it has a part, and of those that all ranks have."""
-    parts: list[torch.Tensor] = []
-    others: list[torch.Tensor] = []
-    for gradient in (parameter.grad for parameter in parameters):
-        if hasattr(gradient, "to_local"):
-            sharded = cast(Any, gradient)
-            (parts if sharded.placements[0].is_shard() else others).append(sharded.to_local())
-        elif gradient is not None:
-            others.append(gradient)
-    return parts, others

@@ -9,12 +9,16 @@ order. So one gradient a rank is exchanged, as ever, and on one worker no more t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from raytrain import order
+from raytrain.parallel.deterministic import fix_workspace
+from raytrain.parallel.strategy import Autocast, Loss, RankContext, Strategy
 
 _copy, _add = torch._foreach_copy_, torch._foreach_add_  # type: ignore[reportPrivateImportUsage]
 
@@ -46,40 +50,44 @@ class Tree:
         return self.branches.pop()[1]
 
 
-class TreeReplica(nn.Module):
-    """A module whose gradients, once `reduce` is called after the last shard, are the sums over all ranks' shards.
+class Shards(Strategy):
+    """A replica on every rank that computes what four replicas would, on any number of ranks.
 
-    It computes on any number of workers what four replicas would. BatchNorm normalises by the samples of a shard; every
-    shard begins with the buffers that the step began with, and those that the batch's first shard leaves stay, as rank
-    0's do in DistributedDataParallel.
+    BatchNorm normalises by the samples of a shard. Every shard starts with the buffers that the step started with, and
+    those that the batch's first shard leaves are kept, as DistributedDataParallel keeps rank 0's.
 
     Args:
-        exchange: adds the parameters' gradients up over the ranks, as a `Tree` does it, and gives all ranks rank 0's
+        exchange: sums the parameters' gradients over the ranks in the order of a `Tree`, and gives all ranks rank 0's
             buffers. A collective.
     """
 
-    def __init__(self, module: nn.Module, exchange: Callable[[], None] = lambda: None):
-        super().__init__()
-        self.module, self.exchange, self.tree = module, exchange, Tree()
+    slots = order.SHARDS
+
+    def __init__(self, module: nn.Module, ranks: RankContext, exchange: Callable[[], None]):
+        super().__init__(module, ranks)
+        self.exchange, self.tree = exchange, Tree()
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.kept = list(module.buffers())
         self.before: list[torch.Tensor] = []
         self.after: list[torch.Tensor] = []
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own."""
-        return self.module(*args, **kwargs)
+    def random_stream(self, shard: int) -> int:
+        """Return the shard's own."""
+        return shard
 
-    @contextlib.contextmanager
-    def shard(self) -> Iterator[None]:
-        """The context for the passes of the next shard."""
+    def slot(self, shard: int) -> int:
+        """Return the shard's own."""
+        return shard
+
+    def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
+        """As the base class, and take the shard's gradients."""
         first = not self.tree.branches
         with torch.no_grad():
             if first:
                 self.before = [buffer.clone() for buffer in self.kept]
             elif self.kept:
                 _copy(self.kept, self.before)
-        yield
+        super().forward_backward(micro_batches, loss, autocast)
         if first:
             self.after = [buffer.clone() for buffer in self.kept]
         self.tree.put([parameter.grad for parameter in self.trained])
@@ -87,15 +95,33 @@ class TreeReplica(nn.Module):
             parameter.grad = None
 
     @torch.no_grad()
-    def reduce(self) -> None:
-        """Turns every parameter's gradient into the sum over all shards. A collective. A rank may have had no shard; a
-        parameter that no shard has used has no gradient."""
+    def reduce_gradients(self) -> None:
+        """Give parameters the sum of all shards' gradients. A collective.
+
+        A rank may have had no shard; a parameter that no shard has used has no gradient.
+        """
         if self.tree.branches:
             for parameter, gradient in zip(self.trained, self.tree.take(), strict=True):
                 parameter.grad = gradient
             if self.kept:
                 _copy(self.kept, self.after)
         self.exchange()
+
+    @contextlib.contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Return the context in which PyTorch takes kernels that give the same bits every time; for an operation that
+        has none, it raises a RuntimeError."""
+        fix_workspace()  # without it PyTorch refuses cuBLAS
+        memory: Any = torch.utils.deterministic
+        cudnn: Any = torch.backends.cudnn
+        before = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory, cudnn.benchmark
+        torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import the compiler
+        memory.fill_uninitialized_memory = cudnn.benchmark = False
+        try:
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(before[0])
+            memory.fill_uninitialized_memory, cudnn.benchmark = before[1:]
 
 
 class Gathering:

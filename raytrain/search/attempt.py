@@ -25,12 +25,14 @@ from raytrain.data import Index
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
 from raytrain.interrupts import Leave
-from raytrain.loop import Worker
 from raytrain.run import MetricsLog
 from raytrain.search import record
+from raytrain.training.hooks import Hook
+from raytrain.training.trainer import Trainer
 from raytrain.worker import Job, work
 
 _STUCK = "stuck.log"
+_ALIVE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Attempt:
         self._go, self._stop = threading.Semaphore(0), threading.Event()
         self._thread: threading.Thread | None = None
         self._waiting = False
-        self._worker: _Gated | None = None
+        self._trainer: Trainer | None = None
         self.spoiled = False
         """Whether this process cannot use its GPU any more."""
 
@@ -119,13 +121,13 @@ class Attempt:
             if (record.read(self.run) or {}).get("status") == "running":
                 record.update(self.run, status="paused")
             (self.run / "stop").unlink(missing_ok=True)
-        self._worker = None
+        self._trainer = None
         memory.give_back()
 
     def settle(self) -> Path | None:
         """The checkpoint of the last epoch, written to its end; the loop must be between two epochs."""
-        if self._worker is not None and self._worker.writer is not None:
-            self._worker.writer.background.wait()
+        if self._trainer is not None and self._trainer.writer is not None:
+            self._trainer.writer.background.wait()
         return checkpoint.newest(self.run / "checkpoints")
 
     def _take(self) -> tuple[str, Any]:
@@ -176,7 +178,7 @@ class Attempt:
             job = self._job()
             if self.value.scaling.ranks <= 1:
                 with self._watched(), _limited(self.limits, bool(self.value.scaling.gpus_per_worker)):
-                    work(job, self._make)
+                    work(job, [_Gate(self)])
             else:
                 failure = supervise.distribute(job, self._stop)
                 if failure is not None:
@@ -196,7 +198,7 @@ class Attempt:
             self.spoiled = gpu_errors.code(caught) == gpu_errors.ASSERT
             status, error = kind_of(caught), gpu_errors.explain(caught) or _one_line(caught)
         finally:
-            self._worker = None
+            self._trainer = None
         if status != "interrupted":
             here = self.value.scaling.ranks <= 1
             peak = {"peak_memory_bytes": _peak(bool(self.value.scaling.gpus_per_worker))} if here else {}
@@ -219,12 +221,10 @@ class Attempt:
             watched=False,
         )
 
-    def _make(self, *arguments: Any) -> Worker:
-        self._worker = _Gated(self, *arguments)
-        return self._worker
-
-    def ended_epoch(self, row: dict[str, Any], last: bool) -> bool:
-        """What the loop calls after each epoch; returns whether it shall stop."""
+    def ended_epoch(self, trainer: Trainer, row: dict[str, Any]) -> bool:
+        """Hand an epoch's row over and wait until the next epoch is wanted; return whether to stop instead."""
+        self._trainer, e = trainer, trainer.experiment
+        last = trainer.progress.over(e.epochs, e.patience)
         faulthandler.cancel_dump_traceback_later()
         record.update(self.run, peak_memory_bytes=_peak(bool(self.value.scaling.gpus_per_worker)))
         self._said.put(("row", row | ({"last": True} if last else {"live": True})))
@@ -234,7 +234,7 @@ class Attempt:
         return self._stop.is_set()
 
     def alive(self) -> None:
-        """What the loop calls when it has done steps."""
+        """Start the clock of `_watched` anew."""
         faulthandler.dump_traceback_later(self.limits.seconds, exit=True, file=self._stuck)
 
     @contextlib.contextmanager
@@ -266,24 +266,22 @@ class Ended:
         """Nothing is under way."""
 
 
-class _Gated(Worker):
-    """A worker that waits after each epoch until the next one is wanted."""
+class _Gate(Hook):
+    """Makes the trainer wait after each epoch until the next one is wanted, and says that it is alive."""
 
-    def __init__(self, attempt: Attempt, *arguments: Any):
-        super().__init__(*arguments)
-        self.attempt = attempt
+    def __init__(self, attempt: Attempt):
+        self.attempt, self._said = attempt, 0.0
 
-    def flush(self) -> bool:
-        """As ever; and a sign of life."""
-        done = bool(self.pending)
-        stop = super().flush()
-        if done:
+    def after_step(self, trainer: Trainer) -> None:
+        """Say so, twice a second."""
+        now = time.monotonic()
+        if now - self._said > _ALIVE_SECONDS:
+            self._said = now
             self.attempt.alive()
-        return stop
 
-    def stops_after(self, row: dict[str, Any]) -> bool:
-        """Hands the epoch's row over and waits."""
-        return self.attempt.ended_epoch(row, self.progress.over(self.experiment.epochs, self.experiment.patience))
+    def after_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        """Wait."""
+        trainer.stopping = self.attempt.ended_epoch(trainer, row) or trainer.stopping
 
 
 def kind_of(error: BaseException) -> str:

@@ -11,12 +11,12 @@ from ray import tune
 
 from raytrain import config, experiment, launch
 from raytrain.experiment import Scaling
+from raytrain.parallel.deterministic import fix_workspace
 from raytrain.search import attempt, record
 from raytrain.search.attempt import Attempt, Data, Ended, Limits
 from raytrain.search.objective import Objective
 from raytrain.search.schedulers import EPOCH, SCORE
 from raytrain.search.space import apply
-from raytrain.worker import fix_workspace
 
 NUMBER = "trial"
 """The trial's number in Tune's configuration, beside the values of its axes."""
@@ -141,7 +141,7 @@ class Trial(tune.Trainable):
             experiment.save(value, self.run / "experiment.json")
             values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
             record.update(self.run, values=values, first=found.get("first") or found.get("values", {}))
-        if "deterministic" in self.values:  # a later trial of this process may need it
+        if "parallel" in self.values:  # a later trial of this process may need it
             fix_workspace()
         if not (value.compile or value.parallel.sharded):
             launch.defer_compiler()

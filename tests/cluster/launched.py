@@ -217,9 +217,12 @@ def refused(used: Cluster) -> dict[str, float]:
 
 
 def bit_equal(used: Cluster, here: Path) -> dict[str, float]:
-    """Two workers on two hosts end with the bits of one worker here; both are `--deterministic`."""
+    """Two workers on two hosts end with the bits of one worker here; both have the deterministic strategy."""
     name = "deterministic"
-    with used.timed("submit"), used.submit(name, "--deterministic", "--scaling.workers", "2") as job:
+    with (
+        used.timed("submit"),
+        used.submit(name, "--parallel.strategy", "deterministic", "--scaling.workers", "2") as job,
+    ):
         said = job.communicate(timeout=600)[0]
     run = used.hosts.shared / "runs" / name
     assert job.returncode == 0, said

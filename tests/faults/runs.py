@@ -214,11 +214,11 @@ class Story:
         if self.kind == "rank hung":
             return ["--scaling.hang_seconds", "5"]
         if self.kind == "resized":
-            return ["--deterministic", "--scaling.workers", "4"]
+            return ["--parallel.strategy", "deterministic", "--scaling.workers", "4"]
         if self.nodes is None:
             return []
         elastic = ["--scaling.workers", "1:2", "--scaling.cpus_per_worker", "2"]
-        return ["--deterministic", *elastic, "--address", self.nodes.address]
+        return ["--parallel.strategy", "deterministic", *elastic, "--address", self.nodes.address]
 
     def resume(self, *arguments: str, step: int | None = None) -> None:
         """The same run goes on with another command, from the newest checkpoint, or from that of a step."""

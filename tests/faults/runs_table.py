@@ -38,7 +38,7 @@ def main(each: int, first: int, kinds: list[str]) -> int:
             stories: list[Story] = []
             for seed in range(first, first + runs):
                 place = Path(folder) / f"{kind}-{seed}".replace(" ", "-")
-                flags = ("--deterministic",) if kind in DETERMINISTIC else ()
+                flags = ("--parallel.strategy", "deterministic") if kind in DETERMINISTIC else ()
                 way = WAYS[seed % len(WAYS)]
                 if (way, flags) not in whole:
                     whole[way, flags] = undisturbed(Path(folder) / "-".join(("whole", *way, *flags)), way, *flags)

@@ -23,10 +23,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, checkpoint, experiment, loop
+from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, checkpoint, experiment
 from raytrain.checkpoint import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
 from raytrain.data.reader import Resident
-from raytrain.loop import Place, Worker
+from raytrain.parallel.strategy import RankContext
+from raytrain.training.trainer import Trainer
 
 VALUE = Experiment(
     model=MLP(hidden=(4,)),
@@ -40,10 +41,15 @@ GOOD, BAD = "step_00000004", "step_00000006"
 Damage = Callable[[Path], object]
 
 
-def worker(run: Path, value: Experiment = VALUE) -> Worker:
+def worker(run: Path, value: Experiment = VALUE) -> Trainer:
     indices = value.data.index()
     readers = {split: Resident(value.data.read(index, np.arange(len(index)))) for split, index in indices.items()}
-    return Worker(value, run, indices, readers, None, Place(0, 1, torch.device("cpu")), time.time())
+    return Trainer(value, run, indices, readers, None, RankContext(0, 1, torch.device("cpu")), time.time())
+
+
+def start(trainer: Trainer) -> None:
+    with trainer.started():
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -318,13 +324,11 @@ def test_it_is_refused_and_the_older_one_is_taken(
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
     HOSTILE[what](run / "checkpoints" / BAD)
-    began = worker(run)
-    state_ = began.restore()
-    assert state_ is not None and began.progress.step == 4 and began.log is not None and began.writer is not None
-    began.log.close()
-    began.writer.close()
-    good = checkpoint.load(trained / "checkpoints" / GOOD)
-    assert all(torch.equal(value, good.model[name]) for name, value in began.model.state_dict().items())
+    good, began = checkpoint.load(trained / "checkpoints" / GOOD), worker(run)
+    with began.started():
+        assert began.progress.step == 4
+        restored = began.strategy.module.state_dict()
+        assert all(torch.equal(value, good.model[name]) for name, value in restored.items())
     assert (run / "metrics.jsonl").stat().st_size == good.state["metrics_bytes"]
     assert json.loads((run / "last.json").read_text()) == {"checkpoint": GOOD, "step": 4}
     assert json.loads((run / "best.json").read_text()) == good.state["progress"]["best"]
@@ -339,7 +343,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(tr
         text(b"")(path)
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     with pytest.raises(UserError, match="no checkpoint to go on from") as refused:
-        worker(run).restore()
+        start(worker(run))
     assert "raytrain train" in refused.value.how
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
@@ -362,9 +366,8 @@ def test_what_nobody_reads_does_no_harm(trained: Path, tmp_path: Path) -> None:
     os.mkfifo(path / ".manifest.json.77")
     (path / "more" / "of").mkdir(parents=True)
     began = worker(run)
-    began.restore()
-    assert began.progress.step == 6 and began.log is not None
-    began.log.close()
+    with began.started():
+        assert began.progress.step == 6
     checkpoint.drop_after(run / "checkpoints", 4)
     assert not path.exists()
 
@@ -373,9 +376,9 @@ def test_weights_that_fit_another_model_are_an_error_and_nothing_is_removed(trai
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     planted(MODEL, safetensors.torch.save({"other": torch.zeros(3)}))(run / "checkpoints" / BAD)
     with pytest.raises(RuntimeError, match=r"Missing key\(s\)"):
-        worker(run).restore()
+        start(worker(run))
     with pytest.raises(RuntimeError, match="size mismatch"):
-        worker(trained, replace(VALUE, model=MLP(hidden=(5,)))).restore()
+        start(worker(trained, replace(VALUE, model=MLP(hidden=(5,)))))
     assert (run / "checkpoints" / BAD).is_dir()
 
 
@@ -389,7 +392,7 @@ def test_storage_that_cannot_be_read_is_no_reason_to_go_back(
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
         patch.setattr(checkpoint, "_sha256", broken)
-        worker(run).restore()
+        start(worker(run))
     with pytest.raises(UserError, match="is damaged"):
         text(b"")(run / "checkpoints" / BAD)
         checkpoint.verify(run / "checkpoints" / BAD)
@@ -401,7 +404,7 @@ def test_training_ends_where_the_directory_of_the_run_has_gone(
 ) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     here = worker(run, replace(VALUE, epochs=1000))
-    monkeypatch.setattr(loop, "_AWAY_SECONDS", 0.5)
+    monkeypatch.setattr("raytrain.training.trainer._AWAY_SECONDS", 0.5)
     there = tmp_path / "moved"
     threading.Timer(0.5, os.rename, (run, there)).start()
     with pytest.raises(UserError, match="the run's directory has not been there for"):

@@ -102,8 +102,9 @@ dist.init_process_group("nccl", init_method=f"file://{folder}/store-{world}", ra
 torch.manual_seed(0)
 module = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4)).to(device)
 images = torch.randn(8, 1, 6, 6).to(device)
-wrapped = DDP(sync_batchnorm=True).wrap(module, [device], world)
-wrapped(images.chunk(world)[rank]).square().mean().backward()
+from raytrain.parallel.strategy import RankContext
+strategy = DDP(sync_batchnorm=True).setup(lambda: module, RankContext(rank, world, device), (1, 1))
+strategy.model(images.chunk(world)[rank]).square().mean().backward()
 print(json.dumps([module[1].running_mean.tolist(), module[1].running_var.tolist(), module[0].weight.grad.sum().item()]))
 dist.destroy_process_group()
 """

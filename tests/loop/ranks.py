@@ -18,7 +18,8 @@ from raytrain import SGD, Experiment, Run, config, order
 from raytrain.data import Index
 from raytrain.data.augment import DRAWS, Normalise
 from raytrain.data.reader import Resident
-from raytrain.loop import Place, Worker
+from raytrain.parallel.strategy import RankContext
+from raytrain.training.trainer import Trainer
 
 
 def _serve(number: int, jobs: Any, results: Any) -> None:
@@ -77,8 +78,8 @@ def train_rank(
         split: Resident(experiment.data.read(indices[split], np.arange(len(indices[split]))))
         for split in ("train", "val")
     }
-    place = Place(rank, world, torch.device("cpu"))
-    return Worker(experiment, run, indices, readers, None, place, time.time()).fit()
+    ranks = RankContext(rank, world, torch.device("cpu"))
+    return Trainer(experiment, run, indices, readers, None, ranks, time.time()).fit()
 
 
 def new_run(folder: Path, experiment: Experiment) -> Path:

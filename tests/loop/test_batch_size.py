@@ -17,7 +17,7 @@ import pytest
 from commands import DIGITS, REPOSITORY, VALUE, fails, succeeds, without_ray
 from ranks import Ranks, losses, new_run, on_workers, train_rank
 
-from raytrain import CNN, SGD, Augment, Digits, Experiment, Pipeline, Scaling, UserError, experiment
+from raytrain import CNN, SGD, Augment, Deterministic, Digits, Experiment, Pipeline, Scaling, UserError, experiment
 from raytrain.batch_size import Found, Search, Trial, best, doubling, find, find_largest, sizes
 
 __all__ = ["without_ray"]
@@ -119,7 +119,7 @@ def test_a_size_that_fails_for_another_reason_ends_the_doubling_only_above_a_goo
 def test_micro_batches_divide_a_workers_part_and_suit_the_experiment() -> None:
     assert sizes(replace(VALUE, batch_size=60)) == [1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60]
     assert sizes(replace(VALUE, batch_size=60, scaling=Scaling(workers=4))) == [1, 3, 5, 15]
-    assert sizes(replace(VALUE, batch_size=60, scaling=Scaling(workers=2), deterministic=True)) == [1, 3, 5, 15]
+    assert sizes(replace(VALUE, batch_size=60, scaling=Scaling(workers=2), parallel=Deterministic())) == [1, 3, 5, 15]
     mixed = replace(VALUE, batch_size=60, data=Digits(augment=Augment(mixup=0.2)))
     assert sizes(mixed) == [2, 4, 6, 10, 12, 20, 30, 60]
 

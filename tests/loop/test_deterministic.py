@@ -25,6 +25,7 @@ from raytrain import (
     Checkpoint,
     Classification,
     Cosine,
+    Deterministic,
     Digits,
     Experiment,
     Index,
@@ -57,7 +58,7 @@ BASE = Experiment(
     batch_size=64,
     epochs=2,
     ema_decay=0.9,
-    deterministic=True,
+    parallel=Deterministic(),
 )
 
 
@@ -148,7 +149,7 @@ class Odd(Model):
 def test_a_model_whose_shards_use_other_layers_and_whose_buffers_count(
     ranks: Ranks, tmp_path: Path, reduction: Any
 ) -> None:
-    e = replace(BASE, model=Odd(), parallel=DDP(reduction=reduction), optimizer=AdamW(lr=0.01))
+    e = replace(BASE, model=Odd(), parallel=Deterministic(reduction=reduction), optimizer=AdamW(lr=0.01))
     one = checkpoint.newest(check(ranks, tmp_path, replace(e, memory_format="contiguous")) / "checkpoints")
     assert one is not None
     torch.manual_seed(order.key(e.seed, 0) >> 1)
@@ -177,7 +178,7 @@ def test_losses_and_metrics_that_float64_rounds(ranks: Ranks, tmp_path: Path) ->
 def test_a_run_that_goes_on_with_other_numbers_of_workers_has_the_bits_of_one_that_was_not_cut(
     ranks: Ranks, tmp_path: Path, reduction: Any
 ) -> None:
-    e = replace(BASE, parallel=DDP(reduction=reduction), data=Few(augment=Augment(flip=0.5, mixup=0.4)))
+    e = replace(BASE, parallel=Deterministic(reduction=reduction), data=Few(augment=Augment(flip=0.5, mixup=0.4)))
     e = replace(e, checkpoint=Checkpoint(every_steps=2))
     whole, moved = ran(ranks, tmp_path / "whole", e, 2), new_run(tmp_path / "moved", e)
     for world, call in ((4, 4), (2, 6), (1, 17)):  # within steps 4, 5 and 9; on one worker there are 4 passes in a step
@@ -190,14 +191,14 @@ def test_a_run_that_goes_on_with_other_numbers_of_workers_has_the_bits_of_one_th
 
 def test_losses_are_those_of_four_workers_without_it_but_for_rounding(ranks: Ranks, tmp_path: Path) -> None:
     """With BatchNorm and dropout, too."""
-    four = ran(ranks, tmp_path / "four", replace(BASE, deterministic=False), 4)
+    four = ran(ranks, tmp_path / "four", replace(BASE, parallel=DDP()), 4)
     one = ran(ranks, tmp_path / "one", BASE, 1)
     np.testing.assert_allclose(losses(one), losses(four), rtol=1e-4)
 
 
 def test_losses_are_those_of_any_number_of_workers_where_nothing_depends_on_it(ranks: Ranks, tmp_path: Path) -> None:
     e = replace(BASE, model=CNN(channels=(8, 16)))
-    without = ran(ranks, tmp_path / "without", replace(e, deterministic=False), 1)
+    without = ran(ranks, tmp_path / "without", replace(e, parallel=DDP()), 1)
     with_ = ran(ranks, tmp_path / "with", e, 1)
     np.testing.assert_allclose(losses(with_), losses(without), rtol=1e-5)
     assert (losses(with_) != losses(without)).any()

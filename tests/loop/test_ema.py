@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from raytrain import DDP, MLP, SGD, AdamW, Checkpoint, Experiment, Parallel, Pipeline, Run, TensorParallel
 from raytrain.checkpoint import load_optimizer
 from raytrain.infer import evaluate
-from raytrain.loop import Worker
+from raytrain.training.trainer import Trainer
 
 DECAY = 0.9
 E = replace(BASE, ema_decay=DECAY, micro_batch_size=None)
@@ -70,7 +70,7 @@ def test_averages_are_torchs_and_training_does_not_notice_them(ranks: Ranks, tmp
 def unsaved_rank(rank: int, world: int, e: Experiment, run: Path) -> str:
     """Without checkpoints, since to take one drops FSDP's gathered weights too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Worker, "save", lambda self, row=None: None)
+        patch.setattr(Trainer, "save", lambda self, row=None: None)
         return train_rank(rank, world, e, run)
 
 

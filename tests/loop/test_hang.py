@@ -18,7 +18,8 @@ from torch import nn
 
 from raytrain import CNN, DDP, SGD, Batch, Classification, Data, Digits, Experiment, Index
 from raytrain.data.reader import Epoch
-from raytrain.loop import Place, Worker
+from raytrain.parallel.strategy import RankContext
+from raytrain.training.trainer import Trainer
 from raytrain.watchdog import Hang, Watchdog
 
 _FREE = threading.Event()
@@ -101,9 +102,9 @@ def watched(rank: int, world: int, e: Experiment, run: Path) -> list[Hang]:
         if e.task.where != "data":
             train_rank(rank, world, e, run)
         else:
-            indices, place = e.data.index(), Place(rank, world, torch.device("cpu"))
+            indices, place = e.data.index(), RankContext(rank, world, torch.device("cpu"))
             readers = {split: Starving(e.data, index, e.task.rank) for split, index in indices.items()}
-            Worker(e, run, indices, readers, None, place, time.time()).fit()
+            Trainer(e, run, indices, readers, None, place, time.time()).fit()
     return found
 
 

@@ -36,7 +36,8 @@ from raytrain import (
     writer,
 )
 from raytrain.data.loader import Loaded
-from raytrain.loop import Worker
+from raytrain.training.losses import Step
+from raytrain.training.trainer import Trainer
 
 BASE = Experiment(
     model=CNN(channels=(8, 16), batch_norm=True, dropout=0.2),
@@ -76,16 +77,16 @@ def cut_rank(rank: int, world: int, e: Experiment, run: Path, call: int) -> None
 
 def cut_between_steps_rank(rank: int, world: int, e: Experiment, run: Path, call: int) -> None:
     """For a pipeline, where one rank alone computes losses and the others would wait for it."""
-    step, left = Worker.train_step, [call - 1]
+    step, left = Trainer.step, [call - 1]
 
-    def train_step(worker: Worker, loaded: Loaded) -> None:
+    def step_and_look(worker: Trainer, loaded: Loaded) -> Step:
         if not left[0]:
             raise Cut
         left[0] -= 1
-        step(worker, loaded)
+        return step(worker, loaded)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(Worker, "train_step", train_step)
+        patch.setattr(Trainer, "step", step_and_look)
         train_rank(rank, world, e, run)
 
 
@@ -323,17 +324,17 @@ def test_a_last_checkpoint_that_is_refused_for_a_moment_is_written_in_the_end(ra
 
 def gone_for_a_while_rank(rank: int, world: int, e: Experiment, run: Path, gone: int, back: int) -> None:
     """The run's directory is not there between two steps."""
-    step = Worker.train_step
+    step = Trainer.step
 
-    def train_step(worker: Worker, loaded: Loaded) -> None:
+    def step_and_look(worker: Trainer, loaded: Loaded) -> Step:
         done = worker.progress.step
         if done in (gone, back) and worker.writer:
             worker.writer.background.wait()
             run.rename(run.with_name("away")) if done == gone else run.with_name("away").rename(run)
-        step(worker, loaded)
+        return step(worker, loaded)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Worker, "train_step", train_step)
+        patch.setattr(Trainer, "step", step_and_look)
         train_rank(rank, world, e, run)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from raytrain import DDP, UserError
 from raytrain.parallel import shared
+from raytrain.parallel.strategy import RankContext
 
 CPU = torch.device("cpu")
 
@@ -46,15 +47,16 @@ def images(step: int, rank: int) -> torch.Tensor:
 
 def gradients(rank: int, world: int, steps: int, uses_extra: list[int]) -> list[list[np.ndarray | None]]:
     """The gradients of each step, and at last the buffers."""
-    replica = shared.replicate(net())
-    assert replica is not None
+    module = net()
+    exchange = shared.replicate(module)
+    assert exchange is not None
     found = []
     for step in range(steps):
-        replica.zero_grad()
-        replica(images(step, rank), rank in uses_extra).square().sum().backward()
-        replica.reduce()
-        found.append([None if p.grad is None else p.grad.numpy().copy() for p in replica.module.parameters()])
-    return [*found, [buffer.numpy().copy() for buffer in replica.module.buffers()]]
+        module.zero_grad()
+        module(images(step, rank), rank in uses_extra).square().sum().backward()
+        exchange.reduce()
+        found.append([None if p.grad is None else p.grad.numpy().copy() for p in module.parameters()])
+    return [*found, [buffer.numpy().copy() for buffer in module.buffers()]]
 
 
 @pytest.fixture
@@ -101,17 +103,18 @@ def values(rank: int, length: int) -> torch.Tensor:
 
 def totals(rank: int, world: int) -> list[np.ndarray]:
     """Sums of values, between those of gradients."""
-    replica = shared.replicate(net())
-    assert replica is not None
+    module = net()
+    exchange = shared.replicate(module)
+    assert exchange is not None
     found = []
     for step, length in enumerate(LENGTHS):
         mine = values(rank, length)
-        DDP().total(replica, mine)
+        exchange.all_reduce(mine)
         found.append(mine.numpy().copy())
-        replica.zero_grad()
-        replica(images(step, rank), True).square().sum().backward()
-        replica.reduce()
-        grad = dict(replica.module.named_parameters())["extra.weight"].grad
+        module.zero_grad()
+        module(images(step, rank), True).square().sum().backward()
+        exchange.reduce()
+        grad = dict(module.named_parameters())["extra.weight"].grad
         assert grad is not None
         found.append(grad.numpy().copy())
     return found
@@ -131,17 +134,18 @@ def test_totals_are_the_sums_over_the_ranks_in_their_order(ranks: Ranks, world: 
 
 
 def train(rank: int, world: int, reduction: str) -> list[np.ndarray]:
-    strategy, module = DDP(reduction=reduction), net()  # type: ignore[arg-type]
+    module = net()
     module.unused.requires_grad_(False)  # DistributedDataParallel refuses parameters that nothing uses
-    wrapped = strategy.wrap(module, [CPU], world)
-    assert isinstance(wrapped, shared.SharedReplica) == (reduction != "torch")
-    optimizer, scale = torch.optim.SGD(module.parameters(), lr=0.1), strategy.gradient_scale(wrapped, world)
+    parallel = DDP(reduction=reduction)  # type: ignore[arg-type]
+    strategy = parallel.setup(lambda: module, RankContext(rank, world, CPU), (1, 5))
+    assert isinstance(strategy, shared.SharedMemory) == (reduction != "torch")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for step in range(5):
-        (wrapped(images(step, rank), True).square().sum() * scale / 10).backward()
-        strategy.sync_gradients(wrapped)
+        (strategy.model(images(step, rank), True).square().sum() * strategy.gradient_scale / 10).backward()
+        strategy.reduce_gradients()
         optimizer.step()
         optimizer.zero_grad()
-    strategy.sync_buffers(wrapped, module, world)
+    strategy.broadcast_buffers()
     return [value.numpy() for value in module.state_dict().values()]
 
 
@@ -165,7 +169,7 @@ def refused(rank: int, world: int, what: str) -> tuple[bool, str]:
     try:
         made = shared.replicate(net()) is not None
         with pytest.raises(UserError) as error:
-            DDP(reduction="shared").wrap(net(), [CPU], world)
+            DDP(reduction="shared").setup(net, RankContext(rank, world, CPU), (1, 5))
         return made, str(error.value)
     finally:
         setattr(*((shared.platform, "machine") if what == "machine" else (os, what)), keep)
@@ -197,14 +201,15 @@ def test_memory_that_belongs_to_someone_else_is_not_taken(ranks: Ranks) -> None:
 
 def left_alone(rank: int, world: int, folder: Path) -> str:
     """Rank 1 never comes, and says that it has another, dead process."""
-    replica = shared.replicate(net())
-    assert replica is not None
+    module = net()
+    exchange = shared.replicate(module)
+    assert exchange is not None
     if rank == 1:
         return ""
-    replica.pids[1] = 2**22 + 1  # above the largest process number
-    replica(images(0, rank), True).sum().backward()
+    exchange.pids[1] = 2**22 + 1  # above the largest process number
+    module(images(0, rank), True).sum().backward()
     with pytest.raises(ConnectionError) as error:
-        replica.reduce()
+        exchange.reduce()
     return str(error.value)
 
 
@@ -215,8 +220,8 @@ def test_a_dead_rank_is_noticed(ranks: Ranks, tmp_path: Path) -> None:
 def mapped(rank: int, world: int) -> tuple[int, list[str]]:
     """How many open files and names in shared memory a replica leaves."""
     before = len(os.listdir("/proc/self/fd"))
-    replica = shared.replicate(net())
-    assert replica is not None
+    exchange = shared.replicate(net())
+    assert exchange is not None
     return len(os.listdir("/proc/self/fd")) - before, [name for name in os.listdir("/dev/shm") if "raytrain" in name]
 
 

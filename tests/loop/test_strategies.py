@@ -40,6 +40,7 @@ from raytrain import (
 from raytrain.checkpoint import load_optimizer
 from raytrain.parallel.model_parallel import split
 from raytrain.parallel.stages import cut
+from raytrain.parallel.strategy import RankContext
 
 BASE = Experiment(
     model=CNN(channels=(8, 16)),
@@ -199,7 +200,8 @@ def convert_rank(rank: int, world: int) -> tuple[list[str], int, bool]:
     module = CNN(channels=(8, 16), batch_norm=True).build((1, 8, 8), 10)
     before, tensors = list(module.state_dict()), [*module.parameters(), *module.buffers()]
     with pytest.raises(ValueError, match="SyncBatchNorm layers only work with GPU modules"):
-        DDP(reduction="torch", sync_batchnorm=True).wrap(module, [torch.device("cpu")], world)
+        parallel, here = DDP(reduction="torch", sync_batchnorm=True), RankContext(rank, world, torch.device("cpu"))
+        parallel.setup(lambda: module, here, (1, 1))
     assert list(module.state_dict()) == before
     same = all(one is other for one, other in zip(tensors, [*module.parameters(), *module.buffers()], strict=True))
     return before, sum(isinstance(part, nn.SyncBatchNorm) for part in module.modules()), same

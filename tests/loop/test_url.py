@@ -20,8 +20,10 @@ from test_resume import BASE, Cut, rows, weights
 from raytrain import SGD, Experiment, Run, UserError, checkpoint, experiment, storage
 from raytrain.data.loader import Loaded
 from raytrain.data.reader import Resident
-from raytrain.loop import Place, Worker
+from raytrain.parallel.strategy import RankContext
 from raytrain.storage import Storage
+from raytrain.training.losses import Step
+from raytrain.training.trainer import Trainer
 
 VALUE = replace(BASE, optimizer=SGD(lr=0.05, momentum=0.9))
 _NUMBER = count()
@@ -45,22 +47,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def train(path: Path, there: Storage | None = None, each: Callable[[Worker], object] = lambda worker: None) -> str:
+def train(path: Path, there: Storage | None = None, each: Callable[[Trainer], object] = lambda worker: None) -> str:
     """One rank, in this process; `each` is called before every step."""
-    step, indices = Worker.train_step, VALUE.data.index()
+    step, indices = Trainer.step, VALUE.data.index()
     readers = {split: Resident(VALUE.data.read(index, np.arange(len(index)))) for split, index in indices.items()}
 
-    def train_step(worker: Worker, loaded: Loaded) -> None:
+    def step_and_look(worker: Trainer, loaded: Loaded) -> Step:
         each(worker)
-        step(worker, loaded)
+        return step(worker, loaded)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Worker, "train_step", train_step)
-        place = Place(0, 1, torch.device("cpu"))
-        return Worker(VALUE, path, indices, readers, None, place, time.time(), there).fit()
+        patch.setattr(Trainer, "step", step_and_look)
+        place = RankContext(0, 1, torch.device("cpu"))
+        return Trainer(VALUE, path, indices, readers, None, place, time.time(), there).fit()
 
 
-def train_at(url: str, each: Callable[[Worker], object] = lambda worker: None) -> str:
+def train_at(url: str, each: Callable[[Trainer], object] = lambda worker: None) -> str:
     there, path = storage.at_work(url)
     return train(path, there, each)
 
@@ -72,8 +74,8 @@ def same(url: str, whole: Path) -> bool:
     return rows(found.path) == rows(whole) and weights(found.path) == weights(whole)
 
 
-def cut_at(at: int) -> Callable[[Worker], None]:
-    def each(worker: Worker) -> None:
+def cut_at(at: int) -> Callable[[Trainer], None]:
+    def each(worker: Trainer) -> None:
         if worker.progress.step == at:
             raise Cut
 
@@ -109,7 +111,7 @@ def test_uploads_that_fail_are_made_up_for(url: str, whole: Path, monkeypatch: p
             raise OSError("AWS Error SLOW_DOWN during PutObject operation")
         write(self, name, content)
 
-    def each(worker: Worker) -> None:
+    def each(worker: Trainer) -> None:
         if worker.progress.step in (8, 24) and worker.writer:
             worker.writer.wait()
             (broken.set if worker.progress.step == 8 else broken.clear)()
@@ -156,7 +158,7 @@ def test_rows_and_a_request_to_stop_travel_between_two_checkpoints(
     driver, seen = storage.mirror(url), []
     storage.note_url(storage.opened(url), url)
 
-    def each(worker: Worker) -> None:
+    def each(worker: Trainer) -> None:
         if worker.progress.step == 8:  # the checkpoint is that of step 5
             time.sleep(1.0)
             seen.extend(rows(driver))

@@ -1,0 +1,106 @@
+"""Strategies whose parameters are DTensors, of which each rank has a part: FSDP2 and tensor parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from raytrain.parallel.strategy import RankContext, Strategy
+
+
+class Sharded(Strategy):
+    """Parameters are DTensors."""
+
+    sharded = True
+
+    def unshard(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See the base class."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def shard(self, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """See the base class."""
+        if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+            return distribute_tensor(tensor.contiguous(), parameter.device_mesh, parameter.placements)
+        return super().shard(tensor, parameter)
+
+
+class FullySharded(Sharded):
+    """FSDP2, which averages gradients over the ranks during the backward pass.
+
+    Args:
+        module: the model after `torch.distributed.fsdp.fully_shard`.
+    """
+
+    lockstep = True  # parts are gathered for each pass
+
+    def __init__(self, module: nn.Module, ranks: RankContext):
+        super().__init__(module, ranks)
+        self.gradient_scale = float(ranks.world)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep the gradients of a micro-batch whole until the last one's are reduced."""
+        root = cast(FSDPModule, self.module)
+        root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            root.set_requires_gradient_sync(True)
+
+    def weights_changed(self) -> None:
+        """Reshard: a forward pass without a backward pass may leave gathered weights behind."""
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+
+class TensorSharded(Sharded):
+    """Some linear layers are cut over the ranks that share a replica; all else is on every rank.
+
+    Args:
+        module: the model after `parallelize_module`.
+        mesh: of dimensions replica and shard.
+    """
+
+    def __init__(self, module: nn.Module, ranks: RankContext, mesh: DeviceMesh):
+        super().__init__(module, ranks)
+        self.mesh = mesh
+        self.replica, number = divmod(ranks.rank, mesh.size(1))
+        self.counts = number == 0  # all ranks of a replica know its answers
+
+    def reduce_gradients(self) -> None:
+        """Sum over the replicas."""
+        if self.mesh.size(0) > 1:
+            for gradient in (tensor for part in _gradients(self.module.parameters()) for tensor in part):
+                dist.all_reduce(gradient, group=self.mesh.get_group("replica"))
+
+    def clip(self, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
+        """As the base class. PyTorch's own function takes no mixture of sharded and plain tensors."""
+        shards, others = _gradients(parameters)
+        square = nn.utils.get_total_norm(shards).square().to(parameters[0].device)
+        dist.all_reduce(square, group=self.mesh.get_group("shard"))
+        norm = torch.sqrt(square + nn.utils.get_total_norm(others).square())
+        factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+        for gradient in (*shards, *others):
+            gradient.mul_(factor)
+        return norm
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return this rank's tensors of the gradients: of parameters of which it has a part, and of whole ones."""
+    parts: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
+    for gradient in (parameter.grad for parameter in parameters):
+        if isinstance(gradient, DTensor):
+            (parts if gradient.placements[0].is_shard() else others).append(gradient.to_local())
+        elif gradient is not None:
+            others.append(gradient)
+    return parts, others

@@ -1,0 +1,203 @@
+"""The runtime of a parallel strategy on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank of a run.
+
+    Attributes:
+        rank: its number, from 0.
+        world: the number of ranks.
+        device: the device of its batches, and of its model or the first part of it.
+        more: further GPUs of the rank, over which a strategy may spread the model.
+    """
+
+    rank: int
+    world: int
+    device: torch.device
+    more: tuple[torch.device, ...] = ()
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of the rank."""
+        return self.device, *self.more
+
+    @classmethod
+    def alone(cls, gpus: float | None, rank: int = 0, world: int = 1) -> RankContext:
+        """Return the context of a rank without Ray Train, whose GPUs are the first `gpus` that its process sees."""
+        if not gpus:
+            return cls(rank, world, torch.device("cpu"))
+        first, *more = (torch.device("cuda", number) for number in range(max(1, int(gpus))))
+        return cls(rank, world, first, tuple(more))
+
+
+class MicroBatch(Protocol):
+    """A micro-batch, as the loader makes it."""
+
+    @property
+    def images(self) -> torch.Tensor:
+        """float32 [n, channels, height, width]."""
+        ...
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the last of its step."""
+        ...
+
+    @property
+    def blank(self) -> bool:
+        """Whether it stands in for samples that this rank does not have, and counts for nothing."""
+        ...
+
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+"""(model, micro-batch) -> the scalar to call backward() on."""
+Autocast = Callable[[], AbstractContextManager[Any]]
+"""Makes the context for forward passes in the run's precision."""
+Shape = tuple[int, int]
+"""(micro-batches of a full step of one replica, samples of each)."""
+
+
+class Strategy:
+    """One rank's module, devices and process groups. This base class has the whole model on one device and exchanges
+    nothing: a single worker.
+
+    Args:
+        module: the model with its initial weights.
+        ranks: this rank.
+
+    Attributes:
+        module: the model; its state dict has the model's own names.
+        model: the callable that a task gets.
+        replica: the number of this rank's replica of the model, from 0; a replica trains on its share of each batch.
+        counts: whether this rank's losses and sums count; of a replica with several ranks, those of one do.
+        lockstep: whether each pass of a step is a collective, so that all ranks must have equally many.
+        sharded: whether ranks hold parts of the model, so that a checkpoint needs all of them.
+        gradient_scale: the factor by which `reduce_gradients` divides the sums over ranks; losses are multiplied by it.
+        slots: into how many sums, added up in their order, a step's losses and an evaluation's sums are kept apart.
+    """
+
+    counts: bool = True
+    lockstep: bool = False
+    sharded: bool = False
+    gradient_scale: float = 1.0
+    slots: int = 1
+
+    def __init__(self, module: nn.Module, ranks: RankContext):
+        self.module, self.ranks = module, ranks
+        self.model: nn.Module = module
+        self.replica = ranks.rank
+
+    # A training step
+
+    def random_stream(self, shard: int) -> int:
+        """Return the number of the stream of random numbers for a shard's passes; ranks that compute the same layers on
+        the same samples share one."""
+        return self.replica
+
+    def slot(self, shard: int) -> int:
+        """Return the slot of a shard's losses and sums."""
+        return 0
+
+    def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
+        """Compute the gradients of one shard of a batch.
+
+        Args:
+            micro_batches: at least one `MicroBatch`.
+            autocast: for strategies that call the model themselves; `loss` enters it by itself.
+        """
+        for micro_batch in micro_batches:
+            with nullcontext() if micro_batch.last else self.no_sync():
+                loss(self.model, micro_batch).backward()
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Return the context for micro-batches whose gradients are not exchanged yet."""
+        return nullcontext()
+
+    def reduce_gradients(self) -> None:
+        """Sum gradients over the ranks, unless the backward pass has done so. A collective."""
+
+    def clip(self, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
+        """Scale this rank's gradients so that their norm over all ranks is at most `most`; return the norm before, a
+        scalar. A collective."""
+        return self.unshard(nn.utils.clip_grad_norm_(parameters, most))
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        """Sum float64 [n] over the ranks, in place. A collective."""
+        if self.ranks.world > 1:
+            dist.all_reduce(values)
+
+    def weights_changed(self) -> None:
+        """Drop copies of weights that were changed in place, outside of an optimizer's step."""
+
+    def kernels(self) -> AbstractContextManager[Any]:
+        """Return the context for training, such as one in which PyTorch takes deterministic kernels."""
+        return nullcontext()
+
+    # Evaluation
+
+    def answers(self, micro_batches: Iterable[Any], autocast: Autocast) -> Iterator[tuple[Any, nn.Module]]:
+        """Yield micro-batches for evaluation, each with the model to call for it. Where `lockstep`, they may be
+        blank."""
+        for micro_batch in micro_batches:
+            yield micro_batch, self.module
+
+    def broadcast_buffers(self) -> None:
+        """Give all ranks rank 0's buffers (BatchNorm's statistics). A collective."""
+        if self.ranks.world > 1:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, src=0)
+
+    # State
+
+    def owns(self, parameter: nn.Parameter) -> bool:
+        """Return whether this rank has the values of a parameter, or a part of them."""
+        return True
+
+    def unshard(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the whole of a model's or an optimizer's tensor, as a checkpoint holds it. A collective for a part of
+        one."""
+        return tensor
+
+    def shard(self, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a whole tensor that belongs to a parameter: the inverse of `unshard`."""
+        if tensor.shape != parameter.shape:
+            return tensor  # such as Adam's step
+        # Fused optimizers expect both to lie in memory in the same order.
+        return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+
+    def gather(self, state: Any) -> Any:
+        """Copy a tree of tensors, by the names or numbers of parameters, to the host of rank 0, with the parts of all
+        ranks; return None on other ranks. A collective where `sharded`."""
+        first = self.ranks.rank == 0
+        return snapshot(state, self.unshard, first) if first or self.sharded else None
+
+
+def snapshot(
+    state: Any, unshard: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor, keep: bool = True
+) -> Any:
+    """Copy a tree of tensors and plain values to the host, so that training can go on changing them.
+
+    Args:
+        unshard: makes a whole tensor of a rank's part.
+        keep: whether this rank wants the copy, or only takes part in `unshard`.
+    """
+    if isinstance(state, torch.Tensor):
+        tensor = unshard(state.detach())
+        if not keep:
+            return None
+        return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+    if isinstance(state, Mapping):
+        return {name: snapshot(value, unshard, keep) for name, value in state.items()}
+    return type(state)(snapshot(value, unshard, keep) for value in state) if isinstance(state, (list, tuple)) else state

@@ -1,0 +1,123 @@
+"""The losses of a rank's steps, from the device to rows of metrics."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from raytrain import errors, sources
+from raytrain.parallel.strategy import Strategy
+from raytrain.task import Task
+
+_REDUCE_SECONDS = 0.5
+"""How often losses are reduced: each time, the host waits for the device, and all ranks for each other."""
+_MOST_STEPS = 200
+
+
+@dataclass
+class Step:
+    """A step whose loss has not been reduced over the ranks yet.
+
+    Attributes:
+        step: its number, from 1.
+        lr: the learning rate.
+        size: samples of the global batch.
+        loss: float64 [slots of the strategy], on the device: this rank's sums over samples.
+        updated: whether the weights were updated.
+    """
+
+    step: int
+    lr: float
+    size: int
+    loss: torch.Tensor
+    updated: bool
+
+
+@dataclass
+class Reduced:
+    """A step with the mean loss of its samples over all ranks.
+
+    Attributes:
+        total: the sum over samples.
+        mean: the mean.
+    """
+
+    step: int
+    lr: float
+    size: int
+    total: float
+    mean: float
+    updated: bool
+
+
+class LossLog:
+    """Keeps steps until their losses are reduced, with what all ranks must agree on in the same collective: whether to
+    stop, and how many steps come before the next one.
+
+    Losses are sums of a few float32 values in float64, which is exact but for the last bits of values of very different
+    size: they depend neither on when losses are reduced nor, for the slots of a deterministic strategy, on the ranks.
+
+    Attributes:
+        unit: what the task counts for one sample: 1, or for example its pixels. None before the first step.
+    """
+
+    def __init__(self, strategy: Strategy, task: Task):
+        self.strategy, self.task = strategy, task
+        self.unit: float | None = None
+        self._steps: list[Step] = []
+        self._every, self._last = 1, time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether to reduce now, on all ranks alike."""
+        return len(self._steps) >= self._every
+
+    def add(self, step: Step) -> None:
+        """Keep one more."""
+        self._steps.append(step)
+
+    def check_unit(self, count: float, samples: int) -> float:
+        """Return what the task counts for a sample, from its count for some. It is the same for all, so that all ranks
+        know the global batch's count without asking.
+
+        Raises:
+            UserError: it was another one before.
+        """
+        unit = count / samples
+        if self.unit is None:
+            self.unit = unit
+        if unit != self.unit:
+            raise errors.UserError(
+                f"the task's loss counted {unit:g} for a sample and {self.unit:g} before",
+                f"in {sources.place(type(self.task).loss)}",
+                "count the same for every sample, and give samples a weight in the sum instead",
+            )
+        return unit
+
+    def reduce(self, stop: bool) -> tuple[list[Reduced], bool]:
+        """Return the steps since the last time, and whether to stop. A collective.
+
+        Args:
+            stop: whether rank 0 wants to stop; of other ranks it does not count.
+        """
+        steps, self._steps = self._steps, []
+        ranks, now = self.strategy.ranks, time.monotonic()
+        every = _REDUCE_SECONDS * len(steps) / max(now - self._last, 1e-6)
+        tail = [float(stop), max(1.0, min(_MOST_STEPS, every))] if ranks.rank == 0 else [0.0, 0.0]
+        tail += [self.unit or 0.0, float(self.unit is not None)]  # known on ranks that have had samples
+        losses = torch.cat([step.loss for step in steps]).cpu() if steps else torch.empty(0, dtype=torch.float64)
+        sums = torch.cat([losses, torch.tensor(tail, dtype=torch.float64)]).to(ranks.device)
+        self.strategy.all_reduce(sums)
+        *values, stopping, every, units, holders = sums.tolist()
+        if self.unit is None and holders:
+            self.unit = units / holders
+        self._every, self._last = int(every), time.monotonic()
+        slots = self.strategy.slots
+        totals = [sum(values[start : start + slots]) for start in range(0, len(values), slots)]
+        unit = self.unit or 1.0
+        return [
+            Reduced(step.step, step.lr, step.size, total / unit, total / unit / step.size, step.updated)
+            for step, total in zip(steps, totals, strict=True)
+        ], stopping > 0

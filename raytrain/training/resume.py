@@ -1,0 +1,99 @@
+"""Restoring a trainer from the newest checkpoint of its run."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from raytrain import checkpoint
+from raytrain.progress import Progress
+from raytrain.rows import check_rows
+from raytrain.run import MetricsLog, no_way_back
+from raytrain.writer import CheckpointWriter
+
+if TYPE_CHECKING:
+    from raytrain.training.trainer import Trainer
+
+
+@dataclass
+class Saved:
+    """What the trainer takes from a checkpoint later on.
+
+    Attributes:
+        name: the checkpoint's.
+        optimizer: the optimizer's state.
+        unit: see `LossLog`.
+        metrics_bytes: the size of metrics.jsonl at that checkpoint.
+    """
+
+    name: str
+    optimizer: dict[str, Any]
+    unit: float | None
+    metrics_bytes: int
+
+
+def restore(trainer: Trainer) -> Saved | None:
+    """Take weights, precision and progress from the newest checkpoint that verifies and can be read. Nothing of the run
+    is changed. A collective.
+
+    Returns:
+        None where there is no checkpoint.
+    """
+    ranks, folder, storage = trainer.ranks, trainer.run.checkpoints, trainer.storage
+    first = ranks.rank == 0
+    # A checkpoint has the whole state, for which a GPU may have no room where the model is sharded.
+    device = torch.device("cpu") if trainer.experiment.parallel.sharded else ranks.device
+    found = newest(trainer, device) if first else None
+    if found and storage:  # other ranks read it from storage, and it may be in this rank's mirror alone
+        storage.push_checkpoint(trainer.run.path, found.path.name, storage.names("checkpoints"))
+    chosen: list[Path | None] = [found.path if found else None]
+    if ranks.world > 1:
+        dist.broadcast_object_list(chosen)
+    path = chosen[0]
+    if path is None:
+        return None
+    if storage and not first:
+        path = storage.fetch(path.name, folder)
+    _, model, tensors, state = found or checkpoint.load(path, device)
+    trainer.weights = trainer.ema.load(model, tensors["ema"]) if trainer.ema else model
+    trainer.precision.load_state_dict(tensors["precision"])
+    trainer.progress = Progress.from_state(state["progress"])
+    return Saved(path.name, tensors["optimizer"], state["unit"], state["metrics_bytes"])
+
+
+def open_logs(trainer: Trainer, saved: Saved | None) -> None:
+    """On rank 0, cut the run back to the checkpoint that training resumes from, and open its logs."""
+    if trainer.ranks.rank:
+        return
+    path, progress, settings = trainer.run.path, trainer.progress, trainer.experiment.checkpoint
+    checkpoint.drop_after(trainer.run.checkpoints, progress.step if saved else -1)
+    trainer.log = MetricsLog(path / "metrics.jsonl", saved.metrics_bytes if saved else 0)
+    trainer.writer = CheckpointWriter(path, trainer.log, settings, trainer.steps_per_epoch, trainer.storage)
+    trainer.writer.resume(saved.name if saved else None, progress.step, progress.best)
+
+
+def newest(trainer: Trainer, device: torch.device) -> checkpoint.Loaded | None:
+    """Return the newest checkpoint that is one of the run and has the metrics before it; None for a run without any.
+
+    Raises:
+        UserError: there are checkpoints, and none of them will do: to begin anew would remove them.
+    """
+    run, storage = trainer.run, trainer.storage
+    for found in storage.loadable(run.path, device) if storage else checkpoint.loadable(run.checkpoints, device):
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            state, tensors = found.state, {"optimizer", "precision", *(["ema"] if trainer.ema else [])}
+            step = Progress.from_state(state["progress"]).step
+            figures = state["metrics_bytes"] >= 0 and (state["unit"] is None or math.isfinite(state["unit"]))
+            if figures and tensors <= found.optimizer.keys() and checkpoint.name_of(step) == found.path.name:
+                check_rows(run.path / "metrics.jsonl", state)
+                return found
+    if names := list(storage.committed()) if storage else checkpoint.committed(run.checkpoints):
+        where = storage.url if storage else run.path
+        raise no_way_back(where, f"{names[-1]} cannot be read or lacks its metrics")
+    return None
