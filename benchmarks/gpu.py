@@ -155,12 +155,12 @@ def raytrain(e: Experiment, index: Index, reader: Any) -> Callable[[], float]:
 
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            image = e.data.image(index)
+            image = e.data.sample(index)
             layout = plan.memory_format(e, image, len(index.classes), plan.check_model(e, image, len(index.classes)))
             value = replace(e, epochs=2, memory_format=layout)
             save(value, Path(folder) / "experiment.json")
             few = index.take(np.arange(min(64, len(index))))
-            readers = {"train": reader, "val": Resident(np.zeros((len(few), *index.shape), np.uint8))}
+            readers = {"train": reader, "val": Resident(few.empty(len(few)))}
             indices, ranks = {"train": index, "val": few}, RankContext(0, 1, DEVICE)
             Trainer(value, Path(folder), indices, readers, None, ranks, 0.0).fit()
             rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
@@ -188,7 +188,7 @@ def digits_row(batch: int) -> tuple[float, float]:
     """MNIST's size, resident on the device, against the tutorials' loop."""
     images, index = digits(SIZES.digits)
     e = experiment(MLP(hidden=(512, 512)), batch)
-    return compare(raytrain(e, index, Resident(images)), tutorial(batch))
+    return compare(raytrain(e, index, Resident({"image": images})), tutorial(batch))
 
 
 def cached_row(name: str) -> tuple[float, float]:
@@ -197,7 +197,7 @@ def cached_row(name: str) -> tuple[float, float]:
     images = np.random.default_rng(0).integers(0, 256, (len(index), *index.shape), dtype=np.uint8)
     e = experiment(Torchvision(name=name), SIZES.batch, data=data, precision="bf16")
     fields = {"precision": "bf16", "memory_format": "channels_last"}
-    return compare(raytrain(e, index, Resident(images)), synthetic(e.model, SIZES.batch, **fields))
+    return compare(raytrain(e, index, Resident({"image": images})), synthetic(e.model, SIZES.batch, **fields))
 
 
 def jpeg_row() -> tuple[float, float]:

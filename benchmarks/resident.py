@@ -45,7 +45,7 @@ def trainer(
     """Make raytrain's trainer, validated on the first 64 images; `folder` becomes its run's directory."""
     save(experiment, Path(folder) / "experiment.json")
     indices = {"train": index, "val": index.take(np.arange(64))}
-    readers = {"train": Resident(images), "val": Resident(images[:64])}
+    readers = {"train": Resident({"image": images}), "val": Resident({"image": images[:64]})}
     context = RankContext(rank, ranks, torch.device("cpu"))
     return Trainer(experiment, Path(folder), indices, readers, weights, context, time.time())
 
@@ -57,7 +57,7 @@ class Batches:
         images, index = arrays(workload)
         device = torch.device("cpu")
         keep_memory()  # as raytrain's worker does
-        self.loader = Loader(DATA, index, Resident(images), workload.batch_size, 0, 0, 1, device, train=True)
+        self.loader = Loader(DATA, index, Resident({"image": images}), workload.batch_size, 0, 0, 1, device, train=True)
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -65,6 +65,6 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for loaded in self.loader.epoch(self.epoch):
-            for _, images, labels, _ in loaded.micro_batches(len(loaded.ids)):
-                yield images, labels
+            for batch in loaded.micro_batches(len(loaded.ids)):
+                yield batch.images, batch.labels
         self.epoch += 1

@@ -94,7 +94,7 @@ def reopen(files: int, rounds: int) -> Measured:
     )
     found, folder = [], Path(tempfile.mkdtemp(dir=dataset.CACHE))
     try:
-        cache.store(cache.entry(folder, index, ""), index, np.zeros((files, 1, 28, 28), np.uint8), [])
+        cache.store(cache.entry(folder, index, ""), index, index.empty(files), [])
         for _ in range(1 + rounds):
             started = time.perf_counter()
             if cache.load(cache.entry(folder, index, ""), index) is None:

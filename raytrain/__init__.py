@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from raytrain import config as _config
 from raytrain import sources as _sources
-from raytrain.data import MNIST, Augment, Data, Digits, ImageFolder, Index
+from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.experiment import load as load_experiment
@@ -53,7 +53,7 @@ from raytrain.search import (
     Sweep,
     Uniform,
 )
-from raytrain.task import Batch, Classification, Task
+from raytrain.task import Classification, Task
 
 if TYPE_CHECKING:
     from raytrain.observe import SweepObserver
@@ -85,6 +85,7 @@ __all__ = [
     "Deterministic",
     "Digits",
     "Experiment",
+    "Field",
     "Grid",
     "HyperBand",
     "ImageFolder",

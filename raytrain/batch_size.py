@@ -222,11 +222,15 @@ def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -
     e, train = planned.experiment, planned.indices["train"]
     experiment.save(e, folder / "experiment.json")
     sources.keep(e, source, folder)
-    np.savez(folder / "samples.npz", images=_some_images(e.data, train), labels=train.labels)
+    arrays = _some_samples(e.data, train)
+    labels = {} if train.labels is None else {"label": train.labels}
+    np.savez(folder / "samples.npz", **arrays, **labels)  # type: ignore[arg-type]
     resident = [planned.indices[split].bytes for split in ("train", "val")] if planned.mode == "resident" else []
     free = min(planned.resources.memory, memory.available()) - sum(resident)
     job = {
+        "count": len(train),
         "classes": train.classes,
+        "fields": [vars(field) for field in train.fields],
         "resident": resident,
         "available": free // e.scaling.ranks,
         "memory": None if search.memory is None else int(search.memory * 2**30),
@@ -234,15 +238,15 @@ def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -
     (folder / "job.json").write_text(json.dumps(job))
 
 
-def _some_images(data: Data, index: Index) -> np.ndarray:
-    """The first images of a spread over the split that can be read, uint8 [few, channels, height, width]."""
+def _some_samples(data: Data, index: Index) -> dict[str, np.ndarray]:
+    """The arrays of the first samples of a spread over the split that can be read, each [few, ...]."""
     from raytrain.data.reader import Direct, Epoch
 
     few = index.take(np.linspace(0, len(index) - 1, min(_IMAGES, len(index))).astype(np.int64))
     reader = Direct(data, few)
-    for _, images in reader.read(Epoch(order.Shard(len(few), len(few), 0, 1), 0, None)):
-        if len(images):
-            return images
+    for samples, arrays in reader.read(Epoch(order.Shard(len(few), len(few), 0, 1), 0, None)):
+        if len(samples):
+            return arrays
     raise errors.all_samples_bad(type(data).__name__, reader.skipped[0])
 
 

@@ -21,13 +21,14 @@ from torch import nn
 
 from raytrain import errors, memory, order
 from raytrain.data import Index
-from raytrain.data.augment import Normalise, center_crop
+from raytrain.data.batch import Batch
+from raytrain.data.prepare import Prepare
 from raytrain.data.source import checked_read
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Experiment
 from raytrain.precision import Precision
 from raytrain.sources import line_of, place, reason
-from raytrain.task import Batch, Task
+from raytrain.task import Task
 
 _SAMPLES = 2
 """Samples of the step; BatchNorm needs more than one."""
@@ -218,7 +219,7 @@ class _Step:
         where = f"in {place(type(self.e.task).sums)}" if _is_users(type(self.e.task).sums) else self.loss_at
         self.module.eval()
         with self.calling("the first evaluation fails", batch, where), torch.inference_mode(), self.precision.forward():
-            found: Any = self.e.task.sums(self.module, Batch(batch.images, batch.labels, batch.ids))
+            found: Any = self.e.task.sums(self.module, batch.unmixed)
         tensors = found if isinstance(found, dict) else {"": found}
         wrong = next((name for name, value in tensors.items() if not isinstance(value, torch.Tensor)), None)
         if wrong is not None or not isinstance(found, dict):
@@ -263,12 +264,8 @@ class _Step:
         """
         if not self.brings_loss:
             return []
-        twice = Batch(
-            torch.cat([batch.images, batch.images]),
-            torch.cat([batch.labels, batch.labels]),
-            np.concatenate([batch.ids, batch.ids]),
-            None if batch.targets is None else torch.cat([batch.targets, batch.targets]),
-        )
+        doubled = {name: torch.cat([array, array]) for name, array in batch.arrays.items()}
+        twice = Batch(doubled, np.concatenate([batch.ids, batch.ids]))
         try:
             self.module.eval()
             with torch.no_grad(), self.precision.forward():
@@ -304,15 +301,17 @@ class _Step:
         except Exception as error:
             if memory.lacks(error):
                 raise NotTried("a step was not tried, for want of memory") from None
-            given = f"{_kind(batch.images)} and labels {_kind(batch.labels)}".replace("a tensor of ", "")
+            plural = {"image": "images", "label": "labels"}
+            shown = [f"{plural.get(name, name)} {_kind(array)}" for name, array in batch.unmixed.arrays.items()]
+            given = " and ".join(shown).replace("a tensor of ", "")
             line = line_of(error)
-            text = f"{what} for images {given}: {reason(error)}"
+            text = f"{what} for {given}: {reason(error)}"
             raise kind(text, line or where, _remedy(error, line)) from error
 
 
 def _remedy(error: Exception, line: str) -> str:
     if "'Batch' object has no attribute" in str(error):
-        return "a batch has images, labels, ids and targets"
+        return "a batch has images, labels, ids and targets, and batch[name] for each field of the data"
     if isinstance(error, NotImplementedError) and not line:  # a base class's own
         return "write that method"
     if isinstance(error, TypeError) and not line and "loss()" in str(error):
@@ -349,9 +348,9 @@ def _works_without_values(e: Experiment, index: Index, module: nn.Module) -> boo
         UserError: what `task.loss` returns is wrong.
     """
     step, batch = _Step(e, index, module, fresh=False), _batch(e, index, min(_SAMPLES, e.micro_batch, len(index)))
-    targets = None if batch.targets is None else batch.targets.to("meta")
+    shapes = {name: array.to("meta") for name, array in batch.arrays.items()}
     try:
-        loss, _ = step.loss(Batch(batch.images.to("meta"), batch.labels.to("meta"), batch.ids, targets))
+        loss, _ = step.loss(Batch(shapes, batch.ids))
         loss.backward()
     except UserError as error:
         if error.__cause__ is None:
@@ -380,7 +379,7 @@ def _built(module: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
 def _sizes(e: Experiment, index: Index) -> list[int]:
     """Return the samples of the first attempt, and of the second one if that can have more."""
     few, most = min(_SAMPLES, e.micro_batch, len(index)), min(e.micro_batch, len(index))
-    room = _MOST_VALUES // math.prod(e.data.image(index))
+    room = _MOST_VALUES // max(1, sum(math.prod(field.shape) for field in index.fields))
     even = [size for size in range(few + 1, most + 1) if most % size == 0 and size <= room]
     return [few, *even[-1:]]
 
@@ -394,24 +393,27 @@ def _batch(e: Experiment, index: Index, count: int) -> Batch:
     """
     ids = order.samples(e.seed, 0, len(index), np.arange(count))
     try:
-        images = checked_read(e.data, index, ids)
+        arrays = checked_read(e.data, index, ids)
     except BadSample as bad:
         if e.data.on_bad_sample == "error":
             raise errors.bad_sample(bad.path, bad.reason) from None
-        good = [(sample, image) for sample in ids for image in _readable(e, index, sample)]
+        good = [(sample, found) for sample in ids for found in _readable(e, index, sample)]
         if not good:
             raise NotTried(f"a step was not tried: none of the first {count} samples can be read") from None
-        ids, images = np.array([sample for sample, _ in good]), np.stack([image for _, image in good])
-    labels = torch.from_numpy(index.labels[ids])
-    mixes = e.data.augment.mixes
-    targets = torch.nn.functional.one_hot(labels, len(index.classes)).float() if mixes else None
-    shown = Normalise(e.data.mean, e.data.std)(center_crop(torch.from_numpy(images), e.data.crop))
-    return Batch(shown, labels, ids, targets)
+        ids = np.array([sample for sample, _ in good])
+        arrays = {name: np.concatenate([found[name] for _, found in good]) for name in good[0][1]}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if index.labels is not None:
+        tensors["label"] = torch.from_numpy(index.labels[ids])
+    tensors = Prepare(e.data, index).plain(tensors)
+    if e.data.augment.mixes:
+        tensors["target"] = torch.nn.functional.one_hot(tensors["label"], len(index.classes)).float()
+    return Batch(tensors, ids)
 
 
-def _readable(e: Experiment, index: Index, sample: int) -> Iterator[np.ndarray]:
+def _readable(e: Experiment, index: Index, sample: int) -> Iterator[dict[str, np.ndarray]]:
     with contextlib.suppress(BadSample):
-        yield from checked_read(e.data, index, np.array([sample], np.int64))
+        yield checked_read(e.data, index, np.array([sample], np.int64))
 
 
 @contextlib.contextmanager

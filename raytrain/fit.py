@@ -489,7 +489,7 @@ def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
     if type(e.model).load is Model.load or any((path / "checkpoints").glob("step_*/manifest.json")):
         return None
     torch.manual_seed(order.key(e.seed, 0) >> 1)
-    module = e.model.build(e.data.image(train_index), len(train_index.classes))
+    module = e.model.build(e.data.sample(train_index), len(train_index.classes))
     e.model.load(module)
     return module.state_dict()
 

@@ -116,11 +116,11 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
     rows = []
     with torch.inference_mode():
         for loaded in loader.epoch(0):
-            for ids, images, _, _ in loaded.micro_batches(_CHUNK):
+            for batch in loaded.micro_batches(_CHUNK):
                 with precision.forward():
-                    outputs = model(images)
+                    outputs = model(batch.images)
                 shares = outputs.float().softmax(dim=1).cpu()
-                for number, share in zip(ids, shares, strict=True):
+                for number, share in zip(batch.ids, shares, strict=True):
                     best = int(share.argmax())
                     rows.append(
                         {
@@ -219,7 +219,8 @@ def check_output(file: Path, known: tuple[str, ...]) -> None:
 def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProgram:
     import torch
 
-    sample = torch.zeros(2, *checkpoint.load_state(run.checkpoint(which))["sample"])
+    state = checkpoint.load_state(run.checkpoint(which))
+    sample = torch.zeros(2, *state["sample"], dtype=getattr(torch, state.get("input_dtype", "float32")))
     logged = logging.root.manager.disable
     logging.disable(logging.WARNING)  # where it fails, it prints and logs whole graphs besides what it raises
     try:

@@ -254,17 +254,16 @@ class Plan:
         )
         if self.asked.elastic:
             place += f" (elastic, {' or '.join(map(str, sorted(self.sizes)))} as there is room)"
-        shape = "x".join(map(str, e.data.image(train)))
+        shape = "x".join(map(str, e.data.sample(train)))
         splits = ", ".join(f"{len(index):,} {split}" for split, index in self.indices.items())
         rows = len(train) / e.replicas
-        classes = f"{len(train.classes):,} class" + ("es" if len(train.classes) != 1 else "")
         lines = [
             (
                 "model",
                 f"{type(e.model).__name__}, {self.parameters[0]:,} parameters"
                 + (f", {self.parameters[1]:,} of them trained" if self.parameters[1] != self.parameters[0] else ""),
             ),
-            ("data", f"{type(e.data).__name__}: {splits}; {classes}, images {shape}"),
+            ("data", f"{type(e.data).__name__}: {splits}; {_arrays(train, shape)}"),
             (
                 "workers",
                 f"{place} on {self.resources.where} "
@@ -379,11 +378,11 @@ def make(
     experiment.task.check_monitor()
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
-    sample = experiment.data.image(train)
+    sample, dtype = experiment.data.sample(train), train.input.seen_as
     if experiment.data.augment.mixes and experiment.batch_size > len(train):
         allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
-    module = check_model(experiment, sample, len(train.classes), not resumed)
+    module = check_model(experiment, sample, len(train.classes), not resumed, dtype)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     if experiment.unfreeze_epoch is not None and not backbone(module):
         raise errors.nothing_to_unfreeze(type(experiment.model).__name__)
@@ -401,7 +400,7 @@ def make(
     spread = experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     experiment = replace(
         experiment,
-        memory_format=memory_format(experiment, sample, len(train.classes), module),
+        memory_format=memory_format(experiment, sample, len(train.classes), module, dtype),
     )
     counts = _parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*experiment.model.notes(), *experiment.data.notes(), *notes]
@@ -434,7 +433,7 @@ def _try_step(experiment: Experiment, index: Index, module: nn.Module, new: bool
     """
     from raytrain import first_step
 
-    shape = experiment.data.image(index), len(index.classes)
+    shape = experiment.data.sample(index), len(index.classes)
     fresh = new and type(experiment.model).load is Model.load
     try:
         return first_step.check(experiment, index, module, lambda: _build(experiment, *shape, "cpu"), fresh), None
@@ -510,11 +509,15 @@ def _check_gpu_memory(planned: Plan, model: int) -> None:
         raise errors.no_room(what, state, room, where, f"take {more}, larger GPUs or a smaller model")
 
 
-def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: int, weights: bool = True) -> nn.Module:
-    """Builds the model and passes one image through it; a large one on the meta device where its code allows that.
+def check_model(
+    experiment: Experiment, sample: tuple[int, ...], classes: int, weights: bool = True, dtype: str = "float32"
+) -> nn.Module:
+    """Builds the model and passes one sample through it; a large one on the meta device where its code allows that.
 
     Args:
+        sample: the shape of the model's input for one sample.
         weights: whether to check also the weights that it will start from.
+        dtype: the input's type.
 
     Returns:
         The model, in the CPU's memory or on the meta device.
@@ -530,18 +533,17 @@ def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: i
         module = _build(experiment, sample, classes, "meta")
         if _parameters(module) <= _TRIED_FOR_REAL:
             module = _build(experiment, sample, classes, "cpu")
-        output = _pass(module, sample)
+        output = _pass(module, sample, dtype)
     except errors.UserError:
         raise
     except Exception:  # it looks at values, or mixes devices, which the meta device does not allow
         module = _checked_build(experiment, sample, classes)
         try:
-            output = _pass(module, sample)
+            output = _pass(module, sample, dtype)
         except Exception as error:
             what = f"the model cannot take a sample of this data: {sources.reason(error)}"
-            how = (
-                f"make build(sample, classes) use the sample's shape (channels, height, width), which is {sample} here"
-            )
+            axes = " (channels, height, width)" if len(sample) == 3 else ""
+            how = f"make build(sample, classes) use the sample's shape{axes}, which is {sample} here"
             raise errors.UserError(what, sources.line_of(error) or f"in {where}", how) from None
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -552,7 +554,7 @@ def check_model(experiment: Experiment, sample: tuple[int, int, int], classes: i
 
 
 def memory_format(
-    experiment: Experiment, sample: tuple[int, int, int], classes: int, module: nn.Module
+    experiment: Experiment, sample: tuple[int, ...], classes: int, module: nn.Module, dtype: str = "float32"
 ) -> Literal["contiguous", "channels_last"]:
     """Decides `memory_format=auto`: channels_last for models with convolutions that can work so.
 
@@ -571,7 +573,7 @@ def memory_format(
     try:  # on real memory: a model that calls view() after a convolution fails there and not on the meta device
         if _on_meta(module):
             module = _build(experiment, sample, classes, "cpu")
-        _pass(module, sample, torch.channels_last)
+        _pass(module, sample, dtype, torch.channels_last)
     except Exception as error:
         if asked == "channels_last":
             raise errors.no_channels_last(type(error).__name__, f"in {type(experiment.model).__name__}") from None
@@ -579,7 +581,7 @@ def memory_format(
     return "channels_last"
 
 
-def tensors(experiment: Experiment, sample: tuple[int, int, int], classes: int) -> Tensors:
+def tensors(experiment: Experiment, sample: tuple[int, ...], classes: int) -> Tensors:
     """Return what a checkpoint of the experiment's model and optimizer consists of, without taking its memory.
 
     Raises:
@@ -601,7 +603,7 @@ def tensors(experiment: Experiment, sample: tuple[int, int, int], classes: int) 
     )
 
 
-def _build(experiment: Experiment, sample: tuple[int, int, int], classes: int, device: str) -> nn.Module:
+def _build(experiment: Experiment, sample: tuple[int, ...], classes: int, device: str) -> nn.Module:
     import torch
 
     silence = _loads_on_meta_unsaid() if device == "meta" else contextlib.nullcontext()
@@ -611,7 +613,7 @@ def _build(experiment: Experiment, sample: tuple[int, int, int], classes: int, d
         return module.eval() if hasattr(module, "eval") else module
 
 
-def _checked_build(experiment: Experiment, sample: tuple[int, int, int], classes: int) -> nn.Module:
+def _checked_build(experiment: Experiment, sample: tuple[int, ...], classes: int) -> nn.Module:
     """Return the model on the CPU.
 
     Raises:
@@ -656,15 +658,28 @@ def _loads_on_meta_unsaid() -> Iterator[None]:
             filters.remove(_LOADED_ON_META)
 
 
-def _pass(module: nn.Module, sample: tuple[int, int, int], layout: Any = None) -> Any:
-    """The model's output for one black image."""
+def _pass(module: nn.Module, sample: tuple[int, ...], dtype: str, layout: Any = None) -> Any:
+    """The model's output for one sample of zeros."""
     import torch
 
     layout = layout or torch.contiguous_format
     device = torch.device("meta" if _on_meta(module) else "cpu")
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]):
         module.to(memory_format=layout)  # type: ignore[call-overload]
-        return module(torch.zeros(1, *sample).contiguous(memory_format=layout))
+        return module(torch.zeros(1, *sample, dtype=getattr(torch, dtype)).contiguous(memory_format=layout))
+
+
+def _arrays(index: Index, shape: str) -> str:
+    """What a split's samples are, for the plan's table.
+
+    Args:
+        shape: of the model's input.
+    """
+    first, *others = index.fields
+    count = len(index.classes)
+    classes = [f"{count:,} class" + ("es" if count != 1 else "")] if index.labels is not None else []
+    named = f"{'images' if first.name == 'image' else first.name} {shape}".rstrip()
+    return ", ".join([*classes, named, *(field.name for field in others)])
 
 
 def _strategy(experiment: Experiment) -> str:

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from raytrain import experiment, launch, memory
-from raytrain.data import Index
+from raytrain.data import Field, Index
 from raytrain.data.loader import Loaded, fits_device
-from raytrain.data.reader import Epoch
+from raytrain.data.reader import Arrays, Epoch
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 
@@ -87,8 +87,10 @@ class _Trials:
         gpu = bool(self.value.scaling.gpus_per_worker)
         self.ranks = RankContext.alone(self.value.scaling.gpus_per_worker, rank, world)
         with np.load(folder / "samples.npz") as samples:
-            self.images, labels = samples["images"], samples["labels"]
-        self.index = Index(labels, tuple(job["classes"]), self.images.shape[1:], "train")
+            self.arrays = dict(samples)
+        fields = tuple(Field(**(field | {"shape": tuple(field["shape"])})) for field in job["fields"])
+        labels, classes = self.arrays.pop("label", None), tuple(job["classes"])
+        self.index = Index(labels, classes, split="train", fields=fields, count=job["count"])
         if gpu:
             torch.cuda.set_device(self.ranks.device)
         if world > 1:
@@ -120,7 +122,7 @@ class _Trials:
             if self.value.compile:
                 torch.compiler.reset()
             value = replace(self.value, precision=precision, micro_batch_size=micro_batch)  # type: ignore[arg-type]
-            indices, readers = {"train": self.index}, {"train": _Repeated(self.images)}
+            indices, readers = {"train": self.index}, {"train": _Repeated(self.arrays)}
             trainer = Trainer(value, self.folder, indices, readers, None, self.ranks, time.time())
             with trainer.started():
                 seconds = _Trial(trainer).run(timed)
@@ -183,7 +185,7 @@ class _Trial:
     def _batches(self) -> Iterator[Loaded]:
         """Global batches, but for a short last one."""
         loader = self.trainer.loaders["train"]
-        size = min(self.experiment.batch_size, len(loader.labels))
+        size = min(self.experiment.batch_size, len(loader))
         for epoch in count():
             yield from (loaded for loaded in loader.epoch(epoch) if loaded.size == size)
 
@@ -221,16 +223,16 @@ class _Trial:
 
 
 class _Repeated:
-    """A few images that stand for all of a split.
+    """A few samples that stand for all of a split.
 
     Args:
-        images: uint8 [few, channels, height, width].
+        arrays: each [few, ...].
     """
 
-    def __init__(self, images: np.ndarray):
-        self.images = images
+    def __init__(self, arrays: Arrays):
+        self.arrays = arrays
 
-    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(samples int64 [k], images uint8 [k, ...]) of each step."""
+    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
+        """Yield (samples int64 [k], their arrays) of each step."""
         for samples in epoch.steps():
-            yield samples, self.images[samples % len(self.images)]
+            yield samples, {name: array[samples % len(array)] for name, array in self.arrays.items()}

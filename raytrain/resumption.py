@@ -117,7 +117,7 @@ class Correction:
         if not storage.newest(self.run.path):
             return
         value, index = planned.experiment, planned.indices["train"]
-        shape = value.data.image(index), len(index.classes)
+        shape = value.data.sample(index), len(index.classes)
         after = plan.tensors(value, *shape)
         sources.use(self._before)
         before = plan.tensors(self._before, *shape)

@@ -9,33 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from raytrain import errors
 from raytrain.config import check
+from raytrain.data.batch import Batch
 from raytrain.sources import place
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import nn
-
-
-@dataclass
-class Batch:
-    """One rank's part of a global batch, on its device.
-
-    Attributes:
-        images: float32 [n, channels, height, width], augmented and normalised.
-        labels: int64 [n].
-        ids: int64 [n], the samples' numbers in their split, on the host.
-        targets: float32 [n, classes], each class's share of an image, where mixup or cutmix has mixed it; None
-            elsewhere. A task that looks at labels must take these instead: an image's label is only one of its two.
-    """
-
-    images: torch.Tensor
-    labels: torch.Tensor
-    ids: np.ndarray
-    targets: torch.Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 @dataclass(frozen=True)

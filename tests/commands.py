@@ -72,12 +72,12 @@ def make_run(path: Path, value: Experiment = VALUE, steps: int = 30) -> Run:
     some = np.arange(min(256, len(index["train"])))
     images, mean, std = value.data.read(index["train"], some), value.data.mean[0], value.data.std[0]
     inputs, labels = (torch.from_numpy(images) / 255 - mean) / std, torch.from_numpy(index["train"].labels[some])
-    module = value.model.build(value.data.image(index["train"]), len(index["train"].classes))
+    module = value.model.build(value.data.sample(index["train"]), len(index["train"].classes))
     optimizer, log = torch.optim.SGD(module.parameters(), lr=0.1), MetricsLog(path / "metrics.jsonl", 0)
     for step in range(steps + 1):
         if step in (steps // 2, steps):
             state = {
-                "sample": value.data.image(index["train"]),
+                "sample": value.data.sample(index["train"]),
                 "stored": index["train"].shape,
                 "classes": index["train"].classes,
                 "progress": {"step": step},

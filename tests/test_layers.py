@@ -12,7 +12,7 @@ import pytest
 import raytrain
 
 ROOT = Path(raytrain.__file__).parent
-ROOMS = ("precision", "memory", "optim", "ema", "task", "metrics", "models", "data", "parallel")
+ROOMS = ("precision", "memory", "optim", "ema", "metrics", "models", "data", "parallel")
 LAYERS = (
     (
         "guard",
@@ -30,6 +30,7 @@ LAYERS = (
         "watchdog",
     ),
     ROOMS,
+    ("task",),
     ("parts",),
     ("experiment",),
     ("first_step",),

@@ -30,14 +30,17 @@ class Logits(nn.Module):
 def batch(size: int, classes: int, seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(size, 1, 1, classes, generator=generator) * 3
-    return Batch(logits, torch.randint(0, classes, (size,), generator=generator), np.arange(size))
+    labels = torch.randint(0, classes, (size,), generator=generator)
+    return Batch({"image": logits, "label": labels}, np.arange(size))
 
 
 def totals(task: Task, whole: Batch, cuts: list[int]) -> dict[str, np.ndarray]:
     sums, start = Sums(), 0
     for cut in cuts:
         part = slice(start, start + cut)
-        sums.add(task.sums(Logits(), Batch(whole.images[part], whole.labels[part], whole.ids[part])))
+        sums.add(
+            task.sums(Logits(), Batch({name: array[part] for name, array in whole.arrays.items()}, whole.ids[part]))
+        )
         start += cut
     return sums.reduce(CPU)
 
@@ -60,7 +63,7 @@ def test_the_loss_of_mixed_images_is_that_of_their_targets(smoothing: float, dty
     logits, other = whole.images.flatten(1).to(dtype), whole.labels.roll(1)
     share = torch.rand(33, 1, generator=torch.Generator().manual_seed(0))
     targets = share * nn.functional.one_hot(whole.labels, 10) + (1 - share) * nn.functional.one_hot(other, 10)
-    found, count = task.loss(Logits(), Batch(logits, whole.labels, whole.ids, targets))
+    found, count = task.loss(Logits(), Batch({"image": logits, "label": whole.labels, "target": targets}, whole.ids))
     each = [
         cross_entropy(logits.float(), wanted, label_smoothing=smoothing, reduction="none")
         for wanted in (whole.labels, other)
@@ -105,7 +108,7 @@ def test_smoothing_changes_training_and_not_the_validation_loss() -> None:
 
 def test_half_precision_logits_are_judged_in_single_precision() -> None:
     whole = batch(64, 10)
-    half = Batch(whole.images.bfloat16(), whole.labels, whole.ids)
+    half = Batch({"image": whole.images.bfloat16(), "label": whole.labels}, whole.ids)
     expected = cross_entropy(half.images.flatten(1).float(), half.labels, reduction="none").double().sum()
     assert Classification().sums(Logits(), half)["loss"] == expected
 

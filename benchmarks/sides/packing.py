@@ -36,10 +36,10 @@ def main() -> None:
         index = data.index()["train"]
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
         started = time.perf_counter()
-        images, index, _ = reader.pack(data, index)
+        arrays, index, _ = reader.pack(data, index)
         packed = time.perf_counter() - started
-        assert images is not None
-        loss, seconds = epoch(workload, data, index, images)
+        assert arrays is not None
+        loss, seconds = epoch(workload, data, index, arrays["image"])
         ray.shutdown()
         started = time.perf_counter()
         again, _, _ = reader.pack(data, index)  # no cluster is there: it could not be read anew
@@ -50,7 +50,7 @@ def main() -> None:
             packed=packed,
             epoch=seconds,
             again=time.perf_counter() - started,
-            rows=0 if again is None else len(again),
+            rows=0 if again is None else len(again["image"]),
         )
     shutil.rmtree(cache, ignore_errors=True)
 

@@ -29,8 +29,8 @@ def main() -> None:
     while turns.wait():
         started, samples, first = time.perf_counter(), 0, 0.0
         for loaded in loader.epoch(epoch):
-            for _, images, _, _ in loaded.micro_batches(workload.batch_size):
-                samples += len(images)
+            for batch in loaded.micro_batches(workload.batch_size):
+                samples += len(batch)
                 first = first or time.perf_counter() - started
         turns.reply(samples, time.perf_counter() - started, first=first)
         epoch += 1

@@ -1,9 +1,10 @@
 """Data sources, and the path from files to batches. A new source is one new file here."""
 
 from raytrain.data.augment import Augment
+from raytrain.data.batch import Batch
 from raytrain.data.digits import Digits
 from raytrain.data.imagefolder import ImageFolder
 from raytrain.data.mnist import MNIST
-from raytrain.data.source import Data, Index
+from raytrain.data.source import Data, Field, Index
 
-__all__ = ["MNIST", "Augment", "Data", "Digits", "ImageFolder", "Index"]
+__all__ = ["MNIST", "Augment", "Batch", "Data", "Digits", "Field", "ImageFolder", "Index"]

@@ -78,25 +78,28 @@ class Augment:
         """Whether samples are mixed in pairs."""
         return self.mixup > 0 or self.cutmix > 0
 
-    def __call__(self, images: torch.Tensor, side: int | None, draws: np.ndarray) -> torch.Tensor:
-        """Crops and flips a batch.
+    def __call__(
+        self, images: torch.Tensor, side: int | None, draws: np.ndarray, fill: int | None = None
+    ) -> torch.Tensor:
+        """Crop and flip a batch of images, or of masks: with the same draws, both are cut from the same places.
 
         Args:
-            images: uint8 [n, c, h, w].
+            images: [n, c, h, w] of any type.
             side: height and width of the result; None keeps the image's.
             draws: float64 [n, DRAWS] in [0, 1).
+            fill: None for images. For masks, whose values are never blended: what a random crop's padding has.
 
         Returns:
-            [n, c, side, side], uint8, or float32 on the same scale after a random_resized crop.
+            [n, c, side, side] of the same type, but for images after a random_resized crop: float32 on the same scale.
         """
         import torch
 
         if self.crop == "center":
             images = center_crop(images, side)
         elif self.crop == "random":
-            images = self._random_crop(images, side, draws)
+            images = self._random_crop(images, side, draws, fill or 0)
         else:
-            images = self._random_resized_crop(images, side, draws)
+            images = self._random_resized_crop(images, side, draws, blended=fill is None)
         if self.flip:
             flips = torch.from_numpy(draws[:, 4] < self.flip).to(images.device)
             images = torch.where(flips[:, None, None, None], images.flip(-1), images)
@@ -165,10 +168,10 @@ class Augment:
             images[pair], targets[pair] = mix(images[pair], labels[pair])
         return targets
 
-    def _random_crop(self, images: torch.Tensor, side: int | None, draws: np.ndarray) -> torch.Tensor:
+    def _random_crop(self, images: torch.Tensor, side: int | None, draws: np.ndarray, fill: int) -> torch.Tensor:
         import torch
 
-        padded = torch.nn.functional.pad(images, [self.padding] * 4)
+        padded = torch.nn.functional.pad(images, [self.padding] * 4, value=fill)
         n, channels, height, width = padded.shape
         out_h, out_w = (side, side) if side else images.shape[2:]
         top = torch.from_numpy((draws[:, 0] * (height - out_h + 1)).astype(np.int64)).to(images.device)
@@ -179,7 +182,9 @@ class Augment:
         channel = torch.arange(channels, device=images.device)[None, :, None, None]
         return padded[each, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
-    def _random_resized_crop(self, images: torch.Tensor, side: int | None, draws: np.ndarray) -> torch.Tensor:
+    def _random_resized_crop(
+        self, images: torch.Tensor, side: int | None, draws: np.ndarray, blended: bool
+    ) -> torch.Tensor:
         import torch
 
         height, width = images.shape[2:]
@@ -196,9 +201,12 @@ class Augment:
         y = torch.from_numpy(down.astype(np.float32)).to(images.device)[:, :, None]
         x = torch.from_numpy(across.astype(np.float32)).to(images.device)[:, None, :]
         grid = torch.stack(torch.broadcast_tensors(x, y), dim=-1)
-        return torch.nn.functional.grid_sample(
-            images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False
+        mode = "bilinear" if blended else "nearest"
+        values = images.float() if blended else images.double()  # in which integers below 2**53 stay what they are
+        found = torch.nn.functional.grid_sample(
+            values, grid.to(values.dtype), mode=mode, padding_mode="border", align_corners=False
         )
+        return found if blended else found.to(images.dtype)
 
 
 def _seeded(seed: int, epoch: int, ids: np.ndarray, purpose: int) -> Iterator[int]:
@@ -221,7 +229,12 @@ def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:
 
 
 class Normalise:
-    """float32 (images / 255 - mean) / std, for [n, c, h, w] of uint8 or of floats on that scale."""
+    """float32 (images / range - mean) / std, for [n, c, h, w].
+
+    Args:
+        dtype: the stored images' type, whose full range is 255 for uint8 and 1 for floats. A batch may have floats on
+            that scale.
+    """
 
     def __init__(
         self,
@@ -229,15 +242,17 @@ class Normalise:
         std: tuple[float, ...],
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format | None = None,
+        dtype: str = "uint8",
     ):
         import torch
 
+        full = 1 if np.dtype(dtype).kind == "f" else 1 if dtype == "bool" else np.iinfo(dtype).max
         self.memory_format = memory_format or torch.contiguous_format
-        self.shift = torch.tensor(mean, device=device).view(1, -1, 1, 1) * 255
-        self.scale = 1 / (torch.tensor(std, device=device).view(1, -1, 1, 1) * 255)
+        self.shift = torch.tensor(mean, device=device).view(1, -1, 1, 1) * full
+        self.scale = 1 / (torch.tensor(std, device=device).view(1, -1, 1, 1) * full)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """The normalised images, in the memory format that was asked for; `images` stay as they are."""
+        """Return the normalised images, in the memory format that was asked for; `images` stay as they are."""
         import torch
 
         converted = images.to(torch.float32, copy=True, memory_format=self.memory_format)

@@ -1,9 +1,9 @@
-"""Decoded images on disk, so that the next run on the same files starts without decoding any.
+"""Decoded samples on disk, so that the next run on the same files starts without decoding any.
 
-An entry is one Arrow IPC stream with the images of a split, memory-mapped when it is read, and behind it a digest of
-all of the file but the pixels. Of images that are streamed it is a line of JSON that says which cannot be read, and its
-digest. Its name is a hash of what decides the pixels, so that an entry is right or absent, never out of date. Whatever
-goes wrong here (no room, no permission, a damaged file) means work without the cache.
+An entry is one Arrow IPC stream with the arrays of a split, memory-mapped when it is read, and behind it a digest of
+all of the file but the arrays. Of samples that are streamed it is a line of JSON that says which cannot be read, and
+its digest. Its name is a hash of what decides the arrays, so that an entry is right or absent, never out of date.
+Whatever goes wrong here (no room, no permission, a damaged file) means work without the cache.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -29,7 +30,7 @@ LIMIT = 20 << 30
 not used for longest go first."""
 
 _ALONE = ".json"
-"""Suffix of an entry that has no images."""
+"""Suffix of an entry that has no arrays."""
 _EOS = b"\xff\xff\xff\xff\0\0\0\0"
 _DIGEST = 32
 _ABANDONED = 24 * 3600.0
@@ -48,7 +49,7 @@ def entry(folder: Path, index: Index, recipe: str) -> Path:
     """The path of a split's entry.
 
     Args:
-        recipe: whatever decides the pixels besides the index: where the files are, how they are decoded.
+        recipe: whatever decides the arrays besides the index: where the files are, how they are decoded.
     """
     assert index.times is not None
     digest = hashlib.sha256(f"{FORMAT}\0{index.fingerprint()}\0{recipe}\0".encode())
@@ -56,9 +57,9 @@ def entry(folder: Path, index: Index, recipe: str) -> Path:
     return folder / f"{digest.hexdigest()[:32]}.arrows"
 
 
-def load(path: Path, index: Index) -> tuple[np.ndarray, Bad] | None:
-    """The images of a split, uint8 [n, channels, height, width], mapped from the disk, and the samples that could not
-    be read, whose images are black; None if there is no such entry, or it is damaged."""
+def load(path: Path, index: Index) -> tuple[dict[str, np.ndarray], Bad] | None:
+    """The arrays of a split, by the fields' names and each [n, ...], mapped from the disk, and the samples that could
+    not be read, whose arrays are zeros; None if there is no such entry, or it is damaged."""
     try:
         found = _open(path, index)
         if found is not None:
@@ -69,7 +70,7 @@ def load(path: Path, index: Index) -> tuple[np.ndarray, Bad] | None:
 
 
 def load_bad(path: Path, index: Index) -> Bad | None:
-    """The samples of a split that could not be read, by its entry with images or by one that has them alone; None if
+    """The samples of a split that could not be read, by its entry with arrays or by one that has them alone; None if
     there is neither, or it is damaged."""
     found = load(path, index)
     if found is not None:
@@ -83,20 +84,20 @@ def load_bad(path: Path, index: Index) -> Bad | None:
         return None
 
 
-def store(path: Path, index: Index, images: np.ndarray | None, bad: Bad) -> bool:
-    """Keeps the images of a split, and which samples could not be read; without images, that alone. Others see all of
+def store(path: Path, index: Index, arrays: dict[str, np.ndarray] | None, bad: Bad) -> bool:
+    """Keeps the arrays of a split, and which samples could not be read; without arrays, that alone. Others see all of
     the entry or nothing. Returns whether it is kept."""
-    path = path if images is not None else path.with_suffix(_ALONE)
+    path = path if arrays is not None else path.with_suffix(_ALONE)
     partial = path.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if images is None:
+        if arrays is None:
             text = json.dumps(bad).encode()
             partial.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
         else:
-            if not _make_room(path, images.nbytes):
+            if not _make_room(path, sum(array.nbytes for array in arrays.values())):
                 return False
-            _write(partial, index, images, bad)
+            _write(partial, index, arrays, bad)
             if _open(partial, index) is None:
                 return False
         os.replace(partial, path)
@@ -108,9 +109,8 @@ def store(path: Path, index: Index, images: np.ndarray | None, bad: Bad) -> bool
             partial.unlink(missing_ok=True)
 
 
-def _open(path: Path, index: Index) -> tuple[np.ndarray, Bad] | None:
-    width = int(np.prod(index.shape))
-    body = _padded(len(index) * width)
+def _open(path: Path, index: Index) -> tuple[dict[str, np.ndarray], Bad] | None:
+    body = sum(_padded(len(index) * field.bytes) for field in index.fields)
     with pa.memory_map(str(path)) as file:
         head = file.size() - body - len(_EOS) - _DIGEST
         if head <= 0:
@@ -120,24 +120,30 @@ def _open(path: Path, index: Index) -> tuple[np.ndarray, Bad] | None:
             return None
         batch = pa.ipc.open_stream(file).read_next_batch()  # its head is as we wrote it: safe to parse
     header = json.loads(batch.schema.metadata[b"raytrain"])
-    column = batch.column(0)
-    pixels = column.buffers()[1]
-    if (column.type, len(column)) != (pa.binary(width), len(index)) or pixels is None:
+    if batch.schema.names != [field.name for field in index.fields]:
         return None
-    images = np.frombuffer(pixels, np.uint8, len(index) * width).reshape(len(index), *index.shape)
-    return images, [(row, path, reason) for row, path, reason in header["bad"]]
+    arrays = {}
+    for field, column in zip(index.fields, batch.columns, strict=True):
+        values = column.buffers()[1]
+        if (column.type, len(column)) != (pa.binary(field.bytes), len(index)) or values is None:
+            return None
+        count = len(index) * math.prod(field.shape)
+        arrays[field.name] = np.frombuffer(values, field.dtype, count).reshape(len(index), *field.shape)
+    return arrays, [(row, path, reason) for row, path, reason in header["bad"]]
 
 
-def _write(path: Path, index: Index, images: np.ndarray, bad: Bad) -> None:
-    width = int(np.prod(index.shape))
-    images = np.ascontiguousarray(images)
-    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(images), [None, pa.py_buffer(images)])
-    header = {"shape": index.shape, "classes": index.classes, "split": index.split, "bad": bad}
-    schema = pa.schema([pa.field("image", column.type)], {"raytrain": json.dumps(header)})
+def _write(path: Path, index: Index, arrays: dict[str, np.ndarray], bad: Bad) -> None:
+    columns = []
+    for field in index.fields:
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(arrays[field.name]))]
+        columns.append(pa.FixedSizeBinaryArray.from_buffers(pa.binary(field.bytes), len(index), buffers))
+    header = {"classes": index.classes, "split": index.split, "bad": bad}
+    named = [pa.field(field.name, column.type) for field, column in zip(index.fields, columns, strict=True)]
+    schema = pa.schema(named, {"raytrain": json.dumps(header)})
     with pa.OSFile(str(path), "wb") as file:
         with pa.ipc.new_stream(file, schema) as stream:
-            stream.write_batch(pa.record_batch([column], schema))
-        head = file.tell() - len(_EOS) - _padded(images.nbytes)
+            stream.write_batch(pa.record_batch(columns, schema))
+        head = file.tell() - len(_EOS) - sum(_padded(len(index) * field.bytes) for field in index.fields)
     with open(path, "r+b") as file:
         digest = hashlib.sha256(file.read(head)).digest()
         file.seek(0, os.SEEK_END)

@@ -7,51 +7,43 @@ import ctypes
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from raytrain import order
-from raytrain.data.augment import DRAWS, Normalise, center_crop
-from raytrain.data.reader import Epoch, Resident
+from raytrain.data.batch import Batch
+from raytrain.data.prepare import Prepare, Tensors
+from raytrain.data.reader import Arrays, Epoch, Resident
 from raytrain.data.source import Data, Index
 from raytrain.watchdog import awaited
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Of glibc's malloc.h."""
 _DEVICE_SHARE = 0.25
-"""Share of a GPU's free memory up to which all images of a split are kept there."""
+"""Share of a GPU's free memory up to which all arrays of a split are kept there."""
 
 
 class Reader(Protocol):
-    """Where images come from, such as `Resident` and `Streaming`."""
+    """Where samples come from, such as `Resident` and `Streaming`."""
 
-    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(samples int64 [k], images uint8 [k, ...]) of each step."""
+    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
+        """Yield (samples int64 [k], their arrays) of each step."""
         ...
 
 
-Prepare = Callable[[torch.Tensor, torch.Tensor, np.ndarray], tuple[torch.Tensor, torch.Tensor | None]]
-
-
 class Pass(NamedTuple):
-    """What a model sees at once.
+    """A micro-batch, in training.
 
     Attributes:
-        ids: int64 [k].
-        images: float32 [k, channels, height, width].
-        labels: int64 [k].
-        targets: float32 [k, classes], the shares of the classes in mixed images; None where none are mixed.
+        batch: what the task gets.
         last: whether the step has no further one.
         blank: whether it stands in for samples that are not there.
     """
 
-    ids: np.ndarray
-    images: torch.Tensor
-    labels: torch.Tensor
-    targets: torch.Tensor | None
+    batch: Batch
     last: bool
     blank: bool
 
@@ -64,9 +56,8 @@ class Loaded:
         step: the step in its epoch.
         size: how many samples all ranks have together.
         ids: int64 [n], this rank's samples, on the host.
-        images: uint8 [n, channels, height, width] as stored, on the device.
-        labels: int64 [n], on the device.
-        prepare: turns (images, labels, ids) into the float32 images that the model sees, and their targets.
+        arrays: the samples' arrays as they are stored, each [n, ...] and on the device.
+        prepare: turns (arrays, ids) into those that the task sees.
         most: how many samples the rank has that has most.
         first: the number of this rank's first shard, over all ranks.
         cuts: how many samples each of its shards has; None where its part is one.
@@ -75,9 +66,8 @@ class Loaded:
     step: int
     size: int
     ids: np.ndarray
-    images: torch.Tensor
-    labels: torch.Tensor
-    prepare: Prepare
+    arrays: Tensors
+    prepare: Callable[[Tensors, np.ndarray], Tensors]
     most: int
     first: int
     cuts: tuple[int, ...] | None = None
@@ -91,28 +81,26 @@ class Loaded:
         for number, (size, stop) in enumerate(zip(self.cuts, stops, strict=True), self.first):
             part = slice(stop - size, stop)
             if len(self.ids[part]):
-                images, labels = self.images[part], self.labels[part]
-                yield number, replace(self, ids=self.ids[part], images=images, labels=labels, cuts=None)
+                yield number, replace(self, ids=self.ids[part], arrays=_rows(self.arrays, part), cuts=None)
 
-    def micro_batches(self, size: int) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-        """(ids, float32 images, labels, targets) of at most `size` samples each."""
+    def micro_batches(self, size: int) -> Iterator[Batch]:
+        """Yield batches of at most `size` samples."""
         for start in range(0, len(self.ids), size):
             part = slice(start, start + size)
-            ids, labels = self.ids[part], self.labels[part]
-            images, targets = self.prepare(self.images[part], labels, ids)
-            yield ids, images, labels, targets
+            yield self._batch(_rows(self.arrays, part), self.ids[part])
 
     def passes(self, size: int, together: bool) -> Iterator[Pass]:
         """The micro-batches. There is at least one, and for ranks that work `together` as many as any rank has: what is
-        missing is a black image, which takes part in what the ranks exchange and must count for nothing."""
+        missing is a sample of zeros, which takes part in what the ranks exchange and must count for nothing."""
         count = max(1, -(-(self.most if together else len(self.ids)) // size))
         for number, batch in enumerate(self.micro_batches(size), 1):
-            yield Pass(*batch, number == count, blank=False)
+            yield Pass(batch, number == count, blank=False)
         for number in range(-(-len(self.ids) // size) + 1, count + 1):
-            images, labels = self.images.new_zeros((1, *self.images.shape[1:])), self.labels.new_zeros(1)
-            ids = np.zeros(1, np.int64)
-            images, targets = self.prepare(images, labels, ids)
-            yield Pass(ids, images, labels, targets, number == count, blank=True)
+            zeros = {name: array.new_zeros((1, *array.shape[1:])) for name, array in self.arrays.items()}
+            yield Pass(self._batch(zeros, np.zeros(1, np.int64)), number == count, blank=True)
+
+    def _batch(self, arrays: Tensors, ids: np.ndarray) -> Batch:
+        return Batch(self.prepare(arrays, ids), ids)
 
 
 class Loader:
@@ -121,12 +109,12 @@ class Loader:
     Args:
         data: the source, for its crop, augmentation and normalisation.
         index: the split's samples.
-        reader: where images come from.
+        reader: where their arrays come from.
         batch: size of the global batch.
         train: whether to shuffle and augment.
         memory_format: how the images that the model sees lie in memory.
         shards: into how many shards the rank's part of a batch is cut; None leaves it whole.
-        on_device: whether all images are kept on the device; by default on a GPU with room.
+        on_device: whether all arrays are kept on the device; by default on a GPU with room.
     """
 
     def __init__(
@@ -146,13 +134,16 @@ class Loader:
     ):
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.shard, self.cut = order.Shard(len(index), batch, rank, world, shards or 1), shards is not None
-        self.labels, self.classes = index.labels, len(index.classes)
-        self.normalise = Normalise(data.mean, data.std, device, memory_format)
-        self.on_device: tuple[torch.Tensor, torch.Tensor] | None = None
-        if isinstance(reader, Resident) and (
-            fits_device(reader.images.nbytes, device) if on_device is None else on_device
-        ):
-            self.on_device = torch.tensor(reader.images, device=device), torch.tensor(index.labels, device=device)
+        self.labels, self.prepare = index.labels, Prepare(data, index, device, memory_format)
+        self.on_device: Tensors | None = None
+        if isinstance(reader, Resident) and (fits_device(reader.bytes, device) if on_device is None else on_device):
+            self.on_device = {name: torch.tensor(array, device=device) for name, array in reader.arrays.items()}
+            if index.labels is not None:
+                self.on_device["label"] = torch.tensor(index.labels, device=device)
+
+    def __len__(self) -> int:
+        """Samples of the split."""
+        return self.shard.n
 
     @property
     def steps(self) -> int:
@@ -163,32 +154,32 @@ class Loader:
         """The steps of an epoch from `first_step` on."""
         way = Epoch(self.shard, self.seed, number if self.train else None, first_step)
         augmented = self.train and self.data.augment.random
-        for step, (ids, images, labels) in enumerate(self._ahead(self._batches(way)), first_step):
+        for step, (ids, arrays) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)
             # How a short batch is split over the ranks might separate pairs.
             prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self._plain
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None
-            yield Loaded(step, size, ids, images, labels, prepare, most, first, cuts)
+            yield Loaded(step, size, ids, arrays, prepare, most, first, cuts)
 
-    def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
-        """(ids, uint8 images, labels) of each step, on the device."""
+    def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, Tensors]]:
+        """(ids, arrays) of each step, on the device."""
         if self.on_device is None:
-            for ids, images in awaited(self.reader.read(way)):
-                yield ids, self._to_device(images), self._to_device(self.labels[ids])
+            for ids, arrays in awaited(self.reader.read(way)):
+                tensors = {name: self._to_device(array) for name, array in arrays.items()}
+                if self.labels is not None:
+                    tensors["label"] = self._to_device(self.labels[ids])
+                yield ids, tensors
         else:
-            all_images, all_labels = self.on_device
             for ids in way.steps():
                 chosen = self._to_device(ids)
-                yield ids, all_images.index_select(0, chosen), all_labels.index_select(0, chosen)
+                yield ids, {name: array.index_select(0, chosen) for name, array in self.on_device.items()}
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
-    def _ahead(
-        self, batches: Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]
-    ) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
+    def _ahead(self, batches: Iterator[tuple[np.ndarray, Tensors]]) -> Iterator[tuple[np.ndarray, Tensors]]:
         """On a GPU, copies the next batch on a stream of its own while the model works on this one."""
         if self.device.type != "cuda":
             yield from batches
@@ -199,31 +190,25 @@ class Loader:
                 following = next(batches, None)
                 copied = side.record_event()
             if ready is not None:
-                (ids, images, labels), event = ready
+                (ids, arrays), event = ready
                 current = torch.cuda.current_stream(self.device)
                 current.wait_event(event)
-                images.record_stream(current)  # their memory is not reused before this stream is done with them
-                labels.record_stream(current)
-                yield ids, images, labels
+                for array in arrays.values():
+                    array.record_stream(current)  # its memory is not reused before this stream is done with it
+                yield ids, arrays
             if following is None:
                 return
             ready = following, copied
 
-    def _plain(self, images: torch.Tensor, labels: torch.Tensor, ids: np.ndarray) -> tuple[torch.Tensor, None]:
-        return self.normalise(center_crop(images, self.data.crop)), None
+    def _plain(self, arrays: Tensors, ids: np.ndarray) -> Tensors:
+        return self.prepare.plain(arrays)
 
-    def _augmented(self, epoch: int, mixed: bool) -> Prepare:
-        augment, seed = self.data.augment, self.seed
+    def _augmented(self, epoch: int, mixed: bool) -> Callable[[Tensors, np.ndarray], Tensors]:
+        return partial(self.prepare.augmented, seed=self.seed, epoch=epoch, mixed=mixed)
 
-        def prepare(
-            images: torch.Tensor, labels: torch.Tensor, ids: np.ndarray
-        ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            images = augment(images, self.data.crop, order.uniform(seed, epoch, ids, DRAWS))
-            images = self.normalise(augment.apply_policy(images, seed, epoch, ids))
-            augment.apply_erase(images, seed, epoch, ids)
-            return images, augment.mix_pairs(images, labels, self.classes, seed, epoch, ids) if mixed else None
 
-        return prepare
+def _rows(arrays: Tensors, rows: slice) -> Tensors:
+    return {name: array[rows] for name, array in arrays.items()}
 
 
 @cache
@@ -237,7 +222,7 @@ def keep_memory() -> None:
 
 
 def fits_device(size: int, device: torch.device) -> bool:
-    """Return whether a split's images, of so many bytes, are kept on the device."""
+    """Return whether a split's arrays, of so many bytes, are kept on the device."""
     return device.type == "cuda" and size <= _DEVICE_SHARE * _free(device)
 
 

@@ -1,5 +1,5 @@
-"""Where a rank's images come from, step after step: memory that all ranks share, a Ray Data stream, or this
-process's own threads.
+"""Where a rank's samples come from, step after step: memory that all ranks share, a Ray Data stream, or this process's
+own threads.
 
 All give the same bytes in the same order.
 """
@@ -63,16 +63,28 @@ class Epoch:
             yield np.arange(start, stop) if chosen is None else chosen[start:stop]
 
 
+Arrays = dict[str, np.ndarray]
+"""The arrays of some samples, by the names of their fields."""
+
+
 class Resident:
-    """All images of a split in one uint8 array [n, channels, height, width] that every process of a node maps."""
+    """All arrays of a split, each [n, ...], which every process of a node maps."""
 
-    def __init__(self, images: np.ndarray):
-        self.images = images
+    def __init__(self, arrays: Arrays):
+        self.arrays = arrays
 
-    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(samples int64 [k], images uint8 [k, ...]) of each step."""
+    @property
+    def bytes(self) -> int:
+        """Size of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
+        """Yield (samples int64 [k], their arrays) of each step."""
         for samples in epoch.steps():
-            yield samples, np.take(self.images, samples, axis=0, mode="clip")
+            yield (
+                samples,
+                {name: np.take(array, samples, axis=0, mode="clip") for name, array in self.arrays.items()},
+            )
 
 
 class Streaming:
@@ -91,29 +103,29 @@ class Streaming:
     ):
         self.data, self.index, self.index_ref, self.cpus, self.waits = data, index, index_ref, cpus, waits
 
-    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(samples int64 [k], images uint8 [k, ...]) of each step."""
+    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
+        """Yield (samples int64 [k], their arrays) of each step."""
         blocks = self._blocks(epoch)
-        rows = np.empty((0, *self.index.shape), np.uint8)
+        rows = self.index.empty(0)
         for samples in epoch.steps():
-            parts, missing = [rows[:0]], len(samples)
+            parts, missing = [_rows(rows, slice(0, 0))], len(samples)
             while missing:
-                if not len(rows):
+                if not _count(rows):
                     rows = next(blocks)
-                parts.append(rows[:missing])
-                rows, missing = rows[missing:], missing - len(parts[-1])
-            yield samples, np.concatenate(parts)
+                parts.append(_rows(rows, slice(missing)))
+                rows, missing = _rows(rows, slice(missing, None)), missing - _count(parts[-1])
+            yield samples, _joined(parts)
 
-    def _blocks(self, epoch: Epoch) -> Iterator[np.ndarray]:
+    def _blocks(self, epoch: Epoch) -> Iterator[Arrays]:
         total = epoch.shard.count(epoch.first_step)
         if total:
-            size = total * int(np.prod(self.index.shape))
+            size = total * self.index.sample_bytes
             blocks = read_blocks(self.data, self.index_ref, epoch.samples, total, size, self.cpus, self.waits)
-            for images, bad in blocks:
+            for arrays, bad in blocks:
                 _check(self.data, bad)
                 if bad:  # it could be read when the index was made
                     raise errors.lost_sample(bad[0].path, bad[0].reason)
-                yield images
+                yield arrays
 
 
 class Direct:
@@ -126,35 +138,35 @@ class Direct:
         self.data, self.index = data, index
         self.skipped: list[str] = []
 
-    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(samples int64 [k], images uint8 [k, ...]) of each step."""
+    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
+        """Yield (samples int64 [k], their arrays) of each step."""
         threads = min(8, os.cpu_count() or 1)
         steps = epoch.steps()
         pool = ThreadPoolExecutor(threads)
         try:
             ahead = [(ids, pool.submit(self._read, ids)) for ids in islice(steps, 2 * threads)]
             while ahead:
-                ids, images = ahead.pop(0)
+                ids, found = ahead.pop(0)
                 following = next(steps, None)
                 if following is not None:
                     ahead.append((following, pool.submit(self._read, following)))
-                good, images, bad = images.result()
+                good, arrays, bad = found.result()
                 self.skipped += bad
-                yield ids[good], images
+                yield ids[good], arrays
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _read(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Which of the samples could be read (bool [k]), their images, and the paths of the others."""
+    def _read(self, samples: np.ndarray) -> tuple[np.ndarray, Arrays, list[str]]:
+        """Which of the samples could be read (bool [k]), their arrays, and the paths of the others."""
         try:
             return np.ones(len(samples), bool), checked_read(self.data, self.index, samples), []
         except errors.BadSample as error:
             if self.data.on_bad_sample == "error":
                 raise errors.bad_image(error.path, error.reason) from None
             if len(samples) == 1:
-                return np.zeros(1, bool), np.empty((0, *self.index.shape), np.uint8), [error.path]
-        good, images, bad = zip(*(self._read(samples[row : row + 1]) for row in range(len(samples))), strict=True)
-        return np.concatenate(good), np.concatenate(images), [path for paths in bad for path in paths]
+                return np.zeros(1, bool), self.index.empty(0), [error.path]
+        good, arrays, bad = zip(*(self._read(samples[row : row + 1]) for row in range(len(samples))), strict=True)
+        return np.concatenate(good), _joined(list(arrays)), [path for paths in bad for path in paths]
 
 
 class Bad(NamedTuple):
@@ -179,17 +191,17 @@ def pack(
     keep: bool = True,
     before: list[Bad] | None = None,
     waits: Callable[[float], None] = _ignore,
-) -> tuple[np.ndarray | None, Index, list[Bad]]:
-    """All images of a split: mapped from the disk cache, or else read in parallel over the cluster, and cached.
+) -> tuple[Arrays | None, Index, list[Bad]]:
+    """All arrays of a split: mapped from the disk cache, or else read in parallel over the cluster, and cached.
 
     Args:
-        keep: whether the images are wanted; of those that will be streamed, only which can be read.
+        keep: whether the arrays are wanted; of those that will be streamed, only which can be read.
         before: the samples that the run has been without, where it goes on: it stays so, or its order would change.
         waits: as for `Streaming`.
 
     Returns:
-        The images, uint8 [n, channels, height, width]; the index of the samples that could be read; and those that
-        could not and were skipped.
+        The arrays, each [n, ...]; the index of the samples that could be read; and those that could not and were
+        skipped.
 
     Raises:
         UserError: a sample cannot be read and `on_bad_sample` is `error`, or it could be when the run began, or all are
@@ -204,36 +216,37 @@ def pack(
         known = cache.load_bad(entry, index)
         found = None if known is None else (None, known)
     if found is not None:
-        images, failed = found[0], [Bad(*bad, lasting=True) for bad in found[1]]
+        arrays, failed = found[0], [Bad(*bad, lasting=True) for bad in found[1]]
         _check(data, failed)
     else:
-        images = np.empty((len(index), *index.shape), np.uint8) if keep else None
-        failed = _read_all(data, index, images, waits)
+        arrays = index.empty(len(index)) if keep else None
+        failed = _read_all(data, index, arrays, waits)
         if entry is not None and len(failed) < len(index) and all(bad.lasting for bad in failed):
-            cache.store(entry, index, images, [bad[:3] for bad in failed])
+            cache.store(entry, index, arrays, [bad[:3] for bad in failed])
     index, good, skipped = _without(index, failed, before)
-    return images if images is None or good is None else images[good], index, skipped
+    return arrays if arrays is None or good is None else _rows(arrays, good), index, skipped
 
 
-def _read_all(data: Data, index: Index, images: np.ndarray | None, waits: Callable[[float], None]) -> list[Bad]:
-    """Reads a whole split into `images`, if that is given; returns the samples that cannot be read."""
+def _read_all(data: Data, index: Index, arrays: Arrays | None, waits: Callable[[float], None]) -> list[Bad]:
+    """Reads a whole split into `arrays`, if they are given; returns the samples that cannot be read."""
     start, failed = 0, []
     for block, bad in _all_blocks(data, index, waits):
         _check(data, bad)
-        if images is not None:
-            images[start : start + len(block)] = block
+        stop = start + _count(block)
+        for name, array in (arrays or {}).items():
+            array[start:stop] = block[name]
         failed += [one._replace(row=start + one.row) for one in bad]
-        start += len(block)
+        start = stop
     return failed
 
 
-def _all_blocks(data: Data, index: Index, waits: Callable[[float], None]) -> Iterator[tuple[np.ndarray, list[Bad]]]:
+def _all_blocks(data: Data, index: Index, waits: Callable[[float], None]) -> Iterator[tuple[Arrays, list[Bad]]]:
     """A whole split, as `read_blocks` gives it: by this process where that is soon done, by Ray Data from the moment
     on when it turns out not to be."""
     done, seconds = 0, 0.0
     while done < len(index) and seconds * len(index) <= _HERE_SECONDS * done:
         started, part = time.perf_counter(), np.arange(done, min(done + _HERE_ROWS, len(index)))
-        block = _images_and_bad(_read_part(data, index, part))
+        block = _arrays_and_bad(_read_part(data, index, part))
         done, seconds = done + len(part), seconds + time.perf_counter() - started
         yield block
     if done < len(index):
@@ -273,17 +286,17 @@ def read_blocks(
     size: int,
     cpus: float = 1.0,
     waits: Callable[[float], None] = _ignore,
-) -> Iterator[tuple[np.ndarray, list[Bad]]]:
+) -> Iterator[tuple[Arrays, list[Bad]]]:
     """Streams `total` samples through Ray Data, in order.
 
     Args:
         index_ref: a reference to the index in the object store.
         samples: maps positions int64 [k] to samples int64 [k]; it runs in the tasks.
-        size: bytes of these samples' images, which chooses how many blocks there are.
+        size: bytes of these samples, which chooses how many blocks there are.
         cpus, waits: as for `Streaming`.
 
     Yields:
-        Images uint8 [k, ...] and those that could not be read, whose images are black.
+        Arrays of k samples, and the samples that could not be read, whose arrays are zeros.
     """
     import ray
 
@@ -303,7 +316,7 @@ def read_blocks(
     context.target_max_block_size = _BLOCK * 3 // 4  # what a task yields is a block by itself from this size on
     batches: Any = dataset.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=2)
     for batch in _watched(batches, waits):
-        yield _images_and_bad(batch)
+        yield _arrays_and_bad(batch)
 
 
 def _watched(batches: Iterable[Any], waits: Callable[[float], None]) -> Iterator[Any]:
@@ -330,12 +343,13 @@ def _watched(batches: Iterable[Any], waits: Callable[[float], None]) -> Iterator
         done.set()
 
 
-def _images_and_bad(batch: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:
+def _arrays_and_bad(batch: Arrays) -> tuple[Arrays, list[Bad]]:
     for text in batch["bad"]:
         if str(text).startswith("\0"):
             raise errors.UserError(*str(text).split("\0")[1:])
     bad = [(row, *str(text).split("\0")) for row, text in enumerate(batch["bad"]) if text]
-    return batch["image"], [Bad(row, path, reason, lasting == "lasting") for row, path, reason, lasting in bad]
+    arrays = {name: array for name, array in batch.items() if name != "bad"}
+    return arrays, [Bad(row, path, reason, lasting == "lasting") for row, path, reason, lasting in bad]
 
 
 def _cpus() -> int:
@@ -351,7 +365,7 @@ def _read(
     samples: Callable[[np.ndarray], np.ndarray],
     rows: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The task: positions to images, `rows` at a time."""
+    """The task: positions to arrays, `rows` at a time."""
     index = _fetch(index_ref)
     chosen = samples(np.arange(batch["start"][0], batch["stop"][-1], dtype=np.int64))
     for start in range(0, len(chosen), rows):
@@ -359,24 +373,37 @@ def _read(
             yield _read_part(data.value, index, chosen[start : start + rows])
         except errors.UserError as error:  # Ray would bury it in a traceback of its own
             text = "\0".join(("", error.what, error.where, error.how))
-            yield {"image": np.zeros((1, *index.shape), np.uint8), "bad": np.array([text], object)}
+            yield {**index.empty(1), "bad": np.array([text], object)}
             return
 
 
-def _read_part(data: Data, index: Index, chosen: np.ndarray) -> dict[str, np.ndarray]:
-    """Samples to images. Where one is bad they are read again, one by one, to name it."""
+def _read_part(data: Data, index: Index, chosen: np.ndarray) -> Arrays:
+    """Samples to arrays, and `bad`. Where one is bad they are read again, one by one, to name it."""
     bad = np.full(len(chosen), "", object)
     try:
-        images = checked_read(data, index, chosen)
+        arrays = checked_read(data, index, chosen)
     except errors.BadSample:
-        images = np.zeros((len(chosen), *index.shape), np.uint8)
+        arrays = index.empty(len(chosen))
         for row in range(len(chosen)):
             try:
-                images[row] = checked_read(data, index, chosen[row : row + 1])[0]
+                for name, array in checked_read(data, index, chosen[row : row + 1]).items():
+                    arrays[name][row] = array[0]
             except errors.BadSample as error:
                 lasting = "" if isinstance(error.__cause__, OSError) else "lasting"
                 bad[row] = f"{error.path}\0{error.reason}\0{lasting}"
-    return {"image": images, "bad": bad}
+    return {**arrays, "bad": bad}
+
+
+def _count(arrays: Arrays) -> int:
+    return len(next(iter(arrays.values())))
+
+
+def _rows(arrays: Arrays, rows: slice | np.ndarray) -> Arrays:
+    return {name: array[rows] for name, array in arrays.items()}
+
+
+def _joined(parts: list[Arrays]) -> Arrays:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _fetch(index_ref: object) -> Index:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,40 +19,101 @@ from raytrain.sources import calling, place
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_TAKEN = ("bad", "label", "target")
+"""Names of arrays that are no fields."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named array of each sample, as a source stores it.
+
+    Attributes:
+        name: a Python identifier; `bad`, `label` and `target` are taken.
+        shape: of one sample: (channels, height, width) of an image, (height, width) or (channels, height, width) of a
+            mask.
+        dtype: the name of a NumPy type of numbers. An image of integers has their full range, one of floats 0 to 1.
+        kind: what augmentation makes of it. An `image` is cropped, flipped, changed by a policy and normalised to
+            float32; a `mask` is cropped and flipped as the images are; `plain` reaches the model and the task as it is.
+        fill: the value beyond a mask's edges, where a random crop is padded.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "uint8"
+    kind: Literal["image", "mask", "plain"] = "plain"
+    fill: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Size of one sample."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def seen_as(self) -> str:
+        """The type that the model and the task see."""
+        return "float32" if self.kind == "image" else self.dtype
+
 
 @dataclass(frozen=True, eq=False)
 class Index:
     """The samples of one split, in a stable order; sample i is row i everywhere.
 
+    A source of labelled images gives `labels`, `classes` and `shape`. Any other source gives `fields`, of which the
+    first is the model's input, and `count` where nothing else says how many samples there are.
+
     Attributes:
-        labels: int64 [n].
+        labels: int64 [n]; None for a source without classes.
         classes: the classes' names; a label is a position in it.
-        shape: (channels, height, width) of the stored uint8 images.
+        shape: (channels, height, width) of the stored uint8 images: the one field `image`, whatever `fields` says.
         split: train, val or test.
         rows: int64 [n], the sample's row in its source, for sources that number their samples.
         paths: the sample's path below the root, for sources that keep a file a sample.
         sizes: int64 [n], bytes of each file.
         times: int64 [n], when each file was last changed; only the disk cache asks for it.
         ignored: files that were found and are no samples.
+        fields: the arrays that `Data.read` returns for each sample.
+        count: the number of samples.
     """
 
-    labels: np.ndarray
-    classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    # Typed as if they were always there: the code of a source with labels, or with images, need not ask.
+    labels: np.ndarray = None  # type: ignore[assignment]
+    classes: tuple[str, ...] = ()
+    shape: tuple[int, int, int] = None  # type: ignore[assignment]
     split: str = ""
     rows: np.ndarray | None = None
     paths: pa.StringArray | None = None
     sizes: np.ndarray | None = None
     times: np.ndarray | None = None
     ignored: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None:  # also in a copy by dataclasses.replace()
+            object.__setattr__(self, "fields", (Field("image", self.shape, kind="image"),))
 
     def __len__(self) -> int:
-        return len(self.labels)
+        columns = (self.labels, self.rows, self.paths, self.sizes)
+        return next((len(column) for column in columns if column is not None), self.count or 0)
+
+    @property
+    def input(self) -> Field:
+        """The model's input: the first field."""
+        return self.fields[0]
+
+    @property
+    def sample_bytes(self) -> int:
+        """Size of all arrays of a sample as they are stored."""
+        return sum(field.bytes for field in self.fields)
 
     @property
     def bytes(self) -> int:
-        """Size of all images as they are stored, in bytes."""
-        return len(self) * int(np.prod(self.shape))
+        """Size of all arrays of all samples as they are stored."""
+        return len(self) * self.sample_bytes
+
+    def empty(self, count: int) -> dict[str, np.ndarray]:
+        """Return arrays of zeros for some samples, by the fields' names."""
+        return {field.name: np.zeros((count, *field.shape), field.dtype) for field in self.fields}
 
     def name(self, sample: int) -> str:
         """What to call a sample in a message."""
@@ -70,7 +133,8 @@ class Index:
 
         return replace(
             self,
-            labels=self.labels[samples],
+            labels=pick(self.labels),
+            count=None if self.count is None else len(samples),
             rows=pick(self.rows),
             sizes=pick(self.sizes),
             times=pick(self.times),
@@ -80,7 +144,8 @@ class Index:
     def fingerprint(self) -> str:
         """A hash of which samples these are: names or rows, sizes, labels and classes. A copy of the files has the
         same, so times are left out."""
-        digest = hashlib.sha256(repr((self.classes, self.shape, len(self))).encode())
+        stored = self.fields if self.shape is None else self.shape
+        digest = hashlib.sha256(repr((self.classes, stored, len(self))).encode())
         for array in (self.labels, self.rows, self.sizes):
             digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
         if self.paths is not None:
@@ -111,7 +176,7 @@ class Data:
     """What to do with a sample that cannot be read: stop and name it, or leave it out on all workers."""
     crop: int | None = None
     """Side of the square that the model sees, cut from the stored image; None takes all of it."""
-    augment: Augment = field(default_factory=Augment)
+    augment: Augment = dataclasses.field(default_factory=Augment)
     """Random changes to training images."""
     mean: tuple[float, ...] = (0.5,)
     """Mean to subtract, one number or one a channel, in units of the full range."""
@@ -134,8 +199,9 @@ class Data:
         """
         raise NotImplementedError(f"{type(self).__name__} needs an index()")
 
-    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
-        """Reads samples (int64 [k]) as uint8 images [k, channels, height, width]. Runs in any process of the cluster.
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
+        """Read samples (int64 [k]) as the arrays that `index.fields` declares, each [k, ...], by name; a source with
+        one field may return the array alone. Runs in any process of the cluster.
 
         Raises:
             BadSample: one of them cannot be read.
@@ -155,32 +221,62 @@ class Data:
         """Looks, on the driver and in little time, for samples that cannot be read."""
         return []
 
-    def image(self, index: Index) -> tuple[int, int, int]:
-        """(channels, height, width) of one image as the model sees it.
+    def sample(self, index: Index) -> tuple[int, ...]:
+        """Return the shape of the model's input for one sample, such as (channels, height, width) of an image after the
+        crop.
 
         Raises:
-            UserError: the crop is larger than the stored image, or mean, std or the policy do not fit its channels.
+            UserError: the crop is larger than a stored image, mean, std or the policy do not fit its channels or its
+                type, a mask does not fit the images, or there are no images or labels for what is asked for.
         """
-        channels, height, width = index.shape
+        images = [field for field in index.fields if field.kind == "image"]
+        if not images and (self.crop is not None or self.augment.random):
+            what = "crop" if self.crop is not None else "augment"
+            raise errors.UserError(
+                f"{what} is for images, and the data has none", f"in {type(self).__name__}", f"leave {what} out"
+            )
+        if self.augment.mixes and (index.labels is None or len(index.fields) > 1):
+            raise errors.UserError(
+                "mixup and cutmix mix one image and one label a sample, and the data has other arrays",
+                f"in {type(self).__name__}",
+                "leave them out",
+            )
+        for field in images:
+            self._check_image(field)
+        sides = {field.shape[-2:] for field in index.fields if field.kind in ("image", "mask")}
+        if len(sides) > 1:
+            raise errors.UserError(
+                f"images and masks of a sample must have one height and width, got {sorted(sides)}",
+                f"in {type(self).__name__}",
+                "resize them in read()",
+            )
+        first = index.input
+        if self.crop is None or first.kind == "plain":
+            return first.shape
+        return (*first.shape[:-2], self.crop, self.crop)
+
+    def _check_image(self, field: Field) -> None:
+        channels, height, width = field.shape
         where = type(self).__name__
         for name in ("mean", "std"):
             values = getattr(self, name)
             if len(values) not in (1, channels):
                 raise errors.out_of_range(name, values, f"of 1 number or one a channel ({channels})", where)
-        if self.augment.policy != "none" and channels not in (1, 3):
-            raise errors.policy_misfit(self.augment.policy, channels)
-        if self.crop is None:
-            return index.shape
-        pad = 2 * self.augment.padding
-        if self.crop > min(height, width):
+        policy = self.augment.policy
+        if policy != "none" and channels not in (1, 3):
+            raise errors.policy_misfit(policy, channels)
+        if policy != "none" and field.dtype != "uint8":
+            raise errors.UserError(
+                f"{policy} changes images of uint8, got {field.dtype}", f"in {where}", "leave augment.policy out"
+            )
+        if self.crop is not None and self.crop > min(height, width):
             raise errors.out_of_range(
                 "crop",
                 self.crop,
                 f"of at most {min(height, width)}, the stored image's side, or None for all of it"
-                + (" (padding is added in training only)" if pad else ""),
+                + (" (padding is added in training only)" if self.augment.padding else ""),
                 where,
             )
-        return channels, self.crop, self.crop
 
 
 def checked_indices(data: Data) -> dict[str, Index]:
@@ -213,12 +309,13 @@ def checked_indices(data: Data) -> dict[str, Index]:
     return found
 
 
-def checked_read(data: Data, index: Index, samples: np.ndarray) -> np.ndarray:
-    """Return what `data.read(index, samples)` does, checked: uint8 of shape [k, *index.shape].
+def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+    """Return what `data.read(index, samples)` does, checked: the fields' arrays by name, each [k, *shape].
 
     Raises:
         BadSample: a sample cannot be read.
-        UserError: `read` fails in another way, or the array has another dtype or shape; the first such sample is named.
+        UserError: `read` fails in another way, or an array is missing or has another dtype or shape; the first such
+            sample is named.
     """
     try:
         return _read(data, index, samples)
@@ -228,19 +325,31 @@ def checked_read(data: Data, index: Index, samples: np.ndarray) -> np.ndarray:
         raise  # no sample is wrong alone
 
 
-def _read(data: Data, index: Index, samples: np.ndarray) -> np.ndarray:
+def _read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
     name = index.name(int(samples[0])) + (f" to {index.name(int(samples[-1]))}" if len(samples) > 1 else "")
-    called = f"{type(data).__name__}.read"
-    with calling(f"{called} of {name}, {index.split}," if index.split else f"{called} of {name}"):
-        images = data.read(index, samples)
-    expected = (len(samples), *index.shape)
-    if isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape == expected:
-        return images
-    got = f"{images.dtype} {list(images.shape)}" if isinstance(images, np.ndarray) else _kind(images)
-    what = f"read() must return uint8 {list(expected)}, got {got} for {name}" + (
-        f", {index.split}" if index.split else ""
-    )
-    raise errors.UserError(what, f"in {place(type(data).read)}", _remedy(images))
+    called, of = f"{type(data).__name__}.read", f"{name}, {index.split}" if index.split else name
+    with calling(f"{called} of {of}," if index.split else f"{called} of {of}"):
+        found: Any = data.read(index, samples)
+    where = f"in {place(type(data).read)}"
+    if not isinstance(found, dict):
+        if len(index.fields) > 1:
+            names = ", ".join(repr(field.name) for field in index.fields)
+            what = f"read() must return a dict of {names}, got {_kind(found)} for {of}"
+            raise errors.UserError(what, where, "return an array for each field, by its name")
+        found = {index.input.name: found}
+    for field in index.fields:
+        if field.name not in found:
+            known = ", ".join(repr(name) for name in found) or "nothing"
+            what = f"read() must return {field.name!r}, got {known} for {of}"
+            raise errors.UserError(what, where, "return an array for each field, by its name")
+        array, expected = found[field.name], (len(samples), *field.shape)
+        if isinstance(array, np.ndarray) and array.dtype == field.dtype and array.shape == expected:
+            continue
+        got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else _kind(array)
+        named = f" as {field.name!r}" if len(index.fields) > 1 else ""
+        what = f"read() must return {field.dtype} {list(expected)}{named}, got {got} for {of}"
+        raise errors.UserError(what, where, _remedy(array, field))
+    return {field.name: found[field.name] for field in index.fields}
 
 
 def check_samples(data: Data, index: Index) -> None:
@@ -260,7 +369,63 @@ def check_samples(data: Data, index: Index) -> None:
 
 def _wrong(index: Index) -> tuple[str, str] | None:
     """What is wrong with an index, and the remedy; None where nothing is."""
-    labels, classes, shape = index.labels, index.classes, index.shape
+    if wrong := _wrong_fields(index):
+        return wrong
+    labels = index.labels
+    if labels is not None and (wrong := _wrong_labels(index, labels)):
+        return wrong
+    if not len(index):
+        return "there are no samples", "let index() list at least one"
+    for name in ("rows", "sizes", "times", "paths"):
+        column = getattr(index, name)
+        if column is not None and len(column) != len(index):
+            of = "labels" if labels is not None else "samples"
+            return f"{name} must have an entry for each of the {len(index)} {of}, got {len(column)}", (
+                "let all columns of the index have the same length"
+            )
+    return None
+
+
+def _wrong_fields(index: Index) -> tuple[str, str] | None:
+    shape = index.shape
+    if shape is not None and not (
+        isinstance(shape, tuple) and len(shape) == 3 and all(type(side) is int and side > 0 for side in shape)
+    ):
+        return f"shape must be (channels, height, width), got {shape!r}", "write three whole numbers, as (3, 32, 32)"
+    example = 'write fields=(Field("image", (3, 32, 32), kind="image"),)'
+    if not isinstance(index.fields, tuple) or not all(isinstance(field, Field) for field in index.fields):
+        return f"fields must be a tuple of Field, got {_kind(index.fields)}", example
+    if not index.fields:
+        return "the index has neither a shape nor fields", f"write shape=(3, 32, 32) for images, or {example[6:]}"
+    names = [field.name for field in index.fields]
+    for field in index.fields:
+        if not str(field.name).isidentifier() or field.name in _TAKEN or names.count(field.name) > 1:
+            return f"a field cannot be called {field.name!r}", "give each field a name of its own, as a variable's"
+        if not (isinstance(field.shape, tuple) and all(type(side) is int and side > 0 for side in field.shape)):
+            return f"the shape of {field.name!r} must be a tuple of whole numbers, got {field.shape!r}", (
+                "write (3, 32, 32), or () for one number a sample"
+            )
+        try:
+            known = np.dtype(field.dtype).kind in "biuf" and np.dtype(field.dtype).name == field.dtype
+        except TypeError:
+            known = False
+        if not known or field.dtype in ("uint32", "uint64", "longdouble"):
+            return f"the dtype of {field.name!r} must be the name of a type of numbers, got {field.dtype!r}", (
+                'write dtype="float32", "int64" or "uint8"'
+            )
+        if field.kind == "image" and len(field.shape) != 3:
+            return f"an image's shape must be (channels, height, width), got {field.shape} for {field.name!r}", (
+                'write three whole numbers, as (3, 32, 32), or kind="plain"'
+            )
+        if field.kind == "mask" and len(field.shape) not in (2, 3):
+            return f"a mask's shape must be (height, width), got {field.shape} for {field.name!r}", (
+                'write two whole numbers, as (32, 32), or kind="plain"'
+            )
+    return None
+
+
+def _wrong_labels(index: Index, labels: Any) -> tuple[str, str] | None:
+    classes = index.classes
     if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype != np.int64:
         got = f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, np.ndarray) else _kind(labels)
         lossless = isinstance(labels, np.ndarray) and labels.dtype.kind in "iub"
@@ -277,14 +442,6 @@ def _wrong(index: Index) -> tuple[str, str] | None:
         return f"labels must be 0 to {len(classes) - 1}, the {len(classes)} classes, got {got}", (
             "number the classes from 0, and leave samples without a label out"
         )
-    if not (isinstance(shape, tuple) and len(shape) == 3 and all(type(side) is int and side > 0 for side in shape)):
-        return f"shape must be (channels, height, width), got {shape!r}", "write three whole numbers, as (3, 32, 32)"
-    for name in ("rows", "sizes", "times", "paths"):
-        column = getattr(index, name)
-        if column is not None and len(column) != len(labels):
-            return f"{name} must have an entry for each of the {len(labels)} labels, got {len(column)}", (
-                "let all columns of the index have the same length"
-            )
     return None
 
 
@@ -294,13 +451,15 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__module__.partition('.')[0]}.{type(value).__name__}{inner}".replace("a builtins.", "a ")
 
 
-def _remedy(images: Any) -> str:
-    """How to make images of what `read` has returned."""
-    if not isinstance(images, np.ndarray):
+def _remedy(array: Any, field: Field) -> str:
+    """How to make a field's array of what `read` has returned."""
+    if not isinstance(array, np.ndarray):
         return "return a NumPy array"
-    if images.dtype == np.uint8:
-        return "return one image a sample, of the shape that index() declares in Index(shape=...)"
-    return (
-        "images are stored as uint8: scale values to 0 to 255 and round them, "
-        "`np.rint(255 * (x - low) / (high - low)).astype(np.uint8)`, and set mean and std to match"
-    )
+    if array.dtype == field.dtype:
+        return f"return one array a sample, of the shape that index() declares for {field.name!r}"
+    if field.kind == "image" and field.dtype == "uint8":
+        return (
+            "scale values to 0 to 255 and round them, `np.rint(255 * (x - low) / (high - low)).astype(np.uint8)`, or "
+            f'declare fields=(Field("{field.name}", ..., "{array.dtype}", "image"),) in index()'
+        )
+    return f'write `.astype("{field.dtype}")` where that loses nothing, or declare {array.dtype} in index()'

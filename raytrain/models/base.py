@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 class Model:
     """The base of all models. Subclass it in an experiment file, as a frozen dataclass, to bring your own."""
 
-    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
-        """Returns the module, freshly initialised with PyTorch's global generator.
+    def build(self, sample: Any, classes: int) -> nn.Module:
+        """Return the module, freshly initialised with PyTorch's global generator.
 
-        The module takes float32 images [batch, channels, height, width], normalised, and knows nothing of Ray,
-        ranks or precision.
+        The module takes a batch of the data's first field: of images float32 [batch, channels, height, width],
+        normalised. It knows nothing of Ray, ranks or precision.
 
         Args:
-            sample: (channels, height, width) of one image as the module will see it.
-            classes: how many classes the data has.
+            sample: the shape of one sample as the module will see it: (channels, height, width) of an image.
+            classes: how many classes the data has; 0 for data without labels.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a build(sample, classes)")
 

@@ -73,16 +73,16 @@ class Stages(Strategy):
     def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
         """As the base class, in the schedule's order; every rank of the pipeline has the same micro-batches."""
         passes = list(micro_batches)
-        images = self._prepare(passes, autocast)
+        inputs = self._prepare(passes, autocast)
 
         def of(output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
             k = int(number[0])
             if k >= len(passes):  # it stands in for a micro-batch that a short step does not have
                 return output.sum() * 0
-            return loss(_Given(output[: len(passes[k].images)], training=True), passes[k])
+            return loss(_Given(output[: len(passes[k].batch)], training=True), passes[k])
 
         self.loss_of = of
-        self.schedule.step(*self._first(images), target=self._numbers(), return_outputs=False)
+        self.schedule.step(*self._first(inputs), target=self._numbers(), return_outputs=False)
 
     def reduce_gradients(self) -> None:
         """Sum over the pipelines."""
@@ -103,12 +103,12 @@ class Stages(Strategy):
     def answers(self, micro_batches: Iterable[Any], autocast: Autocast) -> Iterator[tuple[Any, nn.Module]]:
         """Yield micro-batches on the last rank of a pipeline, each with a model that only returns its output."""
         passes = list(micro_batches)
-        images = self._prepare(passes, autocast)
+        inputs = self._prepare(passes, autocast)
         self.loss_of = lambda output, number: output.new_zeros(())  # the schedule asks for one
-        outputs = self.schedule.eval(*self._first(images), target=self._numbers())
+        outputs = self.schedule.eval(*self._first(inputs), target=self._numbers())
         if outputs is not None:
             for one, output in zip(passes, outputs.split(self.shape[1]), strict=False):
-                yield one, _Given(output[: len(one.images)], training=False)
+                yield one, _Given(output[: len(one.batch)], training=False)
 
     def broadcast_buffers(self) -> None:
         """Give all pipelines the first one's buffers of a stage."""
@@ -126,8 +126,8 @@ class Stages(Strategy):
         dist.gather_object(mine, parts if first else None, group=self.line, group_dst=0)
         return _joined(parts) if first else None
 
-    def _first(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (images,) if self.numbers[0] == 0 else ()
+    def _first(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (inputs,) if self.numbers[0] == 0 else ()
 
     def _numbers(self) -> torch.Tensor | None:
         """For the last stage, the number of its micro-batch for each sample."""
@@ -135,20 +135,20 @@ class Stages(Strategy):
         return torch.arange(self.shape[0]).repeat_interleave(self.shape[1]) if last else None
 
     def _prepare(self, passes: list[Any], autocast: Autocast) -> torch.Tensor:
-        """Return the images of a full step. What a short one lacks are copies of images it has, so that BatchNorm's
+        """Return the inputs of a full step. What a short one lacks are copies of inputs it has, so that BatchNorm's
         statistics are of real ones; they count for nothing else."""
         count, samples = self.shape
         indices = torch.arange(samples, device=self.ranks.device)
-        full = [one.images[indices % len(one.images)] for one in passes]
-        images = torch.cat((full * -(-count // len(full)))[:count])
+        full = [one.batch.input[indices % len(one.batch)] for one in passes]
+        inputs = torch.cat((full * -(-count // len(full)))[:count])
         if self.schedule is None:
-            self.schedule = self._schedule(images[:samples], autocast)
-        return images
+            self.schedule = self._schedule(inputs[:samples], autocast)
+        return inputs
 
-    def _schedule(self, images: torch.Tensor, autocast: Autocast) -> Any:
+    def _schedule(self, inputs: torch.Tensor, autocast: Autocast) -> Any:
         """Return torch's schedule. What goes between stages is measured here, and not by its first step, which would
         draw random numbers."""
-        ends = [torch.zeros_like(images)]
+        ends = [torch.zeros_like(inputs)]
         with torch.no_grad(), autocast():
             for stage in self.everything:
                 layers = {layer: layer.training for layer in stage.modules()}
@@ -206,7 +206,7 @@ class _Given(nn.Module):
         super().__init__()
         self.output, self.training = output, training
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.output
 
 

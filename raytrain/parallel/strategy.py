@@ -46,8 +46,8 @@ class MicroBatch(Protocol):
     """A micro-batch, as the loader makes it."""
 
     @property
-    def images(self) -> torch.Tensor:
-        """float32 [n, channels, height, width]."""
+    def batch(self) -> Any:
+        """The `Batch`."""
         ...
 
     @property

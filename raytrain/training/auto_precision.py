@@ -11,7 +11,6 @@ import torch.distributed as dist
 from raytrain import config
 from raytrain.files import known_json, write_atomically
 from raytrain.precision import Precision, fastest
-from raytrain.task import Batch
 
 if TYPE_CHECKING:
     from raytrain.training.trainer import Trainer
@@ -23,7 +22,7 @@ def choose_precision(trainer: Trainer) -> None:
     e, ranks = trainer.experiment, trainer.ranks
     loaded = next(trainer.loaders["train"].epoch(trainer.progress.epoch))
     first = next(loaded.passes(e.micro_batch, together=False))
-    batch, model = Batch(first.images, first.labels, first.ids), trainer.build().to(ranks.device)
+    batch, model = first.batch.unmixed, trainer.build().to(ranks.device)
 
     def step(precision: Precision) -> list[torch.Tensor]:
         model.zero_grad()

@@ -8,7 +8,7 @@ from raytrain.data.loader import Loader
 from raytrain.metrics import Sums
 from raytrain.parallel.strategy import Strategy
 from raytrain.precision import Precision
-from raytrain.task import Batch, Task
+from raytrain.task import Task
 from raytrain.watchdog import doing
 
 
@@ -30,7 +30,7 @@ def evaluate(task: Task, strategy: Strategy, loader: Loader, precision: Precisio
                     continue
                 doing.at("validating")
                 with precision.forward():
-                    found = task.sums(model, Batch(one.images, one.labels, one.ids))
+                    found = task.sums(model, one.batch)
                 if strategy.counts and not one.blank:
                     sums.add(found, strategy.slot(number))
     return sums

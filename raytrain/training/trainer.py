@@ -27,7 +27,6 @@ from raytrain.precision import Precision, check_device, memory_format
 from raytrain.progress import Progress
 from raytrain.run import MetricsLog, Run
 from raytrain.storage import Storage
-from raytrain.task import Batch
 from raytrain.training import resume
 from raytrain.training.auto_precision import choose_precision
 from raytrain.training.evaluation import evaluate
@@ -71,7 +70,7 @@ class Trainer:
     ):
         self.experiment, self.ranks, self.indices, self.readers, self.hooks = value, ranks, indices, readers, hooks
         self.run, self.command_started, self.storage = Run(run), command_started, storage
-        self.sample, self.classes = value.data.image(indices["train"]), indices["train"].classes
+        self.sample, self.classes = value.data.sample(indices["train"]), indices["train"].classes
         self.weights = weights
         torch.set_num_threads(value.scaling.threads_per_worker or 1)
         if ranks.device.type == "cpu" and not value.parallel.sharded:  # which is there to take little of it
@@ -255,8 +254,8 @@ class Trainer:
         """
         doing.at(FORWARD)
         with self.precision.forward():
-            loss, count = self.experiment.task.loss(model, Batch(one.images, one.labels, one.ids, one.targets))
-        unit = self.losses.check_unit(count, len(one.ids))
+            loss, count = self.experiment.task.loss(model, one.batch)
+        unit = self.losses.check_unit(count, len(one.batch))
         if self.strategy.counts and not one.blank:
             found = loss.detach().double()
             losses[slot] = losses[slot] + found if slot in losses else found
@@ -365,7 +364,8 @@ class Trainer:
             "metrics_bytes": self.log.size,
             "metrics_sha256": self.log.sha256,
             "sample": self.sample,
-            "stored": self.indices["train"].shape,
+            "input_dtype": self.indices["train"].input.seen_as,
+            "stored": self.indices["train"].input.shape,
             "classes": self.classes,
             "workers": self.ranks.world,
             "unit": self.losses.unit,

@@ -74,7 +74,9 @@ def main(count: int, faults: list[str]) -> int:
             row("another Ray of the user on a host", on_cluster(another_ray_goes_on))
             row(
                 "two hosts, deterministic: the bits of one",
-                on_cluster(lambda used: bit_equal(used, alone("deterministic", "--parallel.strategy", "deterministic"))),
+                on_cluster(
+                    lambda used: bit_equal(used, alone("deterministic", "--parallel.strategy", "deterministic"))
+                ),
             )
             for what in faults:
                 row(what, on_cluster(lambda used, what=what: play(used, alone("long", *EPOCHS), what).seconds))

@@ -24,6 +24,7 @@ from raytrain.errors import UserError
 
 N, SHAPE = 37, (3, 5, 7)
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, *SHAPE), dtype=np.uint8)
+ARRAYS = {"image": IMAGES}
 INDEX = Index(np.arange(N) % 2, ("a", "b"), SHAPE, "train", paths=pa.array(map(str, range(N))), times=np.arange(N))
 BAD = [(3, "/data/ä.png", "the file is empty"), (5, "/data/b.png", "it is no image")]
 
@@ -58,9 +59,9 @@ def folder(root: Path, **fields: Any) -> ImageFolder:
 
 
 def pack(data: ImageFolder) -> tuple[np.ndarray, Index, list[tuple[str, str]]]:
-    images, index, skipped = reader.pack(data, data.index()["train"])
-    assert images is not None
-    return images, index, [(bad.path, bad.reason) for bad in skipped]
+    arrays, index, skipped = reader.pack(data, data.index()["train"])
+    assert arrays is not None
+    return arrays["image"], index, [(bad.path, bad.reason) for bad in skipped]
 
 
 def entries(root: Path) -> list[Path]:
@@ -70,17 +71,17 @@ def entries(root: Path) -> list[Path]:
 @pytest.mark.parametrize("bad", [[], BAD])
 def test_what_is_stored_is_loaded_from_a_map_of_the_file(entry: Path, bad: cache.Bad) -> None:
     assert cache.load(entry, INDEX) is None
-    assert cache.store(entry, INDEX, IMAGES, bad)
+    assert cache.store(entry, INDEX, ARRAYS, bad)
     found = cache.load(entry, INDEX)
     assert found is not None
-    images, samples = found
+    images, samples = found[0]["image"], found[1]
     assert np.array_equal(images, IMAGES) and images.dtype == np.uint8 and samples == bad
     assert not images.flags.writeable and not images.flags.owndata
     assert list(entry.parent.iterdir()) == [entry]  # and no partial file
 
 
 def test_an_entry_is_an_arrow_stream_that_others_can_read(entry: Path) -> None:
-    cache.store(entry, INDEX, IMAGES, [])
+    cache.store(entry, INDEX, ARRAYS, [])
     with pa.memory_map(str(entry)) as file:
         table = pa.ipc.open_stream(file).read_all()
     assert table.column_names == ["image"] and table["image"][4].as_py() == IMAGES[4].tobytes()
@@ -104,7 +105,7 @@ def test_every_part_of_what_decides_the_pixels_names_another_entry(tmp_path: Pat
 
 @pytest.mark.parametrize("place", ["anywhere in the head", "the end"])
 def test_a_changed_byte_outside_the_pixels_is_noticed(entry: Path, place: str) -> None:
-    cache.store(entry, INDEX, IMAGES, BAD)
+    cache.store(entry, INDEX, ARRAYS, BAD)
     whole = entry.read_bytes()
     body = -(-IMAGES.nbytes // 8) * 8
     head = len(whole) - body - 40
@@ -119,15 +120,15 @@ def test_a_changed_byte_outside_the_pixels_is_noticed(entry: Path, place: str) -
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.3, 0.99, "longer"])
 def test_a_file_of_another_length_is_noticed(entry: Path, share: Any) -> None:
-    cache.store(entry, INDEX, IMAGES, [])
+    cache.store(entry, INDEX, ARRAYS, [])
     whole = entry.read_bytes()
     entry.write_bytes(whole + b"\0" * 8 if share == "longer" else whole[: int(len(whole) * share)])
     assert cache.load(entry, INDEX) is None
-    assert cache.store(entry, INDEX, IMAGES, []) and cache.load(entry, INDEX) is not None
+    assert cache.store(entry, INDEX, ARRAYS, []) and cache.load(entry, INDEX) is not None
 
 
 def test_an_entry_for_other_images_is_not_taken(entry: Path) -> None:
-    cache.store(entry, INDEX, IMAGES, [])
+    cache.store(entry, INDEX, ARRAYS, [])
     assert cache.load(entry, replace(INDEX, shape=(3, 5, 8))) is None
     assert cache.load(entry, INDEX.take(np.arange(N - 1))) is None
     assert cache.load(entry, replace(INDEX, shape=(3, 7, 5))) is not None  # the path alone tells these apart
@@ -143,7 +144,7 @@ def test_a_full_disk_leaves_no_entry_and_no_partial_file(
     target: Any = {"fsync": os, "replace": os, "makedirs": Path, "write": pa}[where]
     name = {"makedirs": "mkdir", "write": "OSFile"}.get(where, where)
     monkeypatch.setattr(target, name, full)
-    assert not cache.store(entry, INDEX, IMAGES, [])
+    assert not cache.store(entry, INDEX, ARRAYS, [])
     assert not entry.parent.is_dir() or list(entry.parent.iterdir()) == []
 
 
@@ -151,7 +152,7 @@ def test_a_disk_that_fills_up_for_real_leaves_no_entry(entry: Path) -> None:
     code = (
         "import resource, signal, sys, numpy as np; sys.path.insert(0, sys.argv[1]); import test_cache as t\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
-        "print(t.cache.store(t.Path(sys.argv[2]), t.INDEX, t.IMAGES, []))"
+        "print(t.cache.store(t.Path(sys.argv[2]), t.INDEX, t.ARRAYS, []))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(Path(__file__).parent), str(entry)],
@@ -166,9 +167,9 @@ def test_a_disk_that_fills_up_for_real_leaves_no_entry(entry: Path) -> None:
 
 def test_many_writers_at_once_leave_one_whole_entry_and_readers_see_nothing_else(entry: Path) -> None:
     def write(_: int) -> bool:
-        stored = cache.store(entry, INDEX, IMAGES, BAD)
+        stored = cache.store(entry, INDEX, ARRAYS, BAD)
         found = cache.load(entry, INDEX)
-        return stored and found is not None and np.array_equal(found[0], IMAGES) and found[1] == BAD
+        return stored and found is not None and np.array_equal(found[0]["image"], IMAGES) and found[1] == BAD
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(write, range(40)))
@@ -178,27 +179,27 @@ def test_many_writers_at_once_leave_one_whole_entry_and_readers_see_nothing_else
 def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [cache.entry(tmp_path, INDEX, str(number)) for number in range(5)]
     for age, name in enumerate(names):
-        cache.store(name, INDEX, IMAGES, [])
+        cache.store(name, INDEX, ARRAYS, [])
         os.utime(name, (0, time.time() - 100 + age))
     assert cache.load(names[0], INDEX) is not None  # now it is the youngest
     (tmp_path / "notes.txt").write_text("not ours")
     size = names[0].stat().st_size
     monkeypatch.setattr(cache, "LIMIT", 3 * size + IMAGES.nbytes)
     last = cache.entry(tmp_path, INDEX, "5")
-    assert cache.store(last, INDEX, IMAGES, [])
+    assert cache.store(last, INDEX, ARRAYS, [])
     assert {name for name in names if name.exists()} == {names[0], names[3], names[4]}
     assert last.exists() and (tmp_path / "notes.txt").exists()
 
 
 def test_what_is_larger_than_the_limit_is_not_kept(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = cache.entry(entry.parent, INDEX, "other")
-    cache.store(other, INDEX, IMAGES, [])
+    cache.store(other, INDEX, ARRAYS, [])
     monkeypatch.setattr(cache, "LIMIT", IMAGES.nbytes - 1)
-    assert not cache.store(entry, INDEX, IMAGES, []) and other.exists()
+    assert not cache.store(entry, INDEX, ARRAYS, []) and other.exists()
     monkeypatch.setattr(cache, "LIMIT", 1 << 40)
     usage = shutil.disk_usage(entry.parent)._replace(free=10 * IMAGES.nbytes - 10 * other.stat().st_size - 10)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)  # a tenth of the room is one byte short
-    assert not cache.store(entry, INDEX, IMAGES, []) and other.exists()
+    assert not cache.store(entry, INDEX, ARRAYS, []) and other.exists()
 
 
 def test_partial_files_of_writers_that_died_are_removed_and_others_stay(entry: Path) -> None:
@@ -207,7 +208,7 @@ def test_partial_files_of_writers_that_died_are_removed_and_others_stay(entry: P
     for path in (old, young):
         path.touch()
     os.utime(old, (0, 0))
-    cache.store(entry, INDEX, IMAGES, [])
+    cache.store(entry, INDEX, ARRAYS, [])
     assert sorted(entry.parent.iterdir()) == sorted([entry, young])
 
 

@@ -27,7 +27,7 @@ MIXED = Data(crop=16, augment=EVERYTHING)
 
 
 def loaders(data: Data, world: int, train: bool = True, batch: int = BATCH, n: int = N) -> list[Loader]:
-    index, reader = INDEX.take(np.arange(n)), Resident(IMAGES[:n])
+    index, reader = INDEX.take(np.arange(n)), Resident({"image": IMAGES[:n]})
     device = torch.device("cpu")
     return [Loader(data, index, reader, batch, SEED, rank, world, device, train) for rank in range(world)]
 
@@ -39,8 +39,9 @@ def steps(many: list[Loader], number: int, first_step: int = 0) -> Iterator[tupl
 
 def whole(parts: tuple[Loaded, ...], micro: int = 1_000) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
     """A global batch put together from all ranks' micro-batches."""
-    ids, images, labels, _ = zip(*(batch for part in parts for batch in part.micro_batches(micro)), strict=True)
-    return np.concatenate(ids), torch.cat(images), torch.cat(labels)
+    batches = [batch for part in parts for batch in part.micro_batches(micro)]
+    images, labels = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("images", "labels"))
+    return np.concatenate([batch.ids for batch in batches]), images, labels
 
 
 @pytest.mark.parametrize("micro", [1_000, 3])
@@ -59,17 +60,17 @@ def test_global_batches_are_bit_equal_for_1_2_and_4_ranks(data: Data, micro: int
 @pytest.mark.parametrize("n", [N, 98])  # the last batch has 7 samples, or 2
 def test_shards_are_bit_equal_for_1_2_and_4_ranks_and_none_is_empty(n: int) -> None:
     def shards(world: int) -> list[tuple[int, np.ndarray, torch.Tensor, torch.Tensor | None]]:
-        index, reader, found = INDEX.take(np.arange(n)), Resident(IMAGES[:n]), []
+        index, reader, found = INDEX.take(np.arange(n)), Resident({"image": IMAGES[:n]}), []
         for rank in range(world):
             loader = Loader(
                 MIXED, index, reader, BATCH, SEED, rank, world, torch.device("cpu"), train=True, shards=4 // world
             )
             for step, loaded in enumerate(loader.epoch(3, 2), 2):
                 for number, shard in loaded.shards():
-                    ((ids, images, labels, targets),) = shard.micro_batches(1_000)
+                    (batch,) = shard.micro_batches(1_000)
                     assert loaded.step == shard.step == step and shard.size == min(BATCH, n - step * BATCH)
-                    assert labels.tolist() == (ids * 7 % 10).tolist()
-                    found.append((4 * step + number, ids, images, targets))
+                    assert batch.labels.tolist() == (batch.ids * 7 % 10).tolist()
+                    found.append((4 * step + number, batch.ids, batch.images, batch.targets))
         return sorted(found, key=lambda one: one[0])
 
     alone = shards(1)
@@ -120,7 +121,8 @@ def test_the_last_short_batch_has_its_true_size_on_all_ranks(n: int, short: list
     assert [len(part.ids) for part in last] == short
     assert [part.step for parts in [*full, last] for part in parts] == [k for k in range(-(-n // 16)) for _ in range(4)]
     for part in last:
-        assert part.images.shape == (len(part.ids), 3, 24, 20) and part.labels.shape == (len(part.ids),)
+        assert part.arrays["image"].shape == (len(part.ids), 3, 24, 20)
+        assert part.arrays["label"].shape == (len(part.ids),)
         assert len(list(part.micro_batches(4))) == (len(part.ids) > 0)
 
 
@@ -128,15 +130,16 @@ def test_micro_batches_are_consecutive_and_of_the_size_asked_for() -> None:
     loaded = next(iter(loaders(AUGMENTED[2], 1)[0].epoch(0)))
     for size in (1, 5, 16, 100):
         batches = list(loaded.micro_batches(size))
-        assert [len(ids) for ids, *_ in batches] == [len(part) for part in torch.arange(16).split(size)]
-        ids, images, labels, targets = (list(column) for column in zip(*batches, strict=True))
-        assert not any(part is not None for part in targets)
-        assert np.array_equal(np.concatenate(ids), loaded.ids) and torch.equal(torch.cat(labels), loaded.labels)
-        assert torch.equal(torch.cat(images), loaded.prepare(loaded.images, loaded.labels, loaded.ids)[0])
+        assert [len(batch) for batch in batches] == [len(part) for part in torch.arange(16).split(size)]
+        assert not any(batch.targets is not None for batch in batches)
+        assert np.array_equal(np.concatenate([batch.ids for batch in batches]), loaded.ids)
+        assert torch.equal(torch.cat([batch.labels for batch in batches]), loaded.arrays["label"])
+        prepared = loaded.prepare(loaded.arrays, loaded.ids)["image"]
+        assert torch.equal(torch.cat([batch.images for batch in batches]), prepared)
 
 
 def targets(parts: tuple[Loaded, ...], micro: int) -> list[list[float]] | None:
-    found = [batch[3] for part in parts for batch in part.micro_batches(micro)]
+    found = [batch.targets for part in parts for batch in part.micro_batches(micro)]
     kept = [part for part in found if part is not None]
     assert len(kept) in (0, len(found))
     return torch.cat(kept).tolist() if kept else None
@@ -174,10 +177,12 @@ def test_a_rank_without_samples_gets_a_blank_pass_also_where_batches_are_mixed()
     *full, last = steps(loaders(MIXED, 4, n=97), 0)
     for parts in full:
         passes = [batch for part in parts for batch in part.passes(2, together=True)]
-        assert len(passes) == 8 and not any(p.blank for p in passes) and all(p.targets is not None for p in passes)
+        assert (
+            len(passes) == 8 and not any(p.blank for p in passes) and all(p.batch.targets is not None for p in passes)
+        )
     (one,), (blank,) = last[0].passes(2, together=True), last[3].passes(2, together=True)
-    assert (one.blank, blank.blank) == (False, True) and one.targets is None and blank.targets is None
-    assert blank.images.shape == (1, 3, 16, 16) and blank.last
+    assert (one.blank, blank.blank) == (False, True) and one.batch.targets is None and blank.batch.targets is None
+    assert blank.batch.images.shape == (1, 3, 16, 16) and blank.last
 
 
 @pytest.mark.parametrize("data", [PLAIN, *AUGMENTED, MIXED])
@@ -214,18 +219,19 @@ def test_steps_count_the_last_short_batch(batch: int, expected: int) -> None:
 def test_images_that_live_on_the_device_make_the_same_batches(data: Data, first_step: int) -> None:
     images = IMAGES.copy()
     images.flags.writeable = False  # as Ray's object store has it
-    settings = (data, INDEX, Resident(images), BATCH, SEED, 1, 2, torch.device("cpu"), True)
+    settings = (data, INDEX, Resident({"image": images}), BATCH, SEED, 1, 2, torch.device("cpu"), True)
     here, there = Loader(*settings, on_device=False), Loader(*settings, on_device=True)
     assert here.on_device is None and there.on_device is not None
     for a, b in zip(here.epoch(1, first_step), there.epoch(1, first_step), strict=True):
         assert (a.step, a.size) == (b.step, b.size) and np.array_equal(a.ids, b.ids)
-        assert torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+        assert a.arrays.keys() == b.arrays.keys() == {"image", "label"}
+        assert all(torch.equal(array, b.arrays[name]) for name, array in a.arrays.items())
 
 
 @pytest.mark.parametrize("data", [PLAIN, AUGMENTED[2], MIXED])
 def test_channels_last_changes_where_the_pixels_lie_and_nothing_else(data: Data) -> None:
-    settings = (data, INDEX, Resident(IMAGES), BATCH, SEED, 0, 1, torch.device("cpu"), True)
+    settings = (data, INDEX, Resident({"image": IMAGES}), BATCH, SEED, 0, 1, torch.device("cpu"), True)
     plain, last = Loader(*settings), Loader(*settings, memory_format=torch.channels_last)
     for a, b in zip(plain.epoch(0), last.epoch(0), strict=True):
-        (_, expected, *_), (_, images, *_) = next(a.micro_batches(99)), next(b.micro_batches(99))
+        expected, images = next(a.micro_batches(99)).images, next(b.micro_batches(99)).images
         assert images.is_contiguous(memory_format=torch.channels_last) and torch.equal(images, expected)

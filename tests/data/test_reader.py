@@ -63,7 +63,8 @@ def test_resident_gives_each_samples_own_image(number: int | None) -> None:
     shared = IMAGES.copy()
     shared.flags.writeable = False  # as a map of the object store is
     for way in ways(4, number):
-        for samples, images in Resident(shared).read(way):
+        for samples, arrays in Resident({"image": shared}).read(way):
+            images = arrays["image"]
             assert images.dtype == np.uint8 and np.array_equal(images, IMAGES[samples])
             images += 1  # a batch is the loader's own
     assert np.array_equal(shared, IMAGES)
@@ -74,14 +75,14 @@ def served(sizes: list[int], bad: list[Bad]) -> Callable[..., Iterator[object]]:
 
     def read_blocks(
         data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int, *_: object
-    ) -> Iterator[tuple[np.ndarray, list[Bad]]]:
+    ) -> Iterator[tuple[reader.Arrays, list[Bad]]]:
         assert total > 0, "there is nothing to stream"
         chosen, start = samples(np.arange(total)), 0
         while start < total:
             for length in sizes:
                 block = IMAGES[chosen[start : start + length]]
                 block.flags.writeable = False
-                yield block, bad
+                yield {"image": block}, bad
                 start += length
 
     return read_blocks
@@ -96,9 +97,10 @@ def test_streamed_blocks_of_any_size_make_the_batches_of_resident(
     monkeypatch.setattr(reader, "read_blocks", served(sizes, []))
     first_step = min(first_step, -(-103 // batch) - 1)
     for way in ways(world, 0, first_step, batch):
-        expected, streamed = Resident(IMAGES).read(way), Streaming(Data(), INDEX, None).read(way)
-        for (samples, images), (same, others) in zip(expected, streamed, strict=True):
-            assert np.array_equal(samples, same) and np.array_equal(images, others)
+        expected, streamed = Resident({"image": IMAGES}).read(way), Streaming(Data(), INDEX, None).read(way)
+        for (samples, arrays), (same, found) in zip(expected, streamed, strict=True):
+            others = found["image"]
+            assert np.array_equal(samples, same) and np.array_equal(arrays["image"], others)
             assert others.dtype == np.uint8 and others.shape == (len(samples), 1, 4, 4) and others.flags.writeable
 
 
@@ -133,7 +135,7 @@ def test_a_split_is_read_here_while_that_is_soon_done_and_by_ray_from_then_on(
             chosen = samples(np.arange(start, min(start + 20, total)))
             at = np.flatnonzero(chosen == 70)
             yield (
-                np.where((chosen == 70)[:, None, None, None], 0, IMAGES[chosen]),
+                {"image": np.where((chosen == 70)[:, None, None, None], 0, IMAGES[chosen])},
                 [Bad(int(row), "ants/70.jpg", "the file is empty", True) for row in at],
             )
 
@@ -142,9 +144,9 @@ def test_a_split_is_read_here_while_that_is_soon_done_and_by_ray_from_then_on(
     monkeypatch.setattr(reader, "_HERE_SECONDS", seconds)
     monkeypatch.setattr(reader, "read_blocks", read_blocks)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda _: "index"))
-    images, index, skipped = reader.pack(Slow(on_bad_sample="skip"), INDEX)
+    arrays, index, skipped = reader.pack(Slow(on_bad_sample="skip"), INDEX)
     good = np.delete(np.arange(103), 70)
-    assert images is not None and np.array_equal(images, IMAGES[good])
+    assert arrays is not None and np.array_equal(arrays["image"], IMAGES[good])
     assert np.array_equal(index.labels, INDEX.labels[good])
     assert skipped == [Bad(70, "ants/70.jpg", "the file is empty", True)]
     assert Slow.read_here == here + (39 if here == 103 else 0), "a block with a bad sample is read again, one by one"
@@ -213,7 +215,7 @@ def test_an_error_in_a_task_comes_back_as_the_error_that_it_is(monkeypatch: pyte
     assert [len(block["image"]) for block in blocks] == [20, 20, 20, 1]
     with pytest.raises(UserError, match=r"got float64 .* for sample 70, train, in Odd.read"):
         for block in blocks:
-            reader._images_and_bad(block)
+            reader._arrays_and_bad(block)
 
 
 def test_a_run_that_goes_on_stays_without_the_samples_that_it_began_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +224,10 @@ def test_a_run_that_goes_on_stays_without_the_samples_that_it_began_without(monk
     began = reader.pack(data, INDEX)
     monkeypatch.setattr(Array, "bad", (5,))  # the way to the other one is open again
     for keep in (True, False):
-        images, index, skipped = reader.pack(data, INDEX, keep, before=began[2])
+        arrays, index, skipped = reader.pack(data, INDEX, keep, before=began[2])
         assert skipped == began[2] and np.array_equal(index.labels, began[1].labels)
-        assert (images is not None) == keep
-        assert images is None or np.array_equal(images, IMAGES[np.delete(np.arange(103), (5, 40))])
+        assert (arrays is not None) == keep
+        assert arrays is None or np.array_equal(arrays["image"], IMAGES[np.delete(np.arange(103), (5, 40))])
     assert len(reader.pack(data, INDEX, before=None)[1]) == 102
     monkeypatch.setattr(Array, "bad", (5, 40, 41))
     with pytest.raises(
@@ -249,10 +251,10 @@ def test_a_sample_that_goes_bad_while_it_is_streamed_is_an_error_also_where_bad_
 @pytest.mark.parametrize("number", [2, None])
 def test_this_processs_threads_give_what_memory_gives(number: int | None) -> None:
     for way in ways(2, number, first_step=1):
-        for (ids, images), (expected, theirs) in zip(
-            Direct(Array(), INDEX).read(way), Resident(IMAGES).read(way), strict=True
+        for (ids, arrays), (expected, theirs) in zip(
+            Direct(Array(), INDEX).read(way), Resident({"image": IMAGES}).read(way), strict=True
         ):
-            assert np.array_equal(ids, expected) and np.array_equal(images, theirs)
+            assert np.array_equal(ids, expected) and np.array_equal(arrays["image"], theirs["image"])
 
 
 def test_this_processs_threads_leave_bad_samples_out_or_name_them(monkeypatch: pytest.MonkeyPatch) -> None:

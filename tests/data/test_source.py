@@ -25,20 +25,20 @@ def index(**fields: Any) -> Index:
 
 
 def test_the_crop_is_the_shape_that_the_model_sees() -> None:
-    assert Data().image(index()) == (3, 8, 10)
-    assert Data(crop=8).image(index()) == (3, 8, 8)
+    assert Data().sample(index()) == (3, 8, 10)
+    assert Data(crop=8).sample(index()) == (3, 8, 8)
     for augment in (Augment(), Augment(crop="random", padding=4)):
         with pytest.raises(UserError, match="crop = 9 is out of range, in Data; give a value of at most 8"):
-            Data(crop=9, augment=augment).image(index())
+            Data(crop=9, augment=augment).sample(index())
 
 
 @pytest.mark.parametrize("field", ["mean", "std"])
 def test_mean_and_std_fit_the_channels(field: str) -> None:
     for values in ((0.5,), (0.5, 0.4, 0.3)):
-        assert replace(Data(), field, values).image(index()) == (3, 8, 10)
+        assert replace(Data(), field, values).sample(index()) == (3, 8, 10)
     for values, channels in (((0.5, 0.4), 3), ((0.5, 0.4, 0.3), 1)):
         with pytest.raises(UserError, match=rf"{field} = .*, in Data; give a value of 1 number.* \({channels}\)"):
-            replace(Data(), field, values).image(index(shape=(channels, 8, 10)))
+            replace(Data(), field, values).sample(index(shape=(channels, 8, 10)))
     with pytest.raises(UserError, match=f"{field} = .* is out of range"):
         replace(Data(), field, ())
 
@@ -53,10 +53,10 @@ def test_values_out_of_range_are_refused(field: str, value: object) -> None:
 def test_a_policy_takes_grey_and_colour_images(channels: int) -> None:
     stored, data = index(shape=(channels, 8, 8)), Data(augment=Augment(policy="trivialaugment"))
     if channels in (1, 3):
-        assert data.image(stored) == (channels, 8, 8)
+        assert data.sample(stored) == (channels, 8, 8)
     else:
         with pytest.raises(UserError, match=f"trivialaugment takes .* 1 or 3 channels and these have {channels}, in "):
-            data.image(stored)
+            data.sample(stored)
 
 
 def test_a_source_of_ones_own_without_its_methods_says_which_is_missing() -> None:

@@ -26,6 +26,7 @@ import torch
 from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, checkpoint, experiment
 from raytrain.checkpoint import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
 from raytrain.data.reader import Resident
+from raytrain.data.source import checked_read
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 
@@ -43,7 +44,9 @@ Damage = Callable[[Path], object]
 
 def worker(run: Path, value: Experiment = VALUE) -> Trainer:
     indices = value.data.index()
-    readers = {split: Resident(value.data.read(index, np.arange(len(index)))) for split, index in indices.items()}
+    readers = {
+        split: Resident(checked_read(value.data, index, np.arange(len(index)))) for split, index in indices.items()
+    }
     return Trainer(value, run, indices, readers, None, RankContext(0, 1, torch.device("cpu")), time.time())
 
 

@@ -18,6 +18,7 @@ from raytrain import SGD, Experiment, Run, config, order
 from raytrain.data import Index
 from raytrain.data.augment import DRAWS, Normalise
 from raytrain.data.reader import Resident
+from raytrain.data.source import checked_read
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 
@@ -75,7 +76,7 @@ def train_rank(
     """One rank of a run over resident data, as Ray Train's workers do it."""
     indices = indices or experiment.data.index()
     readers = {
-        split: Resident(experiment.data.read(indices[split], np.arange(len(indices[split]))))
+        split: Resident(checked_read(experiment.data, indices[split], np.arange(len(indices[split]))))
         for split in ("train", "val")
     }
     ranks = RankContext(rank, world, torch.device("cpu"))

@@ -17,7 +17,8 @@ from ranks import Ranks, losses, new_run, on_workers, train_rank
 from torch import nn
 
 from raytrain import CNN, DDP, SGD, Batch, Classification, Data, Digits, Experiment, Index
-from raytrain.data.reader import Epoch
+from raytrain.data.reader import Arrays, Epoch
+from raytrain.data.source import checked_read
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 from raytrain.watchdog import Hang, Watchdog
@@ -76,11 +77,11 @@ class Starving:
     def __init__(self, data: Data, index: Index, rank: int):
         self.data, self.index, self.rank = data, index, rank
 
-    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
         for number, samples in enumerate(epoch.steps()):
             if (number, epoch.number, dist.get_rank()) == (4, 0, self.rank):
                 deadlock()
-            yield samples, self.data.read(self.index, samples)
+            yield samples, checked_read(self.data, self.index, samples)
 
 
 BASE = Experiment(model=CNN(channels=(8,)), data=Digits(), optimizer=SGD(lr=0.05), batch_size=256, epochs=2)

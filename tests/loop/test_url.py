@@ -20,6 +20,7 @@ from test_resume import BASE, Cut, rows, weights
 from raytrain import SGD, Experiment, Run, UserError, checkpoint, experiment, storage
 from raytrain.data.loader import Loaded
 from raytrain.data.reader import Resident
+from raytrain.data.source import checked_read
 from raytrain.parallel.strategy import RankContext
 from raytrain.storage import Storage
 from raytrain.training.losses import Step
@@ -50,7 +51,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(path: Path, there: Storage | None = None, each: Callable[[Trainer], object] = lambda worker: None) -> str:
     """One rank, in this process; `each` is called before every step."""
     step, indices = Trainer.step, VALUE.data.index()
-    readers = {split: Resident(VALUE.data.read(index, np.arange(len(index)))) for split, index in indices.items()}
+    readers = {
+        split: Resident(checked_read(VALUE.data, index, np.arange(len(index)))) for split, index in indices.items()
+    }
 
     def step_and_look(worker: Trainer, loaded: Loaded) -> Step:
         each(worker)
@@ -201,7 +204,7 @@ def test_a_run_trains_on_while_storage_hangs_stops_at_once_and_goes_on_from_its_
         files, root = opens(url)
         return Gated(files), root
 
-    def each(worker: Worker) -> None:
+    def each(worker: Trainer) -> None:
         nonlocal asked
         if worker.progress.step == 8 and worker.writer:
             worker.writer.wait()

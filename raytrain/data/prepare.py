@@ -1,0 +1,80 @@
+"""From stored arrays to what a model and a task see: crop, augmentation, normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from raytrain import order
+from raytrain.data.augment import DRAWS, Normalise, center_crop
+from raytrain.data.source import Data, Field, Index
+
+Tensors = dict[str, torch.Tensor]
+"""The arrays of some samples on the device, by name; `label` is int64 [n]."""
+
+
+class Prepare:
+    """The changes that a source asks for, for the samples of one split."""
+
+    def __init__(
+        self,
+        data: Data,
+        index: Index,
+        device: torch.device | str = "cpu",
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ):
+        self.data, self.fields, self.classes = data, index.fields, len(index.classes)
+        self.normalise = {
+            field.name: Normalise(data.mean, data.std, device, memory_format, field.dtype)
+            for field in index.fields
+            if field.kind == "image"
+        }
+
+    def plain(self, arrays: Tensors) -> Tensors:
+        """Return the arrays without augmentation; those given stay as they are."""
+        side = self.data.crop
+
+        def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
+            return center_crop(values, side)
+
+        changed = dict(arrays) | self._cut(arrays, cut)
+        for name, normalise in self.normalise.items():
+            changed[name] = normalise(changed[name])
+        return changed
+
+    def augmented(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int, mixed: bool) -> Tensors:
+        """Return the arrays with augmentation; those given stay as they are.
+
+        Args:
+            ids: int64 [n], the samples.
+            mixed: whether pairs may be mixed. Then there is `target`, float32 [n, classes], too.
+        """
+        augment, side, draws = self.data.augment, self.data.crop, order.uniform(seed, epoch, ids, DRAWS)
+
+        def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
+            return augment(values, side, draws, None if field.kind == "image" else field.fill)
+
+        changed = dict(arrays) | self._cut(arrays, cut)
+        for name, normalise in self.normalise.items():
+            images = normalise(augment.apply_policy(changed[name], seed, epoch, ids))
+            augment.apply_erase(images, seed, epoch, ids)
+            changed[name] = images
+        if mixed and augment.mixes:
+            (name,) = self.normalise
+            target = augment.mix_pairs(changed[name], changed["label"], self.classes, seed, epoch, ids)
+            assert target is not None
+            changed["target"] = target
+        return changed
+
+    def _cut(self, arrays: Tensors, cut: Callable[[Field, torch.Tensor], torch.Tensor]) -> Tensors:
+        """Return images and masks after a crop of [n, channels, height, width]."""
+        found = {}
+        for field in self.fields:
+            values = arrays[field.name]
+            if field.kind == "mask" and len(field.shape) == 2:
+                found[field.name] = cut(field, values[:, None])[:, 0]
+            elif field.kind != "plain":
+                found[field.name] = cut(field, values)
+        return found
