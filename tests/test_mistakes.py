@@ -141,7 +141,7 @@ class Mine(Data):
             "labels",
             "np.random.rand(len(samples), 1, 8, 8).astype(np.float32)",
             "must return uint8 [1, 1, 8, 8], got float32 [1, 1, 8, 8] for sample 0, train, in Mine.read ({}:10); "
-            "images are stored as uint8: scale values to 0 to 255",
+            "scale values to 0 to 255 and round them",
         ),
         ("labels", "np.zeros((len(samples), 8, 8), np.uint8)", "got uint8 [1, 8, 8] for sample 0, train"),
         ("labels", "samples / index.rows", "Mine.read of sample 0, train, fails: TypeError: unsupported operand"),
