@@ -30,12 +30,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from raytrain import MLP, MNIST, SGD, Experiment, ImageFolder, Model, Scaling, Torchvision, plan
+from raytrain import MLP, MNIST, SGD, Experiment, ImageFolder, Model, Scaling, Torchvision
 from raytrain.data import Index
 from raytrain.data.reader import Resident, Streaming
+from raytrain.driver import plan
 from raytrain.experiment import save
 from raytrain.parallel.strategy import RankContext
-from raytrain.precision import memory_format
+from raytrain.training.precision import memory_format
 from raytrain.training.trainer import Trainer
 
 ROUNDS = 5

@@ -28,9 +28,9 @@ from benchmarks import dataset, report
 from benchmarks.harness import ROOT, Measured, SideFailed, environment
 from benchmarks.rows import Goal, Row
 from raytrain import MNIST, SGD, Cosine, Grid, Sweep, config, experiment
-from raytrain.search import record
-from raytrain.search.space import combinations
-from raytrain.search.sweep import load, to_dict
+from raytrain.sweep import record
+from raytrain.sweep.space import combinations
+from raytrain.sweep.sweep import load, to_dict
 
 EXPERIMENT = ROOT / "experiments" / "sweep_amp_batch.py"
 AT_ONCE = 2

@@ -10,7 +10,7 @@ Declare an experiment once, as a value; run it on a laptop, a GPU box or a Ray c
 
 from __future__ import annotations
 
-from raytrain import guard as _guard  # noqa: F401  (takes the command's signals before the imports below)
+from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's signals before the imports below)
 
 __version__ = "0.1.0"
 
@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raytrain import config as _config
-from raytrain import sources as _sources
 from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.experiment import load as load_experiment
 from raytrain.experiment import refuse_while_loading as _refuse_while_loading
 from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
-from raytrain.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR
+from raytrain.optim.optimizers import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR
 from raytrain.parallel import (
     DDP,
     FSDP,
@@ -37,8 +36,8 @@ from raytrain.parallel import (
     Pipeline,
     TensorParallel,
 )
-from raytrain.run import Run
-from raytrain.search import (
+from raytrain.run.run import Run
+from raytrain.sweep import (
     ASHA,
     PB2,
     PBT,
@@ -53,11 +52,12 @@ from raytrain.search import (
     Sweep,
     Uniform,
 )
-from raytrain.task import Classification, Task
+from raytrain.tasks.task import Classification, Task
+from raytrain.user_code import sources as _sources
 
 if TYPE_CHECKING:
-    from raytrain.observe import SweepObserver
-    from raytrain.tuning import SweepRun
+    from raytrain.driver.observe import SweepObserver
+    from raytrain.sweep.driver import SweepRun
 
 __all__ = [
     "ASHA",
@@ -142,11 +142,11 @@ def train(
 
     Raises:
         UserError: the experiment cannot be run; nothing has been started.
-        raytrain.fit.RunFailed: it started and failed.
-        raytrain.fit.Interrupted: it was asked to stop.
+        raytrain.driver.fit.RunFailed: it started and failed.
+        raytrain.driver.fit.Interrupted: it was asked to stop.
     """
-    from raytrain import fit
-    from raytrain.observe import watched
+    from raytrain.driver import fit
+    from raytrain.driver.observe import watched
 
     started = time.time()
     _refuse_while_loading()
@@ -177,9 +177,9 @@ def resume(
     Raises:
         UserError: it is complete or still running, or a change is not one that a resumed run can make.
     """
-    from raytrain import fit
-    from raytrain.observe import watched
-    from raytrain.resumption import Correction
+    from raytrain.driver import fit
+    from raytrain.driver.observe import watched
+    from raytrain.driver.resumption import Correction
 
     started = time.time()
     _refuse_while_loading()
@@ -217,15 +217,16 @@ def sweep(
 
     Raises:
         UserError: the sweep cannot be run; nothing has been started.
-        raytrain.fit.Interrupted: it was asked to stop.
+        raytrain.driver.fit.Interrupted: it was asked to stop.
     """
-    from raytrain import fit, tuning
-    from raytrain.observe import watched
+    from raytrain.driver import fit
+    from raytrain.driver.observe import watched
+    from raytrain.sweep import driver
 
     started = time.time()
     _refuse_while_loading()
     with watched(_table(quiet)) as observer:
-        done = tuning.sweep(
+        done = driver.sweep(
             value, fit.Options(out, name, address, verbose=verbose), observer, _source(value.experiment), started
         )
     assert done is not None
@@ -233,7 +234,7 @@ def sweep(
 
 
 def _observer(quiet: bool):
-    from raytrain.observe import Observer
+    from raytrain.driver.observe import Observer
 
     if quiet:
         return Observer()
@@ -243,7 +244,7 @@ def _observer(quiet: bool):
 
 
 def _table(quiet: bool) -> SweepObserver:
-    from raytrain.observe import SweepObserver
+    from raytrain.driver.observe import SweepObserver
 
     if quiet:
         return SweepObserver()

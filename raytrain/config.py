@@ -15,8 +15,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from raytrain import errors, sources
-from raytrain.sources import EXPERIMENT_MODULE
+from raytrain import errors
+from raytrain.user_code import sources
+from raytrain.user_code.sources import EXPERIMENT_MODULE
 
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]

@@ -15,16 +15,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from raytrain import config, errors, hints, parts, sources
+from raytrain import config, errors
 from raytrain.config import above, at_least, check
 from raytrain.data import Data
 from raytrain.files import write_atomically
 from raytrain.models import Model
-from raytrain.optim import SGD, Constant, Optimizer, Schedule
+from raytrain.optim.optimizers import SGD, Constant, Optimizer, Schedule
 from raytrain.parallel import DDP, STRATEGIES, Parallel
 from raytrain.parallel.base import multiples
-from raytrain.task import Classification, Task
-from raytrain.upgrades import upgrade
+from raytrain.tasks.task import Classification, Task
+from raytrain.user_code import hints, parts, sources
+from raytrain.user_code.upgrades import upgrade
 
 HISTORY = "history"
 """In the best.json of a sweep whose scheduler changed values on the way: with which values the best trial trained from

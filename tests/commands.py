@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from raytrain import CNN, Digits, Experiment, Run, checkpoint, cli, config, experiment
-from raytrain.run import MetricsLog
-from raytrain.session import Session
+from raytrain import CNN, Digits, Experiment, Run, cli, config, experiment
+from raytrain.checkpoint import checkpoints
+from raytrain.driver.session import Session
+from raytrain.run.run import MetricsLog
 
 REPOSITORY = Path(__file__).parents[1]
 DIGITS = str(REPOSITORY / "experiments" / "digits.py")
@@ -83,7 +84,7 @@ def make_run(path: Path, value: Experiment = VALUE, steps: int = 30) -> Run:
                 "progress": {"step": step},
                 "metrics_bytes": log.size,
             }
-            checkpoint.save(path / "checkpoints", step, module.state_dict(), {}, state)
+            checkpoints.save(path / "checkpoints", step, module.state_dict(), {}, state)
         optimizer.zero_grad()
         nn.functional.cross_entropy(module(inputs), labels).backward()
         optimizer.step()

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raytrain import UserError, checkpoint
-from raytrain.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
+from raytrain import UserError
+from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint.checkpoints import MANIFEST, MODEL, OPTIMIZER, STATE
 from raytrain.parallel.strategy import snapshot
 from raytrain.watchdog import doing
 
@@ -70,7 +71,7 @@ def same(one: Any, other: Any) -> bool:
 
 def save(folder: Path, step: int) -> Path:
     model = {"w": torch.full((3,), float(step))}
-    return checkpoint.save(folder, step, model, {"optimizer": {"step": step}}, {"step": step, "sum": 0.1 + step})
+    return checkpoints.save(folder, step, model, {"optimizer": {"step": step}}, {"step": step, "sum": 0.1 + step})
 
 
 # Round trip
@@ -81,24 +82,24 @@ def test_model_optimizer_and_state_come_back_bit_for_bit(tmp_path: Path, kind: s
     model, optimizer = trained(kind)
     state = {"loss": 0.1 + 0.2, "tiny": 5e-324, "best": {"val_loss": None}, "classes": ["a", "ü"], "step": 2**62}
     tensors = {"optimizer": optimizer.state_dict(), "precision": {"scale": 65536.0, "_growth_tracker": 3}}
-    path = checkpoint.save(tmp_path / "checkpoints", 7, model.state_dict(), tensors, state)
+    path = checkpoints.save(tmp_path / "checkpoints", 7, model.state_dict(), tensors, state)
     assert path == tmp_path / "checkpoints" / "step_00000007"
     assert sorted(file.name for file in path.iterdir()) == sorted([MODEL, OPTIMIZER, STATE, MANIFEST])
-    checkpoint.verify(path)
-    loaded = checkpoint.load_model(path)
+    checkpoints.verify(path)
+    loaded = checkpoints.load_model(path)
     assert set(loaded) == set(model.state_dict())
     assert all(same(value, loaded[name]) for name, value in model.state_dict().items())
-    assert same(checkpoint.load_optimizer(path), tensors) and checkpoint.load_state(path) == state
+    assert same(checkpoints.load_optimizer(path), tensors) and checkpoints.load_state(path) == state
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: Path, kind: str) -> None:
     model, optimizer = trained(kind)
-    path = checkpoint.save(tmp_path, 3, model.state_dict(), {"optimizer": optimizer.state_dict()}, {})
+    path = checkpoints.save(tmp_path, 3, model.state_dict(), {"optimizer": optimizer.state_dict()}, {})
     other, again = trained(kind)
     step(other, again)  # somewhere else, before it is restored
-    other.load_state_dict(checkpoint.load_model(path))
-    again.load_state_dict(checkpoint.load_optimizer(path)["optimizer"])
+    other.load_state_dict(checkpoints.load_model(path))
+    again.load_state_dict(checkpoints.load_optimizer(path)["optimizer"])
     for one, two in ((model, optimizer), (other, again)):
         torch.manual_seed(5)
         step(one, two)
@@ -109,21 +110,21 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: P
 def test_each_chunk_that_is_written_or_verified_is_a_sign_of_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_CHUNK", 1 << 10)
+    monkeypatch.setattr(checkpoints, "_CHUNK", 1 << 10)
     before = doing.ticks
-    path = checkpoint.save(tmp_path, 1, {"w": torch.zeros(64 << 10)}, {}, {})
+    path = checkpoints.save(tmp_path, 1, {"w": torch.zeros(64 << 10)}, {}, {})
     assert doing.ticks - before >= 256
     before = doing.ticks
-    checkpoint.verify(path)
+    checkpoints.verify(path)
     assert doing.ticks - before >= 256
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "step_00000001" / "left_over").touch()
-    path = checkpoint.save(tmp_path, 1, {"w": torch.zeros(1)}, {}, {"new": True})
-    assert checkpoint.load_state(path) == {"new": True} and not (path / "left_over").exists()
-    checkpoint.verify(path)
+    path = checkpoints.save(tmp_path, 1, {"w": torch.zeros(1)}, {}, {"new": True})
+    assert checkpoints.load_state(path) == {"new": True} and not (path / "left_over").exists()
+    checkpoints.verify(path)
 
 
 def test_others_may_read_a_checkpoint_as_far_as_the_umask_lets_them(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_a_save_that_fails_leaves_no_checkpoint_of_that_step(tmp_path: Path, mon
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
-    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000001"
+    assert checkpoints.newest(tmp_path) == tmp_path / "step_00000001"
 
 
 def test_a_disk_that_swallows_bytes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,12 +151,12 @@ def test_a_disk_that_swallows_bytes_is_found_out(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patch, pytest.raises(OSError, match="bytes were written and not all are there"):
         patch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]) * 0 + len(data))
         save(tmp_path, 1)
-    assert checkpoint.newest(tmp_path) is None
+    assert checkpoints.newest(tmp_path) is None
     with monkeypatch.context() as patch:  # of the right size: reading back shows it
         patch.setattr(os, "write", lambda file, data: write(file, bytes(len(data)) if len(data) > 500 else data))
         bad = save(tmp_path, 2)
     with pytest.raises(UserError, match=r"optimizer.pt has another sha256"):
-        checkpoint.verify(bad)
+        checkpoints.verify(bad)
 
 
 def test_no_directory_is_made_in_the_place_of_one_that_is_gone(tmp_path: Path) -> None:
@@ -167,9 +168,9 @@ def test_no_directory_is_made_in_the_place_of_one_that_is_gone(tmp_path: Path) -
 def test_the_weights_are_what_safetensors_itself_reads_and_writes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = {
-        str(dtype).removeprefix("torch."): torch.randint(0, 2, (2, 3)).to(dtype) for dtype in checkpoint._DTYPES
+        str(dtype).removeprefix("torch."): torch.randint(0, 2, (2, 3)).to(dtype) for dtype in checkpoints._DTYPES
     } | {"scalar": torch.tensor(0.1), "none": torch.empty(0, 3), "large": torch.randn(700_001)}
-    path = checkpoint.save(tmp_path, 1, model, {}, {})
+    path = checkpoints.save(tmp_path, 1, model, {}, {})
     written = (path / MODEL).read_bytes()
     loaded = safetensors.torch.load(written)
     assert loaded.keys() == model.keys()
@@ -182,19 +183,19 @@ def test_the_weights_are_what_safetensors_itself_reads_and_writes(tmp_path: Path
 
 
 def test_what_must_not_be_lost_is_written_again_until_storage_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_PAUSE", 0.001)
+    monkeypatch.setattr(checkpoints, "_PAUSE", 0.001)
     left = [OSError(28, "No space left on device")] * 3
 
     def write() -> None:
         if left:
             raise left.pop()
 
-    checkpoint.insist(write)
+    checkpoints.insist(write)
     assert left == []
-    monkeypatch.setattr(checkpoint, "_PATIENCE", 0.02)
+    monkeypatch.setattr(checkpoints, "_PATIENCE", 0.02)
     left += [OSError(5, "Input/output error")] * 100
     with pytest.raises(OSError, match="Input/output"):
-        checkpoint.insist(write)
+        checkpoints.insist(write)
     assert 90 < len(left) < 99
 
 
@@ -252,12 +253,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_the_newest_that_verifies_is_taken(tmp_path: Path, damage: str) -> None:
     good, bad = save(tmp_path, 1), save(tmp_path, 2)
-    assert checkpoint.newest(tmp_path) == bad
+    assert checkpoints.newest(tmp_path) == bad
     how, message = DAMAGE[damage]
     how(bad)
     with pytest.raises(UserError, match=f"the checkpoint does not verify: .*{message}.*step_00000002; remove that"):
-        checkpoint.verify(bad)
-    assert checkpoint.newest(tmp_path) == good
+        checkpoints.verify(bad)
+    assert checkpoints.newest(tmp_path) == good
 
 
 def test_a_linked_folder_and_stray_entries_are_no_checkpoints(tmp_path: Path) -> None:
@@ -266,20 +267,20 @@ def test_a_linked_folder_and_stray_entries_are_no_checkpoints(tmp_path: Path) ->
     (folder / "step_00000009").symlink_to(outside)
     (folder / "step_00000010").touch()
     (folder / "step_").mkdir()
-    assert checkpoint.newest(folder) == good
-    checkpoint.drop_after(folder, 1)
+    assert checkpoints.newest(folder) == good
+    checkpoints.drop_after(folder, 1)
     assert [path.name for path in folder.iterdir() if path.name > "step_00000001"] == []
-    checkpoint.verify(outside)
+    checkpoints.verify(outside)
 
 
 def test_no_folder_and_an_empty_one_have_no_newest(tmp_path: Path) -> None:
-    assert checkpoint.newest(tmp_path) is None and checkpoint.newest(tmp_path / "nothing") is None
+    assert checkpoints.newest(tmp_path) is None and checkpoints.newest(tmp_path / "nothing") is None
 
 
 def test_all_damaged_is_none(tmp_path: Path) -> None:
     for number in range(3):
         flip(save(tmp_path, number) / MODEL)
-    assert checkpoint.newest(tmp_path) is None
+    assert checkpoints.newest(tmp_path) is None
 
 
 # Code
@@ -303,9 +304,9 @@ def test_a_pickle_in_place_of_the_optimizer_is_refused_and_its_code_does_not_run
         content = (path / OPTIMIZER).read_bytes()
         entry = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         manifest(lambda values, entry=entry: values["files"].update({OPTIMIZER: entry}))(path)
-        checkpoint.verify(path)
+        checkpoints.verify(path)
         with pytest.raises(UserError, match=r"optimizer.pt (holds more than tensors and plain values|.*no.* zip file)"):
-            checkpoint.load_optimizer(path)
+            checkpoints.load_optimizer(path)
         assert not mark.exists()
     pickle.loads(pickle.dumps(Bomb(mark)))
     assert mark.exists(), "the planted code does run where pickles are trusted"
@@ -319,7 +320,7 @@ def names(folder: Path) -> list[int]:
 
 
 def named(steps: Iterable[int]) -> list[str]:
-    return [checkpoint.name_of(step) for step in steps]
+    return [checkpoints.name_of(step) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -345,18 +346,18 @@ def named(steps: Iterable[int]) -> list[str]:
 def test_prune_keeps_the_newest_the_best_and_every_nth_as_far_as_the_budget_goes(
     tmp_path: Path, keep: int, best: dict[int, int], every: int | None, budget: int | None, left: list[int]
 ) -> None:
-    bests = {checkpoint.name_of(one): checkpoint.name_of(other) for one, other in best.items()}
+    bests = {checkpoints.name_of(one): checkpoints.name_of(other) for one, other in best.items()}
     sizes = dict.fromkeys(named([3, 5, 1, 2, 4]), 10)
-    gone = checkpoint.superfluous(sizes, keep, bests, every, budget)
+    gone = checkpoints.superfluous(sizes, keep, bests, every, budget)
     assert sorted(sizes.keys() - gone) == named(left) and len(gone) == len(set(gone))
     for step in range(1, 6):
         save(tmp_path, step)
     each = sum(file.stat().st_size for file in (tmp_path / "step_00000001").iterdir())
     room = None if budget is None else budget * each // 10
-    checkpoint.prune(tmp_path, lambda sizes: checkpoint.superfluous(sizes, keep, bests, every, room))
+    checkpoints.prune(tmp_path, lambda sizes: checkpoints.superfluous(sizes, keep, bests, every, room))
     assert names(tmp_path) == left
     for step in left:
-        checkpoint.verify(tmp_path / checkpoint.name_of(step))
+        checkpoints.verify(tmp_path / checkpoints.name_of(step))
 
 
 @given(
@@ -372,7 +373,7 @@ def test_what_stays_is_the_newest_within_the_budget_and_the_best_before_all_othe
     ordered = sorted(steps)
     sizes = {name: data.draw(st.integers(1, 50)) for name in named(ordered)}
     best = {name: data.draw(st.sampled_from(named(ordered[: at + 1]))) for at, name in enumerate(sizes)}
-    gone = checkpoint.superfluous(sizes, keep, best, every, budget)
+    gone = checkpoints.superfluous(sizes, keep, best, every, budget)
     left = [name for name in sizes if name not in gone]
     assert len(gone) == len(set(gone)) and set(gone) <= sizes.keys()
     assert left[-1:] == named(ordered)[-1:]  # also where there are more than 8 digits
@@ -388,10 +389,10 @@ def test_prune_does_not_count_what_was_never_committed(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         save(tmp_path, number)
     (tmp_path / "step_00000003" / MANIFEST).unlink()
-    checkpoint.prune(tmp_path, lambda sizes: checkpoint.superfluous(sizes, 2, {}))
-    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002" and names(tmp_path) == [1, 2, 3]
+    checkpoints.prune(tmp_path, lambda sizes: checkpoints.superfluous(sizes, 2, {}))
+    assert checkpoints.newest(tmp_path) == tmp_path / "step_00000002" and names(tmp_path) == [1, 2, 3]
     save(tmp_path, 4)
-    checkpoint.prune(tmp_path, lambda sizes: checkpoint.superfluous(sizes, 3, {}))
+    checkpoints.prune(tmp_path, lambda sizes: checkpoints.superfluous(sizes, 3, {}))
     assert names(tmp_path) == [1, 2, 4], "what never was committed goes once there is a newer one"
 
 
@@ -400,7 +401,7 @@ def test_drop_after_removes_all_that_lies_beyond(tmp_path: Path, step: int, left
     for number in range(4):
         save(tmp_path, number)
     (tmp_path / "step_00000003" / MANIFEST).unlink()
-    checkpoint.drop_after(tmp_path, step)
+    checkpoints.drop_after(tmp_path, step)
     assert names(tmp_path) == left
 
 
@@ -416,9 +417,9 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint(tmp_path: Path, monkeypa
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
         patch.setattr(os, "unlink", cut)
-        checkpoint.drop_after(tmp_path, 1)
-    assert names(tmp_path) == [1, 2] and checkpoint.newest(tmp_path) == tmp_path / "step_00000001"
-    checkpoint.drop_after(tmp_path, 1)
+        checkpoints.drop_after(tmp_path, 1)
+    assert names(tmp_path) == [1, 2] and checkpoints.newest(tmp_path) == tmp_path / "step_00000001"
+    checkpoints.drop_after(tmp_path, 1)
     assert names(tmp_path) == [1]
 
 
@@ -435,7 +436,7 @@ def test_a_snapshot_stays_as_it_was_and_keeps_the_kinds_of_what_it_copies() -> N
 
 
 def test_writing_goes_on_in_the_background_in_its_order() -> None:
-    background, gate, done = checkpoint.Background(), threading.Event(), []
+    background, gate, done = checkpoints.Background(), threading.Event(), []
     background.start(lambda: done.append("first") if gate.wait(10) else None)
     assert done == []
     threading.Timer(0.05, gate.set).start()
@@ -447,7 +448,7 @@ def test_writing_goes_on_in_the_background_in_its_order() -> None:
 
 
 def test_what_could_not_be_written_is_said_at_the_next_occasion() -> None:
-    background = checkpoint.Background()
+    background = checkpoints.Background()
 
     def fails() -> None:
         raise OSError("no space left on device")

@@ -130,7 +130,7 @@ def test_paths_are_the_keys_of_the_json_and_the_leaves() -> None:
         classes = {path for path in config.leaves(experiment) if path.endswith(".class")}
         assert set(config.leaves(experiment)) == set(paths) | classes
     assert "optimizer.momentum" in config.paths(EXPERIMENTS[0]) and "data.augment.crop" in config.paths(EXPERIMENTS[0])
-    assert config.leaves(EXPERIMENTS[1])["optimizer.class"] == "raytrain.optim:AdamW"
+    assert config.leaves(EXPERIMENTS[1])["optimizer.class"] == "raytrain.optim.optimizers:AdamW"
 
 
 # to_dict, from_dict
@@ -251,7 +251,13 @@ def test_a_huge_whole_number_is_compared_and_not_converted() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("os:system", "subprocess:Popen", "raytrain.errors:UserError", "raytrain.optim:SGD", "builtins:eval"),
+        *(
+            "os:system",
+            "subprocess:Popen",
+            "raytrain.errors:UserError",
+            "raytrain.optim.optimizers:SGD",
+            "builtins:eval",
+        ),
         *("raytrain.models.cnn:CNN.build", "raytrain.models.cnn:check", "raytrain.config:sys.modules", "nothing:Net"),
         *("raytrain.nothing:Net", "raytrain.\0:Net", "raytrain..models:CNN", "experiment:Net", ":", "", "CNN", 5, None),
         *(["raytrain.models.cnn:CNN"], {"a": 1}, "raytrain.experiment:Experiment", "raytrain.models.base:dataclass"),

@@ -18,7 +18,8 @@ from rich.cells import cell_len
 from rich.console import Console as RichConsole
 from torch import nn
 
-from raytrain import Batch, Classification, Run, Task, plan
+from raytrain import Batch, Classification, Run, Task
+from raytrain.driver import plan
 from raytrain.experiment import Experiment
 from raytrain.report.console import Console, show_evaluation
 

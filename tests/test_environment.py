@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from commands import DIGITS, fails, no_runs, without_ray
 
-from raytrain import cli, errors, limits
+from raytrain import cli, errors
+from raytrain.driver import limits
 from raytrain.report import failure
 from raytrain.report.output import Output, Refused
 

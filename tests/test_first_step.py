@@ -31,10 +31,10 @@ from raytrain import (
     SimpleModel,
     Task,
     UserError,
-    memory,
-    plan,
 )
-from raytrain.plan import Node, Plan, Resources
+from raytrain.driver import plan
+from raytrain.driver.plan import Node, Plan, Resources
+from raytrain.training import memory
 
 __all__ = ["no_runs", "without_ray"]
 
@@ -544,7 +544,7 @@ def test_a_large_model_is_tried_without_values_or_within_the_memory(monkeypatch:
 
 
 def test_a_slow_model_is_not_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytrain.first_step._SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("raytrain.driver.first_step._SLOW_SECONDS", 0.0)
     (note,) = made(model=CNN()).notes
     assert note.startswith("backward pass and evaluation were not tried: a pass of 2 samples takes 0.")
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raytrain import MLP, Digits, Experiment, gpu_errors
-from raytrain.search import attempt, record
-from raytrain.search.attempt import Data, Limits
-from raytrain.supervise import RunFailed, _failure
-from raytrain.worker import _recorded
+from raytrain import MLP, Digits, Experiment
+from raytrain.driver import gpu_errors
+from raytrain.driver.supervise import RunFailed, _failure
+from raytrain.driver.worker import _recorded
+from raytrain.sweep import attempt, record
+from raytrain.sweep.attempt import Data, Limits
 
 
 def cuda(text: str, code: int | None = None) -> torch.AcceleratorError:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import DIGITS, REPOSITORY, fails, no_runs, without_ray
 
-from raytrain import hints
+from raytrain.user_code import hints
 
 __all__ = ["no_runs", "without_ray"]
 

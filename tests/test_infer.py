@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_confusion_matrix
 
-from raytrain import CNN, Digits, Experiment, ImageFolder, Run, infer
+from raytrain import CNN, Digits, Experiment, ImageFolder, Run
+from raytrain.tools import inference
 
 __all__ = ["digit_files", "finished", "without_ray"]
 
@@ -65,12 +66,12 @@ def test_evaluate_counts_every_sample_once_and_equals_torchmetrics(
 def test_no_sample_is_lost_however_many_chunks_there_are(
     finished: Run, monkeypatch: pytest.MonkeyPatch, digit_files: Path, chunk: int
 ) -> None:
-    expected = infer.evaluate(finished)
-    monkeypatch.setattr(infer, "_CHUNK", chunk)
-    result = infer.evaluate(finished)
+    expected = inference.evaluate(finished)
+    monkeypatch.setattr(inference, "_CHUNK", chunk)
+    result = inference.evaluate(finished)
     assert result["confusion"] == expected["confusion"] and result["count"] == 359
     files = sorted(str(file) for file in digit_files.rglob("*.png")) * 4
-    rows = infer.predict(finished, files)
+    rows = inference.predict(finished, files)
     assert [row["path"] for row in rows] == files
 
 
@@ -212,9 +213,9 @@ def test_export_takes_the_checkpoint_that_is_asked_for(finished: Run, capsys: Ca
 
 
 def test_the_python_api_does_the_same(finished: Run, digit_files: Path, tmp_path: Path) -> None:
-    assert infer.evaluate(finished)["count"] == 359
-    rows = infer.predict(finished, [str(digit_files)])
-    infer.write_predictions(rows, finished.classes(), tmp_path / "p.csv")
+    assert inference.evaluate(finished)["count"] == 359
+    rows = inference.predict(finished, [str(digit_files)])
+    inference.write_predictions(rows, finished.classes(), tmp_path / "p.csv")
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 13
-    infer.export(finished, tmp_path / "m.pth")
+    inference.export(finished, tmp_path / "m.pth")
     assert (tmp_path / "m.pth").is_file()

@@ -129,22 +129,22 @@ def test_the_lowest_layer_imports_the_standard_library_and_numpy_alone(name: str
 
 @pytest.mark.parametrize("name", [name for name in INSIDE if part(name) in WITHOUT_RAY])
 def test_the_worker_and_what_describes_a_run_know_nothing_of_ray(name: str) -> None:
-    wanted = {"ray.job_submission.JobSubmissionClient"} if name == "raytrain.cluster.jobs" else set()
+    wanted = {"ray.job_submission.JobSubmissionClient"} if name == "raytrain.jobs.jobs" else set()
     assert {imported for imported in imports(INSIDE[name]) if imported.split(".")[0] == "ray"} == wanted
 
 
 def test_only_launch_imports_the_trainer_and_private_names_of_ray() -> None:
     for mark in ("TorchTrainer", "ray._private", "ray.train.v2", "ray.autoscaler._private"):
-        assert [name for name, path in MODULES.items() if mark in path.read_text()] == ["raytrain.launch"]
+        assert [name for name, path in MODULES.items() if mark in path.read_text()] == ["raytrain.driver.ray_internals"]
 
 
 def test_only_sweeps_import_ray_tune() -> None:
     found = {name for name, path in MODULES.items() if any(f"{i}.".startswith("ray.tune.") for i in imports(path))}
-    assert found == {"raytrain.search.schedulers", "raytrain.search.trial", "raytrain.tuning"}
+    assert found == {"raytrain.sweep.schedulers", "raytrain.sweep.trial", "raytrain.sweep.driver"}
 
 
 def test_what_describes_a_sweep_knows_nothing_of_ray() -> None:
-    values = {f"raytrain.search.{name}" for name in ("space", "objective", "base", "tpe", "sweep", "record", "front")}
+    values = {f"raytrain.sweep.{name}" for name in ("space", "objective", "base", "tpe", "sweep", "record", "front")}
     assert values <= set(INSIDE)
     assert not {i for name in values for i in imports(INSIDE[name]) if i.split(".")[0] in ("ray", "torch")}
 
@@ -159,7 +159,7 @@ def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest
         "    importlib.import_module('os')\n"
     )
     assert imports(tmp_path / "models" / "m.py") == {
-        *("ray.tune", "raytrain.fit", "raytrain.models.base", "raytrain.run.Run", "torch", "os"),
+        *("ray.tune", "raytrain.driver.fit", "raytrain.models.base", "raytrain.run.run.Run", "torch", "os"),
         "ray.train.torch.TorchTrainer",
     }
 

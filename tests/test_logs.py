@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raytrain import logs, session
+from raytrain.driver import logs, session
 
 _LINES = b"".join(b"line %07d\n" % number for number in range(100_000))
 

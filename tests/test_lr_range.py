@@ -19,9 +19,9 @@ from commands import DIGITS, REPOSITORY, copied, fails, finished, succeeds, with
 from torch import nn
 
 from raytrain import CNN, FSDP, SGD, BadSample, Digits, Experiment, Index, Run, Scaling, UserError
-from raytrain.lr_range import Curve, Smoothed, diverged, find
-from raytrain.observe import Observer
-from raytrain.optim import Rising
+from raytrain.driver.observe import Observer
+from raytrain.optim.optimizers import Rising
+from raytrain.tools.lr_range import Curve, Smoothed, diverged, find
 
 __all__ = ["copied", "finished", "without_ray"]
 

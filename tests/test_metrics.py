@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from raytrain.metrics import Sums
+from raytrain.tasks.metrics import Sums
 
 CPU = torch.device("cpu")
 

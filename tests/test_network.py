@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from raytrain import network
-from raytrain.network import Place
+from raytrain.driver import network
+from raytrain.driver.network import Place
 
 GOOD = Place("gloo", "one", "eth0", "10.0.0.1", 4000, "", "eth0", "a")
 OTHER = replace(GOOD, host="two", address="10.0.0.2", token="b")

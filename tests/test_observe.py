@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 
-from raytrain.observe import Observer, Tail
+from raytrain.driver.observe import Observer, Tail
 from raytrain.report.console import Console
 
 

@@ -43,10 +43,10 @@ from raytrain import (
     TensorParallel,
     Torchvision,
     UserError,
-    checkpoint,
-    plan,
 )
-from raytrain.plan import Node, Plan, Resources, size
+from raytrain.checkpoint import checkpoints
+from raytrain.driver import plan
+from raytrain.driver.plan import Node, Plan, Resources, size
 
 
 def nodes(*cpus: float, gpus: float = 0.0, memory: int = 8 << 30) -> Resources:
@@ -316,7 +316,7 @@ def test_a_checkpoint_is_as_large_as_the_plan_says(tmp_path: Path, fields: dict[
     module(torch.zeros(2, 1, 8, 8)).sum().backward()
     optimizer.step()
     rest = {"optimizer": optimizer.state_dict()} | ({"ema": module.state_dict()} if "ema_decay" in fields else {})
-    path = checkpoint.save(tmp_path, 1, module.state_dict(), rest, {})
+    path = checkpoints.save(tmp_path, 1, module.state_dict(), rest, {})
     size = sum(file.stat().st_size for file in path.iterdir())
     assert e.checkpoint_bytes < size < 1.05 * e.checkpoint_bytes + 20_000
 

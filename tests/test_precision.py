@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from raytrain import UserError, precision
-from raytrain.precision import Precision, check_device, fastest
+from raytrain import UserError
+from raytrain.training import precision
+from raytrain.training.precision import Precision, check_device, fastest
 
 CPU = torch.device("cpu")
 

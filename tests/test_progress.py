@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from raytrain import Classification, Task
-from raytrain.progress import Progress
+from raytrain.training.progress import Progress
 
 TASK = Classification(monitor="val_loss")
 

@@ -24,7 +24,7 @@ from raytrain.report.importance import LEAST_TRIALS, importance
 from raytrain.report.plots import pareto
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import Results
-from raytrain.search.front import pareto_front
+from raytrain.sweep.front import pareto_front
 
 PLOTS = ["parallel_coordinates.png", "importance.png", "accuracy_time.png", "pareto.png"]
 HOSTILE = "[red]x[/red]\x1b[2J\r\n\x00\u202e$\\frac{$ _☃名\ud800 a,b;\"'" + "long " * 40

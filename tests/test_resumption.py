@@ -11,12 +11,13 @@ import pytest
 from commands import fails, make_run, succeeds, without_ray
 from projects import write
 
-from raytrain import Run, UserError, experiment, sources
+from raytrain import Run, UserError, experiment
+from raytrain.checkpoint.storage import Storage, mirror, publish
+from raytrain.driver.resumption import Correction
 from raytrain.files import write_atomically
-from raytrain.resumption import Correction
-from raytrain.run import Lock
-from raytrain.sources import Sources
-from raytrain.storage import Storage, mirror, publish
+from raytrain.run.run import Lock
+from raytrain.user_code import sources
+from raytrain.user_code.sources import Sources
 
 __all__ = ["without_ray"]
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytrain import CNN, Digits, Experiment, Run, UserError, checkpoint, experiment
-from raytrain.rows import check_rows
-from raytrain.run import Lock, MetricsLog, begin, check_writable, damaged_lines, discard, read_metrics
+from raytrain import CNN, Digits, Experiment, Run, UserError, experiment
+from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint.rows import check_rows
+from raytrain.run.run import Lock, MetricsLog, begin, check_writable, damaged_lines, discard, read_metrics
 
 VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
 
@@ -29,7 +30,7 @@ def run(tmp_path: Path) -> Run:
     for step in (1, 2, 3):
         torch.manual_seed(step)
         state = {"sample": (1, 8, 8), "stored": (1, 8, 8), "classes": [str(digit) for digit in range(10)]}
-        checkpoint.save(path / "checkpoints", step, VALUE.model.build((1, 8, 8), 10).state_dict(), {}, state)
+        checkpoints.save(path / "checkpoints", step, VALUE.model.build((1, 8, 8), 10).state_dict(), {}, state)
     (path / "best.json").write_text('{"checkpoint": "step_00000002", "val_accuracy": 0.5}')
     (path / "last.json").write_text('{"checkpoint": "step_00000003", "step": 3}')
     return Run(path)
@@ -55,7 +56,7 @@ def test_runs_are_numbered_from_one_and_numbers_are_not_reused(tmp_path: Path) -
 
 
 def test_two_that_start_at_once_get_different_numbers(tmp_path: Path) -> None:
-    code = "from raytrain.run import begin; fill = lambda folder: (folder / 'experiment.json').touch(); "
+    code = "from raytrain.run.run import begin; fill = lambda folder: (folder / 'experiment.json').touch(); "
     code += f"print([begin({str(tmp_path)!r}, None, 'm', fill)[0].name for _ in range(20)])"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = [process.communicate()[0].replace("'", '"') for process in started]
@@ -70,7 +71,7 @@ def test_a_name_that_is_taken_offers_to_resume(tmp_path: Path) -> None:
             attempt()
 
 
-FILL_AND_WAIT = "import sys, time; from pathlib import Path; from raytrain.run import begin\n"
+FILL_AND_WAIT = "import sys, time; from pathlib import Path; from raytrain.run.run import begin\n"
 FILL_AND_WAIT += "def fill(folder): (folder / 'experiment.py').touch(); print('filling', flush=True); time.sleep(60)\n"
 FILL_AND_WAIT += "begin(sys.argv[1], 'mine', 'x', fill)"
 
@@ -176,7 +177,7 @@ def test_a_damaged_pointer_is_no_obstacle(run: Run, text: str) -> None:
 
 
 def test_a_pointer_does_not_lead_out_of_the_run(run: Run, tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 2, {"w": torch.zeros(1)}, {}, {})
+    checkpoints.save(tmp_path, 2, {"w": torch.zeros(1)}, {}, {})
     (run.path / "best.json").write_text('{"checkpoint": "../../step_00000002"}')
     assert run.checkpoint() == run.checkpoints / "step_00000002"
 
@@ -391,7 +392,7 @@ def test_a_damaged_summary_counts_for_none(run: Run, content: bytes) -> None:
 
 # Lock
 
-HOLD = "import sys, time; from raytrain.run import Lock; from pathlib import Path\n"
+HOLD = "import sys, time; from raytrain.run.run import Lock; from pathlib import Path\n"
 HOLD += "lock = Lock(Path(sys.argv[1]), wait=0); print('held', flush=True); time.sleep(60)"
 
 

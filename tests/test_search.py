@@ -39,13 +39,12 @@ from raytrain import (
     UserError,
     config,
     experiment,
-    tuning,
 )
-from raytrain.search import objective, record
-from raytrain.search.base import crossed
-from raytrain.search.objective import Objective
-from raytrain.search.space import apply, combinations
-from raytrain.search.sweep import impossible, load, to_dict
+from raytrain.sweep import objective, record
+from raytrain.sweep.objective import Objective
+from raytrain.sweep.search import crossed
+from raytrain.sweep.space import apply, combinations
+from raytrain.sweep.sweep import impossible, load, to_dict
 
 BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.1), epochs=4)
 LR = LogUniform("optimizer.lr", 1e-4, 1.0)
@@ -198,7 +197,7 @@ def test_a_sweep_s_json_gives_the_sweep_back(tmp_path: Path) -> None:
     assert config.labels((SGD(lr=0.1), SGD(lr=0.2)))[0] != config.labels((SGD(lr=0.1), SGD(lr=0.2)))[1]
 
 
-@pytest.mark.parametrize("name", ["subprocess:Popen", "pathlib:Path", "os:_Environ", "raytrain.run:Run"])
+@pytest.mark.parametrize("name", ["subprocess:Popen", "pathlib:Path", "os:_Environ", "raytrain.run.run:Run"])
 def test_a_sweep_s_json_makes_nothing_but_raytrain_s_own_values(tmp_path: Path, name: str) -> None:
     values = to_dict(Sweep(BASE, (Choice("optimizer", (SGD(), AdamW())),), trials=1))
     values["axes"][0]["values"][0] = {"class": name, "args": ["true"]}
@@ -288,7 +287,7 @@ def test_no_trial_beats_the_best_one_in_all_objectives() -> None:
         for number, objective in enumerate([(0.9, 30.0), (0.8, 1.0), (0.9, 20.0), (0.9, None), (None, 1.0)])
     ]
     driver: Any = SimpleNamespace(objectives=objectives)
-    assert tuning._Driver.ranked(driver, records) == [2, 0, 3, 1]
+    assert driver._Driver.ranked(driver, records) == [2, 0, 3, 1]
 
 
 def test_the_history_of_a_trial_follows_its_donors_back_to_the_start(tmp_path: Path) -> None:

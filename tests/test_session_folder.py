@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from raytrain import session, session_folder
-from raytrain.session_folder import SessionFolder, is_local, remove_dead
+from raytrain.driver import session, session_folder
+from raytrain.driver.session_folder import SessionFolder, is_local, remove_dead
 
 _DRIVER = """
 import sys, time

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from commands import DIGITS, REPOSITORY
 
-from raytrain import UserError, cli, interrupts
-from raytrain.fit import RunFailed
-from raytrain.interrupts import Interrupts
+from raytrain import UserError, cli
+from raytrain.driver import interrupts
+from raytrain.driver.fit import RunFailed
+from raytrain.driver.interrupts import Interrupts
 
 HANGS = "import time\nprint('there', flush=True)\ntime.sleep(60)\n"
 ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]

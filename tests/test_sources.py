@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from projects import COPIED, PROJECT, write
 
-from raytrain import Digits, Experiment, Run, UserError, config, experiment, sources
-from raytrain.shipping import Shipped
-from raytrain.sources import Sources
-from raytrain.storage import Storage, mirror, publish
+from raytrain import Digits, Experiment, Run, UserError, config, experiment
+from raytrain.checkpoint.storage import Storage, mirror, publish
+from raytrain.user_code import sources
+from raytrain.user_code.shipping import Shipped
+from raytrain.user_code.sources import Sources
 
 
 @pytest.fixture(autouse=True)

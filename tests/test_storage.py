@@ -17,9 +17,10 @@ import torch
 from commands import make_run
 from pyarrow import fs
 
-from raytrain import CNN, Digits, Experiment, Run, UserError, checkpoint, cli, storage
-from raytrain.run import begin, check_writable
-from raytrain.storage import Storage
+from raytrain import CNN, Digits, Experiment, Run, UserError, cli
+from raytrain.checkpoint import checkpoints, storage
+from raytrain.checkpoint.storage import Storage
+from raytrain.run.run import begin, check_writable
 from raytrain.watchdog import doing
 
 _NUMBER = count()
@@ -40,11 +41,11 @@ def there(url: str) -> Storage:
 
 def save(run: Path, step: int) -> Path:
     with_state = {"step": step}
-    return checkpoint.save(run / "checkpoints", step, {"w": torch.full((3,), float(step))}, {}, with_state)
+    return checkpoints.save(run / "checkpoints", step, {"w": torch.full((3,), float(step))}, {}, with_state)
 
 
 def last(keep: int):
-    return lambda sizes: checkpoint.superfluous(sizes, keep, {})
+    return lambda sizes: checkpoints.superfluous(sizes, keep, {})
 
 
 @pytest.fixture
@@ -120,12 +121,12 @@ def test_a_stale_mirror_is_not_trusted(there: Storage, run: Path, tmp_path: Path
     save(mirror, 3)  # never brought up
     (mirror / "metrics.jsonl").write_text("old\n" * 9)
     newer = mirror / "checkpoints" / "step_00000002"
-    checkpoint.save(mirror / "checkpoints", 2, {"w": torch.zeros(1)}, {}, {"of": "another run of that name"})
+    checkpoints.save(mirror / "checkpoints", 2, {"w": torch.zeros(1)}, {}, {"of": "another run of that name"})
     damaged = mirror / "checkpoints" / "step_00000001" / "state.json"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b" ")
     found = list(there.loadable(mirror, torch.device("cpu")))
     assert [one.state for one in found] == [{"step": 2}, {"step": 1}] and found[0].path == newer
-    assert checkpoint.committed(mirror / "checkpoints") == ["step_00000001", "step_00000002"]
+    assert checkpoints.committed(mirror / "checkpoints") == ["step_00000001", "step_00000002"]
     assert (mirror / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
 
 
@@ -336,7 +337,7 @@ def test_a_mirror_that_could_not_be_uploaded_counts_where_it_continues_the_run(
 ) -> None:
     rows = (run / "metrics.jsonl").read_bytes()
     vouches = {"metrics_bytes": len(rows), "metrics_sha256": hashlib.sha256(rows).hexdigest()}
-    checkpoint.save(run / "checkpoints", 2, {"w": torch.zeros(1)}, {}, vouches)
+    checkpoints.save(run / "checkpoints", 2, {"w": torch.zeros(1)}, {}, vouches)
     (run / "environment.json").write_text('{"began": "now"}')
     there.push(run, last(2))
     there.write("environment.json", run / "environment.json")
@@ -395,7 +396,7 @@ def test_a_run_at_a_url_is_a_run(finished: str, capsys: pytest.CaptureFixture[st
     assert run.where == finished and run.summary["status"] == "completed" and repr(run) == f"Run({finished!r})"
     assert not run.checkpoints.exists(), "only what is asked for comes down"
     assert run.checkpoint("best").name == "step_00000002" and run.checkpoint("last").name == "step_00000001"
-    assert run.model().state_dict().keys() == checkpoint.load_model(run.checkpoint()).keys()
+    assert run.model().state_dict().keys() == checkpoints.load_model(run.checkpoint()).keys()
     assert Run(run.path).where == finished, "the directory that follows it stands for it"
     assert cli.run(["evaluate", finished, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"] == "step_00000002"

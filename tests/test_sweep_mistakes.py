@@ -9,7 +9,7 @@ import pytest
 from commands import fails, no_runs, succeeds, without_ray
 
 from raytrain import Digits
-from raytrain.plan import survey
+from raytrain.driver.plan import survey
 
 __all__ = ["no_runs", "without_ray"]
 

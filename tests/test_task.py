@@ -15,7 +15,7 @@ from torchmetrics.functional.classification import (
 )
 
 from raytrain import Batch, Classification, Task, UserError
-from raytrain.metrics import Sums
+from raytrain.tasks.metrics import Sums
 
 CPU = torch.device("cpu")
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from projects import write
 
-from raytrain import Experiment, Run, UserError, cli, experiment, sources
-from raytrain.search.attempt import _one_line
-from raytrain.supervise import RunFailed, _failure, failed_here
-from raytrain.worker import _recorded
+from raytrain import Experiment, Run, UserError, cli, experiment
+from raytrain.driver.supervise import RunFailed, _failure, failed_here
+from raytrain.driver.worker import _recorded
+from raytrain.sweep.attempt import _one_line
+from raytrain.user_code import sources
 
 Capture = pytest.CaptureFixture[str]
 PROJECT = {

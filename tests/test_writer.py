@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from raytrain import Checkpoint, checkpoint, writer
-from raytrain.run import MetricsLog
-from raytrain.writer import CheckpointWriter
+from raytrain import Checkpoint
+from raytrain.checkpoint import checkpoints
+from raytrain.run import writer
+from raytrain.run.run import MetricsLog
+from raytrain.run.writer import CheckpointWriter
 
 STATE = {"progress": {"best": {}}, "metrics_bytes": 0}
 
@@ -22,7 +24,7 @@ class Gate:
     """`checkpoint.save` that waits until it may."""
 
     def __init__(self) -> None:
-        self.open, self.entered, self.save = threading.Event(), threading.Event(), checkpoint.save
+        self.open, self.entered, self.save = threading.Event(), threading.Event(), checkpoints.save
         self.error: OSError | None = None
 
     def __call__(self, *arguments: Any) -> Path:
@@ -36,7 +38,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate()
-    monkeypatch.setattr(checkpoint, "save", made)
+    monkeypatch.setattr(checkpoints, "save", made)
     return made
 
 
@@ -63,8 +65,8 @@ def test_training_waits_until_the_checkpoint_is_committed(
     assert gate.entered.wait(30)
     threading.Timer(0.2, gate.open.set).start()
     keeper.settle()
-    assert checkpoint.committed(keeper.run / "checkpoints") == ["step_00000010"]
-    assert checkpoint.newest(keeper.run / "checkpoints") is not None
+    assert checkpoints.committed(keeper.run / "checkpoints") == ["step_00000010"]
+    assert checkpoints.newest(keeper.run / "checkpoints") is not None
 
 
 def test_slow_storage_holds_training_up_for_a_share_of_its_time_and_not_for_long(
@@ -78,7 +80,7 @@ def test_slow_storage_holds_training_up_for_a_share_of_its_time_and_not_for_long
         keeper.began, keeper._waited = time.monotonic() - seconds, waited
         keeper.settle()
         keeper.settle()  # once a checkpoint
-        assert f"step_{step:08d}" not in checkpoint.committed(keeper.run / "checkpoints")
+        assert f"step_{step:08d}" not in checkpoints.committed(keeper.run / "checkpoints")
         gate.open.set()
         keeper.wait()
     assert limits == pytest.approx([0.0, 1.0, 0.5, 0.0, writer._LONGEST], abs=0.05)
@@ -101,6 +103,6 @@ def test_a_checkpoint_that_is_refused_is_not_waited_for(
     gate.open.set()
     hand_over(keeper, 10)
     keeper.settle()
-    assert checkpoint.committed(keeper.run / "checkpoints") == []
+    assert checkpoints.committed(keeper.run / "checkpoints") == []
     keeper.wait()
     assert "No space left" in (keeper.run / "logs" / "checkpoints.log").read_text()

@@ -14,8 +14,9 @@ from itertools import islice
 from benchmarks import resident
 from benchmarks.resident import DATA, OPTIMIZER, Batches, arrays
 from benchmarks.side import MODELS, Turns, Workload, join
-from raytrain import Experiment, Scaling, config, plan
+from raytrain import Experiment, Scaling, config
 from raytrain.data.loader import Loaded, Loader
+from raytrain.driver import plan
 from raytrain.experiment import with_strategy
 from raytrain.training.trainer import Trainer
 

@@ -21,7 +21,7 @@ import numpy as np
 from raytrain import errors, order
 from raytrain.data import cache
 from raytrain.data.source import Data, Index, checked_read
-from raytrain.shipping import Shipped
+from raytrain.user_code.shipping import Shipped
 from raytrain.watchdog import doing
 
 _TASK, _TASK_ROWS = 64 << 20, 4096

@@ -14,7 +14,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.config import at_least, check
 from raytrain.data.augment import Augment
-from raytrain.sources import calling, place
+from raytrain.user_code.sources import calling, place
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raytrain.doctor.facts import Facts
-from raytrain.plan import size
+from raytrain.driver.plan import size
 
 _OLDEST_PYTHON = (3, 11)
 _GIB = 2**30

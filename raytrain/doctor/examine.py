@@ -10,11 +10,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from raytrain import errors, launch, limits, storage
+from raytrain import errors
+from raytrain.checkpoint import storage
 from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, clock, gather, probe, remove
-from raytrain.plan import existing
-from raytrain.session import Session, ask
+from raytrain.driver import limits, ray_internals
+from raytrain.driver.plan import existing
+from raytrain.driver.session import Session, ask
 
 _NODE_SECONDS = 60.0
 """A node's first process imports Ray, and perhaps torch, before it answers."""
@@ -96,7 +98,7 @@ def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Sur
         cloudpickle.unregister_pickle_by_value(package)
     free = ray.available_resources().get("CPU", 0.0)
     loopback = all(ipaddress.ip_address(node["NodeManagerAddress"]).is_loopback for node in nodes)
-    return Survey(here, tuple(found), tuple(silent), address, out, free, not loopback, launch.least_nodes())
+    return Survey(here, tuple(found), tuple(silent), address, out, free, not loopback, ray_internals.least_nodes())
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:

@@ -24,9 +24,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from raytrain.network import gloo, interfaces, nccl, of_host_name
-from raytrain.plan import host_memory
-from raytrain.session import answers, token_file
+from raytrain.driver.network import gloo, interfaces, nccl, of_host_name
+from raytrain.driver.plan import host_memory
+from raytrain.driver.session import answers, token_file
 
 _TORCH = """
 import json, torch
@@ -157,7 +157,7 @@ def probe(out: str, file: str, write: bool = False) -> str | None:
     """Writes a file that holds its own name, or reads one; why that failed, or None."""
     try:
         if "://" in out:
-            from raytrain.storage import Storage
+            from raytrain.checkpoint.storage import Storage
 
             if write:
                 Storage(out).write(file, file.encode())
@@ -183,7 +183,7 @@ def remove(out: str, files: Sequence[str]) -> None:
     """Removes what was written, where it is there."""
     with contextlib.suppress(Exception):
         if "://" in out:
-            from raytrain.storage import Storage
+            from raytrain.checkpoint.storage import Storage
 
             for file in files:
                 Storage(out).remove(file)

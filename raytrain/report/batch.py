@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from raytrain.batch_size import Found, Trial, best
+from raytrain.driver.observe import Observer
+from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
-from raytrain.observe import Observer
-from raytrain.plan import Plan
 from raytrain.report.console import terminal
 from raytrain.report.layout import cell, show_next
 from raytrain.report.layout import show as show_line
+from raytrain.tools.batch_size import Found, Trial, best
 
 
 class Spinner(Observer):

@@ -16,12 +16,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.spinner import Spinner
 from rich.text import Text
 
-from raytrain.observe import Observer
-from raytrain.plan import Plan
+from raytrain.driver.observe import Observer
+from raytrain.driver.plan import Plan
 from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
 from raytrain.report.output import Output
-from raytrain.run import Run
-from raytrain.task import Classification
+from raytrain.run.run import Run
+from raytrain.tasks.task import Classification
 
 _PLAIN_SECONDS = 10.0
 _LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE, _SHORTEST_BAR = 8, 28, 14, 12

@@ -17,8 +17,8 @@ from raytrain.report.layout import columns, show_command
 from raytrain.report.layout import show as show_line
 
 if TYPE_CHECKING:
-    from raytrain.cluster.dashboard import Dashboard
-    from raytrain.cluster.jobs import Job, Project
+    from raytrain.jobs.dashboard import Dashboard
+    from raytrain.jobs.jobs import Job, Project
 
 _BEGINS = "Running entrypoint for job "
 _STYLES = {"SUCCEEDED": "bold green", "FAILED": "bold red", "STOPPED": "bold yellow"}

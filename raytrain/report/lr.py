@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raytrain.observe import Observer
-from raytrain.plan import Plan
+from raytrain.driver.observe import Observer
+from raytrain.driver.plan import Plan
 from raytrain.report.console import terminal
 from raytrain.report.files import write_whole
 from raytrain.report.layout import show as show_line
@@ -21,7 +21,7 @@ from raytrain.report.layout import show_facts, show_next
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from raytrain.lr_range import Curve
+    from raytrain.tools.lr_range import Curve
 
 PLOTS = (".png", ".svg", ".pdf")
 """The file names that a plot has."""

@@ -15,14 +15,14 @@ from rich.live import Live
 from rich.text import Text
 
 from raytrain import errors
-from raytrain.observe import SweepObserver
+from raytrain.driver.observe import SweepObserver
 from raytrain.report import sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.files import write_whole
 from raytrain.report.layout import columns, show, show_next
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import FIGURES, Results, plain
-from raytrain.run import Lock
+from raytrain.run.run import Lock
 
 _FINAL_ROWS, _WHAT_HAPPENED = 30, 4
 _LOG_WIDTH = 160  # columns of a table that goes to a file

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytrain.search.front import pareto_front
+from raytrain.sweep.front import pareto_front
 
 ENDED_WELL = ("completed", "stopped")
 """Statuses of trials whose objective counts."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from raytrain import config
 from raytrain.files import known_json, write_atomically
-from raytrain.precision import Precision, fastest
+from raytrain.training.precision import Precision, fastest
 
 if TYPE_CHECKING:
     from raytrain.training.trainer import Trainer

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from raytrain.data.loader import Loader
-from raytrain.metrics import Sums
 from raytrain.parallel.strategy import Strategy
-from raytrain.precision import Precision
-from raytrain.task import Task
+from raytrain.tasks.metrics import Sums
+from raytrain.tasks.task import Task
+from raytrain.training.precision import Precision
 from raytrain.watchdog import doing
 
 

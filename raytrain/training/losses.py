@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from raytrain import errors, sources
+from raytrain import errors
 from raytrain.parallel.strategy import Strategy
-from raytrain.task import Task
+from raytrain.tasks.task import Task
+from raytrain.user_code import sources
 
 _REDUCE_SECONDS = 0.5
 """How often losses are reduced: each time, the host waits for the device, and all ranks for each other."""

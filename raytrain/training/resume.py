@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from raytrain import checkpoint
-from raytrain.progress import Progress
-from raytrain.rows import check_rows
-from raytrain.run import MetricsLog, no_way_back
-from raytrain.writer import CheckpointWriter
+from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint.rows import check_rows
+from raytrain.run.run import MetricsLog, no_way_back
+from raytrain.run.writer import CheckpointWriter
+from raytrain.training.progress import Progress
 
 if TYPE_CHECKING:
     from raytrain.training.trainer import Trainer
@@ -60,7 +60,7 @@ def restore(trainer: Trainer) -> Saved | None:
         return None
     if storage and not first:
         path = storage.fetch(path.name, folder)
-    _, model, tensors, state = found or checkpoint.load(path, device)
+    _, model, tensors, state = found or checkpoints.load(path, device)
     trainer.weights = trainer.ema.load(model, tensors["ema"]) if trainer.ema else model
     trainer.precision.load_state_dict(tensors["precision"])
     trainer.progress = Progress.from_state(state["progress"])
@@ -72,28 +72,28 @@ def open_logs(trainer: Trainer, saved: Saved | None) -> None:
     if trainer.ranks.rank:
         return
     path, progress, settings = trainer.run.path, trainer.progress, trainer.experiment.checkpoint
-    checkpoint.drop_after(trainer.run.checkpoints, progress.step if saved else -1)
+    checkpoints.drop_after(trainer.run.checkpoints, progress.step if saved else -1)
     trainer.log = MetricsLog(path / "metrics.jsonl", saved.metrics_bytes if saved else 0)
     trainer.writer = CheckpointWriter(path, trainer.log, settings, trainer.steps_per_epoch, trainer.storage)
     trainer.writer.resume(saved.name if saved else None, progress.step, progress.best)
 
 
-def newest(trainer: Trainer, device: torch.device) -> checkpoint.Loaded | None:
+def newest(trainer: Trainer, device: torch.device) -> checkpoints.Loaded | None:
     """Return the newest checkpoint that is one of the run and has the metrics before it; None for a run without any.
 
     Raises:
         UserError: there are checkpoints, and none of them will do: to begin anew would remove them.
     """
     run, storage = trainer.run, trainer.storage
-    for found in storage.loadable(run.path, device) if storage else checkpoint.loadable(run.checkpoints, device):
+    for found in storage.loadable(run.path, device) if storage else checkpoints.loadable(run.checkpoints, device):
         with contextlib.suppress(KeyError, ValueError, TypeError):
             state, tensors = found.state, {"optimizer", "precision", *(["ema"] if trainer.ema else [])}
             step = Progress.from_state(state["progress"]).step
             figures = state["metrics_bytes"] >= 0 and (state["unit"] is None or math.isfinite(state["unit"]))
-            if figures and tensors <= found.optimizer.keys() and checkpoint.name_of(step) == found.path.name:
+            if figures and tensors <= found.optimizer.keys() and checkpoints.name_of(step) == found.path.name:
                 check_rows(run.path / "metrics.jsonl", state)
                 return found
-    if names := list(storage.committed()) if storage else checkpoint.committed(run.checkpoints):
+    if names := list(storage.committed()) if storage else checkpoints.committed(run.checkpoints):
         where = storage.url if storage else run.path
         raise no_way_back(where, f"{names[-1]} cannot be read or lacks its metrics")
     return None

@@ -16,24 +16,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import errors, memory, order
+from raytrain import errors, order
+from raytrain.checkpoint.storage import Storage
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
-from raytrain.ema import EMA
 from raytrain.experiment import Experiment
-from raytrain.optim import backbone
+from raytrain.optim.optimizers import backbone
 from raytrain.parallel.strategy import RankContext
-from raytrain.precision import Precision, check_device, memory_format
-from raytrain.progress import Progress
-from raytrain.run import MetricsLog, Run
-from raytrain.storage import Storage
-from raytrain.training import resume
+from raytrain.run.run import MetricsLog, Run
+from raytrain.run.writer import CheckpointWriter
+from raytrain.training import memory, resume
 from raytrain.training.auto_precision import choose_precision
+from raytrain.training.ema import EMA
 from raytrain.training.evaluation import evaluate
 from raytrain.training.hooks import Hook
 from raytrain.training.losses import LossLog, Reduced, Step
+from raytrain.training.precision import Precision, check_device, memory_format
+from raytrain.training.progress import Progress
 from raytrain.watchdog import BACKWARD, FORWARD, doing
-from raytrain.writer import CheckpointWriter
 
 _AWAY_SECONDS = 30.0
 """How long the run's directory may be away, as where its disk is not mounted for a moment."""

@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 from hosts import LAUNCHER, ROOT, SHARED, Hosts
 
-from raytrain import checkpoint, cluster
+from raytrain import cluster
+from raytrain.checkpoint import checkpoints
 
 RUNS = f"{SHARED}/runs"
 _FILE = "on-premises.yaml"
@@ -163,9 +164,9 @@ def same_losses(run: Path, other: Path) -> float:
 
 def weights(run: Path) -> bytes:
     """The bytes of a run's last weights."""
-    found = checkpoint.newest(run / "checkpoints")
+    found = checkpoints.newest(run / "checkpoints")
     assert found is not None
-    return (found / checkpoint.MODEL).read_bytes()
+    return (found / checkpoints.MODEL).read_bytes()
 
 
 def train_here(folder: Path, name: str, *flags: str) -> Path:

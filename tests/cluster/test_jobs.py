@@ -23,9 +23,10 @@ from commands import DIGITS, REPOSITORY, fails
 from head import BEGINS, Cut, Head, serving
 from projects import COPIED, PROJECT, write
 
-from raytrain import cli, errors, experiment, sources
-from raytrain.cluster import dashboard, jobs
+from raytrain import cli, errors, experiment
+from raytrain.jobs import dashboard, jobs
 from raytrain.report import jobs as report
+from raytrain.user_code import sources
 
 TOKEN = "5ecret" * 8
 pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # Ray's client gives it

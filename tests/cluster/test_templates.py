@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raytrain import cli, cluster, launch
+from raytrain import cli, cluster
+from raytrain.driver import ray_internals
 
 ROOT = Path(__file__).parents[2]
 LAUNCHED = ("aws", "gcp", "azure", "on-premises")
@@ -26,8 +27,11 @@ def test_the_top_level_file_is_that_for_aws() -> None:
 @pytest.mark.parametrize("kind", LAUNCHED)
 def test_rays_own_schema_takes_the_files(kind: str) -> None:
     values = yaml.safe_load(cluster.text(kind))
-    assert launch.refused_cluster(values) is None
-    assert launch.refused_cluster({**values, "cluster_name": 7}) == (("cluster_name",), "7 is not of type 'string'")
+    assert ray_internals.refused_cluster(values) is None
+    assert ray_internals.refused_cluster({**values, "cluster_name": 7}) == (
+        ("cluster_name",),
+        "7 is not of type 'string'",
+    )
 
 
 def test_every_file_has_a_kind_and_says_how_it_is_used() -> None:

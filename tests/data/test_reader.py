@@ -15,7 +15,7 @@ from raytrain import order
 from raytrain.data import Data, Index, reader
 from raytrain.data.reader import Bad, Direct, Epoch, Resident, Streaming
 from raytrain.errors import BadSample, UserError
-from raytrain.shipping import Shipped
+from raytrain.user_code.shipping import Shipped
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (103, 1, 4, 4), dtype=np.uint8)
 INDEX = Index(np.arange(103) % 10, tuple("0123456789"), (1, 4, 4), "train")

@@ -21,10 +21,12 @@ from typing import Any
 import pytest
 import torch
 
-from raytrain import Checkpoint, checkpoint, files, run, writer
-from raytrain.progress import Progress
-from raytrain.run import MetricsLog, read_metrics
-from raytrain.writer import CheckpointWriter
+from raytrain import Checkpoint, files
+from raytrain.checkpoint import checkpoints
+from raytrain.run import run, writer
+from raytrain.run.run import MetricsLog, read_metrics
+from raytrain.run.writer import CheckpointWriter
+from raytrain.training.progress import Progress
 
 STEPS, EPOCH = 4, 2
 SETTINGS = Checkpoint(keep=1, keep_every=2)
@@ -124,10 +126,10 @@ class Disk:
 def standing_for_os(disk: Any) -> Iterator[None]:
     """Puts it into the modules that write a run."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (checkpoint, files, run, writer):
+        for module in (checkpoints, files, run, writer):
             patch.setattr(module, "os", disk)
         back = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: setattr(disk, "away", False))
-        patch.setattr(checkpoint, "time", back)
+        patch.setattr(checkpoints, "time", back)
         yield
 
 
@@ -156,14 +158,14 @@ def row(step: int) -> dict[str, Any]:
 def best(step: int) -> dict[str, Any]:
     """The first epoch is the best one until the third."""
     at = EPOCH if step < 3 * EPOCH else 3 * EPOCH
-    return {"val_accuracy": 0.1 * at, "checkpoint": checkpoint.name_of(at)} if step >= EPOCH else {}
+    return {"val_accuracy": 0.1 * at, "checkpoint": checkpoints.name_of(at)} if step >= EPOCH else {}
 
 
 def train(path: Path, disk: Disk, steps: int = STEPS, start: Any = None) -> None:
     """Writes rows and a checkpoint at each step, from the newest checkpoint on, as rank 0 does."""
-    found = next(checkpoint.loadable(path / "checkpoints"), None)
+    found = next(checkpoints.loadable(path / "checkpoints"), None)
     first = found.state["progress"]["step"] if found else 0
-    checkpoint.drop_after(path / "checkpoints", first)
+    checkpoints.drop_after(path / "checkpoints", first)
     log = MetricsLog(path / "metrics.jsonl", found.state["metrics_bytes"] if found else 0)
     keeper = CheckpointWriter(path, log, SETTINGS, EPOCH)
     keeper.close()
@@ -186,18 +188,18 @@ def train(path: Path, disk: Disk, steps: int = STEPS, start: Any = None) -> None
 
 def check(path: Path, at_least: int, at_most: int) -> int:
     """The newest checkpoint is of such a step, whole and bit-equal, and vouches for all rows before it; returns it."""
-    found = next(checkpoint.loadable(path / "checkpoints"), None)
+    found = next(checkpoints.loadable(path / "checkpoints"), None)
     step = found.state["progress"]["step"] if found else 0
     assert at_least <= step <= at_most, f"the newest is of step {step}"
     if found:
         model, optimizer = content(step)
-        assert found.path.name == checkpoint.name_of(step) and found.state["of"] == step
+        assert found.path.name == checkpoints.name_of(step) and found.state["of"] == step
         assert found.model.keys() == model.keys() and all(torch.equal(found.model[n], model[n]) for n in model)
         assert torch.equal(found.optimizer["optimizer"]["m"], optimizer["optimizer"]["m"])
         rows = (path / "metrics.jsonl").read_bytes()[: found.state["metrics_bytes"]]
         assert [json.loads(line) for line in rows.splitlines()] == [row(n) for n in range(1, step + 1)]
-    for name in checkpoint.committed(path / "checkpoints"):
-        checkpoint.verify(path / "checkpoints" / name)
+    for name in checkpoints.committed(path / "checkpoints"):
+        checkpoints.verify(path / "checkpoints" / name)
     for pointer in ("best.json", "last.json"):
         if (path / pointer).exists():
             json.loads((path / pointer).read_text())

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from raytrain.search import record
+from raytrain.sweep import record
 
 EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
 TWO_WORKERS = Path(__file__).with_name("two_workers.py")

@@ -13,7 +13,7 @@ import pytest
 from commands import DIGITS
 
 from raytrain import cli
-from raytrain.run import Lock, read_metrics
+from raytrain.run.run import Lock, read_metrics
 
 EPOCHS = 2
 FILES = (

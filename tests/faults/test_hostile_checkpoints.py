@@ -23,8 +23,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, checkpoint, experiment
-from raytrain.checkpoint import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
+from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, experiment
+from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint.checkpoints import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
 from raytrain.data.reader import Resident
 from raytrain.data.source import checked_read
 from raytrain.parallel.strategy import RankContext
@@ -327,7 +328,7 @@ def test_it_is_refused_and_the_older_one_is_taken(
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
     HOSTILE[what](run / "checkpoints" / BAD)
-    good, began = checkpoint.load(trained / "checkpoints" / GOOD), worker(run)
+    good, began = checkpoints.load(trained / "checkpoints" / GOOD), worker(run)
     with began.started():
         assert began.progress.step == 4
         restored = began.strategy.module.state_dict()
@@ -371,7 +372,7 @@ def test_what_nobody_reads_does_no_harm(trained: Path, tmp_path: Path) -> None:
     began = worker(run)
     with began.started():
         assert began.progress.step == 6
-    checkpoint.drop_after(run / "checkpoints", 4)
+    checkpoints.drop_after(run / "checkpoints", 4)
     assert not path.exists()
 
 
@@ -394,12 +395,12 @@ def test_storage_that_cannot_be_read_is_no_reason_to_go_back(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
-        patch.setattr(checkpoint, "_sha256", broken)
+        patch.setattr(checkpoints, "_sha256", broken)
         start(worker(run))
     with pytest.raises(UserError, match="is damaged"):
         text(b"")(run / "checkpoints" / BAD)
-        checkpoint.verify(run / "checkpoints" / BAD)
-    assert checkpoint.committed(run / "checkpoints")[-2:] == [GOOD, BAD]
+        checkpoints.verify(run / "checkpoints" / BAD)
+    assert checkpoints.committed(run / "checkpoints")[-2:] == [GOOD, BAD]
 
 
 def test_training_ends_where_the_directory_of_the_run_has_gone(

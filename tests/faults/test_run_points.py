@@ -17,9 +17,10 @@ import pytest
 from commands import DIGITS
 from PIL import Image
 
-from raytrain import checkpoint, cli, order
-from raytrain.run import read_metrics
-from raytrain.sources import Sources
+from raytrain import cli, order
+from raytrain.checkpoint import checkpoints
+from raytrain.run.run import read_metrics
+from raytrain.user_code.sources import Sources
 
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -185,10 +186,10 @@ def one_line(capsys: pytest.CaptureFixture[str], status: int | None) -> None:
 def recovered(path: Path, whole: Path, capsys: pytest.CaptureFixture[str], *more: object) -> None:
     """What was committed is still there, and the run, or a new one of that name where it had not begun, comes to the
     end of the undisturbed one."""
-    committed = checkpoint.committed(path / "checkpoints") if path.exists() else []
+    committed = checkpoints.committed(path / "checkpoints") if path.exists() else []
     kept = b""
     for name in committed:
-        state = checkpoint.load_state(path / "checkpoints" / name)
+        state = checkpoints.load_state(path / "checkpoints" / name)
         kept = (path / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
         assert len(kept) == state["metrics_bytes"]
     nothing = Writes(path.parent)

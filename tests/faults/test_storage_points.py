@@ -12,11 +12,12 @@ import pytest
 import torch
 from points import EPOCH, SETTINGS, Killed, best, content, row
 
-from raytrain import checkpoint, storage, writer
-from raytrain.progress import Progress
-from raytrain.run import MetricsLog, read_metrics
-from raytrain.storage import Storage
-from raytrain.writer import CheckpointWriter
+from raytrain.checkpoint import checkpoints, storage
+from raytrain.checkpoint.storage import Storage
+from raytrain.run import writer
+from raytrain.run.run import MetricsLog, read_metrics
+from raytrain.run.writer import CheckpointWriter
+from raytrain.training.progress import Progress
 
 STEPS = 4
 COUNTS = {"kill": 0, "torn": 0, "refused": 0, "refused, half there": 0, "goes on elsewhere": 0}
@@ -49,7 +50,7 @@ def writing(url: str, mirror: Path, bucket: Bucket) -> Iterator[Callable[[int], 
     keeper = CheckpointWriter(mirror, log, SETTINGS, EPOCH, bucket)
     keeper.close()
     keeper.background = AtOnce()  # type: ignore[assignment]
-    checkpoint.drop_after(mirror / "checkpoints", first)
+    checkpoints.drop_after(mirror / "checkpoints", first)
     keeper.resume(found.path.name if found else None, first, found.state["progress"]["best"] if found else {})
 
     def write(step: int) -> None:
@@ -77,17 +78,17 @@ class AtOnce:
 
 
 def step_at(url: str) -> int:
-    return max((checkpoint.step_of(name) or 0 for name in Storage(url).committed()), default=0)
+    return max((checkpoints.step_of(name) or 0 for name in Storage(url).committed()), default=0)
 
 
 def check(there: Storage, folder: Path, at_least: int, at_most: int) -> None:
     """A machine that has nothing finds a checkpoint of such a step, whole, with all rows that it vouches for."""
     shutil.rmtree(folder, ignore_errors=True)
     path = next(there.verified(folder / "checkpoints"), None)
-    step = (checkpoint.step_of(path.name) or 0) if path else 0
+    step = (checkpoints.step_of(path.name) or 0) if path else 0
     assert at_least <= step <= at_most
     if path:
-        model, loaded = content(step)[0], checkpoint.load(path)
+        model, loaded = content(step)[0], checkpoints.load(path)
         assert all(torch.equal(loaded.model[name], model[name]) for name in model)
         rows = there.read("metrics.jsonl")[: loaded.state["metrics_bytes"]]
         (folder / "metrics.jsonl").write_bytes(rows)
@@ -96,7 +97,7 @@ def check(there: Storage, folder: Path, at_least: int, at_most: int) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_PAUSE", 0.0)
+    monkeypatch.setattr(checkpoints, "_PAUSE", 0.0)
     monkeypatch.setattr(writer, "POLL_SECONDS", 1000.0)
 
 
@@ -110,7 +111,7 @@ def test_whatever_request_is_the_last_one(s3: str, tmp_path: Path, quick: None) 
         check(plain, tmp_path / "look", done, step)
         COUNTS["kill"] += 1
         if kind == "put":  # an object that is not whole, as a file system would leave it and S3 never does
-            if name.startswith("checkpoints/step_") and not name.endswith(checkpoint.MANIFEST):
+            if name.startswith("checkpoints/step_") and not name.endswith(checkpoints.MANIFEST):
                 plain.write(name, b"half")
                 check(plain, tmp_path / "look", done, step)
             COUNTS["torn"] += name.startswith("checkpoints/step_")
@@ -148,7 +149,7 @@ def goes_on_elsewhere(url: str, folder: Path, at: int) -> None:
     assert Storage(url).names("checkpoints").keys() == {
         f"checkpoints/{name}/{part}"
         for name in Storage(url).committed()
-        for part in (*checkpoint.PARTS, checkpoint.MANIFEST)
+        for part in (*checkpoints.PARTS, checkpoints.MANIFEST)
     }
     COUNTS["goes on elsewhere"] += 1
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from sweeps import EIGHT, TWO_WORKERS, Command, Pace, check_files, check_whole, killed, load, outcome, run, statuses
 
-from raytrain import checkpoint
-from raytrain.search import record
+from raytrain.checkpoint import checkpoints
+from raytrain.sweep import record
 
 Whole = tuple[Path, Pace]
 
@@ -87,10 +87,11 @@ def test_signals_end_a_sweep_with_checkpoints_and_it_goes_on(tmp_path: Path, who
         assert begun and answer["status"] == "interrupted" and "running" not in found.values()
         for n in begun:
             if found[n] == "interrupted":
-                last = checkpoint.newest(record.folder(sweep, n) / "checkpoints")
+                last = checkpoints.newest(record.folder(sweep, n) / "checkpoints")
                 rows = (record.folder(sweep, n) / "metrics.jsonl").read_text().splitlines()
                 assert (
-                    last is not None and checkpoint.load_state(last)["progress"]["step"] == json.loads(rows[-1])["step"]
+                    last is not None
+                    and checkpoints.load_state(last)["progress"]["step"] == json.loads(rows[-1])["step"]
                 )
         assert "interrupted" in found.values()
         assert not [*sweep.rglob("stop")]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from test_run_points import Writes, _watching, audited, one_line, run
 
-from raytrain import plan, tuning
+from raytrain.driver import plan
 from raytrain.report.files import write_whole
-from raytrain.search import record
+from raytrain.sweep import driver, record
 
 __all__ = ["audited"]
 
@@ -85,12 +85,12 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return "completed"
 
     made: dict[bool, Any] = {}
-    make = tuning.make
-    monkeypatch.setattr(tuning, "make", lambda *arguments: made.setdefault(True, make(*arguments)))
-    monkeypatch.setattr(tuning, "Session", NoRay)
-    monkeypatch.setattr(tuning._Driver, "_watch", watch)
-    monkeypatch.setattr(tuning._Driver, "_read", lambda _: {})
-    monkeypatch.setattr(tuning, "write_plots", lambda path, _: write_whole(path / "picture.png", b"a picture"))
+    make = driver.make
+    monkeypatch.setattr(driver, "make", lambda *arguments: made.setdefault(True, make(*arguments)))
+    monkeypatch.setattr(driver, "Session", NoRay)
+    monkeypatch.setattr(driver._Driver, "_watch", watch)
+    monkeypatch.setattr(driver._Driver, "_read", lambda _: {})
+    monkeypatch.setattr(driver, "write_plots", lambda path, _: write_whole(path / "picture.png", b"a picture"))
     return numbers
 
 

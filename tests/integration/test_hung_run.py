@@ -21,7 +21,7 @@ from torch import nn
 
 import raytrain
 from raytrain import CNN, SGD, Batch, Checkpoint, Classification, Digits, Experiment, Scaling
-from raytrain.fit import RunFailed
+from raytrain.driver.fit import RunFailed
 
 
 def deadlock() -> None:

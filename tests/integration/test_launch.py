@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 import raytrain
-from raytrain import CNN, MLP, SGD, Checkpoint, Digits, Experiment, Model, Run, Scaling, launch
-from raytrain.fit import Interrupted, RunFailed
+from raytrain import CNN, MLP, SGD, Checkpoint, Digits, Experiment, Model, Run, Scaling
+from raytrain.driver import ray_internals
+from raytrain.driver.fit import Interrupted, RunFailed
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -83,11 +84,11 @@ def names(folder: Path) -> set[str]:
 def test_the_fast_trainer_gives_the_run_of_the_stock_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.train.torch import TorchTrainer
 
-    assert launch.trainer() is not TorchTrainer
+    assert ray_internals.trainer() is not TorchTrainer
     raytrain.train(BASE, out=str(tmp_path), name="fast", quiet=True)
     assert_nothing_is_left()
-    monkeypatch.setattr(launch, "VERSION", "2.59")
-    assert launch.trainer() is TorchTrainer
+    monkeypatch.setattr(ray_internals, "VERSION", "2.59")
+    assert ray_internals.trainer() is TorchTrainer
     raytrain.train(BASE, out=str(tmp_path), name="stock", quiet=True)
     assert weights(tmp_path / "fast") == weights(tmp_path / "stock")
     assert names(tmp_path / "fast") == names(tmp_path / "stock")
@@ -99,19 +100,19 @@ def test_the_stock_trainer_takes_over_where_a_private_name_is_missing(monkeypatc
     from ray.train.v2._internal.execution.controller import TrainController
 
     monkeypatch.delattr(TrainController, "get_result")
-    launch._fast.cache_clear()
-    assert launch.trainer() is TorchTrainer
+    ray_internals._fast.cache_clear()
+    assert ray_internals.trainer() is TorchTrainer
 
 
 def test_a_node_has_stock_processes_where_ray_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private.node import Node
 
     stock = Node.start_monitor
-    with launch.small_node():
+    with ray_internals.small_node():
         assert Node.start_monitor is not stock
     assert Node.start_monitor is stock
-    monkeypatch.setattr(launch, "VERSION", "2.59")
-    with launch.small_node():
+    monkeypatch.setattr(ray_internals, "VERSION", "2.59")
+    with ray_internals.small_node():
         assert Node.start_monitor is stock
 
 
@@ -143,7 +144,7 @@ def stop_when_it_trains(run: Path) -> None:
 
 
 def test_a_second_interrupt_ends_the_workers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from raytrain.observe import Tail
+    from raytrain.driver.observe import Tail
 
     def poll(tail: Tail) -> None:
         if tail.path.is_file() and tail.path.stat().st_size:

@@ -18,7 +18,7 @@ from PIL import Image
 from processes import tree
 
 from raytrain import Digits, Run
-from raytrain.tuning import SweepRun
+from raytrain.sweep.driver import SweepRun
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -23,7 +23,8 @@ import pytest
 from processes import tree
 from test_readme import the
 
-from raytrain import Run, launch
+from raytrain import Run
+from raytrain.driver import ray_internals
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,8 +134,8 @@ def test_without_a_token_dashboard_jobs_gcs_and_client_ports_let_nobody_in(clust
         assert (status_of(url, None, method), status_of(url, "wrong", method)) == (401, 403), url
     for token in ("", "wrong"):
         with pytest.raises(PermissionError):
-            launch.ask_version(cluster.address, token)
-    assert launch.ask_version(cluster.address, cluster.token) == "2.60.0"
+            ray_internals.ask_version(cluster.address, token)
+    assert ray_internals.ask_version(cluster.address, cluster.token) == "2.60.0"
     import grpc
 
     with grpc.insecure_channel(f"127.0.0.1:{cluster.ports['ray-client-server-port']}") as channel:

@@ -37,12 +37,12 @@ from raytrain import (
     Scaling,
     Sweep,
     config,
-    tuning,
 )
-from raytrain.fit import Interrupted, Options
-from raytrain.observe import SweepObserver
-from raytrain.plan import local_resources
-from raytrain.search.sweep import load
+from raytrain.driver.fit import Interrupted, Options
+from raytrain.driver.observe import SweepObserver
+from raytrain.driver.plan import local_resources
+from raytrain.sweep import driver
+from raytrain.sweep.sweep import load
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -52,7 +52,7 @@ BASE = Experiment(
 LR = LogUniform("optimizer.lr", 1e-4, 1.0)
 
 
-def run(sweep: Sweep, out: Path, **options: Any) -> tuning.SweepRun:
+def run(sweep: Sweep, out: Path, **options: Any) -> driver.SweepRun:
     return raytrain.sweep(sweep, out=str(out), name="sweep", quiet=True, **options)
 
 
@@ -107,11 +107,11 @@ def test_a_grid_s_trials_are_the_experiments_and_the_best_one_runs_again_bit_for
     assert hashes(again.path) == hashes(best.path)
 
     before = (found.path / "trials" / "0003" / "metrics.jsonl").stat().st_mtime_ns
-    more = tuning.resume(found.path, config.replace(sweep, "keep", 2), Options(), SweepObserver(), 0.0)
+    more = driver.resume(found.path, config.replace(sweep, "keep", 2), Options(), SweepObserver(), 0.0)
     assert more is not None and more.answer["trials"] == found.trials, "there was nothing left to do"
     assert (found.path / "trials" / "0003" / "metrics.jsonl").stat().st_mtime_ns == before
     with pytest.raises(raytrain.UserError, match="cannot change objective"):
-        tuning.resume(found.path, config.replace(sweep, "objective", "val_loss"), Options(), SweepObserver(), 0.0)
+        driver.resume(found.path, config.replace(sweep, "objective", "val_loss"), Options(), SweepObserver(), 0.0)
 
 
 def hashes(path: Path) -> str:
@@ -173,7 +173,7 @@ def test_a_trial_that_goes_wrong_is_an_answer_and_the_others_are_trained(
     file = tmp_path / "bad.py"
     file.write_text(textwrap.dedent(BAD).replace('os.environ["BAD_FOLDER"]', repr(str(tmp_path))))
     sweep, source = load(file)
-    found = tuning.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), source, 0.0)
+    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), source, 0.0)
     assert found is not None and found.answer["status"] == "completed"
     by = {trial["values"]["model.mode"]: trial for trial in found.trials}
     assert {mode: (trial["status"], trial["attempts"]) for mode, trial in by.items()} == {
@@ -248,8 +248,9 @@ def test_a_clone_s_first_validation_is_its_donor_s_and_with_its_values_it_goes_o
 ) -> None:
     import ray
 
-    from raytrain import experiment, fit, plan
-    from raytrain.search import attempt
+    from raytrain import experiment
+    from raytrain.driver import fit, plan
+    from raytrain.sweep import attempt
 
     make = attempt.Attempt._job
     monkeypatch.setattr(attempt.Attempt, "_job", lambda self: dataclasses.replace(make(self), own_output=False))
@@ -355,19 +356,19 @@ def test_a_sweep_whose_trials_wait_for_room_says_so_ends_on_a_signal_and_goes_on
     import ray
     from ray.util import placement_group, remove_placement_group
 
-    monkeypatch.setattr(tuning, "_ROOM_SECONDS", 1.0)
+    monkeypatch.setattr(driver, "_ROOM_SECONDS", 1.0)
     sweep = Sweep(dataclasses.replace(BASE, epochs=1, scaling=Scaling(workers=2)), (Grid("optimizer.lr", (0.1, 0.01)),))
     taken, heard = placement_group([{"CPU": 1}]), Heard("waiting for trial 0: it needs 2 workers of ")
     ray.get(taken.ready(), timeout=60)
     with pytest.raises(Interrupted) as interrupted:
-        tuning.sweep(sweep, Options(out=str(tmp_path), name="sweep"), heard, None, 0.0)
+        driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), heard, None, 0.0)
     assert time.monotonic() - heard.asked < 10 and interrupted.value.signal == signal.SIGINT
     cpus = int(local_resources().cpus)
     assert re.search(rf" has {cpus} CPUs, {cpus - 1} CPUs? free", heard.said[-2])
-    assert tuning.SweepRun(tmp_path / "sweep").answer["status"] == "interrupted"
+    assert driver.SweepRun(tmp_path / "sweep").answer["status"] == "interrupted"
     remove_placement_group(taken)
     nothing_left()
-    more = tuning.resume(tmp_path / "sweep", sweep, Options(), SweepObserver(), 0.0)
+    more = driver.resume(tmp_path / "sweep", sweep, Options(), SweepObserver(), 0.0)
     assert more is not None and [(t["status"], t["attempts"]) for t in more.trials] == [("completed", 1)] * 2
 
 
@@ -410,10 +411,10 @@ def test_a_sweep_that_has_used_up_its_time_goes_on_later(tmp_path: Path) -> None
     assert (found.best is not None) == any(done), "of what was trained in time"
     assert sum(done) < 400 and (done[0] == 0 or list((found.path / "trials" / "0000" / "checkpoints").iterdir()))
     longer = config.replace(sweep, "budget_seconds", None)
-    more = tuning.resume(found.path, longer, Options(), SweepObserver(), 0.0)
+    more = driver.resume(found.path, longer, Options(), SweepObserver(), 0.0)
     assert more is not None and [t["status"] for t in more.trials] == ["completed"] * 2
     assert len(losses(found.path / "trials" / "0000")) == len(losses(found.path / "trials" / "0001")) == 200 * 23
     (found.path / "trials" / "0002").mkdir()
     (found.path / "trials" / "0002" / "trial.json").write_text("{}")
     with pytest.raises(raytrain.UserError, match=r"3 trials have begun and 2 are asked for.*take --trials 3 or more"):
-        tuning.resume(found.path, longer, Options(), SweepObserver(), 0.0)
+        driver.resume(found.path, longer, Options(), SweepObserver(), 0.0)

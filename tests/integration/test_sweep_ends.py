@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from raytrain import MLP, Digits, Experiment, Grid, Sweep, cli, tuning
-from raytrain.fit import Options
-from raytrain.observe import SweepObserver
-from raytrain.search import record
-from raytrain.search.sweep import load
+from raytrain import MLP, Digits, Experiment, Grid, Sweep, cli
+from raytrain.driver.fit import Options
+from raytrain.driver.observe import SweepObserver
+from raytrain.sweep import driver, record
+from raytrain.sweep.sweep import load
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -73,14 +73,14 @@ def test_a_sweep_whose_trials_all_failed_ends_with_1_and_the_first_error(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     why = "no trial has a result: trial 0 failed: ValueError: a mistake of the model's"
     assert len(said) == 1 and said[0].startswith(f"error: the sweep failed: {why}")
-    assert [one["status"] for one in tuning.SweepRun(tmp_path / "sweep").trials] == ["failed"] * 2
+    assert [one["status"] for one in driver.SweepRun(tmp_path / "sweep").trials] == ["failed"] * 2
 
 
 def test_a_budget_begins_with_the_first_trial_and_may_end_within_it(tmp_path: Path) -> None:
     base = Experiment(model=MLP(hidden=(8,)), data=Digits(), epochs=100_000)
     sweep = Sweep(base, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=5.0, concurrent=1)
     long_ago = time.time() - 600  # as if Ray had taken ten minutes to start
-    found = tuning.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), None, long_ago)
+    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), None, long_ago)
     assert found is not None and found.answer["status"] == "out_of_time"
     assert found.trials[0]["status"] == "interrupted" and found.trials[0]["epochs"] > 0
 
@@ -125,7 +125,7 @@ def test_the_groups_of_a_trial_whose_process_died_go_within_10_s_and_the_next_on
     deaths = Deaths(tmp_path / "sweep")
     deaths.start()
     try:
-        found = tuning.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), source, 0.0)
+        found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), source, 0.0)
     finally:
         deaths.over.set()
         deaths.join()

@@ -32,8 +32,8 @@ from raytrain import (
     config,
 )
 from raytrain.data import reader
-from raytrain.fit import RunFailed
-from raytrain.infer import evaluate
+from raytrain.driver.fit import RunFailed
+from raytrain.tools.inference import evaluate
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

@@ -14,7 +14,8 @@ from processes import tree
 from s3_server import Gate, settings
 from test_kill import command, rows, rows_so_far, wait_for_step, weights
 
-from raytrain import Run, storage
+from raytrain import Run
+from raytrain.checkpoint import storage
 
 PACED = str(Path(__file__).parents[1] / "faults" / "paced.py")
 

@@ -12,8 +12,9 @@ import pytest
 from processes import tree
 from test_kill import command, rows, wait_for_step, weights
 
-from raytrain import Run, storage
-from raytrain.storage import Storage
+from raytrain import Run
+from raytrain.checkpoint import storage
+from raytrain.checkpoint.storage import Storage
 
 ARGUMENTS = ["--epochs", "10", "--checkpoint.every_steps", "7", "--scaling.workers", "2"]
 

@@ -18,7 +18,7 @@ from commands import DIGITS, REPOSITORY, VALUE, fails, succeeds, without_ray
 from ranks import Ranks, losses, new_run, on_workers, train_rank
 
 from raytrain import CNN, SGD, Augment, Deterministic, Digits, Experiment, Pipeline, Scaling, UserError, experiment
-from raytrain.batch_size import Found, Search, Trial, best, doubling, find, find_largest, sizes
+from raytrain.tools.batch_size import Found, Search, Trial, best, doubling, find, find_largest, sizes
 
 __all__ = ["without_ray"]
 
@@ -208,7 +208,7 @@ def test_the_death_of_one_rank_leaves_no_other_waiting(tmp_path: Path) -> None:
     started = time.monotonic()
     largest = find_largest(value, source=file)
     assert largest and (largest.micro_batch, largest.accumulation) == (4, 2)
-    assert time.monotonic() - started < 120 and not processes(str(REPOSITORY), "raytrain.probe")
+    assert time.monotonic() - started < 120 and not processes(str(REPOSITORY), "raytrain.tools.probe")
 
 
 def processes(*marks: str) -> list[int]:
@@ -238,7 +238,7 @@ def test_a_signal_leaves_no_process(tmp_path: Path, number: signal.Signals, stat
         deadline = time.monotonic() + 60
         while not list(temporary.glob("raytrain-batch-*/metrics.jsonl")) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert len(processes(f"TMPDIR={temporary}", "raytrain.probe")) == 2
+        assert len(processes(f"TMPDIR={temporary}", "raytrain.tools.probe")) == 2
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
     assert process.returncode == status and "Traceback" not in error
@@ -283,7 +283,7 @@ def test_no_experiment_and_one_whose_steps_never_work(capsys: Capture, tmp_path:
         capsys, "batch", file, "--batch_size", "4", "--precisions", "fp32"
     )
     # The plan's own step works, and those of the processes do not.
-    value, file = own(tmp_path, act="assert 'raytrain.probe' not in __import__('sys').modules, 'no training'")
+    value, file = own(tmp_path, act="assert 'raytrain.tools.probe' not in __import__('sys').modules, 'no training'")
     message = "no training step in fp32 works, whatever the micro-batch: AssertionError: no training, in Own; "
     assert message in fails(capsys, "batch", file, "--batch_size", "4", "--precisions", "fp32")
     with pytest.raises(UserError, match="no training step in fp32 works, whatever the micro-batch: AssertionError"):

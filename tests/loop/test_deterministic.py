@@ -31,9 +31,9 @@ from raytrain import (
     Index,
     Model,
     Optimizer,
-    checkpoint,
     order,
 )
+from raytrain.checkpoint import checkpoints
 from raytrain.parallel import tree
 from raytrain.parallel.tree import Gradients, Tree
 
@@ -72,7 +72,7 @@ def ran(ranks: Ranks, folder: Path, e: Experiment, world: int, function: Callabl
 
 def bits(run: Path) -> tuple[list[dict], str]:
     """What a run leaves: its metrics but for times, and a hash of its last checkpoint with the optimizer's state."""
-    path, digest = checkpoint.newest(run / "checkpoints"), hashlib.sha256()
+    path, digest = checkpoints.newest(run / "checkpoints"), hashlib.sha256()
     assert path is not None
 
     def add(state: Any) -> None:
@@ -87,7 +87,7 @@ def bits(run: Path) -> tuple[list[dict], str]:
         else:
             digest.update(repr(state).encode())
 
-    add([checkpoint.load_model(path), checkpoint.load_optimizer(path)])
+    add([checkpoints.load_model(path), checkpoints.load_optimizer(path)])
     return rows(run), digest.hexdigest()
 
 
@@ -150,10 +150,10 @@ def test_a_model_whose_shards_use_other_layers_and_whose_buffers_count(
     ranks: Ranks, tmp_path: Path, reduction: Any
 ) -> None:
     e = replace(BASE, model=Odd(), parallel=Deterministic(reduction=reduction), optimizer=AdamW(lr=0.01))
-    one = checkpoint.newest(check(ranks, tmp_path, replace(e, memory_format="contiguous")) / "checkpoints")
+    one = checkpoints.newest(check(ranks, tmp_path, replace(e, memory_format="contiguous")) / "checkpoints")
     assert one is not None
     torch.manual_seed(order.key(e.seed, 0) >> 1)
-    never = checkpoint.load_model(one)["never.weight"]
+    never = checkpoints.load_model(one)["never.weight"]
     assert torch.equal(never, OddNet(64, 10).never.weight), "what has no gradient does not decay"
 
 
@@ -183,7 +183,7 @@ def test_a_run_that_goes_on_with_other_numbers_of_workers_has_the_bits_of_one_th
     whole, moved = ran(ranks, tmp_path / "whole", e, 2), new_run(tmp_path / "moved", e)
     for world, call in ((4, 4), (2, 6), (1, 17)):  # within steps 4, 5 and 9; on one worker there are 4 passes in a step
         ranks.run(world, cut_rank, on_workers(e, world), moved, call)
-    newest = checkpoint.newest(moved / "checkpoints")
+    newest = checkpoints.newest(moved / "checkpoints")
     assert newest is not None and newest.name == "step_00000008"
     ranks.run(4, train_rank, on_workers(e, 4), moved)
     assert bits(moved) == bits(whole)

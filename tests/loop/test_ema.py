@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from raytrain import DDP, MLP, SGD, AdamW, Checkpoint, Experiment, Parallel, Pipeline, Run, TensorParallel
-from raytrain.checkpoint import load_optimizer
-from raytrain.infer import evaluate
+from raytrain.checkpoint.checkpoints import load_optimizer
+from raytrain.tools.inference import evaluate
 from raytrain.training.trainer import Trainer
 
 DECAY = 0.9

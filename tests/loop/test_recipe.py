@@ -13,7 +13,7 @@ from test_resume import cut_rank, rows, weights
 from test_strategies import BASE, BLOCKS
 
 from raytrain import DDP, MLP, SGD, AdamW, Checkpoint, Optimizer, Parallel, Pipeline, Run, TensorParallel, order
-from raytrain.checkpoint import load_model
+from raytrain.checkpoint.checkpoints import load_model
 
 # Early stopping
 

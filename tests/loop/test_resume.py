@@ -32,10 +32,10 @@ from raytrain import (
     Optimizer,
     Run,
     UserError,
-    checkpoint,
-    writer,
 )
+from raytrain.checkpoint import checkpoints
 from raytrain.data.loader import Loaded
+from raytrain.run import writer
 from raytrain.training.losses import Step
 from raytrain.training.trainer import Trainer
 
@@ -168,7 +168,7 @@ def test_a_resumed_run_is_bit_identical(
     ranks.run(world, train_rank, e, whole)
     for call in (13, 4, 19):  # in the first epoch, then right after a resume, then in the second epoch
         ranks.run(world, cut_rank, e, cut, call)
-    assert checkpoint.newest(cut / "checkpoints") is not None
+    assert checkpoints.newest(cut / "checkpoints") is not None
     ranks.run(world, train_rank, e, cut)
     assert rows(cut) == rows(whole)
     assert [row["step"] for row in rows(cut) if row["kind"] == "step"] == list(range(1, 47))
@@ -192,8 +192,8 @@ def test_fp16_resumes_with_its_scale(ranks: Ranks, tmp_path: Path) -> None:
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(1, train_rank, e, whole)
     ranks.run(1, cut_rank, e, cut, 13)
-    path = checkpoint.newest(cut / "checkpoints")
-    assert path is not None and checkpoint.load_optimizer(path)["precision"]["scale"] > 1
+    path = checkpoints.newest(cut / "checkpoints")
+    assert path is not None and checkpoints.load_optimizer(path)["precision"]["scale"] > 1
     ranks.run(1, train_rank, e, cut)
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
 
@@ -216,7 +216,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(ranks: Ranks, tmp_path: Path
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(1, train_rank, e, whole)
     ranks.run(1, cut_rank, e, cut, 13)
-    newest = checkpoint.newest(cut / "checkpoints")
+    newest = checkpoints.newest(cut / "checkpoints")
     assert newest is not None and newest.name == "step_00000010"
     damaged = bytearray((newest / "model.safetensors").read_bytes())
     damaged[-1] ^= 1
@@ -257,7 +257,7 @@ def full_disk_rank(rank: int, world: int, e: Experiment, run: Path, first: int, 
 
     def fails(descriptor: int, data: bytes) -> int:
         name = os.readlink(f"/proc/self/fd/{descriptor}")
-        calls.extend([1] if name.endswith(checkpoint.MODEL) else [])
+        calls.extend([1] if name.endswith(checkpoints.MODEL) else [])
         if first <= len(calls) <= last and "/step_" in name:
             write(descriptor, bytes(data[: len(data) // 2]))
             raise OSError(28, "No space left on device")
@@ -265,7 +265,7 @@ def full_disk_rank(rank: int, world: int, e: Experiment, run: Path, first: int, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", fails)
-        patch.setattr(checkpoint, "_PATIENCE", 1.0)
+        patch.setattr(checkpoints, "_PATIENCE", 1.0)
         try:
             train_rank(rank, world, e, run)
         except UserError as error:
@@ -307,7 +307,7 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_and_the_one_befor
         f"the last checkpoint cannot be written: No space left on device, {cut}; "
         "mend that and go on from step_00000010, the newest that is there"
     )
-    newest = checkpoint.newest(cut / "checkpoints")
+    newest = checkpoints.newest(cut / "checkpoints")
     assert newest is not None and newest.name == "step_00000010" and not (cut / "summary.json").exists()
     assert [path.name for path in (cut / "checkpoints").iterdir() if path.name > newest.name] == []
     ranks.run(1, train_rank, BASE, cut)
@@ -408,5 +408,5 @@ def test_values_that_a_scheduler_changed_count_after_a_checkpoint(
         "the first step computes its loss before it updates"
     )
     assert losses(run)[24:].tolist() != losses(changed)[24:].tolist()
-    _, _, tensors, _ = checkpoint.load(next(iter(sorted(changed.glob("checkpoints/step_*"), reverse=True))))
+    _, _, tensors, _ = checkpoints.load(next(iter(sorted(changed.glob("checkpoints/step_*"), reverse=True))))
     assert {name: tensors["optimizer"]["param_groups"][0][name] for name in group} == group

@@ -37,7 +37,7 @@ from raytrain import (
     Torchvision,
     UserError,
 )
-from raytrain.checkpoint import load_optimizer
+from raytrain.checkpoint.checkpoints import load_optimizer
 from raytrain.parallel.model_parallel import split
 from raytrain.parallel.stages import cut
 from raytrain.parallel.strategy import RankContext

@@ -17,12 +17,13 @@ import pytest
 import torch
 from test_resume import BASE, Cut, rows, weights
 
-from raytrain import SGD, Experiment, Run, UserError, checkpoint, experiment, storage
+from raytrain import SGD, Experiment, Run, UserError, experiment
+from raytrain.checkpoint import checkpoints, storage
+from raytrain.checkpoint.storage import Storage
 from raytrain.data.loader import Loaded
 from raytrain.data.reader import Resident
 from raytrain.data.source import checked_read
 from raytrain.parallel.strategy import RankContext
-from raytrain.storage import Storage
 from raytrain.training.losses import Step
 from raytrain.training.trainer import Trainer
 
@@ -89,11 +90,13 @@ def test_a_run_that_is_cut_off_goes_on_on_another_machine(url: str, whole: Path)
     for at in (13, 17, 30):
         with pytest.raises(Cut):
             train_at(url, cut_at(at))
-        assert list(Storage(url).committed())[-1] == checkpoint.name_of(max(n for n in (10, 15, 23, 25, 30) if n <= at))
+        assert list(Storage(url).committed())[-1] == checkpoints.name_of(
+            max(n for n in (10, 15, 23, 25, 30) if n <= at)
+        )
         shutil.rmtree(storage.mirror(url, "workers"))
     assert train_at(url) == "completed"
     assert same(url, whole)
-    kept = {*checkpoint.committed(whole / "checkpoints")}
+    kept = {*checkpoints.committed(whole / "checkpoints")}
     assert Storage(url).committed().keys() == kept and Run(url).summary["steps"] == 46
     assert {path.split("/")[1] for path in Storage(url).names("checkpoints")} == kept
 
@@ -132,7 +135,7 @@ def test_uploads_that_fail_are_made_up_for(url: str, whole: Path, monkeypatch: p
 
 
 def test_a_last_upload_that_fails_ends_the_run(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_PATIENCE", 0.5)
+    monkeypatch.setattr(checkpoints, "_PATIENCE", 0.5)
     write = Storage.write
 
     def fails(self: Storage, name: str, content: Any) -> None:
@@ -154,7 +157,7 @@ def test_a_last_upload_that_fails_ends_the_run(url: str, monkeypatch: pytest.Mon
 def test_rows_and_a_request_to_stop_travel_between_two_checkpoints(
     url: str, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raytrain import writer
+    from raytrain.run import writer
 
     monkeypatch.setattr(writer, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(storage, "POLL_SECONDS", 0.05)
@@ -222,7 +225,7 @@ def test_a_run_trains_on_while_storage_hangs_stops_at_once_and_goes_on_from_its_
         time.sleep(0.01)
     kept = storage.mirror(url, "workers")
     assert list(Storage(url).committed()) == ["step_00000005"]
-    newest = checkpoint.step_of(checkpoint.committed(kept / "checkpoints")[-1])
+    newest = checkpoints.step_of(checkpoints.committed(kept / "checkpoints")[-1])
     assert newest is not None and newest > 30
     noted = (kept / "logs" / "checkpoints.log").read_text()
     assert noted.count("step 10: no answer for ") == 1

@@ -149,7 +149,7 @@ def test_an_autoencoder_of_ones_own_has_exact_metrics_on_1_2_and_4_workers(ranks
 
 
 def _export(run: Run, file: Path) -> Path:
-    from raytrain.infer import export
+    from raytrain.tools.inference import export
 
     export(run, file, "last")
     return file

@@ -14,7 +14,7 @@ import numpy as np
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, INK, LOG_RATIO, RED, safe
 from raytrain.report.trials import ENDED_WELL, UNITS, WORDS, Axis, Objective, Results, Trial, text
-from raytrain.search.front import pareto_front
+from raytrain.sweep.front import pareto_front
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

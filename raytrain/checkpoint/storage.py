@@ -1,0 +1,725 @@
+"""A run at a URL that `pyarrow.fs` opens, such as s3://bucket/runs/first.
+
+All code works on a directory on this machine, the run's mirror; this brings files up and down. The driver has a mirror
+of its own with the small files, and rank 0, which may be on another machine, one with the checkpoints that it writes.
+What is at the URL counts: a mirror is made to follow it before anything is read. The one exception is rank 0's mirror
+after an outage of storage: newer checkpoints that continue the run at the URL are used, and uploaded.
+
+Storage may accept a connection and never answer, and a request cannot be cancelled. So each request has a thread of its
+own, and whoever asks gives up after `Pulse.limit` seconds without a sign of life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from raytrain import errors
+from raytrain.files import known_json
+from raytrain.user_code.sources import COPY, MODULES, ORIGINS, REPLACED, REPLACING
+from raytrain.watchdog import doing
+
+if TYPE_CHECKING:
+    import torch
+
+    from raytrain.checkpoint.checkpoints import Loaded
+
+T = TypeVar("T")
+
+POLL_SECONDS = 2.0
+"""How often the driver looks for rows, and rank 0 for a request to stop and for rows to bring up."""
+
+ANSWER_SECONDS = 12.0
+"""How long a request may give no sign of life, and after how long the user is told."""
+HURRY_SECONDS = 3.0
+"""The same once a run was asked to stop; and how long training waits for storage without a sign of life."""
+_AGAIN_SECONDS = 15.0
+"""While storage is silent, the request under way finds out when that ends; another one is made after so long."""
+_LEAST_SPEED = 1 << 17
+"""Bytes a second at which an object goes up at the least: S3 says nothing until it has the whole of it."""
+_ENVIRONMENT = "environment.json"
+_URL = "url"
+_OWN = (ORIGINS, COPY, REPLACED, "environment.json", "skipped.json", "experiment.json")
+"""What the driver writes; the last makes it a run."""
+_FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
+"""What rank 0 writes, in the order in which it is brought up; the metrics come before a checkpoint's manifest."""
+
+
+def is_url(place: Path | str) -> bool:
+    """Whether a place is at a URL and not in a directory."""
+    return "://" in str(place)
+
+
+def join(out: str, name: str) -> str:
+    """The place below another; a URL's options stay behind it."""
+    if not is_url(out):
+        return str(Path(out) / name)
+    path, mark, options = out.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
+def mirror(url: str, kind: str = "runs") -> Path:
+    """The directory on this machine that stands for a run at a URL.
+
+    Args:
+        kind: `runs` for the driver's, `workers` for that of the ranks here.
+    """
+    from raytrain.data.cache import default_folder
+
+    path = url.partition("?")[0].rstrip("/")
+    return default_folder() / kind / hashlib.sha256(url.encode()).hexdigest()[:16] / path.rpartition("/")[2]
+
+
+def url_of(path: Path) -> str | None:
+    """The URL that a directory is the driver's mirror of; None for a run's own directory."""
+    try:
+        return (path / _URL).read_text()
+    except (OSError, ValueError):
+        return None
+
+
+class Pulse:
+    """Whether storage at a URL answers, as all threads of this process see it.
+
+    Attributes:
+        limit: seconds without a sign of life after which a request is given up.
+    """
+
+    def __init__(self) -> None:
+        self.limit = ANSWER_SECONDS
+        self._changed, self._changing = threading.Condition(), set[str]()
+        self._under_way, self._began, self._reason = 0, 0.0, ""
+        self._since: float | None = None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since a request began after which nothing has succeeded; 0 where nothing is wrong."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def error(self) -> TimeoutError:
+        """Return an error that says for how long no request has succeeded."""
+        seconds, reason = f"{self.silence:.0f} s", self._reason
+        return TimeoutError(f"nothing has worked for {seconds} ({reason})" if reason else f"no answer for {seconds}")
+
+    def begin(self, changes: str | None) -> None:
+        """Note that a request begins, once an earlier one that changes the same object has ended: given up or not, it
+        may still be carried out, and must not be so after this one.
+
+        Args:
+            changes: the object that it writes or removes.
+
+        Raises:
+            TimeoutError: the earlier one has not ended, or storage is silent and another request is waiting for it.
+        """
+        with self._changed:
+            if self.silence > self.limit and self._under_way and time.monotonic() < self._began + _AGAIN_SECONDS:
+                raise self.error()
+            if not self._changed.wait_for(lambda: changes not in self._changing, self.limit):
+                raise TimeoutError(f"{changes} is still being written")
+            self._under_way, self._began = self._under_way + 1, time.monotonic()
+            if changes is not None:
+                self._changing.add(changes)
+            self.wait()
+
+    def wait(self) -> None:
+        """Note that an answer is waited for."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def live(self) -> None:
+        """Note a sign of life."""
+        self._since, self._reason = None, ""
+
+    def end(self, changes: str | None, error: BaseException | None) -> None:
+        """Note how a request ended, also one that was given up."""
+        with self._changed:
+            self._under_way -= 1
+            self._changing.discard(changes or "")
+            if error is None or isinstance(error, FileNotFoundError):
+                self.live()
+            else:
+                self._reason = errors.one_line(str(error))[:200]
+            self._changed.notify_all()
+
+
+_PULSES: dict[str, Pulse] = {}
+
+
+def pulse(url: str) -> Pulse:
+    """Return the pulse of storage at a URL."""
+    return _PULSES.setdefault(url, Pulse())
+
+
+class Storage:
+    """The files of a run at a URL, or of a folder of runs. An object appears whole or not at all.
+
+    Attributes:
+        sending: the checkpoint that is being uploaded; it must stay in the mirror.
+
+    Raises:
+        UserError: pyarrow knows no such place, or nothing answers in time.
+    """
+
+    def __init__(self, url: str):
+        self.url, self.pulse, self.sending = url, pulse(url), ""
+        self._files, self._root = answered(url, lambda: self._ask(lambda _: _open(url)))
+        self._made: set[str] = set()
+
+    def _ask(self, work: Callable[[Callable[[], None]], T], changes: str | None = None, size: int = 0) -> T:
+        """Return what a thread of its own makes of storage.
+
+        Args:
+            work: gets what it calls at each sign of life.
+            changes: the object that it writes or removes.
+            size: bytes that go up before there is a sign of life; this takes longer, unless other requests fail too.
+
+        Raises:
+            TimeoutError: there was none in time. The thread is left behind, and what it does may still be done.
+        """
+        answers: list[T] = []
+        failures: list[BaseException] = []
+        done, waited = threading.Event(), 0.0
+
+        def sign() -> None:
+            nonlocal waited
+            waited = 0.0
+            self.pulse.live()
+
+        def run() -> None:
+            try:
+                answers.append(work(sign))
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                self.pulse.end(changes, failures[0] if failures else None)
+                done.set()
+
+        self.pulse.begin(changes)
+        threading.Thread(target=run, daemon=True, name="storage-request").start()
+        while not done.wait(0.1):
+            waited += 0.1  # counted, since a machine that sleeps does not wait
+            self.pulse.wait()
+            limit = self.pulse.limit
+            if waited > limit and (self.pulse.silence > limit or waited > limit + size / _LEAST_SPEED):
+                raise self.pulse.error()
+        if failures:
+            raise failures[0]
+        return answers[0]
+
+    def names(self, folder: str = "", recursive: bool = True) -> dict[str, int | None]:
+        """The files below, with their bytes, by their path from the root; folders too, with None, where not recursive.
+
+        Raises:
+            OSError: storage refused it, as all that follow.
+        """
+        from pyarrow import fs
+
+        where = f"{self._root}/{folder}".rstrip("/")
+        below = fs.FileSelector(where, allow_not_found=True, recursive=recursive)
+        found = self._ask(lambda _: self._files.get_file_info(below))
+        start = len(self._root) + 1
+        files = {info.path[start:]: info.size for info in found if info.type == fs.FileType.File}
+        if recursive:
+            return files
+        return files | {info.path[start:]: None for info in found if info.type == fs.FileType.Directory}
+
+    def read(self, name: str, offset: int = 0) -> bytes:
+        """Return a file's bytes from an offset on."""
+
+        def work(sign: Callable[[], None]) -> bytes:
+            pieces = []
+            with self._files.open_input_file(f"{self._root}/{name}") as file:
+                file.seek(min(offset, file.size()))
+                while piece := file.read(_CHUNK):
+                    pieces.append(piece)
+                    sign()
+            return b"".join(pieces)
+
+        return self._ask(work)
+
+    def write(self, name: str, content: Path | bytes) -> None:
+        """Write a file, or copy one of this machine."""
+        path = f"{self._root}/{name}"
+        folder = path.rpartition("/")[0]
+
+        def work(sign: Callable[[], None]) -> None:
+            if self._files.type_name not in ("s3", "gcs") and folder not in self._made:  # these have no folders
+                self._files.create_dir(folder, recursive=True)
+                self._made.add(folder)
+            with contextlib.ExitStack() as stack:
+                source = stack.enter_context(open(content, "rb")) if isinstance(content, Path) else None
+                first = source.read(_CHUNK) if source else content  # before anything is there that is not whole
+                target = stack.enter_context(self._files.open_output_stream(path))
+                target.write(first)
+                while source and (more := source.read(_CHUNK)):
+                    doing.tick()
+                    target.write(more)
+
+        self._ask(work, name, os.path.getsize(content) if isinstance(content, Path) else len(content))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, where there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(lambda _: self._files.delete_file(f"{self._root}/{name}"), name)
+
+    # Down
+
+    def pull(self, target: Path) -> None:
+        """Makes the small files of a mirror those that are at the URL."""
+        top = self.names("", recursive=False)
+        folders = [*self.names("logs"), *self.names(MODULES)]
+        there = [*(name for name, size in top.items() if size is not None), *folders]
+        target.mkdir(parents=True, exist_ok=True)
+        for name in there:
+            if _plain(name) and name != "stop":
+                with contextlib.suppress(FileNotFoundError):
+                    _replace(target / name, self.read(name))
+        for file in (*target.iterdir(), *(target / MODULES).rglob("*.py")):
+            if file.is_file() and file.relative_to(target).as_posix() not in (*there, *_KEPT):
+                file.unlink()
+
+    def rows(self, target: Path) -> None:
+        """Brings the rows down that a mirror's metrics.jsonl lacks, what storage refused, and the ranks' notes."""
+        for name in ("metrics.jsonl", "logs/checkpoints.log", "logs/notes.log"):
+            file = target / name
+            have = file.stat().st_size if file.exists() else 0
+            with contextlib.suppress(FileNotFoundError):
+                more = self.read(name, have)
+                if more:
+                    file.parent.mkdir(exist_ok=True)
+                    with open(file, "ab") as log:
+                        log.write(more)
+
+    def committed(self) -> dict[str, int]:
+        """The checkpoints whose manifest is there, the oldest first, and their bytes."""
+        from raytrain.checkpoint.checkpoints import MANIFEST, step_of
+
+        sizes: dict[str, int] = {}
+        whole = []
+        for path, size in self.names("checkpoints").items():
+            _, name, file = (*path.split("/"), "", "")[:3]
+            if step_of(name) is not None:
+                sizes[name] = sizes.get(name, 0) + (size or 0)
+                whole += [name] if file == MANIFEST else []
+        return {name: sizes[name] for name in sorted(whole, key=lambda name: step_of(name) or 0)}
+
+    def fetch(self, name: str, folder: Path) -> Path:
+        """Brings a checkpoint down; one that is here, is the same and verifies stays. One rank of a machine does it.
+
+        Raises:
+            UserError: it does not verify.
+        """
+        from raytrain.checkpoint import checkpoints
+
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / name
+        with open(folder / ".fetching", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            there = self.names(f"checkpoints/{name}")
+            if (there.get(f"checkpoints/{name}/{checkpoints.MANIFEST}") or 0) > 1 << 16:
+                raise errors.broken_checkpoint(Path(name), "its manifest is damaged")
+            manifest = self.read(f"checkpoints/{name}/{checkpoints.MANIFEST}")
+            with contextlib.suppress(OSError, errors.UserError):
+                if (path / checkpoints.MANIFEST).read_bytes() == manifest:
+                    checkpoints.verify(path)
+                    return path
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+            for part in checkpoints.PARTS:
+                with contextlib.suppress(FileNotFoundError):  # which `verify` says
+                    self._fetch(f"checkpoints/{name}/{part}", path / part)
+            _replace(path / checkpoints.MANIFEST, manifest)
+            checkpoints.verify(path)
+            return path
+
+    def verified(self, folder: Path) -> Iterator[Path]:
+        """The checkpoints at the URL that verify once they are here, the newest first."""
+        for name in reversed(self.committed()):
+            with contextlib.suppress(errors.UserError):
+                yield self.fetch(name, folder)
+
+    def loadable(self, run: Path, device: torch.device) -> Iterator[Loaded]:
+        """Those that can be read as well; before them, newer ones of the mirror that continue the run at the URL. What
+        else the mirror has is forgotten: storage counts."""
+        from raytrain.checkpoint import checkpoints
+
+        run.mkdir(parents=True, exist_ok=True)
+        folder, there = run / "checkpoints", self.committed()
+        for name in self._ahead(run, there):
+            with contextlib.suppress(errors.UserError):
+                checkpoints.verify(folder / name)
+                yield checkpoints.load(folder / name, device)
+        for name in checkpoints.committed(folder):
+            same = name in there and self.read(f"checkpoints/{name}/{checkpoints.MANIFEST}")
+            if same != (folder / name / checkpoints.MANIFEST).read_bytes():
+                shutil.rmtree(folder / name)
+        for name in ("metrics.jsonl", _ENVIRONMENT):
+            (run / name).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                self._fetch(name, run / name)
+        for path in self.verified(folder):
+            with contextlib.suppress(errors.UserError):
+                yield checkpoints.load(path, device)
+
+    def _ahead(self, run: Path, there: Mapping[str, int]) -> list[str]:
+        """Return the checkpoints of rank 0's mirror that are newer than all at the URL, the newest first. None where
+        the mirror is of another run of that name, or the run has gone on elsewhere: the mirror must have the rows that
+        the newest checkpoint at the URL vouches for."""
+        from raytrain.checkpoint import checkpoints
+        from raytrain.checkpoint.rows import check_rows
+
+        *_, newest = ("", *there)
+        names = checkpoints.committed(run / "checkpoints")
+        ahead = [name for name in names if (checkpoints.step_of(name) or 0) > (checkpoints.step_of(newest) or -1)]
+        try:
+            if not ahead or (run / _ENVIRONMENT).read_bytes() != self.read(_ENVIRONMENT):
+                return []
+            if newest:
+                check_rows(run / "metrics.jsonl", json.loads(self.read(f"checkpoints/{newest}/{checkpoints.STATE}")))
+        except (FileNotFoundError, KeyError, TypeError, ValueError):
+            return []
+        return ahead[::-1]
+
+    # Up
+
+    def push(self, run: Path, superfluous: Callable[[Mapping[str, int]], list[str]]) -> None:
+        """Upload the checkpoints that are not there yet, each with its manifest last, then what points to them; then
+        remove those that need not stay, and what never became one.
+
+        Args:
+            superfluous: which of some checkpoints, by name and bytes, need not stay.
+        """
+        from raytrain.checkpoint import checkpoints
+
+        there = self.names("checkpoints")
+        try:
+            for name in checkpoints.committed(run / "checkpoints"):
+                self.sending = name
+                if os.path.isfile(run / "checkpoints" / name / checkpoints.MANIFEST):  # or it has been pruned meanwhile
+                    self.push_checkpoint(run, name, there)
+        finally:
+            self.sending = ""
+        self.push_metrics(run)
+        for name in _FOLLOWING[1:]:
+            if (run / name).is_file():
+                self.write(name, run / name)
+            else:
+                self.remove(name)
+        there = self.committed()
+        gone, steps = superfluous(there), {name: checkpoints.step_of(name) or 0 for name in there}
+        last = max(steps.values(), default=-1)
+        self._remove_checkpoints(lambda name, step: name in gone or (name not in there and step < last))
+
+    def push_checkpoint(self, run: Path, name: str, there: Mapping[str, int | None]) -> None:
+        """Upload a checkpoint that is not there yet, with the rows that it vouches for; its manifest last.
+
+        Args:
+            there: the files of all checkpoints at the URL, and their bytes.
+        """
+        from raytrain.checkpoint import checkpoints
+
+        path, manifest = run / "checkpoints" / name, f"checkpoints/{name}/{checkpoints.MANIFEST}"
+        if there.get(manifest) != (path / checkpoints.MANIFEST).stat().st_size:  # or half of it is
+            for part in checkpoints.PARTS:
+                self.write(f"checkpoints/{name}/{part}", path / part)
+            self.push_metrics(run)
+            self.write(manifest, path / checkpoints.MANIFEST)
+
+    def push_metrics(self, run: Path) -> None:
+        """Upload the metrics."""
+        if (run / "metrics.jsonl").is_file():
+            self.write("metrics.jsonl", run / "metrics.jsonl")
+
+    def drop_after(self, step: int) -> None:
+        """Removes what lies beyond a step, as `checkpoint.drop_after`."""
+        self._remove_checkpoints(lambda _, found: found > step)
+
+    def _remove_checkpoints(self, goes: Callable[[str, int], bool]) -> None:
+        """Removes checkpoints by their names and steps; the manifest goes first."""
+        from raytrain.checkpoint.checkpoints import MANIFEST, step_of
+
+        found = [path for path in self.names("checkpoints") if len(path.split("/")) == 3]
+        for path in sorted(found, key=lambda path: (not path.endswith(f"/{MANIFEST}"), path)):
+            name = path.split("/")[1]
+            step = step_of(name)
+            if step is not None and goes(name, step):
+                self.remove(path)
+
+    def _fetch(self, name: str, file: Path) -> None:
+        partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")  # no thread left behind has the same
+
+        def work(sign: Callable[[], None]) -> None:
+            with self._files.open_input_stream(f"{self._root}/{name}") as source:
+                while chunk := source.read(_CHUNK):
+                    doing.tick()
+                    target.write(chunk)
+                    sign()
+
+        try:
+            with open(partial, "xb") as target:
+                self._ask(work)
+            os.replace(partial, file)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+_CHUNK = 8 << 20
+_KEPT = (_URL, "lock", "stop")
+"""What a mirror has besides."""
+
+
+def check(out: str, name: str | None) -> None:
+    """Checks that runs can be written below a URL, with a small object that is removed again.
+
+    Raises:
+        UserError: they cannot, or the name is taken.
+    """
+    storage = Storage(out)
+
+    def probe() -> bool:
+        storage.write(".raytrain-probe", b"x")
+        storage.remove(".raytrain-probe")
+        begun = ("/experiment.json", "/metrics.jsonl", "/manifest.json")  # a command may have been killed before
+        return name is not None and any(file.endswith(begun) for file in storage.names(name))
+
+    if answered(out, probe):
+        raise errors.name_taken(join(out, str(name)))
+
+
+def runs(out: str) -> list[str]:
+    """Return the names of all folders below a URL.
+
+    Raises:
+        UserError: nothing answers there.
+    """
+    found = answered(out, lambda: Storage(out).names("", recursive=False))
+    return [path.partition("/")[0] for path in found]
+
+
+def discard(path: Path) -> bool:
+    """Remove what is at the URL of a run in which nothing was trained; return whether that has gone, or whether the run
+    has no URL."""
+    url = url_of(path)
+    if url is None:
+        return True
+    try:
+        storage = Storage(url)
+        names = storage.names()
+        if any(name == "metrics.jsonl" or name.startswith("checkpoints/") for name in names):
+            return False
+        for name in sorted(names, key=lambda name: name != "experiment.json"):  # without that it is no run any more
+            storage.remove(name)
+        return True
+    except (OSError, errors.UserError):
+        return False
+
+
+def opened(url: str) -> Path:
+    """The driver's mirror of a run at a URL, made to follow it.
+
+    Raises:
+        UserError: nothing answers there.
+    """
+    path = mirror(url)
+    answered(url, lambda: Storage(url).pull(path))
+    note_url(path, url)
+    return path
+
+
+def publish(path: Path) -> None:
+    """Upload what the driver writes before a run goes on, and remove what the last attempt left; nothing for a run in a
+    directory."""
+    url = url_of(path)
+    if url is None:
+        return
+    pulse(url).limit = ANSWER_SECONDS  # which an earlier attempt of this process may have shortened
+
+    def bring() -> None:
+        storage = Storage(url)
+        marks = (n for n in storage.names("logs") if n.startswith(("logs/rank_", "logs/place_")))
+        for name in ("stop", "summary.json", *marks):
+            storage.remove(name)
+        modules = [file.relative_to(path).as_posix() for file in sorted((path / MODULES).rglob("*.py"))]
+        replacing = (path / REPLACING).is_file()
+        if replacing:
+            storage.write(REPLACING, path / REPLACING)  # first: the other files are the new code only all together
+        for name in (*modules, *_OWN):
+            if (path / name).is_file():
+                storage.write(name, path / name)
+        if replacing:
+            for name in storage.names(MODULES).keys() - {*modules}:
+                storage.remove(name)
+            storage.remove(REPLACING)
+
+    answered(url, bring)
+
+
+def refresh(path: Path) -> None:
+    """Makes the driver's mirror follow the URL; nothing for a run in a directory."""
+    url = url_of(path)
+    if url is not None:
+        with contextlib.suppress(OSError, errors.UserError):
+            Storage(url).pull(path)
+
+
+@contextlib.contextmanager
+def followed(path: Path, say: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Bring rows down and a request to stop up, in a side thread; all small files at the end. Nothing for a run in a
+    directory.
+
+    Args:
+        say: called with a line when storage falls silent, and when it answers again.
+    """
+    url = url_of(path)
+    if url is None:
+        yield
+        return
+    storage, done, asked, silent = Storage(url), threading.Event(), False, False
+
+    def follow() -> None:
+        nonlocal asked, silent
+        while not done.wait(POLL_SECONDS):
+            try:
+                wanted = (path / "stop").exists()
+                if wanted and not asked:
+                    storage.write("stop", b"x")
+                asked = wanted
+                storage.rows(path)
+                if silent:
+                    say(f"{url} answers again")
+                silent = False
+            except OSError:
+                if storage.pulse.silence >= ANSWER_SECONDS and not silent:
+                    silent = True
+                    say(f"{url}: {storage.pulse.error()}; training goes on, and its checkpoints wait with rank 0")
+
+    thread = threading.Thread(target=follow, daemon=True, name="storage")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        with contextlib.suppress(OSError):
+            storage.remove("stop")
+            storage.pull(path)
+
+
+def hasten(path: Path) -> None:
+    """Ask rank 0 to stop, past storage, where it is on this machine, and let requests be given up sooner from here on;
+    nothing for a run in a directory."""
+    url = url_of(path)
+    if url is not None:
+        pulse(url).limit = HURRY_SECONDS
+        with contextlib.suppress(OSError):
+            (mirror(url, "workers") / "stop").touch()
+
+
+def silence(path: Path) -> float:
+    """Return for how many seconds storage of a run has not answered; 0 for a run in a directory."""
+    url = url_of(path)
+    return pulse(url).silence if url else 0.0
+
+
+def left_behind(path: Path) -> str:
+    """Say which checkpoint of a run that was asked to stop could not be uploaded, and where it is; empty where nothing
+    is known to be missing."""
+    url = url_of(path)
+    if url is None:
+        return ""
+    kept = mirror(url, "workers")
+    here, there = (str(known_json(folder / "last.json").get("checkpoint", "")) for folder in (kept, path))
+    if _known(kept / _ENVIRONMENT) != _known(path / _ENVIRONMENT) or here <= there:
+        return f"{url}: {pulse(url).error()}; the last checkpoint may be missing" if pulse(url).silence else ""
+    return (
+        f"{here} could not be uploaded to {url} and is kept in {kept}; once storage answers, "
+        f"`raytrain resume {url}` on this machine goes on from it"
+    )
+
+
+def _known(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def newest(path: Path) -> str:
+    """The name of a run's newest committed checkpoint, wherever it is; empty where there is none."""
+    url = url_of(path)
+    if url is None:
+        manifests = (path / "checkpoints").glob("step_*/manifest.json")
+        return max((manifest.parent.name for manifest in manifests), default="")
+    try:
+        return max(Storage(url).committed(), default="")
+    except (OSError, errors.UserError):
+        return ""
+
+
+def conclude(path: Path) -> None:
+    """Brings up the driver's own summary of a run whose workers wrote none; nothing for a run in a directory."""
+    url = url_of(path)
+    if url is not None:
+        with contextlib.suppress(OSError, errors.UserError):
+            Storage(url).write("summary.json", path / "summary.json")
+
+
+def at_work(url: str) -> tuple[Storage, Path]:
+    """The storage of a run at a URL for a rank, and the directory on its machine in which it works."""
+    storage, path = Storage(url), mirror(url, "workers")
+    (path / "logs").mkdir(parents=True, exist_ok=True)
+    (path / "stop").unlink(missing_ok=True)
+    _replace(path / "experiment.json", storage.read("experiment.json"))
+    return storage, path
+
+
+def _open(url: str) -> tuple[Any, str]:
+    from pyarrow import fs
+
+    return fs.FileSystem.from_uri(url)
+
+
+def answered(url: str, ask: Callable[[], T]) -> T:
+    """Return what storage answers.
+
+    Raises:
+        UserError: it refuses, or says nothing for long.
+    """
+    try:
+        return ask()
+    except errors.UserError:
+        raise
+    except Exception as error:
+        raise errors.no_storage(url, str(error).strip() or type(error).__name__) from None
+
+
+def note_url(path: Path, url: str) -> None:
+    """Notes what a directory is the mirror of, for its owner alone: there may be keys in it."""
+    (path / _URL).touch(0o600)
+    (path / _URL).write_text(url)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+def _plain(name: str) -> bool:
+    """Whether a name leads to a file of the mirror, of its logs or of its modules."""
+    parts = name.split("/")
+    module = parts[0] == MODULES and name.endswith(".py") and not any(part.startswith(".") for part in parts)
+    return ".." not in parts and (len(parts) == 1 or (parts[0] == "logs" and len(parts) == 2) or module)

@@ -1,0 +1,444 @@
+"""One training step and one evaluation on a few samples, in this process and before anything is started.
+
+A step calls the user's code: the model, the task, perhaps an optimizer and a schedule. What raises there, or returns
+what training cannot use, becomes one error with the user's file and line. Random states stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from raytrain import errors, order
+from raytrain.data import Index
+from raytrain.data.batch import Batch
+from raytrain.data.prepare import Prepare
+from raytrain.data.source import checked_read
+from raytrain.errors import BadSample, UserError
+from raytrain.experiment import Experiment
+from raytrain.tasks.task import Task
+from raytrain.training import memory
+from raytrain.training.precision import Precision
+from raytrain.user_code.sources import line_of, place, reason
+
+_SAMPLES = 2
+"""Samples of the step; BatchNorm needs more than one."""
+_MOST_VALUES = 4_000_000
+"""Values of all images of a second attempt, which has a whole micro-batch or an even part of it."""
+_SLOW_SECONDS = 0.5
+"""With a forward pass that takes longer, neither the backward pass nor the evaluation is tried: the model is meant for
+a GPU."""
+_MEMORY_SHARE = 0.5
+"""Share of this machine's free memory that weights and gradients may take."""
+_GPU = ("cuda", "gpu", "nvidia", "triton", "not implemented for", "expected all tensors to be on the same device")
+"""Parts of the messages of what fails here and may work on a GPU."""
+_WORKER = ("process group has not been initialized", "ray train training function")
+"""Parts of the messages of what fails here and may work in a worker."""
+_VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that workers have."""
+
+
+_NO_WARNING = ("ignore", None, Warning, None, 0)
+
+
+class NotTried(Exception):
+    """The step could not be tried here, or not all of it, which need not be a mistake.
+
+    Attributes:
+        error: the mistake that it is where nothing in training has what the step needs.
+        needs: what that is: `gpu` or `worker`.
+    """
+
+    def __init__(self, why: str, error: UserError | None = None, needs: str = ""):
+        super().__init__(why)
+        self.error, self.needs = error, needs
+
+
+def check(e: Experiment, index: Index, module: nn.Module, build: Callable[[], nn.Module], fresh: bool) -> list[str]:
+    """Compute one training step and one evaluation with the model's code, the task's and, where they are the user's,
+    the optimizer's and the schedule's.
+
+    A failure counts if it comes again with a whole micro-batch: what two samples are too few for may work in training.
+    A model on the meta device is tried there, where loss and backward pass have shapes and no values.
+
+    Args:
+        index: the training samples.
+        module: the model, on the CPU or on the meta device; its weights may change.
+        build: builds the model on the CPU.
+        fresh: whether training starts with such weights: if not, a loss that is not finite says nothing.
+
+    Returns:
+        Notes for the plan.
+
+    Raises:
+        UserError: the step does not work.
+        NotTried: it could not be tried.
+    """
+    _check_schedule(e, -(-len(index) // e.batch_size))
+    failed = None
+    with _undisturbed():
+        if any(parameter.is_meta for parameter in module.parameters()):
+            if _works_without_values(e, index, module):
+                return []
+            module = _built(module, build)
+        for size in _sizes(e, index):
+            try:
+                return _Step(e, index, module, fresh).run(_batch(e, index, size))
+            except UserError as error:
+                if error.__cause__ is None:
+                    raise
+                failed = error
+            finally:
+                module.zero_grad(set_to_none=True)
+                module.eval()
+    assert failed is not None
+    cause = failed.__cause__
+    if any(mark in str(cause).lower() for mark in _GPU):
+        raise NotTried(f"a step cannot be tried without a GPU: {failed.what}", failed, "gpu")
+    lacks_variable = isinstance(cause, KeyError) and cause.args[:1] and cause.args[0] in _VARIABLES
+    if lacks_variable or any(mark in str(cause).lower() for mark in _WORKER):
+        raise NotTried(f"a step cannot be tried outside of a worker: {failed.what}", failed, "worker")
+    if isinstance(failed, _FewSamples) and isinstance(cause, ArithmeticError | ValueError):
+        return [f"{failed.what}, {failed.where}: that may be too few"]
+    raise failed
+
+
+class _FewSamples(UserError):
+    """A failure that few samples may explain."""
+
+
+class _Step:
+    """A step and an evaluation of one batch.
+
+    Args:
+        index, module, fresh: see `check`.
+    """
+
+    def __init__(self, e: Experiment, index: Index, module: nn.Module, fresh: bool):
+        self.e, self.index, self.module = e, index, module
+        name = "fp32" if e.precision == "auto" else e.precision
+        self.finite = fresh and name != "fp16" and e.on_nonfinite == "error"
+        self.precision = Precision(name, torch.device("cpu"))
+        task, self.brings_loss = type(e.task), _is_users(type(e.task).loss)
+        written = task if task.loss is Task.loss else task.loss if self.brings_loss else type(e.model).build
+        self.loss_at = f"in {place(written)}"
+
+    def run(self, batch: Batch) -> list[str]:
+        """Return notes for the plan.
+
+        Raises:
+            UserError: something fails; the exception of the user's code is its cause.
+        """
+        e = self.e
+        started = time.thread_time()  # which other processes of the machine hardly change
+        loss, count = self.loss(batch)
+        seconds = time.thread_time() - started
+        if seconds > _SLOW_SECONDS:
+            return [
+                f"backward pass and evaluation were not tried: a pass of {len(batch)} samples takes {seconds:.1f} s"
+            ]
+        with self.calling("the backward pass fails", batch, self.loss_at):
+            self.precision.scaled(loss / count).backward()
+        if self.finite:
+            self.check_gradients(len(batch))
+        if not type(e.optimizer).build.__module__.startswith("raytrain."):
+            self.check_optimizer(batch)
+        self.check_metrics(batch, self.sums(batch))
+        notes = self.check_count(batch, count)
+        return notes
+
+    def loss(self, batch: Batch) -> tuple[torch.Tensor, float]:
+        """Return what `task.loss` does, checked."""
+        e = self.e
+        self.module.train()
+        torch.default_generator.manual_seed(order.key(e.seed, 1, 0, 0) >> 1)  # as in the first step of training
+        with self.calling("the first training step fails", batch, self.loss_at), self.precision.forward():
+            found = e.task.loss(self.module, batch)
+        how = 'write `return loss, len(batch)`, with the loss summed over the samples (reduction="sum")'
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            got = f"{len(found)} values" if isinstance(found, tuple | list) else _kind(found)
+            raise UserError(f"loss() must return a loss and a count, got {got}", self.loss_at, how)
+        loss, count = found
+        if isinstance(count, torch.Tensor) and isinstance(loss, int):
+            raise UserError("loss() must return a loss and a count, got them in the other order", self.loss_at, how)
+        if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.is_floating_point():
+            raise UserError(f"the loss must be a scalar tensor of floats, got {_kind(loss)}", self.loss_at, how)
+        if isinstance(count, bool) or not isinstance(count, numbers.Real) or not 0 < count < math.inf:
+            got = _kind(count) if not isinstance(count, int | float) else count
+            raise UserError(f"the count of samples must be a number above 0, got {got}", self.loss_at, how)
+        if not loss.requires_grad:
+            what = "the loss has no gradient: it does not depend on the model's weights by operations of torch"
+            how = "leave out detach(), item(), argmax(), no_grad() and conversions to NumPy on its way"
+            raise UserError(what, self.loss_at, how)
+        if self.finite and not loss.is_meta and not loss.isfinite():
+            what = f"the loss of the first {len(batch)} samples is {loss.item()} before any training"
+            how = "look for a division by zero, or a logarithm or a root of zero"
+            raise UserError(what, self.loss_at, how) from FloatingPointError()
+        return loss, float(count)
+
+    def check_gradients(self, samples: int) -> None:
+        """Check that all gradients are finite.
+
+        Raises:
+            UserError: one is not.
+        """
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None and not parameter.grad.isfinite().all():
+                what = f"the gradient of {name} is not finite for the first {samples} samples"
+                how = "look for what has no derivative there, such as a root or a norm of zero"
+                raise UserError(what, self.loss_at, how) from FloatingPointError()
+
+    def check_optimizer(self, batch: Batch) -> None:
+        """Build the user's optimizer, and let it take a step.
+
+        Raises:
+            UserError: it fails, or is none.
+        """
+        optimizer, where = self.e.optimizer, f"in {place(type(self.e.optimizer).build)}"
+        with self.calling(f"{type(optimizer).__name__}.build fails", batch, where):
+            found: Any = optimizer.build(optimizer.groups(self.module))
+        how = "write `return torch.optim.RMSprop(parameters, lr=self.lr)`, with another optimizer as you like"
+        if not isinstance(found, torch.optim.Optimizer):
+            raise UserError(f"build() must return an optimizer of torch, got {_kind(found)}", where, how)
+        if not all("factor" in group for group in found.param_groups):
+            raise UserError("build() must hand all of `parameters` to the optimizer as they are", where, how)
+        with self.calling("the optimizer's step fails", batch, where):
+            found.step()
+
+    def sums(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Return what `task.sums` does in an evaluation, checked and as `task.metrics` gets it."""
+        where = f"in {place(type(self.e.task).sums)}" if _is_users(type(self.e.task).sums) else self.loss_at
+        self.module.eval()
+        with self.calling("the first evaluation fails", batch, where), torch.inference_mode(), self.precision.forward():
+            found: Any = self.e.task.sums(self.module, batch.unmixed)
+        tensors = found if isinstance(found, dict) else {"": found}
+        wrong = next((name for name, value in tensors.items() if not isinstance(value, torch.Tensor)), None)
+        if wrong is not None or not isinstance(found, dict):
+            got = f"{_kind(tensors[wrong or ''])}" + (f" for {wrong!r}" if wrong else "")
+            how = "write `torch.tensor(...)` around numbers, such as `torch.tensor(len(batch))`"
+            raise UserError(f"sums() must return a dict of tensors, got {got}", where, how)
+        return {
+            name: value.detach().to(torch.float64 if value.is_floating_point() else torch.int64).numpy()
+            for name, value in found.items()
+        }
+
+    def check_metrics(self, batch: Batch, sums: dict[str, np.ndarray]) -> None:
+        """Check that `task.metrics` makes numbers of these sums, the monitored one among them.
+
+        Raises:
+            UserError: it does not.
+        """
+        task, metrics = self.e.task, type(self.e.task).metrics
+        where = f"in {place(metrics if _is_users(metrics) else type(task))}"
+        failure = f"{type(task).__name__}.metrics fails"
+        with self.calling(failure, batch, where, _FewSamples):
+            found: Any = task.metrics(sums)
+        if not isinstance(found, dict):
+            raise UserError(f"metrics() must return a dict of numbers, got {_kind(found)}", where, "return a dict")
+        for name, value in found.items():
+            if not isinstance(value, int | float):
+                what = f"metrics() must return a dict of numbers, got {_kind(value)} for {name!r}"
+                raise UserError(what, where, f"write `float(...)` around {name!r}")
+        if task.monitor not in {f"val_{name}" for name in found}:
+            what = f"task.monitor is {task.monitor!r}, and the metrics are {', '.join(f'val_{name}' for name in found)}"
+            how = f"return {task.monitor.removeprefix('val_')!r} from metrics(), or monitor another one"
+            raise UserError(what, where, how)
+
+    def check_count(self, batch: Batch, count: float) -> list[str]:
+        """Check that the user's loss counts the same for every sample, and that it is no mean over them.
+
+        Returns:
+            A note about a mean.
+
+        Raises:
+            UserError: it counts another number.
+        """
+        if not self.brings_loss:
+            return []
+        doubled = {name: torch.cat([array, array]) for name, array in batch.arrays.items()}
+        twice = Batch(doubled, np.concatenate([batch.ids, batch.ids]))
+        try:
+            self.module.eval()
+            with torch.no_grad(), self.precision.forward():
+                once, _ = self.e.task.loss(self.module, batch)
+                again, counted = self.e.task.loss(self.module, twice)
+            same = math.isclose(float(once), float(again), rel_tol=1e-4) and abs(float(once)) > 1e-6
+        except Exception:  # such as of a loss that takes gradients, or samples of a fixed number
+            return []
+        if counted != 2 * count:
+            what = f"loss() counts {count:g} for {len(batch)} samples and {counted:g} for {len(twice)}"
+            how = "count the same for every sample: write `return loss, len(batch)`, with the loss summed over them"
+            raise UserError(what, self.loss_at, how)
+        if not same:
+            return []
+        return [
+            f"the loss does not grow with the batch, {self.loss_at}: if it is a mean over samples, return their sum "
+            '(reduction="sum"), since it is divided by the count'
+        ]
+
+    @contextlib.contextmanager
+    def calling(self, what: str, batch: Batch, where: str, kind: type[UserError] = UserError) -> Iterator[None]:
+        """Turn an exception of the user's code into an error with its line; where there is none, with the place
+        `where`.
+
+        Raises:
+            UserError: the code raised anything but that.
+            NotTried: there is no memory for it.
+        """
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            if memory.lacks(error):
+                raise NotTried("a step was not tried, for want of memory") from None
+            plural = {"image": "images", "label": "labels"}
+            shown = [f"{plural.get(name, name)} {_kind(array)}" for name, array in batch.unmixed.arrays.items()]
+            given = " and ".join(shown).replace("a tensor of ", "")
+            line = line_of(error)
+            text = f"{what} for {given}: {reason(error)}"
+            raise kind(text, line or where, _remedy(error, line)) from error
+
+
+def _remedy(error: Exception, line: str) -> str:
+    if "'Batch' object has no attribute" in str(error):
+        return "a batch has images, labels, ids and targets, and batch[name] for each field of the data"
+    if isinstance(error, NotImplementedError) and not line:  # a base class's own
+        return "write that method"
+    if isinstance(error, TypeError) and not line and "loss()" in str(error):
+        return "write `def loss(self, model, batch)`"
+    if isinstance(error, TypeError) and not line and "build()" in str(error):
+        return "write `def build(self, parameters)`"
+    if "Expected more than 1 value per channel" in str(error):
+        return "BatchNorm needs micro-batches of two samples or more: take a larger --micro_batch_size or --batch_size"
+    return "correct that line" if line else "correct it and try again"
+
+
+def _check_schedule(e: Experiment, steps: int) -> None:
+    """Check the factors of the first and of the last step.
+
+    Raises:
+        UserError: the schedule fails, or returns no number.
+    """
+    where, how = f"in {place(type(e.schedule).factor)}", "write `def factor(self, step, steps_per_epoch, epochs)`"
+    for step in (0, steps * e.epochs - 1):
+        try:
+            found: Any = e.schedule.factor(step, steps, e.epochs)
+        except Exception as error:
+            what = f"the schedule fails at step {step} of {steps * e.epochs}: {reason(error)}"
+            raise UserError(what, line_of(error) or where, "correct that line" if line_of(error) else how) from None
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+            got = found if isinstance(found, int | float) else _kind(found)
+            raise UserError(f"factor() must return a finite number, got {got} at step {step}", where, "return a float")
+
+
+def _works_without_values(e: Experiment, index: Index, module: nn.Module) -> bool:
+    """Return whether loss and backward pass work on the meta device; a failure there may be of that device's.
+
+    Raises:
+        UserError: what `task.loss` returns is wrong.
+    """
+    step, batch = _Step(e, index, module, fresh=False), _batch(e, index, min(_SAMPLES, e.micro_batch, len(index)))
+    shapes = {name: array.to("meta") for name, array in batch.arrays.items()}
+    try:
+        loss, _ = step.loss(Batch(shapes, batch.ids))
+        loss.backward()
+    except UserError as error:
+        if error.__cause__ is None:
+            raise
+        return False
+    except Exception:
+        return False
+    finally:
+        module.zero_grad(set_to_none=True)
+        module.eval()
+    return True
+
+
+def _built(module: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
+    """Return the model on the CPU.
+
+    Raises:
+        NotTried: its weights and gradients would take too much of the memory.
+    """
+    needs = 2 * sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+    if needs > _MEMORY_SHARE * memory.available():
+        raise NotTried(f"a step was not tried: on this machine's CPU the model would take {needs / 2**30:.1f} GiB")
+    return build()
+
+
+def _sizes(e: Experiment, index: Index) -> list[int]:
+    """Return the samples of the first attempt, and of the second one if that can have more."""
+    few, most = min(_SAMPLES, e.micro_batch, len(index)), min(e.micro_batch, len(index))
+    room = _MOST_VALUES // max(1, sum(math.prod(field.shape) for field in index.fields))
+    even = [size for size in range(few + 1, most + 1) if most % size == 0 and size <= room]
+    return [few, *even[-1:]]
+
+
+def _batch(e: Experiment, index: Index, count: int) -> Batch:
+    """Return the first samples of training, without augmentation.
+
+    Raises:
+        UserError: `data.read` fails.
+        NotTried: none of them can be read.
+    """
+    ids = order.samples(e.seed, 0, len(index), np.arange(count))
+    try:
+        arrays = checked_read(e.data, index, ids)
+    except BadSample as bad:
+        if e.data.on_bad_sample == "error":
+            raise errors.bad_sample(bad.path, bad.reason) from None
+        good = [(sample, found) for sample in ids for found in _readable(e, index, sample)]
+        if not good:
+            raise NotTried(f"a step was not tried: none of the first {count} samples can be read") from None
+        ids = np.array([sample for sample, _ in good])
+        arrays = {name: np.concatenate([found[name] for _, found in good]) for name in good[0][1]}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if index.labels is not None:
+        tensors["label"] = torch.from_numpy(index.labels[ids])
+    tensors = Prepare(e.data, index).plain(tensors)
+    if e.data.augment.mixes:
+        tensors["target"] = torch.nn.functional.one_hot(tensors["label"], len(index.classes)).float()
+    return Batch(tensors, ids)
+
+
+def _readable(e: Experiment, index: Index, sample: int) -> Iterator[dict[str, np.ndarray]]:
+    with contextlib.suppress(BadSample):
+        yield checked_read(e.data, index, np.array([sample], np.int64))
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep the random states of this process, and show no warning."""
+    states = random.getstate(), np.random.get_state()
+    filters = cast(list[Any], warnings.filters)  # simplefilter() would make Python repeat the user's earlier warnings
+    filters.insert(0, _NO_WARNING)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            yield
+    finally:
+        with contextlib.suppress(ValueError):  # the user's code may have called resetwarnings()
+            filters.remove(_NO_WARNING)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _is_users(function: Any) -> bool:
+    return not function.__module__.startswith("raytrain.")
+
+
+def _kind(value: Any) -> str:
+    """Return a value's type for a message, with the shape of a tensor."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

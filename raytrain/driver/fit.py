@@ -1,0 +1,528 @@
+"""The driver: plan, start Ray, hand the loop to Ray Train's workers, watch, and say how it ended.
+
+(DESIGN's `train.py`; as a module of that name it would hide the function `raytrain.train`.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import shlex
+import stat
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raytrain import __version__, config, errors, experiment
+from raytrain.checkpoint import storage
+from raytrain.checkpoint.rows import check_rows
+from raytrain.data import Data, Index
+from raytrain.driver import plan, resumption, supervise
+from raytrain.driver.interrupts import Interrupts, Leave
+from raytrain.driver.observe import Observer, Tail
+from raytrain.driver.plan import Plan
+from raytrain.driver.resumption import Correction
+from raytrain.driver.session import Session, why_no_block
+from raytrain.driver.supervise import RunFailed, failed_here
+from raytrain.driver.worker import Job
+from raytrain.experiment import Experiment
+from raytrain.files import needed_json, reason, write_atomically
+from raytrain.run.run import LOCK, WRITER_LOCK, Lock, Run, begin, check_writable, discard, no_way_back, read_metrics
+from raytrain.user_code import sources
+
+if TYPE_CHECKING:
+    from raytrain.data.reader import Bad
+
+_FILES = (
+    *("experiment.json", "environment.json", "skipped.json", "summary.json", "metrics.jsonl"),
+    *("best.json", "last.json", LOCK, WRITER_LOCK),
+    *(sources.REPLACED, sources.REPLACING),
+)
+"""The files of a run's directory that training writes."""
+_ASIDE = ".*.*.[0-9]*"
+"""Files that a killed command was writing."""
+
+
+def advice(path: Path) -> str:
+    """Return how a run goes on once the user's code is corrected.
+
+    Args:
+        path: its directory on this machine.
+    """
+    found = sources.Sources.read(path)
+    file = found.experiment.origin if found and found.experiment else "FILE"
+    command = ["raytrain", "resume", storage.url_of(path) or near(str(path)), "--experiment", near(file)]
+    return f"go on with `{shlex.join(command)}`"
+
+
+def near(file: str) -> str:
+    """Return a path as it is from the working directory, where it is below that: a job's own path is of no use on the
+    machine that sent the job."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(Path(file).relative_to(Path.cwd()))
+    return file
+
+
+class Interrupted(Exception):
+    """A run or a sweep that was asked to stop, and did, with a checkpoint where a step was done.
+
+    Attributes:
+        path: its directory.
+        signal: the signal that asked, such as 2 for SIGINT.
+    """
+
+    def __init__(self, path: Path, signal_number: int):
+        super().__init__(f"interrupted by signal {signal_number}")
+        self.path, self.signal = path, signal_number
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where a run is kept and what it runs on."""
+
+    out: str = "runs"
+    """Folder in which the run's directory is made; on a cluster, one that all nodes share."""
+    name: str | None = None
+    """Name of the run's directory; by default the experiment file's name and a number."""
+    address: str | None = None
+    """Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+    verbose: bool = False
+    """Show Ray's own messages and the workers' output."""
+
+
+def train(
+    value: Experiment, options: Options, observer: Observer, source: Path | None, command_started: float
+) -> Run | None:
+    """Trains an experiment in a new run directory.
+
+    Args:
+        source: the Python file that the experiment came from, of which the run keeps a copy.
+        command_started: Unix time at which the user's command began.
+
+    Returns:
+        The run, or None after a dry run.
+
+    Raises:
+        UserError: the experiment cannot be run; nothing has been started.
+        RunFailed: it started and failed.
+    """
+    check_writable(options.out, options.name)
+    stem = source.stem if source else "run"
+    if source and source.name == "experiment.py" and (source.parent / "experiment.json").is_file():
+        stem = source.parent.name.rpartition("-")[0] or source.parent.name
+    elif source and source.name == "experiment.py" and (source.parent / "sweep.json").is_file():  # a sweep's best
+        stem = source.parent.name
+    shown = storage.join(options.out, options.name or f"{stem}-N")
+    with Session(options.address, options.verbose) as session:
+        planned = plan.make(value, session.resources, shown)
+        planned.check_disk(storage.mirror(shown) if storage.is_url(shown) else Path(options.out))
+        if options.dry_run:
+            observer.planned(planned)
+            return None
+        kept = with_threads(value, planned)
+
+        def fill(folder: Path) -> None:
+            sources.keep(value, source, folder)
+            write_environment(folder, planned)
+            experiment.save(kept, folder / "experiment.json")
+
+        path, lock = begin(options.out, options.name, stem, fill)
+        with lock:
+            planned = replace(planned, run=storage.url_of(path) or str(path))
+            observer.planned(planned)
+            try:
+                storage.publish(path)
+                return _run(Run(path), planned, kept, session, options, observer, command_started)
+            except errors.UserError:  # found while the data was read, before anything was trained
+                discard(path)
+                raise
+
+
+def resume(
+    run: Run,
+    value: Experiment,
+    options: Options,
+    observer: Observer,
+    command_started: float,
+    correction: Correction | None = None,
+) -> Run:
+    """Goes on with a run from its newest checkpoint.
+
+    Args:
+        value: the run's experiment, perhaps with other epochs, scaling, checkpoint or data.root.
+        correction: the code to go on with, in place of the run's own; `value` has its classes.
+
+    Raises:
+        UserError: it is complete or still running, its data has changed, or `value` or the code changes what must stay.
+        RunFailed: it failed again.
+    """
+    with _claimed(run), _advised(run, correction):
+        value = _checked(run, value, correction)
+        with Session(options.address, options.verbose) as session:
+            planned = plan.make(value, session.resources, run.where, resumed=True)
+            began_with = run.environment["data_fingerprint"]
+            if {split: index.fingerprint() for split, index in planned.indices.items()} != began_with:
+                raise errors.data_changed(run.where)
+            if correction:
+                correction.check_model(planned)
+            if note := correction.note() if correction else resumption.edited(run):
+                planned = replace(planned, notes=(*planned.notes, note))
+            planned.check_disk(run.path)
+            observer.planned(planned)
+            if options.dry_run:
+                return run
+            kept = with_threads(value, planned)
+            return _run(run, planned, kept, session, options, observer, command_started, correction)
+
+
+@contextlib.contextmanager
+def _advised(run: Run, correction: Correction | None) -> Iterator[None]:
+    """Let an error in the run's own code name the file to correct, and how the run takes it."""
+    try:
+        yield
+    except errors.UserError as error:
+        if correction is None and (edit := sources.to_edit(error.where)):
+            error.how = f"correct {edit}, then {advice(run.path)}"
+        raise
+
+
+def _claimed(run: Run) -> Lock:
+    """Take a run's lock, once its files are such that this process may write them.
+
+    Raises:
+        UserError: another process has the run, or what stands in the place of a file is none.
+    """
+    for name in _FILES:
+        if os.path.lexists(run.path / name) and not stat.S_ISREG(os.lstat(run.path / name).st_mode):
+            raise errors.UserError("this is no regular file", run.path / name, "remove it, or put the run's own back")
+    for name in ("checkpoints", "logs"):
+        if os.path.lexists(run.path / name) and not os.path.isdir(run.path / name):
+            raise errors.UserError("this is no folder", run.path / name, "remove it, or put the run's own back")
+    lock = Lock(run.path)
+    try:
+        if (run.path / WRITER_LOCK).exists():  # rank 0 of a driver that was killed may still be leaving
+            Lock(run.path, WRITER_LOCK, wait=10).release()
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _checked(run: Run, value: Experiment, correction: Correction | None) -> Experiment:
+    """Check that a run can go on with an experiment, and return that.
+
+    Raises:
+        UserError: it cannot.
+    """
+    run.check_code()
+    if correction:
+        correction.check_values(value)
+    if changed := [path for path in resumption.changed(run.experiment, value) if not resumption.may_change(path)]:
+        raise errors.changed_on_resume(changed, run.where)
+    if correction:
+        correction.activate()
+    summary = run.summary
+    if summary["status"] == "completed":
+        if summary["epochs"] >= value.epochs:
+            raise errors.already_done(run.where, summary["epochs"])
+        stalled = summary["epochs"] - (summary.get("best_epoch") or summary["epochs"])
+        if value.patience is not None and stalled >= value.patience:
+            raise errors.stopped_early(run.where, summary["epochs"], stalled, value.task.monitor)
+    _check_checkpoints(run)
+    if (
+        value.scaling.workers != run.experiment.scaling.workers
+        and value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
+        and value.parallel.threads is None
+    ):
+        return config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
+    return value
+
+
+def _check_checkpoints(run: Run) -> None:
+    """Check that a run which has checkpoints has one to go on from, with the metrics before it. At a URL, rank 0 does.
+
+    Raises:
+        UserError: it has none.
+    """
+    from raytrain.checkpoint import checkpoints
+
+    names = [] if run.url else checkpoints.committed(run.checkpoints)
+    reasons = []
+    for name in reversed(names):
+        try:
+            return check_rows(run.path / "metrics.jsonl", checkpoints.load_state(run.checkpoints / name))
+        except errors.UserError as error:
+            reasons.append(error.what)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            reasons.append(f"{name}: {reason(error) if isinstance(error, OSError | ValueError) else 'it is damaged'}")
+    if reasons:
+        raise no_way_back(run.where, reasons[0])
+
+
+def with_threads(value: Experiment, planned: Plan) -> Experiment:
+    """The experiment to keep: a repetition needs the number of threads for the same bits. With more workers each has
+    fewer, so an elastic run does not keep it."""
+    if value.scaling.elastic:
+        return value
+    return config.replace(value, "scaling.threads_per_worker", planned.experiment.scaling.threads_per_worker)
+
+
+def _run(
+    run: Run,
+    planned: Plan,
+    kept: Experiment,
+    session: Session,
+    options: Options,
+    observer: Observer,
+    command_started: float,
+    correction: Correction | None = None,
+) -> Run:
+    """Start Ray, read the data, train, and say how it ended. Until the workers start, a run that exists stays as it is.
+
+    Args:
+        kept: the experiment to save.
+        correction: the code to save, in place of the run's own.
+    """
+    path, logs = run.path, run.path / "logs"
+    interrupted, begun = False, False
+    with Interrupts(path) as interrupts:
+        try:
+            weights = pretrained(planned.experiment, planned.indices["train"], path)
+            observer.status("starting Ray")
+            with interrupts.while_ray_starts():
+                session.start(path / "experiment.json" if run.url is None else None)
+            observer.status("reading the data")
+            job, planned, skipped = _prepare(planned, path, weights, options, command_started, observer)
+            observer.status("starting the workers")
+            begun = interrupts.saves = True
+            _begin(run, kept, skipped, correction)
+            before, offset = read_metrics(path / "metrics.jsonl")
+            observer.started(run, planned, before)
+            tail = Tail(path / "metrics.jsonl", offset, observer)
+            with storage.followed(path, observer.note):
+                if planned.experiment.scaling.workers == 0:
+                    supervise.work_here(job, tail, interrupts)
+                else:
+                    supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
+            tail.poll()
+            if run.summary["status"] == "unfinished":  # at a URL that has not taken the workers' summary
+                interrupts.stop_if_asked()
+        except Leave:
+            interrupted = True
+            if left := storage.left_behind(path):
+                observer.note(left)
+            _summarise(path, planned, "interrupted")
+        except errors.UserError:
+            if begun:
+                _summarise(path, planned, "failed")
+            raise
+        except RunFailed as failure:
+            if run.summary["status"] == "completed":  # what was lost came behind the end
+                observer.finished(run)
+                return run
+            _summarise(path, planned, "failed", str(failure))
+            raise
+        except Exception as error:  # Ray's own, or of a data source that the experiment brings
+            with contextlib.suppress(OSError):
+                write_atomically(logs / "driver.log", traceback.format_exc())
+            failure = failed_here(error, path)
+            _summarise(path, planned, "failed", str(failure))
+            raise failure from error
+        finally:
+            with contextlib.suppress(OSError):
+                (path / "stop").unlink(missing_ok=True)
+            session.keep_logs(logs, run.summary["status"] not in ("completed", "interrupted"))
+        if run.summary["status"] == "unfinished":
+            raise RunFailed("the workers ended without a summary", path, None)
+        observer.finished(run)
+    if interrupted or run.summary["status"] == "interrupted":
+        raise Interrupted(run.path, interrupts.signal)
+    return run
+
+
+def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction: Correction | None) -> None:
+    """Write what the workers begin with, and remove what the last attempt left.
+
+    Raises:
+        RunFailed: storage refuses it.
+        UserError: storage at a URL does.
+    """
+    path, logs = run.path, run.path / "logs"
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(logs)
+        write_skipped(path, skipped)
+        if correction:
+            correction.save()
+            run.forget()
+        sources.settle(path)
+        if experiment.to_json(kept) != experiment.to_json(run.experiment):
+            experiment.save(kept, path / "experiment.json")
+        asides = (*path.glob(_ASIDE), *(path / sources.MODULES).rglob(_ASIDE))
+        for leftover in (*asides, *logs.glob("*_*.json"), path / "stop", path / "summary.json"):
+            leftover.unlink(missing_ok=True)
+        storage.publish(path)
+        sources.settled(path)
+    except OSError as error:
+        raise RunFailed(f"storage refuses the run's files: {reason(error)}", path, None) from error
+
+
+def _prepare(
+    planned: Plan, path: Path, weights: Any, options: Options, command_started: float, observer: Observer
+) -> tuple[Job, Plan, dict[str, list[Bad]]]:
+    """Read the data into shared memory (or check it, for streaming) and put everything into the object store; also
+    return the plan with the samples that there are, and those that are skipped."""
+    import ray
+
+    e = planned.experiment
+    waits = partial(_waits, observer)
+    indices, images, skipped = read(e.data, planned.indices, planned.mode, _skipped_before(path), waits)
+    job = Job(
+        planned.experiment,
+        path.absolute(),
+        ray.put(indices),
+        images,
+        None if weights is None else ray.put(weights),
+        command_started,
+        own_output=not options.verbose and planned.experiment.scaling.workers != 0,
+        url=storage.url_of(path),
+    )
+    bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}
+    return job, replace(planned, indices=planned.indices | indices, bad=bad), skipped
+
+
+def read(
+    data: Data,
+    found: dict[str, Index],
+    mode: str,
+    before: dict[str, list[Bad]] | None = None,
+    waits: Callable[[float], None] = lambda _: None,
+) -> tuple[dict[str, Index], dict[str, Any], dict[str, list[Bad]]]:
+    """Reads the images of training and validation into the object store, or checks them, for streaming.
+
+    Args:
+        before: the samples that a run that goes on has been without.
+        waits: called with the seconds for which Ray Data has read nothing.
+
+    Returns:
+        The indices, the references to the images (none for streaming), and the samples that were skipped; by split.
+    """
+    import ray
+
+    from raytrain.data import reader
+
+    indices, images, skipped = {}, {}, {}
+    for split in ("train", "val"):
+        array, index, bad = None, found[split], []
+        if mode == "resident" or data.on_bad_sample == "skip":
+            known = None if before is None else before.get(split, [])
+            array, index, bad = reader.pack(data, index, mode == "resident", known, waits)
+        if array is not None:
+            images[split] = ray.put(array)
+            del array
+        indices[split], skipped[split] = index, bad
+    return indices, images, skipped
+
+
+def _waits(observer: Observer, seconds: float) -> None:
+    observer.note(why_no_block(seconds, 1.0))
+
+
+def write_skipped(path: Path, skipped: dict[str, list[Bad]]) -> None:
+    """Writes `skipped.json` of a run or a sweep, if there is something to say: row, path and reason of each sample."""
+    file = path / "skipped.json"
+    if any(skipped.values()):
+        report = {
+            split: [{"row": one.row, "path": one.path, "reason": one.reason} for one in bad]
+            for split, bad in skipped.items()
+        }
+        write_atomically(file, json.dumps(report, indent=2))
+    else:
+        file.unlink(missing_ok=True)
+
+
+def _skipped_before(path: Path) -> dict[str, list[Bad]] | None:
+    """The samples that a run has been without so far; None where it has no checkpoint to go on from."""
+    from raytrain.data.reader import Bad
+
+    if not any((path / "checkpoints").glob("step_*/manifest.json")):
+        return None
+    file = path / "skipped.json"
+    if not file.exists():
+        return {}
+    how = "put it back from a copy: it says which samples the run is without"
+    report = needed_json(file, how)
+    try:
+        return {
+            split: [Bad(int(one["row"]), str(one["path"]), str(one["reason"]), lasting=True) for one in samples]
+            for split, samples in report.items()
+        }
+    except (KeyError, TypeError, ValueError):
+        raise errors.UserError("this file does not list samples", file, how) from None
+
+
+def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
+    """The initial weights of a model that brings its own; a resumed run in the directory `path` has its checkpoint."""
+    import torch
+
+    from raytrain import order
+    from raytrain.models import Model
+
+    if type(e.model).load is Model.load or any((path / "checkpoints").glob("step_*/manifest.json")):
+        return None
+    torch.manual_seed(order.key(e.seed, 0) >> 1)
+    module = e.model.build(e.data.sample(train_index), len(train_index.classes))
+    e.model.load(module)
+    return module.state_dict()
+
+
+def write_environment(path: Path, planned: Plan) -> None:
+    """Write `environment.json`: when the run began, versions, what there was to train on, the data's fingerprint."""
+    import ray
+    import torch
+
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    values = {
+        "began": datetime.datetime.now(datetime.UTC).isoformat(),
+        "raytrain": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ray": ray.__version__,
+        "platform": platform.platform(),
+        "git_commit": commit or None,
+        "command": sys.argv,
+        "resources": {
+            "where": planned.resources.where,
+            "by_node": [dataclasses.asdict(node) for node in planned.resources.by_node],
+        },
+        "data_fingerprint": {split: index.fingerprint() for split, index in planned.indices.items()},
+    }
+    write_atomically(path / "environment.json", json.dumps(values, indent=2) + "\n")
+
+
+def _summarise(path: Path, planned: Plan, status: str, error: str | None = None) -> None:
+    """Write a summary for a run whose workers could not write one, if storage takes it."""
+    if os.path.lexists(path / "summary.json"):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        rows = read_metrics(path / "metrics.jsonl")[0]
+        last = rows[-1] if rows else {}
+        values = {
+            "status": status,
+            "epochs": max((row["epoch"] for row in rows if row["kind"] == "epoch"), default=0),
+            "steps": last.get("step", 0),
+            "workers": planned.experiment.scaling.ranks,
+        }
+        write_atomically(path / "summary.json", json.dumps(values | ({"error": error} if error else {}), indent=2))
+        storage.conclude(path)

@@ -1,0 +1,226 @@
+"""SIGINT, SIGTERM and SIGHUP: what they end, and how.
+
+The `raytrain` command ends at once while it still imports (`guard`), unwinds while it plans or prints, and writes a
+checkpoint first while a run trains. A second signal ends it at once, but for SIGHUP: a terminal that closes sends it
+twice, from the kernel and from the shell. SIGHUP is left alone where it is ignored from the start, as under nohup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from raytrain.checkpoint import storage
+from raytrain.driver.guard import numbers, say
+
+_came: list[int] = []
+"""The signals that asked the command to end, in the order in which they came."""
+_asked: list[int] = []
+"""Those that unwind it."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that ends the command.
+
+    Attributes:
+        signal: its number.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(f"signal {number}")
+        self.signal = number
+
+
+class Leave(BaseException):
+    """A request to stop that came before there was anything to save. Not an Exception: no code on its way may take it
+    for an error of its own."""
+
+
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Turn signals into `Stopped`, which unwinds the command, so that what is temporary is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _unwind) for number in numbers()}
+    del _asked[:], _came[:]
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def asked(error: BaseException) -> int:
+    """Return the signal that an error comes from, or 0: a library may have made another error of it."""
+    if isinstance(error, KeyboardInterrupt):
+        return getattr(error, "signal", signal.SIGINT)
+    return _asked[0] if _asked else 0
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Let signals wait for code that must not be broken off, such as Ray's shutdown: half of it, and the process ends
+    with status 1. The first of them is handled afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        handler = before[signal.Signals(came[0])]
+        handler(came[0], None) if callable(handler) else signal.raise_signal(came[0])
+
+
+def ends_at_once() -> bool:
+    """Return whether a signal ends the command without delay. Ray is then abandoned: a thread may still use it, or its
+    shutdown may be the code that the signal broke off, and a second shutdown ends the process with status 1."""
+    return bool(_asked)
+
+
+def status_after(status: int) -> int:
+    """Return a command's exit status: once a signal has asked the command to end, the status of the first signal
+    replaces that of a failure. A command that has done all its work has succeeded nevertheless."""
+    return 128 + _came[0] if status and _came else status
+
+
+def end_with(status: int) -> None:
+    """Let further signals end this process at once, with a status that is certain by now."""
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers():
+            signal.signal(number, lambda *_: os._exit(status))
+
+
+class Interrupts:
+    """SIGINT, SIGTERM and SIGHUP during a run: the first asks the workers for a checkpoint and an end, the second ends
+    at once. Before `saves`, there is nothing to save, and the first raises `Leave`.
+
+    Attributes:
+        signal: the first that came, or 0.
+        says: whether to tell on standard error what is going on.
+        saves: whether workers may have something to save.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.signal, self.says, self.saves = path, 0, True, False
+        self._starting, self._came = False, 0.0
+        self._before: dict[int, Any] = {}
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Interrupts:
+        self.install()
+        return self
+
+    def install(self) -> None:
+        """Take the signals; again after Ray has started, which takes SIGTERM for itself."""
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers():
+                before = signal.signal(number, self._handle)
+                self._before.setdefault(number, before)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def while_ray_starts(self) -> Iterator[None]:
+        """Let signals wait while Ray starts, which hangs where it is interrupted. SIGHUP is blocked, and with it in
+        Ray's processes: a terminal that closes sends it to all of them.
+
+        Raises:
+            Leave: one came.
+        """
+        self._starting = True
+        main = threading.current_thread() is threading.main_thread()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}) if main else set()
+        try:
+            yield
+        except SystemExit:  # of Ray's own handler, where it could not be kept from SIGTERM
+            self.signal = self.signal or signal.SIGTERM
+        finally:
+            self._starting = False
+            self.install()
+            if main:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self.stop_if_asked()
+
+    def unwind(self, error: BaseException) -> None:
+        """Raise an error in the main thread, from another one, also where the main thread waits for a lock. Without
+        effect where the run is another thread's."""
+        if self._before:
+            self._error = error
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def stop_if_asked(self) -> None:
+        """Raise `Leave` where a request has come already."""
+        if self.signal:
+            raise Leave
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        _came.append(number)
+        again, self.signal = bool(self.signal), self.signal or number
+        self._came = self._came or time.monotonic()
+        if number == signal.SIGHUP:
+            _detach()
+            if again:
+                return
+        if again and self._before.get(number) is _unwind:
+            _unwind(number, None)
+        if again:
+            raise Stopped(number)
+        if self._starting:
+            return
+        if not self.saves:
+            raise Leave
+        if self.says:
+            line = "\r\x1b[2K" if os.isatty(2) else "\n"  # takes the bar and the echo of Ctrl-C away
+            say(f"{line}stopping after this step, with a checkpoint; once more stops at once\n")
+        self.ask()
+
+    def ask(self) -> None:
+        """Let the workers know of a request, where there is one; again and again, since the directory may be away."""
+        if self.signal:
+            with contextlib.suppress(OSError):
+                (self.path / "stop").touch()
+            storage.hasten(self.path)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first signal; 0 without one."""
+        return time.monotonic() - self._came if self.signal else 0.0
+
+
+def _unwind(number: int, _: FrameType | None) -> None:
+    _came.append(number)
+    _asked.append(number)
+    if number == signal.SIGHUP:
+        _detach()
+    raise Stopped(number)
+
+
+def _detach() -> None:
+    """Write to nowhere from here on, where the terminal has gone: every line would be an error."""
+    for descriptor in (1, 2):
+        try:
+            os.ttyname(descriptor)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, descriptor)
+                os.close(null)

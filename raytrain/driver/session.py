@@ -1,0 +1,482 @@
+"""Ray itself: a cluster that is there already, or one of our own on this machine; what it has, its noise, its logs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from raytrain import errors
+from raytrain.driver import limits, logs, plan, ray_internals
+from raytrain.driver.interrupts import end_with, ends_at_once, waiting
+from raytrain.driver.plan import Node, Resources
+from raytrain.driver.session_folder import CHARACTERS, SessionFolder, remove_dead
+from raytrain.experiment import Scaling
+
+_GPU_SECONDS = 60.0
+"""How long the nodes may take to say how large their GPUs are."""
+_SOCKET_CHARACTERS = 107
+"""The longest path of a socket on Linux."""
+_SESSION_CHARACTERS = CHARACTERS + len("/session_2026-11-23_04-30-41_782794_4194304/sockets/plasma_store")
+
+_READABLE = ("raylet.*", "gcs_server.*", "worker-*")
+"""Logs of Ray that tell why a run failed: the node's, the head's, and what workers printed before their logs began."""
+_LOG_BYTES, _LOGS_BYTES, _LOG_FILES = 1 << 20, 16 << 20, 20
+"""How much is kept of a log, of all of them, and how many of a kind: the newest."""
+
+
+class Session(contextlib.AbstractContextManager["Session"]):
+    """The Ray cluster of a run: one that is there already, or one of our own on this machine."""
+
+    def __init__(self, address: str | None, verbose: bool):
+        ray = sys.modules.get("ray")
+        self.address = address or os.environ.get("RAY_ADDRESS")
+        self.verbose = verbose
+        self.found = ray is not None and ray.is_initialized()
+        self.own = not self.found and not self.address
+        # Ray Train's imports take as long as Ray does; ray.init itself must stay in the main thread.
+        self._imports = threading.Thread(target=_quieten, args=(verbose,), daemon=True, name="imports")
+        self.places: list[tuple[str, int]] = []
+        self._parent = Path()
+        self._folders: list[SessionFolder] = []
+        if self.own:
+            limits.check()
+            self._parent = private_folder()
+        if not self.found:
+            _settle()
+        if self.address and not self.found:
+            self._connect()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def resources(self) -> Resources:
+        """What there is to train on, or will be when a run asks for it; for a cluster of our own, what this machine
+        will give it."""
+        if self.own:
+            return plan.local_resources()
+        import ray
+
+        there = [(node["NodeManagerHostname"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        heads = [node for node in there if "node:__internal_head__" in node[1]]
+        grown = [*heads, *(("a node to come", node) for node in ray_internals.nodes_to_come())]
+        least = int(min(node["memory"] for _, node in (*there, *grown) if "memory" in node))
+        counted = (
+            tuple(
+                Node(name, node.get("CPU", 0.0), node.get("GPU", 0.0), int(node.get("memory", least)))
+                for name, node in nodes
+            )
+            for nodes in (there, grown)
+        )
+        where = ray.get_runtime_context().gcs_address
+        every = (Resources(nodes, where, gpu_memory=_smallest_gpu) for nodes in counted)
+        return max(every, key=lambda found: (found.gpus, found.cpus))
+
+    def start(self, seen: Path | None = None) -> None:
+        """Starts a cluster of our own, if that is what the run uses.
+
+        Args:
+            seen: a file in the directory of a run or a sweep, which every node of a cluster must see.
+
+        Raises:
+            UserError: one of them does not, or Ray has no place for its files.
+        """
+        if self.own:
+            import ray
+
+            self._imports.start()
+            limits.give_token()
+            folders = self._make_folders()
+            small = (
+                contextlib.nullcontext() if self.verbose else ray_internals.small_node()
+            )  # which shows no worker's output
+            with small, ray_internals.own_signals():
+                ray.init(
+                    address="local",
+                    num_cpus=int(plan.local_resources().cpus),
+                    include_dashboard=False,
+                    **folders,
+                    log_to_driver=self.verbose,
+                    logging_level=logging.INFO if self.verbose else logging.ERROR,
+                )
+            self._protect_token()
+            for folder in self._folders:  # beside the start: spilled objects may be many gigabytes
+                threading.Thread(target=remove_dead, args=(folder.path.parent,), daemon=True, name="dead").start()
+        else:
+            if seen is not None:
+                _check_shared(seen)  # alone first: beside the imports, it takes a small machine 2 s longer to refuse
+            if not self.found:
+                self._imports.start()
+        if not self.found:
+            self._imports.join()
+            if not self.verbose:
+                ray_internals.without_messages()
+
+    def stop(self) -> None:
+        """End what `start` started and remove its files, or end the connection."""
+        ray = sys.modules.get("ray")
+        try:
+            if not self.found and ray is not None:
+                if self.own and (ends_at_once() or (self.places and not self.answers())):
+                    ray_internals.abandon_node()
+                elif not ends_at_once():
+                    with waiting():
+                        ray.shutdown()
+        finally:
+            for folder in self._folders:
+                folder.remove()
+
+    def answers(self) -> bool:
+        """Whether the head of the cluster and this machine's node still do."""
+        import ray
+
+        if not self.places:
+            own = ray.get_runtime_context().get_node_id()
+            host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+            nodes = [node for node in ray.nodes() if node["NodeID"] == own]
+            self.places = [(host, int(port)), *((one["NodeManagerAddress"], one["NodeManagerPort"]) for one in nodes)]
+        return all(answers(*place) for place in self.places)
+
+    def let_nodes_tell(self) -> None:
+        """Has an empty task on every node, so that it tells the head what is free on it: where the head could not reach
+        a node that is just back, it counts what it wanted there as taken until that tells something new (Ray 2.60)."""
+        import ray
+
+        for node in ray.nodes():
+            if node["Alive"]:  # nobody waits: it may be out of reach
+                ask(node, lambda: None)
+
+    def keep_logs(self, folder: Path, failed: bool) -> None:
+        """Leave in the logs of a run or a sweep what a person reads, of long ones the beginning and the end.
+
+        Args:
+            folder: where the logs are.
+            failed: whether to keep also what Ray's processes said, of a cluster of our own.
+        """
+        ray = sys.modules.get("ray")
+        with contextlib.suppress(OSError):
+            of_ranks = [*folder.glob("rank_*.log")]
+            for file in (*folder.glob("place_*.json"), *of_ranks):
+                if file.suffix == ".json" or not file.stat().st_size:
+                    file.unlink()
+                else:
+                    logs.shorten(file, logs.rank_limit(len(of_ranks)))
+            for nothing in folder.glob("train-*"):  # Ray Train's, which keeps nothing there
+                shutil.rmtree(nothing)
+            running = self.own and ray is not None and ray.is_initialized()
+            session = ray_internals.session_logs() if failed and running else None
+            if session is not None:
+                _copy_logs(session, folder / "ray")
+
+    def _make_folders(self) -> dict[str, Any]:
+        """Make the folders of the session, and return them as arguments of `ray.init`.
+
+        Raises:
+            UserError: one cannot be made.
+        """
+        # Ray spills into its session, unless this variable names another place: there it would leave objects behind.
+        spilled = os.environ.get("RAY_object_spilling_directory")
+        wanted = {"_temp_dir": self._parent} | ({"object_spilling_directory": Path(spilled)} if spilled else {})
+        made: dict[str, Any] = {}
+        for argument, parent in wanted.items():
+            try:
+                self._folders.append(SessionFolder(parent.absolute()))
+            except OSError as error:
+                what = f"Ray's files cannot be written: {error.strerror}"
+                raise errors.UserError(what, str(parent), "name a folder that can be written in RAY_TMPDIR") from None
+            made[argument] = str(self._folders[-1].path)
+        return made
+
+    def _connect(self) -> None:
+        secret, where = token()
+        if secret:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # which Ray reads when it is imported
+        found = _knock(str(self.address))
+        if found:
+            try:
+                there = ray_internals.ask_version(found, secret)
+            except PermissionError:
+                refused = errors.token_refused if secret else errors.token_missing
+                raise refused(str(self.address), where) from None
+            except ConnectionError as error:
+                raise errors.no_cluster(str(self.address), str(error)) from None
+            here = metadata.version("ray")
+            if there not in (None, here):
+                raise errors.other_ray(str(self.address), str(there), here)
+        import ray
+        from ray.exceptions import RayError
+
+        if not self.verbose:
+            logging.getLogger("ray").setLevel(logging.CRITICAL)
+        try:
+            ray.init(
+                address=self.address,
+                log_to_driver=self.verbose,
+                logging_level=logging.INFO if self.verbose else logging.CRITICAL,
+            )
+        except (ConnectionError, ValueError, RuntimeError, OSError, RayError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise errors.no_cluster(str(self.address), reason) from None
+
+    def _protect_token(self) -> None:
+        """Ray writes the cluster's token readable for all who may read the home directory."""
+        token = Path.home() / ".ray" / "auth_token"
+        if token.is_file():
+            token.chmod(0o600)
+
+
+def _copy_logs(session: Path, folder: Path) -> None:
+    """Copy the logs of Ray's processes that tell why a run failed, where they hold more than Ray's marks of jobs."""
+    for name in _READABLE:
+        for file in sorted(session.glob(name), key=os.path.getmtime)[-_LOG_FILES:]:
+            text = logs.excerpt(file, _LOG_BYTES)
+            if any(line and not line.startswith(b":") for line in text.split(b"\n")):
+                folder.mkdir(exist_ok=True)
+                (folder / file.name).write_bytes(text)
+    left = _LOGS_BYTES
+    for file in sorted(folder.glob("*"), key=os.path.getmtime, reverse=True):  # those of earlier attempts go first
+        left -= file.stat().st_size
+        if left < 0:
+            file.unlink()
+
+
+def private_folder() -> Path:
+    """Return the folder below which a cluster of our own keeps its session: RAY_TMPDIR's, or a private one, made if
+    need be.
+
+    Ray lets everybody read and write its session (mode 0777: sockets, logs, spilled objects), so the folder above the
+    session is one that only this user can enter.
+
+    Raises:
+        UserError: it cannot be made, or belongs to somebody else.
+    """
+    if os.environ.get("RAY_TMPDIR"):
+        return Path(os.environ["RAY_TMPDIR"])
+    folder = Path(os.environ.get("TMPDIR") or "/tmp", f"raytrain-{os.getuid()}")
+    if len(str(folder)) + _SESSION_CHARACTERS > _SOCKET_CHARACTERS:
+        folder = Path("/tmp", folder.name)
+    remedy = "remove it, or set RAY_TMPDIR to a folder for Ray's files"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            raise errors.UserError("Ray's files need a folder that is yours, and this one is not", str(folder), remedy)
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        what = f"Ray's files cannot be written: {error.strerror}"
+        raise errors.UserError(what, str(folder), remedy) from None
+    return folder
+
+
+def token_file() -> Path:
+    """Where Ray looks for the cluster's token, unless it is in RAY_AUTH_TOKEN."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+def token() -> tuple[str, str]:
+    """The cluster's token by Ray's own conventions, and where it is from; or none, and why."""
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return "", "RAY_AUTH_MODE is `disabled` here"
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        found, where = os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
+    else:
+        where = str(token_file())
+        try:
+            found = token_file().read_text().strip()
+        except (OSError, ValueError) as error:
+            return "", f"there is none here ({where}: {getattr(error, 'strerror', None) or 'it is no text'})"
+    if not found or not found.isascii() or not found.isprintable() or " " in found:
+        return "", f"{where} holds none"
+    return found, where
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether anything listens there."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+        return True
+    except OSError:
+        return False
+
+
+def _smallest_gpu() -> int | None:
+    """Return the bytes of the smallest GPU of the cluster's nodes; None where one of them does not say."""
+    import ray
+    from ray.exceptions import RayError
+
+    counts = [(node, int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
+    asked = [ask(node, plan.smallest_gpu, count) for node, count in counts if count]
+    try:
+        sizes = ray.get(asked, timeout=_GPU_SECONDS)
+    except RayError:
+        return None
+    return None if None in sizes else min(sizes, default=None)
+
+
+def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, retries: int = 0) -> Any:
+    """Calls a function on a node that `ray.nodes()` lists, and returns the reference to what it will return."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    task: Any = ray.remote(num_cpus=0, max_retries=retries)(function)
+    return task.options(scheduling_strategy=there).remote(*arguments)
+
+
+def cpus_for_data(cpus_per_worker: float, workers: Mapping[str, int]) -> float:
+    """Return what a task of Ray Data asks for beside the workers: one CPU, or the most that they leave on a node.
+
+    Args:
+        workers: how many are on each node, by its id.
+
+    Raises:
+        UserError: they leave nothing.
+    """
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    left = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in nodes}
+    most = max(left[node] - cpus_per_worker * workers.get(node, 0) for node in left)
+    if most < 0.01:
+        names = ", ".join(f"{node['NodeManagerHostname']} ({left[node['NodeID']]:g} CPUs)" for node in nodes[:4])
+        raise errors.UserError(
+            f"no CPU for Ray Data, which streams the images: the workers hold all of {names}",
+            "in scaling.cpus_per_worker",
+            "take less for each worker, fewer workers, or --data.mode resident",
+        )
+    return int(min(1.0, most) * 100) / 100
+
+
+def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, workers: Mapping[str, int] = {}) -> str:
+    """Return why Ray Data has given no block for so many seconds, by what the nodes' CPUs are reserved for.
+
+    Args:
+        needs: CPUs that one of its tasks asks for.
+        cpus_per_worker, workers: as for `cpus_for_data`.
+    """
+    import ray
+
+    free, found = ray_internals.free_cpus(), []
+    if any(cpus >= needs for cpus in free.values()):
+        return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is the storage of the images slow?"
+    for node in ray.nodes():
+        if node["Alive"] and (cpus := node["Resources"].get("CPU", 0.0)):
+            own, left = cpus_per_worker * workers.get(node["NodeID"], 0), free.get(node["NodeID"], 0.0)
+            held = f"{own:g} held by this run's workers, " if own else ""
+            other = f"{max(0.0, cpus - own - left):g} by tasks that read and by other jobs"
+            found.append(f"{node['NodeManagerHostname']} has {cpus:g} CPUs, {held}{other}")
+    return f"no CPU for Ray Data, which reads the images, for {seconds:g} s: {'; '.join(found[:4])}"
+
+
+def why_no_room(scaling: Scaling) -> str:
+    """Return what the next trial of a sweep waits for, by what is free on the nodes.
+
+    Args:
+        scaling: the trial's, as it was planned.
+    """
+    import ray
+    from ray.util import placement_group_table
+
+    job = ray.get_runtime_context().get_job_id()  # which the ids of its placement groups end with
+    waits = [name for name, group in placement_group_table().items() if group["state"] in ("PENDING", "RESCHEDULING")]
+    if not any(name.endswith(job) for name in waits):
+        return "it has its room, and its process is starting"
+    gpus, free, found = scaling.gpus_per_worker or 0.0, ray_internals.free_cpus(), []
+    for node in ray.nodes():
+        if node["Alive"]:
+            left = f", {_counted(free[node['NodeID']], 0)} free" if node["NodeID"] in free else ""
+            has = _counted(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0) if gpus else 0.0)
+            found.append(f"{node['NodeManagerHostname']} has {has}{left}")
+    each = _counted(scaling.cpus_per_worker or 0.0, gpus)
+    workers = f"{scaling.ranks} workers of {each} each" if scaling.ranks > 1 else each
+    return f"it needs {workers}, and {'; '.join(found[:4])}"
+
+
+def _counted(cpus: float, gpus: float) -> str:
+    """Return CPUs and GPUs for people."""
+    counts = [f"{count:g} {kind}{'s' if count != 1 else ''}" for count, kind in ((cpus, "CPU"), (gpus, "GPU")) if count]
+    return " and ".join(counts) or "0 CPUs"
+
+
+def _check_shared(file: Path) -> None:
+    """Has the other nodes look for a file.
+
+    Raises:
+        UserError: one of them does not see it.
+    """
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    path = file.absolute()
+    seen = ray.get([ask(node, os.path.isfile, str(path), retries=3) for node in nodes])
+    blind = [node["NodeManagerHostname"] for node, there in zip(nodes, seen, strict=True) if not there]
+    if blind:
+        raise errors.not_writable(
+            path.parent, f"the nodes {', '.join(blind[:4])} do not see it; it must be on storage that all nodes share"
+        )
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once, after all that it has written: to take torch and Ray down in order takes seconds."""
+    end_with(status)
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized() and not (ray_internals.abandoned() or ends_at_once()):
+        ray.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def _knock(address: str) -> str | None:
+    """Looks whether anything listens at host:port, which `auto` stands for, too, and returns it: Ray itself would try
+    for minutes. None where `auto` stands for nothing that can be seen, which Ray says at once.
+
+    Raises:
+        UserError: nothing does, or the address is of another form.
+    """
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "auto")
+        found = ray_internals.found_cluster() if address == "auto" else address
+        if found is None:
+            return None
+        address = found
+    host, _, port = address.rpartition(":")
+    if "//" in address or not host or not port.isdigit():
+        raise errors.no_cluster(address, "an address is HOST:PORT (6379 by default) or `auto`")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise errors.no_cluster(address, str(error)) from None
+    return address
+
+
+def _settle() -> None:
+    """Public settings, some of which Ray reads when it is imported: short polls, no usage report, no progress bars."""
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a side thread must not start it again after its end
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+
+
+def _quieten(verbose: bool) -> None:
+    """Leaves Ray's messages in files alone."""
+    import ray.data
+    import ray.train.torch  # noqa: F401  (both set their loggers up when they are imported)
+
+    if not verbose:
+        for name in ("ray", "ray.data", "ray.train"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,0 +1,302 @@
+"""A worker from its first line to its last: what it is handed, where its output goes, what it leaves of an error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from raytrain import errors
+from raytrain.checkpoint import storage
+from raytrain.data import Index
+from raytrain.driver import gpu_errors, logs
+from raytrain.driver.guard import end_now
+from raytrain.driver.session import answers, cpus_for_data, why_no_block
+from raytrain.experiment import Experiment
+from raytrain.files import append, write_atomically
+from raytrain.run.run import WRITER_LOCK, Lock, note
+from raytrain.user_code import sources
+from raytrain.user_code.shipping import Shipped
+from raytrain.watchdog import Hang, Hung, Watchdog, doing
+
+if TYPE_CHECKING:
+    from raytrain.data.loader import Reader
+    from raytrain.parallel.strategy import RankContext
+    from raytrain.training.hooks import Hook
+
+_CUT_OFF_SECONDS, _ASK_SECONDS = 20.0, 2.0
+"""How long the cluster's head may be out of a worker's reach, and how often to ask."""
+_STORE_SECONDS, _END_SECONDS = 10.0, 10.0
+"""When a rank hangs: how long the process group's store may take to answer, and what comes before the end of the
+process: a record on storage; in the driver, the unwinding of the main thread and Ray's end."""
+
+
+@dataclass
+class Job:
+    """What every worker gets. Large things are references into the object store. Where the run is at a URL, its
+    directory is that of the driver, and each worker has one of its own."""
+
+    experiment: Experiment
+    run: Path
+    indices: Any
+    images: dict[str, Any]
+    weights: Any
+    command_started: float
+    own_output: bool
+    url: str | None = None
+    watched: bool = True
+    """Whether each rank watches itself; a sweep watches its trials."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The experiment comes first: what follows may hold the user's classes too.
+        rest = {name: value for name, value in vars(self).items() if name != "experiment"}
+        return {"experiment": Shipped(self.experiment), **rest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | {"experiment": state["experiment"].value})
+
+
+def work_on_cluster(settings: dict[str, Any]) -> None:
+    """The function that Ray Train calls on every worker."""
+    work(settings["job"])
+
+
+def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException], None] | None = None) -> None:
+    """Trains as one rank: of the process group that is there, or alone.
+
+    Args:
+        hooks: called by the trainer.
+        unwind: raises `Hung` in the main thread where training hangs; without it, the process ends.
+    """
+    job.experiment.parallel.prepare_process()
+    import ray
+    import torch
+    import torch.distributed as dist
+
+    from raytrain.data.reader import Resident, Streaming
+    from raytrain.parallel.strategy import RankContext
+    from raytrain.training.trainer import Trainer
+
+    if dist.is_initialized():
+        from ray.train.torch import get_devices
+
+        device, *more = get_devices()
+        ranks = RankContext(dist.get_rank(), dist.get_world_size(), device, tuple(more))
+    else:
+        ranks = RankContext.alone(job.experiment.scaling.gpus_per_worker)
+    if ranks.device.type == "cuda":
+        torch.cuda.set_device(ranks.device)
+    there = None
+    if job.url:
+        there, path = storage.at_work(job.url)
+        job = replace(job, run=path)
+    if dist.is_initialized():
+        context = ray.get_runtime_context()
+        head = threading.Thread(target=_end_when_cut_off, args=(context.gcs_address,), daemon=True, name="head")
+        head.start()
+        here = {"node": context.get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
+        mark = job.run / "logs" / f"place_{ranks.rank}.json"
+        write_atomically(mark, json.dumps(here))
+        if there:
+            there.write(f"logs/place_{ranks.rank}.json", json.dumps(here).encode())
+    with (
+        _recorded(job, ranks.rank, there),
+        _watched(job, ranks, there, unwind),
+        Lock(job.run, WRITER_LOCK, wait=60) if ranks.rank == 0 else contextlib.nullcontext(),
+    ):
+        indices: dict[str, Index] = ray.get(job.indices)
+        if job.images:
+            readers: dict[str, Reader] = {split: Resident(_fetched(job.images[split])) for split in indices}
+        else:
+            cpus, waits = _data_cpus(job)
+            data = job.experiment.data
+            readers = {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
+        weights: Any = ray.get(job.weights) if job.weights is not None else None
+        started = job.command_started
+        Trainer(job.experiment, job.run, indices, readers, weights, ranks, started, there, hooks).fit()
+
+
+def _fetched(reference: Any) -> Any:
+    """Return what is in Ray's object store. Images may take long to come from another node, which is no hang."""
+    import ray
+
+    while not ray.wait([reference], timeout=1)[0]:
+        doing.tick()
+    return ray.get(reference)
+
+
+def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:
+    """Return the CPUs that a task of Ray Data asks for beside this run's workers, and what notes that it waits. A
+    collective.
+
+    Raises:
+        UserError: the workers leave no CPU.
+    """
+    import ray
+    import torch.distributed as dist
+
+    each = job.experiment.scaling.cpus_per_worker or 0.0
+    places: list[Any] = [None]
+    if dist.is_initialized():
+        places *= dist.get_world_size()
+        dist.all_gather_object(places, ray.get_runtime_context().get_node_id())
+        cpus = cpus_for_data(each, Counter(places))
+    else:  # a trial beside others: the plan leaves half of a node that has fewer than two CPUs
+        cpus = min(1.0, max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]) / 2)
+    first = places[0] in (None, ray.get_runtime_context().get_node_id())
+
+    def waits(seconds: float) -> None:
+        if first:  # the node of rank 0, from which notes reach the driver
+            note(job.run, why_no_block(seconds, cpus, each, Counter(places)))
+
+    return cpus, waits
+
+
+def _end_when_cut_off(address: str) -> None:
+    """Ends this process when the cluster's head has been out of reach for long: others go on without it, and it must
+    let go of the run. By itself it would wait for them for as long as the network keeps silent."""
+    host, _, port = address.rpartition(":")
+    heard = None
+    while True:
+        if answers(host, int(port)):
+            heard = time.monotonic()
+        elif heard is not None and time.monotonic() > heard + _CUT_OFF_SECONDS:
+            print(f"error: {address} did not answer for {_CUT_OFF_SECONDS:g} s: this node is cut off", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
+        time.sleep(_ASK_SECONDS)
+
+
+def _misses_another(error: BaseException) -> bool:
+    """Whether an error says no more than that another rank is gone, or a connection."""
+    import torch.distributed as dist
+
+    if gpu_errors.code(error) is not None:  # which NCCL tells as its own error
+        return False
+    lost = (ConnectionError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
+    text = str(error)
+    return isinstance(error, lost) or (
+        isinstance(error, RuntimeError) and ("gloo/transport" in text or "Connection closed by peer" in text)
+    )
+
+
+@contextlib.contextmanager
+def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iterator[None]:
+    """Send this process's output to the run's logs where it is a worker's, and leave a record there of an error, with
+    its time."""
+    import torch.distributed as dist
+
+    log = job.run / "logs" / f"rank_{rank}.log"
+    try:
+        if job.own_output:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        with logs.bounded(log, logs.rank_limit(ranks)):
+            yield
+    except Hung:  # which has its record
+        raise
+    except BaseException as error:
+        if job.own_output or dist.is_initialized():
+            traceback.print_exc()
+        else:  # the command's own output says it in one line
+            with contextlib.suppress(OSError):
+                append(log, traceback.format_exc())
+        known = isinstance(error, errors.UserError)  # which says where by itself
+        at = "" if known else sources.line_of(error) or _last_place(error)
+        record = {
+            "time": time.time(),
+            "lost": gpu_errors.lost(error) or _misses_another(error),
+            "gpu": gpu_errors.lost(error),
+            "rank": rank,
+            "error": str(error) if known else f"{type(error).__name__}: {gpu_errors.explain(error) or error}",
+            "at": at,
+            "edit": to_edit(error, at),
+            "traceback": traceback.format_exc(),
+        }
+        _write_record(job, record, there)
+        raise
+
+
+def _last_place(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame that is no installed package's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def to_edit(error: BaseException, at: str) -> str:
+    """Return the user's file to correct after an error; an empty string where the user's code is not known to be at
+    fault, as where memory, a disk or a GPU refused something."""
+    refused = isinstance(error, MemoryError) or gpu_errors.code(error) is not None or _misses_another(error)
+    if refused or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
+        return ""
+    return sources.to_edit(error.where if isinstance(error, errors.UserError) else at)
+
+
+def _write_record(job: Job, record: dict[str, Any], there: storage.Storage | None) -> None:
+    name = f"logs/rank_{record['rank']}.json"
+    with contextlib.suppress(OSError):  # the error itself matters more than a disk that is full
+        write_atomically(job.run / name, json.dumps(record))
+        if there:
+            there.write(name, json.dumps(record).encode())
+
+
+def _watched(
+    job: Job, ranks: RankContext, there: storage.Storage | None, unwind: Callable[[BaseException], None] | None
+) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which this rank is ended, with a record of what it did, if it hangs."""
+    import ray
+    import torch.distributed as dist
+
+    def hung(hang: Hang) -> None:
+        own = {"time": time.time(), "lost": hang.error, "hung": True, "rank": ranks.rank, "error": hang.error}
+        record = own | {"at": hang.at, "traceback": hang.stack}
+        line = f"rank {ranks.rank} {hang.error} ({hang.at})"
+
+        def leave() -> None:
+            _write_record(job, record, there)
+            if unwind is not None:  # standard error is the command's own
+                with contextlib.suppress(OSError):
+                    append(job.run / "logs" / f"rank_{ranks.rank}.log", f"{hang.stack}{line}\n")
+
+        _in_time(leave, _END_SECONDS)  # storage may be what hangs
+        if unwind is None:
+            end_now(f"{hang.stack}{line}", 1)
+        else:
+            unwind(Hung(line))
+            if not watchdog.ended.wait(_END_SECONDS):
+                _in_time(ray.shutdown, _END_SECONDS)
+                where = there.url if there else job.run
+                end_now(f"error: the run failed: {errors.one_line(line)}; go on with `raytrain resume {where}`", 1)
+
+    seconds = job.experiment.scaling.hang_seconds
+    if not job.watched or not seconds:
+        return contextlib.nullcontext()
+    store: Any = None
+    if dist.is_initialized():
+        # A connection of its own: the main thread may wait for a key with the other one.
+        store = cast(Any, dist.group.WORLD).get_group_store().clone()
+        store.set_timeout(timedelta(seconds=_STORE_SECONDS))
+    watchdog = Watchdog(ranks.rank, ranks.world, seconds, store, hung)
+    return watchdog
+
+
+def _in_time(do: Callable[[], object], seconds: float) -> None:
+    """Do something, and go on without it when it takes too long."""
+    thread = threading.Thread(target=do, daemon=True, name="end")
+    thread.start()
+    thread.join(seconds)

@@ -1,0 +1,181 @@
+"""A cluster's dashboard: whether one answers, whom it lets in, and what it says of its jobs.
+
+By its documented HTTP interface. Ray's own client waits for an answer without end, and would send the token to
+whatever listens; so it is used (in `jobs`) only once the dashboard has been found good.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import os
+import socket
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, TypeVar
+
+from raytrain import errors
+from raytrain.driver import session
+
+ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+"""Where Ray's own client looks for an address."""
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 12.0
+"""For a whole question, the name's look-up and slow answers included."""
+_MOST_BYTES = 2**28
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A dashboard that has answered.
+
+    Attributes:
+        url: its address, without a slash at its end.
+        headers: what lets us in.
+        in_the_clear: whether a token travels unencrypted, and beyond this machine.
+    """
+
+    url: str
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    in_the_clear: bool = False
+
+    def ask(self, path: str, method: str = "GET") -> tuple[int, Any]:
+        """The status and the JSON of an answer (its text, where it is no JSON).
+
+        Raises:
+            NoAnswer: there is none within seconds.
+            UserError: it does not let us in.
+        """
+        status, body = _in_time(self.url, lambda: _request(self, path, method))
+        if status == 401:
+            raise errors.token_missing(self.url, "none was sent")
+        if status == 403:
+            raise errors.token_refused(self.url, session.token()[1])
+        try:
+            return status, json.loads(body)
+        except ValueError:
+            return status, body.decode(errors="replace")
+
+
+def reach(address: str | None) -> Dashboard:
+    """Looks whether a dashboard of this version of Ray is at an address, and lets us in.
+
+    Args:
+        address: its URL; by default that of RAY_API_SERVER_ADDRESS or RAY_ADDRESS, where these are URLs.
+
+    Raises:
+        UserError: there is none, or it does not.
+    """
+    url = _url(address)
+    return _in_time(url, lambda: _greet(url))
+
+
+def _in_time(url: str, call: Callable[[], T]) -> T:
+    """What a call returns; it is left alone where it takes too long, as a name's look-up can."""
+    result: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="asking")
+    thread.start()
+    thread.join(_ANSWER_SECONDS)
+    if raised:
+        raise raised[0]
+    if not result:
+        raise errors.no_dashboard(url, f"nothing within {_ANSWER_SECONDS:.0f} s")
+    return result[0]
+
+
+def _url(address: str | None) -> str:
+    if address is None:
+        given = [os.environ.get(name, "") for name in ADDRESSES]
+        address = next((url for url in given if url.startswith(("http://", "https://"))), None)
+    if address is None:
+        raise errors.dashboard_missing()
+    try:
+        parts = urllib.parse.urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise errors.not_a_dashboard_url(address, "http://HOST:8265") from None
+    if parts.scheme not in ("http", "https") or not host:
+        host = address.rpartition("//")[2].partition(":")[0].strip("/")
+        raise errors.not_a_dashboard_url(address, f"http://{host if host not in ('', 'auto') else 'HOST'}:8265")
+    if parts.password is not None or parts.username is not None:
+        raise errors.secret_in_url("--address")
+    host = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path.rstrip('/')}"
+
+
+def _greet(url: str) -> Dashboard:
+    found = Dashboard(url)
+    status, body = _request(found, "/api/version")
+    if status == 401:
+        found = _with_token(url)
+        status, body = _request(found, "/api/version")
+        if status in (401, 403):
+            raise errors.token_refused(url, session.token()[1])
+    try:
+        version = json.loads(body)["ray_version"] if status == 200 else None
+    except (ValueError, TypeError, KeyError):
+        version = None
+    if not isinstance(version, str):
+        raise errors.no_dashboard(url, f"what is there is none, and answers {status} to /api/version")
+    here = metadata.version("ray")
+    if version.split(".")[:2] != here.split(".")[:2]:
+        raise errors.other_ray(url, version[:40], here)
+    return found
+
+
+def _with_token(url: str) -> Dashboard:
+    """The token is sent only where it is asked for, and never in the clear over the internet."""
+    token, where = session.token()
+    if not token:
+        raise errors.token_missing(url, where)
+    parts = urllib.parse.urlsplit(url)
+    in_the_clear = False
+    if parts.scheme == "http":
+        found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
+        places = [ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
+        if any(place.is_global for place in places):
+            raise errors.token_in_the_clear(url)
+        in_the_clear = not all(place.is_loopback for place in places)
+    return Dashboard(url, {"Authorization": f"Bearer {token}"}, in_the_clear)
+
+
+class _AsItIs(urllib.request.HTTPErrorProcessor):
+    """Neither raises for a status nor follows to another place."""
+
+    def http_response(self, request: Any, response: Any) -> Any:
+        return response
+
+    https_response = http_response
+
+
+def _request(dashboard: Dashboard, path: str, method: str = "GET") -> tuple[int, bytes]:
+    body = b"" if method == "POST" else None
+    asked = urllib.request.Request(dashboard.url + path, method=method, headers=dashboard.headers, data=body)
+    try:
+        with urllib.request.build_opener(_AsItIs).open(asked, timeout=_CONNECT_SECONDS) as answer:
+            return answer.status, answer.read(_MOST_BYTES)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, TimeoutError):
+            why = f"nothing within {_CONNECT_SECONDS:.0f} s"
+        elif isinstance(reason, http.client.HTTPException):
+            why = "what is there does not speak HTTP"
+        else:
+            why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        raise errors.no_dashboard(dashboard.url, why) from None

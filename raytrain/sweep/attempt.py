@@ -1,0 +1,379 @@
+"""One attempt at a trial: a run of the training loop whose epochs are taken one at a time.
+
+With one worker the loop runs in a thread of this process, which has torch loaded and the images mapped since the trial
+before; after each epoch it waits to be asked on. With more, Ray Train's workers run it, and their metrics are followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import queue
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raytrain import errors
+from raytrain.checkpoint import checkpoints
+from raytrain.data import Index
+from raytrain.driver import fit, gpu_errors, supervise
+from raytrain.driver.interrupts import Leave
+from raytrain.driver.worker import Job, work
+from raytrain.experiment import Experiment
+from raytrain.files import write_atomically
+from raytrain.run.run import MetricsLog
+from raytrain.sweep import record
+from raytrain.training import memory
+from raytrain.training.hooks import Hook
+from raytrain.training.trainer import Trainer
+from raytrain.user_code import sources
+
+_STUCK = "stuck.log"
+_ALIVE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a trial may take.
+
+    Attributes:
+        memory: bytes beyond what the process has before the trial, or None.
+        seconds: without a finished step.
+        share: of the GPU's memory, where trials share one.
+    """
+
+    memory: int | None
+    seconds: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Data:
+    """One way to read the data, packed once for all trials of a node: references into the object store."""
+
+    indices: Any
+    images: dict[str, Any]
+
+
+class Attempt:
+    """A trial under way in this process.
+
+    Args:
+        run: its run directory, with `experiment.json`.
+        value: its experiment.
+        data: its images.
+        limits: what it may take.
+    """
+
+    def __init__(self, run: Path, value: Experiment, data: Data, limits: Limits):
+        self.run, self.value, self.data, self.limits = run, value, data, limits
+        self.skip = 0
+        self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._go, self._stop = threading.Semaphore(0), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._waiting = False
+        self._trainer: Trainer | None = None
+        self.spoiled = False
+        """Whether this process cannot use its GPU any more."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has been trained or is being."""
+        return self._thread is not None
+
+    def next(self) -> tuple[dict[str, Any] | None, str | None]:
+        """Trains up to the end of the next epoch.
+
+        Returns:
+            The epoch's row, if another one ended, and what became of the trial, if it did.
+
+        Raises:
+            RunFailed: workers of it were lost, which a new attempt may mend.
+        """
+        if self._thread is None:
+            self._replay()
+            self._thread = threading.Thread(target=self._train, daemon=True, name="trial")
+            self._thread.start()
+        if self._said.empty() and self._waiting:
+            self._waiting = False
+            self._go.release()
+        kind, what = self._take()
+        if kind == "lost":
+            raise what
+        if kind == "end":
+            return None, what
+        if what.pop("last", False):
+            return what, self._take()[1]
+        self._waiting = what.pop("live", False)
+        return what, None
+
+    def stop(self) -> None:
+        """Ends it, with a checkpoint, and frees what it took."""
+        if self._thread is not None:
+            self._stop.set()
+            if self._thread.is_alive() and not self._waiting:  # or it stops without being told
+                (self.run / "stop").touch()
+            self._go.release()
+            self._thread.join()
+            if (record.read(self.run) or {}).get("status") == "running":
+                record.update(self.run, status="paused")
+            (self.run / "stop").unlink(missing_ok=True)
+        self._trainer = None
+        memory.give_back()
+
+    def settle(self) -> Path | None:
+        """The checkpoint of the last epoch, written to its end; the loop must be between two epochs."""
+        if self._trainer is not None and self._trainer.writer is not None:
+            self._trainer.writer.background.wait()
+        return checkpoints.newest(self.run / "checkpoints")
+
+    def _take(self) -> tuple[str, Any]:
+        """The next thing that the loop says; of workers elsewhere, that their metrics say, in time."""
+        if self.value.scaling.ranks <= 1:
+            return self._said.get()
+        deadline, size = time.monotonic() + self.limits.seconds, -1
+        while True:
+            ended = not self._said.empty()  # before the rows are read: all of them are there then
+            rows = record.epochs(self.run)[self._handed :]
+            if rows:
+                self._handed += 1
+                return "row", rows[0]
+            if ended:
+                return self._said.get()
+            time.sleep(0.1)
+            written = _size(self.run / "metrics.jsonl")
+            if written != size:
+                deadline, size = time.monotonic() + self.limits.seconds, written
+            if time.monotonic() > deadline:
+                (self.run / "logs" / _STUCK).write_text("no step was finished in time")
+                os._exit(1)  # with this process its workers end
+
+    def _replay(self) -> None:
+        """Cuts the metrics back to the newest checkpoint; the epochs before it are said again."""
+        found = checkpoints.newest(self.run / "checkpoints")
+        MetricsLog(self.run / "metrics.jsonl", checkpoints.load_state(found)["metrics_bytes"] if found else 0).close()
+        self._handed = self.skip
+        if self.value.scaling.ranks <= 1:
+            for row in record.epochs(self.run)[self.skip :]:
+                self._said.put(("row", row))
+
+    def _train(self) -> None:
+        """The whole attempt; whatever comes of it is said, never raised."""
+        found = record.read(self.run) or {}
+        record.update(
+            self.run,
+            status="running",
+            attempts=found.get("attempts", 0) + (found.get("status") != "paused"),
+            pid=os.getpid(),
+            started=found.get("started") or time.time(),
+        )
+        (self.run / "stop").unlink(missing_ok=True)
+        (self.run / "summary.json").unlink(missing_ok=True)
+        for leftover in (self.run / "logs").glob("rank_*.json"):
+            leftover.unlink()
+        try:
+            job = self._job()
+            if self.value.scaling.ranks <= 1:
+                with self._watched(), _limited(self.limits, bool(self.value.scaling.gpus_per_worker)):
+                    work(job, [_Gate(self)])
+            else:
+                failure = supervise.distribute(job, self._stop)
+                if failure is not None:
+                    raise failure
+            status = json.loads((self.run / "summary.json").read_text())["status"]
+            error = None
+        except Leave:
+            status, error = "interrupted", None
+        except BaseException as caught:
+            traceback.print_exc()
+            if isinstance(caught, supervise.RunFailed) and caught.lost:
+                record.update(self.run, status="interrupted")  # not paused: the next attempt counts
+                self._said.put(("lost", caught))
+                return
+            if gpu_errors.lost(caught):
+                os._exit(1)  # Tune starts the trial again, in a new process, as this one cannot use the GPU any more
+            self.spoiled = gpu_errors.code(caught) == gpu_errors.ASSERT
+            status, error = kind_of(caught), gpu_errors.explain(caught) or _one_line(caught)
+        finally:
+            self._trainer = None
+        if status != "interrupted":
+            here = self.value.scaling.ranks <= 1
+            peak = {"peak_memory_bytes": _peak(bool(self.value.scaling.gpus_per_worker))} if here else {}
+            record.update(self.run, status=status, error=error, ended=time.time(), **peak)
+        self._said.put(("end", status))
+
+    def _job(self) -> Job:
+        import ray
+
+        indices: dict[str, Index] = ray.get(self.data.indices)
+        weights = fit.pretrained(self.value, indices["train"], self.run)
+        return Job(
+            self.value,
+            self.run.absolute(),
+            self.data.indices,
+            self.data.images,
+            None if weights is None else ray.put(weights),
+            time.time(),
+            own_output=True,
+            watched=False,
+        )
+
+    def ended_epoch(self, trainer: Trainer, row: dict[str, Any]) -> bool:
+        """Hand an epoch's row over and wait until the next epoch is wanted; return whether to stop instead."""
+        self._trainer, e = trainer, trainer.experiment
+        last = trainer.progress.over(e.epochs, e.patience)
+        faulthandler.cancel_dump_traceback_later()
+        record.update(self.run, peak_memory_bytes=_peak(bool(self.value.scaling.gpus_per_worker)))
+        self._said.put(("row", row | ({"last": True} if last else {"live": True})))
+        if not last:
+            self._go.acquire()
+        self.alive()
+        return self._stop.is_set()
+
+    def alive(self) -> None:
+        """Start the clock of `_watched` anew."""
+        faulthandler.dump_traceback_later(self.limits.seconds, exit=True, file=self._stuck)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Ends this process, with a traceback, when the loop is stuck: by a clock in C, which needs no interpreter."""
+        (self.run / "logs").mkdir(exist_ok=True)
+        with open(self.run / "logs" / _STUCK, "w") as self._stuck:
+            self.alive()
+            try:
+                yield
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+
+
+class Ended:
+    """A trial that ended before the sweep was interrupted: its epochs once more, from its metrics."""
+
+    spoiled = False
+
+    def __init__(self, run: Path, status: str):
+        self._rows, self._status = record.epochs(run), status
+
+    def next(self) -> tuple[dict[str, Any] | None, str | None]:
+        """As `Attempt.next`."""
+        row = self._rows.pop(0) if self._rows else None
+        return row, None if self._rows else self._status
+
+    def stop(self) -> None:
+        """Nothing is under way."""
+
+
+class _Gate(Hook):
+    """Makes the trainer wait after each epoch until the next one is wanted, and says that it is alive."""
+
+    def __init__(self, attempt: Attempt):
+        self.attempt, self._said = attempt, 0.0
+
+    def after_step(self, trainer: Trainer) -> None:
+        """Say so, twice a second."""
+        now = time.monotonic()
+        if now - self._said > _ALIVE_SECONDS:
+            self._said = now
+            self.attempt.alive()
+
+    def after_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        """Wait."""
+        trainer.stopping = self.attempt.ended_epoch(trainer, row) or trainer.stopping
+
+
+def kind_of(error: BaseException) -> str:
+    """What an error makes of a trial: infeasible (out of memory), diverged (not finite) or failed."""
+    if memory.lacks(error):
+        return "infeasible"
+    if isinstance(error, FloatingPointError) or "FloatingPointError" in str(error):
+        return "diverged"
+    return "failed"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def was_stuck(run: Path) -> bool:
+    """Whether the last attempt's process ended because the loop was stuck."""
+    with contextlib.suppress(OSError):
+        return (run / "logs" / _STUCK).stat().st_size > 0
+    return False
+
+
+def keep(run: Path, path: Path, pool: Path) -> None:
+    """Keeps a checkpoint, the best one and the metrics up to it for other trials, whatever this one removes."""
+    partial = pool.with_name(f".{pool.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    state = checkpoints.load_state(path)
+    best = run / "checkpoints" / str(state["progress"]["best"].get("checkpoint"))
+    for source in {path, best} if best.is_dir() else {path}:
+        shutil.copytree(source, partial / source.name, copy_function=os.link)
+    rows = (run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
+    (partial / "metrics.jsonl").write_bytes(rows)
+    shutil.rmtree(pool, ignore_errors=True)
+    partial.rename(pool)
+
+
+def adopt(run: Path, pool: Path) -> None:
+    """Puts what `keep` kept, of this trial or of another, in the place of a run's checkpoints and metrics.
+
+    Raises:
+        UserError: it does not verify.
+    """
+    sources = sorted(pool.glob("step_*"))
+    for source in sources:
+        checkpoints.verify(source)
+    own = run / "checkpoints"
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir()
+    partial = run / ".metrics"
+    shutil.copyfile(pool / "metrics.jsonl", partial)
+    for pointer in ("best.json", "last.json"):
+        (run / pointer).unlink(missing_ok=True)
+    state = checkpoints.load_state(sources[-1])
+    best = state["progress"]["best"]
+    write_atomically(run / "best.json", json.dumps(best, indent=2))
+    for source in sources:  # links, with the newest last: a crash before it leaves a run that begins earlier
+        shutil.copytree(source, own / source.name, copy_function=os.link)
+    os.replace(partial, run / "metrics.jsonl")
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, (errors.UserError, fit.RunFailed)):
+        return " ".join(str(error).split())[:500]
+    said, line = " ".join(f"{type(error).__name__}: {error}".split())[:500], sources.line_of(error)
+    return f"{said} ({line})" if line else said
+
+
+@contextlib.contextmanager
+def _limited(limits: Limits, gpu: bool) -> Iterator[None]:
+    """Caps what this process may take from here on, and counts its peak anew."""
+    global _clean, _worn
+    memory.reset_peak(gpu)
+    _, resident, shared = memory.pages()
+    _clean = resident - shared if _clean is None else _clean
+    _worn = max(0, resident - shared - _clean)
+    if gpu:
+        memory.cap_gpus(limits.share, limits.memory)
+    with memory.capped(None if gpu else limits.memory):
+        yield
+
+
+_clean: int | None = None
+"""Bytes of its own that this process had before its first trial."""
+_worn = 0
+"""Bytes more that it had before the present one: what earlier trials left is not this one's."""
+
+
+def _peak(gpu: bool) -> int:
+    """Bytes that the trial took at most: of the device, or of the process with the images that it shares."""
+    return memory.peak(gpu) - (0 if gpu else _worn)

@@ -1,0 +1,110 @@
+"""What a sweep keeps of each trial beside its run: trial.json, with its values, what became of it, and its figures."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raytrain import config
+from raytrain.data import Augment
+from raytrain.experiment import Experiment
+from raytrain.files import known_json, write_atomically
+from raytrain.run.run import read_metrics
+from raytrain.sweep.objective import Objective
+
+ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed", "failed")
+"""What a trial does not come back from. The others are `pending`, `running`, `paused` and `interrupted`."""
+
+_FILE = "trial.json"
+
+
+def folder(sweep: Path, number: int) -> Path:
+    """The run directory of a trial."""
+    return sweep / "trials" / f"{number:04d}"
+
+
+def read(run: Path) -> dict[str, Any] | None:
+    """Return a trial's record; None where the trial was not begun, or its record is damaged."""
+    return known_json(run / _FILE) or None
+
+
+def update(run: Path, **changes: Any) -> dict[str, Any]:
+    """Changes fields of a trial's record; one that has ended stays as it is."""
+    with open(run / "trial.lock", "a") as guard:  # the driver writes too, and the actor that had the trial before
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        found = read(run) or {}
+        if found.get("status") in ENDED:
+            return found
+        found |= changes
+        write_atomically(run / _FILE, json.dumps(found, indent=2))
+        return found
+
+
+def history(sweep: Path, number: int, before: float = math.inf) -> list[dict[str, Any]]:
+    """Return how a trial came to its weights, where a scheduler gave it another trial's on the way.
+
+    Args:
+        before: the epoch up to which it counts.
+
+    Returns:
+        In order, {"epoch", "trial", "values"}: after so many epochs this trial trained on, with these values.
+    """
+    found = read(folder(sweep, number)) or {}
+    taken = [one for one in found.get("taken", []) if one["epoch"] < before]
+    if not taken:
+        return [{"epoch": 0, "trial": number, "values": found.get("first") or found.get("values", {})}]
+    last = taken[-1]
+    own = {"epoch": last["epoch"], "trial": number, "values": {k: config.plain(v) for k, v in last["values"].items()}}
+    return [*history(sweep, last["from"], last["epoch"]), own]
+
+
+def reads(experiment: Experiment) -> str:
+    """What decides which images are read, as text: trials for which it is the same share them."""
+    data = replace(experiment.data, augment=Augment())
+    return json.dumps(config.to_dict(data) | {"class": type(data).__qualname__}, sort_keys=True)
+
+
+def epochs(run: Path) -> list[dict[str, Any]]:
+    """The epoch rows of a trial's metrics."""
+    with contextlib.suppress(ValueError):
+        return read_metrics(run / "metrics.jsonl", kind="epoch")[0]
+    return []
+
+
+def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int) -> dict[str, Any]:
+    """A trial's record with the figures of its run, as `sweep.json` lists it."""
+    found, rows, summary = read(run) or {}, epochs(run), known_json(run / "summary.json")
+    if found.get("peak_memory_bytes"):
+        summary["peak_memory_bytes"] = found["peak_memory_bytes"]
+    usable = found.get("status") in ("completed", "stopped", "running", "paused", "interrupted")
+    own = rows[found["taken"][-1]["epoch"] :] if found.get("taken") else rows  # not what it has from another trial
+    best = _best(own, objectives[0])
+    return found | {
+        "objective": [objective.of(own, summary) if usable else None for objective in objectives],
+        "epochs": len(rows),
+        "of_epochs": of_epochs,
+        "val_accuracy": best.get("val_accuracy"),
+        "val_loss": best.get("val_loss"),
+        "samples_per_second": summary.get("samples_per_second")
+        or (rows[-1].get("samples_per_second") if rows else None),
+        "seconds": summary.get("seconds") or sum(row.get("seconds") or 0.0 for row in rows) or None,
+        "peak_memory_bytes": summary.get("peak_memory_bytes"),
+    }
+
+
+def _best(rows: list[dict[str, Any]], objective: Objective) -> dict[str, Any]:
+    """Return the row of the best epoch: by the objective where it is a metric, else by accuracy, else by loss."""
+    by = objective
+    if not by.every_epoch:
+        accuracy = any(row.get("val_accuracy") is not None for row in rows)
+        by = Objective("", "val_accuracy", "max") if accuracy else Objective("", "val_loss", "min")
+    found: dict[str, Any] = {}
+    for row in rows:
+        if not found or by.better(row.get(by.figure), found.get(by.figure)):
+            found = row
+    return found

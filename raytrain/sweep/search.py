@@ -1,0 +1,78 @@
+"""Search: which values a sweep tries next. Random search, and the base of those that learn from the trials before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from raytrain import order
+from raytrain.sweep.objective import Objective
+from raytrain.sweep.space import Axis, Grid, combinations
+
+
+@dataclass(frozen=True)
+class Search:
+    """The base of all searches. Subclass it, as a frozen dataclass, to bring your own."""
+
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...]) -> None:
+        """Checks that it can search these axes.
+
+        Raises:
+            UserError: it cannot.
+        """
+
+    def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:
+        """A search from its beginning.
+
+        Raises:
+            NotImplementedError: always, in the base class.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a start(axes, objectives, seed)")
+
+
+class Proposals:
+    """One search under way. A trial's values are a list in the order of the axes."""
+
+    def propose(self, number: int, fixed: dict[str, Any]) -> dict[str, Any]:
+        """Values of trial `number` for all axes but those in `fixed`, which the grid has decided."""
+        raise NotImplementedError
+
+    def repeat(self, number: int, values: dict[str, Any]) -> None:
+        """Takes note of what it proposed before the sweep was interrupted."""
+
+    def tell(self, number: int, objective: list[float] | None) -> None:
+        """What came of a trial; None where it gave nothing: out of memory, not finite, crashed."""
+
+
+@dataclass(frozen=True)
+class RandomSearch(Search):
+    """Draws each value from its axis. What trial k gets is a function of the seed and k alone, so that a longer sweep
+    begins with the trials of a shorter one. Axes of kind `Grid` alone make it a grid search."""
+
+    def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:
+        """A search from its beginning."""
+        return _Drawn(axes, seed)
+
+
+class _Drawn(Proposals):
+    def __init__(self, axes: tuple[Axis, ...], seed: int):
+        self.axes, self.seed = axes, seed
+
+    def propose(self, number: int, fixed: dict[str, Any]) -> dict[str, Any]:
+        """A hash of (seed, trial, axis) is the quantile."""
+        return {
+            axis.path: fixed[axis.path]
+            if axis.path in fixed
+            else axis.draw(order.key(self.seed, _SWEEP, number, place) / 2**64)
+            for place, axis in enumerate(self.axes)
+        }
+
+
+_SWEEP = 0x53574545
+"""Keeps the draws of sweeps apart from those of training."""
+
+
+def crossed(axes: tuple[Axis, ...], number: int) -> dict[str, Any]:
+    """The combination of the `Grid` axes that trial `number` gets: all of them in turn."""
+    grid = combinations(axis for axis in axes if isinstance(axis, Grid))
+    return grid[number % len(grid)]

@@ -1,0 +1,214 @@
+"""Sweep: an experiment, the fields to vary, and what to look for, as one value."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raytrain import config, errors, experiment
+from raytrain.config import above, at_least
+from raytrain.experiment import Experiment
+from raytrain.sweep.objective import Objective, parse
+from raytrain.sweep.schedulers import Complete, Scheduler
+from raytrain.sweep.search import RandomSearch, Search
+from raytrain.sweep.space import Axis, Grid, apply, check_path, combinations
+from raytrain.user_code import hints
+
+FLAGS = (
+    *("experiment", "objective", "search", "scheduler", "trials", "budget_seconds", "concurrent", "memory_gib"),
+    *("timeout_seconds", "retries", "keep"),
+)
+"""The fields that the command line can set: all but the axes."""
+_ENUMERABLE = 10_000
+"""Combinations that are checked one by one before anything starts."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Many trials of one experiment that differ in some fields. Pass it to `raytrain.sweep`, or put it in a file as
+    `sweep` for the command line."""
+
+    experiment: Experiment
+    """What all trials have in common."""
+    axes: tuple[Axis, ...]
+    """The fields that differ: `Grid`, `Choice`, `Uniform`, `LogUniform`, `Int`."""
+    objective: str | tuple[str, ...] = "val_accuracy"
+    """What to look for: a metric of the task such as val_accuracy or val_loss, samples_per_second, peak_memory_bytes,
+    seconds or time_to_accuracy(0.95); two of them make a Pareto front, of which the first chooses the best. Whether the
+    highest or the lowest metric is the best, the task's `directions` say."""
+    search: Search = field(default_factory=RandomSearch)
+    """What to try next."""
+    scheduler: Scheduler = field(default_factory=Complete)
+    """Which trials end early, or change on the way."""
+    trials: int | None = None
+    """How many; None tries every combination of `Grid` axes once."""
+    budget_seconds: float | None = None
+    """Seconds after which the sweep ends, with checkpoints of the trials under way."""
+    concurrent: int | None = None
+    """Trials at once; None takes as many as have room: a CPU for each thread of the widest trial's workers, or their
+    GPUs. None takes one where a time, a speed or memory is an objective: trials side by side slow each other down."""
+    memory_gib: float | None = None
+    """Memory that a trial of one worker may take, beyond what torch and Ray take before it begins: on GPUs of the
+    device's, on CPUs of the address space. A trial that wants more does not fit, and the sweep goes on."""
+    timeout_seconds: float = 600.0
+    """Seconds without a finished step after which a trial is taken for stuck."""
+    retries: int = 1
+    """How often a trial goes on after its process died or was stuck."""
+    keep: int = 1
+    """The best so many trials keep their weights; of the others the figures stay."""
+
+    def __post_init__(self) -> None:
+        config.check(
+            self,
+            trials=at_least(1),
+            budget_seconds=above(0),
+            concurrent=at_least(1),
+            memory_gib=above(0),
+            timeout_seconds=above(0),
+            retries=at_least(0),
+            keep=at_least(1),
+        )
+        if not self.axes:
+            raise errors.empty_sweep()
+        known = [axis.path for axis in self.axes]
+        for path in known:
+            if known.count(path) > 1:
+                raise errors.axis_twice(path)
+        objectives = self.objectives
+        if not objectives or len({objective.name for objective in objectives}) < len(objectives) or len(objectives) > 2:
+            raise errors.out_of_range("objective", self.objective, "of one name, or of two different ones", "Sweep")
+        if self.trials is None and not all(isinstance(axis, Grid) for axis in self.axes):
+            raise errors.trials_missing([axis.path for axis in self.axes if not isinstance(axis, Grid)])
+        grid = len(combinations(self.axes))
+        if self.trials is not None and self.trials > grid and all(isinstance(axis, Grid) for axis in self.axes):
+            raise errors.grid_is_smaller(self.trials, grid)
+        for axis in self.axes:
+            _check_axis(self.experiment, axis, {other.path: other.examples()[0] for other in self.axes})
+        self.search.check(self.axes, objectives)
+        self.scheduler.check(self.axes, objectives, self.count, self.experiment.epochs)
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """What to look for, read."""
+        names = (self.objective,) if isinstance(self.objective, str) else self.objective
+        directions = self.experiment.task.declared()
+        return tuple(parse(name, directions) for name in names)
+
+    @property
+    def count(self) -> int:
+        """How many trials."""
+        return self.trials or len(combinations(self.axes))
+
+    def trial(self, values: dict[str, Any]) -> Experiment:
+        """A trial's experiment.
+
+        Raises:
+            UserError: the values do not fit together.
+        """
+        found = apply(self.experiment, values)
+        if found.scaling.elastic:
+            raise errors.elastic_trial(str(found.scaling.workers))
+        first = self.objectives[0]
+        if first.every_epoch and "task.monitor" not in values:  # the weights that are kept are those of the best epoch
+            found = config.replace(found, "task.monitor", first.name)
+        return found
+
+
+def _check_axis(base: Experiment, axis: Axis, others: dict[str, Any]) -> None:
+    """Checks that the axis' field is there and takes its values, in the base experiment or beside the others' first.
+
+    Raises:
+        UserError: it does not.
+    """
+    check_path(base, axis.path)
+    if axis.path == "data.root" or axis.path.startswith("checkpoint"):
+        raise errors.axis_without_effect(axis.path)
+    for value in axis.examples():
+        try:
+            apply(base, {axis.path: value})
+        except errors.UserError as refused:
+            try:
+                apply(base, {**others, axis.path: value})
+            except errors.UserError:
+                raise errors.axis_refused(axis.path, str(refused)) from None
+
+
+def impossible(sweep: Sweep) -> str | None:
+    """Why no combination of the axes' values makes an experiment; None where one does, or there are too many to look.
+    A combination that is refused beside others that are not is left to its trial."""
+    grid = combinations(sweep.axes)
+    if len(grid) > _ENUMERABLE or any(axis.finite is None for axis in sweep.axes):
+        return None
+    reason = ""
+    for values in grid:
+        try:
+            sweep.trial(values)
+            return None
+        except errors.UserError as refused:
+            reason = str(refused)
+    return reason
+
+
+def load(path: Path | str) -> tuple[Sweep, Path | None]:
+    """Reads a sweep from a Python file that defines `sweep`, or from a sweep's directory or its sweep.json.
+
+    Returns:
+        The sweep, and the Python file that it or its classes came from.
+
+    Raises:
+        UserError: the file is not there, does not run, or holds no sweep.
+    """
+    path, named = Path(path), Path(path)
+    if path.is_dir():
+        path = path / "sweep.json"
+    if not path.is_file():
+        sweeps = hints.files(named, [Path("runs")], "*/sweep.json")
+        raise errors.no_such_file(path, "sweep file", [*hints.files(named, [Path("experiments")], "*.py"), *sweeps][:4])
+    if path.suffix == ".json":
+        try:
+            json.loads(path.read_text())
+        except (ValueError, OSError, RecursionError):
+            raise errors.broken_sweep(path, "it is no JSON") from None
+        values, copy = experiment.read_json(path)
+        if not isinstance(values, dict) or "sweep" not in values:
+            raise errors.holds_no_sweep(path, "it holds no sweep")
+        return config.from_dict(Sweep, values["sweep"], path), copy
+    if path.suffix != ".py":
+        raise errors.holds_no_sweep(path, f"its name ends in {path.suffix or 'nothing'}")
+    module = experiment.execute(path)
+    found = getattr(module, "sweep", None)
+    if not isinstance(found, Sweep) and isinstance(getattr(module, "experiment", None), Experiment):
+        raise errors.an_experiment_instead(path)
+    if not isinstance(found, Sweep):
+        raise errors.holds_no_sweep(
+            path,  # raytrain.sweep, the function, may have been imported
+            "it defines no `sweep`" if found is None or callable(found) else f"its `sweep` is a {type(found).__name__}",
+        )
+    return found, path
+
+
+def is_sweep(path: Path | str) -> bool:
+    """Whether a file holds a sweep, and no experiment; which of them cannot be read, `load` says."""
+    path = Path(path)
+    if not path.is_file() or path.suffix != ".py":
+        return path.name == "sweep.json"
+    module = experiment.execute(path)
+    return isinstance(getattr(module, "sweep", None), Sweep) and not isinstance(
+        getattr(module, "experiment", None), Experiment
+    )
+
+
+def to_dict(sweep: Sweep) -> dict[str, Any]:
+    """The sweep as its directory keeps it.
+
+    Raises:
+        UserError: it holds what JSON cannot.
+    """
+    try:
+        values = config.to_dict(sweep)
+        json.dumps(values)
+        return values
+    except (TypeError, ValueError) as error:
+        raise errors.cannot_save(str(error)) from None

@@ -1,0 +1,107 @@
+"""TPE: values that earlier trials make likely to be good (Bergstra et al., 2011), by Optuna."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from raytrain import config, errors, order
+from raytrain.config import at_least
+from raytrain.sweep.objective import Objective
+from raytrain.sweep.search import Proposals, Search
+from raytrain.sweep.space import Axis, Int, LogUniform, Uniform
+
+
+@dataclass(frozen=True)
+class TPE(Search):
+    """Optuna's tree-structured Parzen estimator, for one objective or two. Trials that ran out of memory, diverged or
+    crashed count as worse than all others."""
+
+    startup: int = 8
+    """Trials drawn at random before the estimate is used."""
+
+    def __post_init__(self) -> None:
+        config.check(self, startup=at_least(1))
+
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...]) -> None:
+        """Optuna must be there, and know the axes."""
+        if importlib.util.find_spec("optuna") is None:
+            raise errors.extra_missing("TPE", "optuna", "sweep")
+        for axis in axes:
+            if axis.finite is None and not isinstance(axis, Int | Uniform | LogUniform):
+                raise errors.search_misfit("TPE", f"takes no axis of kind {type(axis).__name__}", axis.path)
+
+    def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:
+        """A study in memory: what the trials gave is in their directories."""
+        return _Study(self, axes, objectives, seed)
+
+
+class _Study(Proposals):
+    def __init__(self, search: TPE, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int):
+        import optuna
+
+        optuna.logging.set_verbosity(logging.CRITICAL)
+        self.optuna, self.axes, self.seed = optuna, axes, seed
+        self.sampler = optuna.samplers.TPESampler
+        self.options: dict[str, Any] = {"n_startup_trials": search.startup, "constant_liar": True}
+        self.study = optuna.create_study(
+            directions=["maximize" if objective.mode == "max" else "minimize" for objective in objectives]
+        )
+        self.signs = [1 if objective.mode == "max" else -1 for objective in objectives]
+        self.asked: dict[int, Any] = {}
+        self.found: list[list[float]] = []
+        self.distributions = {axis.path: self._distribution(axis) for axis in axes}
+
+    def propose(self, number: int, fixed: dict[str, Any]) -> dict[str, Any]:
+        """Asks the study; its generator is seeded by the trial, so that nothing of it need be saved."""
+        self.study.sampler = self.sampler(seed=order.key(self.seed, number) % 2**32, **self.options)
+        if fixed:
+            self.study.enqueue_trial({path: self._to(path, value) for path, value in fixed.items()})
+        self.asked[number] = trial = self.study.ask(self.distributions)
+        return {axis.path: self._from(axis, trial.params[axis.path]) for axis in self.axes}
+
+    def repeat(self, number: int, values: dict[str, Any]) -> None:
+        """The same trial again, without asking."""
+        self.study.enqueue_trial({path: self._to(path, value) for path, value in values.items()})
+        self.asked[number] = self.study.ask(self.distributions)
+
+    def tell(self, number: int, objective: list[float] | None) -> None:
+        """A trial that gave nothing is `pruned`, which TPE takes for worse than those that ended."""
+        trial = self.asked.pop(number, None)
+        if trial is None:
+            return
+        state = self.optuna.trial.TrialState
+        if objective is not None:
+            self.found.append(objective)
+            self.study.tell(trial, objective)
+        elif len(self.signs) == 1:
+            self.study.tell(trial, state=state.PRUNED)
+        elif self.found:  # Optuna prunes no trials of two objectives: what is worst in both stands for it
+            worst = [sign * min(sign * value for value in column) for sign, column in self._columns()]
+            self.study.tell(trial, worst)
+        else:
+            self.study.tell(trial, state=state.FAIL)
+
+    def _columns(self) -> Iterable[tuple[int, tuple[float, ...]]]:
+        return zip(self.signs, zip(*self.found, strict=True), strict=True)
+
+    def _distribution(self, axis: Axis) -> Any:
+        kinds = self.optuna.distributions
+        if axis.finite is not None:
+            return kinds.CategoricalDistribution(list(range(len(axis.finite))))
+        if isinstance(axis, Int):
+            return kinds.IntDistribution(axis.low, axis.high, log=axis.log)
+        assert isinstance(axis, Uniform | LogUniform)
+        return kinds.FloatDistribution(axis.low, axis.high, log=isinstance(axis, LogUniform))
+
+    def _to(self, path: str, value: Any) -> Any:
+        """Optuna's form of a value: its position among finite ones."""
+        axis = next(axis for axis in self.axes if axis.path == path)
+        return value if axis.finite is None else axis.finite.index(value)
+
+    @staticmethod
+    def _from(axis: Axis, value: Any) -> Any:
+        return value if axis.finite is None else axis.finite[value]

@@ -1,0 +1,154 @@
+"""Tune's side of a trial: an actor that stays when a trial ends, and takes the next one up with torch loaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from raytrain import config, experiment
+from raytrain.driver import ray_internals
+from raytrain.experiment import Scaling
+from raytrain.parallel.deterministic import fix_workspace
+from raytrain.sweep import attempt, record
+from raytrain.sweep.attempt import Attempt, Data, Ended, Limits
+from raytrain.sweep.objective import Objective
+from raytrain.sweep.schedulers import EPOCH, SCORE
+from raytrain.sweep.space import apply
+
+NUMBER = "trial"
+"""The trial's number in Tune's configuration, beside the values of its axes."""
+ROOM = "room"
+"""What the trial reserves, in Tune's configuration: as `room_for` returns it."""
+STATUS = "status"
+"""What became of a trial, in its last report."""
+
+
+def room_for(scaling: Scaling) -> dict[str, Any]:
+    """Return what a trial with a planned scaling reserves: the bundles of its placement group, and how they are placed.
+
+    A trial of one worker trains in the actor, which takes the first bundle. The actor of a larger one takes nothing,
+    so that Tune holds the trial back until all of its workers have room.
+    """
+    bundle = {"CPU": scaling.cpus_per_worker, "GPU": scaling.gpus_per_worker or 0.0}
+    if scaling.ranks <= 1:
+        return {"bundles": [bundle], "strategy": "PACK"}
+    if not ray_internals.shares_groups():  # Ray Train makes a group of its own, and Tune takes no request for nothing
+        return {"bundles": [{"memory": 1}], "strategy": "PACK"}
+    return {"bundles": [{}, *[bundle] * scaling.ranks], "strategy": scaling.placement.upper()}
+
+
+def name_of(trial: Any) -> str:
+    """A trial's name in Tune, by which it is known again: of its configuration PBT may make another trial's."""
+    return f"trial_{trial.config[NUMBER]:04d}"
+
+
+def number_of(name: str) -> int:
+    """The number in a trial's name."""
+    return int(name.rpartition("_")[2])
+
+
+class Trial(tune.Trainable):
+    """Trains one trial after the other in one process; Tune asks for an epoch at a time."""
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """Return what the trial of a configuration reserves."""
+        return tune.PlacementGroupFactory(**config[ROOM])
+
+    def setup(  # type: ignore[override]
+        self, config: dict[str, Any], folder: str, objective: Objective, shelf: dict[str, Data], limits: Limits
+    ) -> None:
+        """Begins the first trial.
+
+        Args:
+            config: Tune's configuration.
+            folder: the sweep's directory.
+            objective: what schedulers compare by.
+            shelf: the data, by the part of the experiment that decides what is read.
+            limits: what a trial may take.
+        """
+        self.folder, self.objective, self.shelf, self.limits = Path(folder), objective, shelf, limits
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Ends the trial and begins another one."""
+        self.attempt.stop()
+        if self.attempt.spoiled:
+            os._exit(1)  # Tune begins the next trial again in a new process
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Trains one epoch.
+
+        Returns:
+            Its number, the objective after it, and at the end what became of the trial.
+        """
+        row, status = self.attempt.next()
+        if row is not None:
+            self.rows.append(row)
+        score = self.objective.now(self.rows)
+        found = {EPOCH: len(self.rows), SCORE: float("nan") if score is None else score}
+        return found if status is None else found | {"done": True, STATUS: status}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Keeps the checkpoint of the last epoch for whoever takes this trial up: itself after a pause, or another."""
+        path = self.attempt.settle() if isinstance(self.attempt, Attempt) else None
+        if path is None:
+            return {}
+        pool = self.folder / "pool" / f"{self.number:04d}_{path.name}"
+        if not pool.is_dir():
+            attempt.keep(self.run, path, pool)
+            for old in sorted(pool.parent.glob(f"{self.number:04d}_*"))[:-2]:
+                shutil.rmtree(old, ignore_errors=True)
+        return {"pool": pool.name, "from": self.number}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Takes up what a trial kept: this one before a pause, or one whose weights are better."""
+        if not checkpoint or isinstance(self.attempt, Ended):
+            return
+        if self.attempt.begun:
+            self.attempt.stop()
+            self.attempt = self._attempt()
+        attempt.adopt(self.run, self.folder / "pool" / checkpoint["pool"])
+        if checkpoint["from"] != self.number:
+            taken = {"from": checkpoint["from"], "epoch": len(record.epochs(self.run)), "values": self.values}
+            found = record.read(self.run) or {}
+            record.update(self.run, taken=[*found.get("taken", []), taken])
+        self.rows = record.epochs(self.run)
+        self.attempt.skip = len(self.rows)
+
+    def cleanup(self) -> None:
+        """Ends the trial."""
+        self.attempt.stop()
+
+    def _begin(self, given: dict[str, Any]) -> None:
+        self.number, self.rows = number_of(self.trial_name), []
+        self.attempt: Attempt | Ended
+        self.values = {name: value for name, value in given.items() if name not in (NUMBER, ROOM)}
+        self.run = record.folder(self.folder, self.number)
+        found = record.read(self.run) or {}
+        if found.get("status") in record.ENDED:  # before the sweep was interrupted, or before a scheduler chose it
+            self.attempt = Ended(self.run, found["status"])
+            return
+        value = experiment.load(self.run / "experiment.json")[0]
+        changed = {path: new for path, new in self.values.items() if config.get(value, path) != new}
+        if changed:  # by a scheduler, on the way
+            value = apply(value, changed)
+            experiment.save(value, self.run / "experiment.json")
+            values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
+            record.update(self.run, values=values, first=found.get("first") or found.get("values", {}))
+        if "parallel" in self.values:  # a later trial of this process may need it
+            fix_workspace()
+        if not (value.compile or value.parallel.sharded):
+            ray_internals.defer_compiler()
+        self.attempt = self._attempt()
+
+    def _attempt(self) -> Attempt:
+        value = experiment.load(self.run / "experiment.json")[0]
+        value = apply(value, (record.read(self.run) or {}).get("planned", {}))
+        return Attempt(self.run, value, self.shelf[record.reads(value)], self.limits)

@@ -1,0 +1,1 @@
+"""Tasks: a loss, its metrics and their directions."""

@@ -1,0 +1,162 @@
+"""Task: the seam for what is learnt. A task says what loss a batch has and which sums its metrics need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from raytrain import errors
+from raytrain.config import check
+from raytrain.data.batch import Batch
+from raytrain.user_code.sources import place
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Task:
+    """The base of all tasks. Subclass it in an experiment file, as a frozen dataclass, to bring your own.
+
+    Everything is said in sums over samples, so that losses and metrics are exact for any number of workers: raytrain
+    adds the sums up over micro-batches and ranks and divides once.
+    """
+
+    directions: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min"}
+    """Whether the lowest or the highest value of a metric is the best, by the metric's name in `metrics`. A subclass
+    declares its own metrics; what its base classes declare holds too."""
+
+    monitor: str = "val_loss"
+    """The metric that chooses the best checkpoint: `val_` and a name that `directions` declares."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """The loss summed over the batch's samples (a scalar with gradient), and how many samples that were.
+
+        Raises:
+            NotImplementedError: always, in the base class.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a loss(model, batch)")
+
+    def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """What evaluation adds up over all samples: tensors of any shape, `loss` and `count` among them."""
+        import torch
+
+        loss, count = self.loss(model, batch)
+        return {"loss": loss, "count": torch.tensor(count)}
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Turns the sums over all samples into numbers, `loss` among them."""
+        return {"loss": float(sums["loss"] / sums["count"])}
+
+    def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
+        """Checks, before anything starts, that the model's output for one sample (its shape) suits the task.
+
+        Raises:
+            UserError: it does not.
+        """
+
+    @classmethod
+    def declared(cls) -> dict[str, Literal["min", "max"]]:
+        """Return `directions` of this class and its base classes, by the metric's name in metrics.jsonl: `val_loss`."""
+        found = [vars(kind).get("directions", {}) for kind in reversed(cls.__mro__)]
+        return {f"val_{name}": direction for each in found for name, direction in each.items()}
+
+    def check_monitor(self) -> None:
+        """Check that `monitor` has a declared direction.
+
+        Raises:
+            UserError: it has none, or one that is neither `min` nor `max`.
+        """
+        kind, known = type(self), self.declared()
+        for name, direction in known.items():
+            if direction not in ("min", "max"):
+                metric = name.removeprefix("val_")
+                what = f"directions[{metric!r}] must be 'min' or 'max', got {direction!r}"
+                raise errors.UserError(what, f"in {place(kind)}", "write 'min' where the lowest value is the best")
+        if self.monitor in known:
+            return
+        metric, others = self.monitor.removeprefix("val_"), [name.removeprefix("val_") for name in known]
+        close = get_close_matches(metric, others, n=1)
+        how = f"did you mean val_{close[0]}? " if close else ""
+        if kind.__module__.startswith("raytrain."):
+            how += f"the metrics are {', '.join(known)}"
+        else:
+            how += (
+                f'write `directions = {{"{metric}": "min"}}` into class {kind.__name__}, '
+                'or "max" where the highest value is the best'
+            )
+            how += "" if self.monitor.startswith("val_") else f", and monitor val_{metric}"
+        raise errors.UserError(f"no direction is declared for task.monitor {self.monitor!r}", f"in {place(kind)}", how)
+
+    @property
+    def highest_is_best(self) -> bool:
+        """Whether a higher value of `monitor` is better.
+
+        Raises:
+            UserError: `monitor` has no declared direction.
+        """
+        self.check_monitor()
+        return self.declared()[self.monitor] == "max"
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """One label an image: cross entropy, top-1 and top-5 accuracy, and a confusion matrix."""
+
+    directions: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max", "top5_accuracy": "max"}
+    """The highest accuracy is the best."""
+
+    monitor: str = "val_accuracy"
+    """The metric that chooses the best checkpoint: val_accuracy, val_loss, or val_top5_accuracy where there are more
+    than five classes."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes while training (Szegedy et al., 2016)."""
+
+    def __post_init__(self) -> None:
+        check(self, label_smoothing=(lambda share: 0 <= share < 1, "in [0, 1)"))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Cross entropy with label smoothing, to the targets of mixed images."""
+        from torch.nn.functional import cross_entropy
+
+        logits = model(batch.images)
+        wanted = batch.labels if batch.targets is None else batch.targets
+        return cross_entropy(logits, wanted, label_smoothing=self.label_smoothing, reduction="sum"), len(batch)
+
+    def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Cross entropy (without smoothing), right answers among the first 1 and 5, and int64 [classes, classes]
+        counts of (label, answer)."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        logits = model(batch.images)
+        classes = logits.shape[1]
+        best = logits.topk(min(5, classes), dim=1).indices
+        pairs = torch.bincount(batch.labels * classes + best[:, 0], minlength=classes * classes)
+        return {
+            "loss": cross_entropy(logits.float(), batch.labels, reduction="none").double().sum(),
+            "count": torch.tensor(len(batch)),
+            "top1": (best[:, 0] == batch.labels).sum(),
+            "top5": (best == batch.labels[:, None]).any(dim=1).sum(),
+            "confusion": pairs.view(classes, classes),
+        }
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Mean loss, accuracy, and top-5 accuracy where there are more than five classes."""
+        count = float(sums["count"])
+        result = {"loss": float(sums["loss"]) / count, "accuracy": float(sums["top1"]) / count}
+        if len(sums["confusion"]) > 5:
+            result["top5_accuracy"] = float(sums["top5"]) / count
+        return result
+
+    def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
+        """The output must be [1, classes]."""
+        if output != (1, classes):
+            raise errors.head_mismatch(output, classes, where)

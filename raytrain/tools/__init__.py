@@ -1,0 +1,1 @@
+"""What works on an experiment or a run besides training."""

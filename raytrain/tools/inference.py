@@ -1,0 +1,280 @@
+"""What is done with a trained run: evaluate, predict, export. In this process, without Ray's workers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raytrain import config, errors
+from raytrain.checkpoint import checkpoints
+from raytrain.data import Data, ImageFolder, Index
+from raytrain.data.imagefolder import EXTENSIONS
+from raytrain.data.reader import Direct
+from raytrain.data.source import checked_indices
+from raytrain.files import write_atomically
+from raytrain.run.run import Run
+from raytrain.tasks.task import Classification
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+PREDICTIONS = (".csv", ".jsonl", ".parquet")
+"""The file names that `predict` writes."""
+WEIGHTS = (".pth", ".safetensors", ".pt2")
+"""The file names that `export` writes."""
+
+_CHUNK = 256
+
+
+def evaluate(run: Run, root: str | None = None, split: str = "val", which: str = "best") -> dict[str, Any]:
+    """Evaluates a checkpoint on a whole split, every sample counted once.
+
+    Args:
+        root: another `data.root`, with the same classes.
+        split: train, val or test.
+        which: best or last.
+
+    Returns:
+        The task's metrics, `count`, `confusion` where the task has one, and what was evaluated.
+
+    Raises:
+        UserError: the data or the checkpoint is not there, does not verify, or has other classes.
+    """
+    import torch
+
+    from raytrain.data.loader import Loader
+    from raytrain.parallel.strategy import RankContext, Strategy
+    from raytrain.training.evaluation import evaluate as add_up
+    from raytrain.training.precision import Precision, memory_format
+
+    e = run.experiment
+    data = e.data if root is None else config.replace(e.data, "root", root)
+    if getattr(data, "download", False):  # it was for training; a wrong root must not be filled
+        data = config.replace(data, "download", False)
+    indices = checked_indices(data)
+    if split not in indices:
+        raise errors.no_split(split, root or getattr(e.data, "root", type(data).__name__))
+    index, path = indices[split], run.checkpoint(which)
+    classes = tuple(checkpoints.load_state(path)["classes"])
+    if index.classes != classes:
+        raise errors.classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
+    device = _device()
+    torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
+    reader = Direct(data, index)
+    layout = memory_format(e.memory_format)
+    loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False, memory_format=layout)
+    model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
+    strategy = Strategy(model, RankContext(0, 1, device))
+    sums = add_up(e.task, strategy, loader, Precision(e.precision, device), e.micro_batch).reduce(device)
+    result = {name: value for name, value in e.task.metrics(sums).items()}
+    result |= {
+        "count": int(sums["count"]) if "count" in sums else len(index),
+        "split": split,
+        "checkpoint": path.name,
+        "skipped": reader.skipped,
+    }
+    if "confusion" in sums:
+        result |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
+    return result
+
+
+def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, Any]]:
+    """Classifies image files, and all images below folders.
+
+    Returns:
+        For each image, in order: `path`, `label`, `probability` and `probabilities`, a list in the classes' order.
+
+    Raises:
+        UserError: a path is not there, holds no image, or one cannot be read.
+    """
+    import torch
+
+    from raytrain.data.loader import Loader
+    from raytrain.training.precision import Precision, memory_format
+
+    e, device = run.experiment, _device()
+    if not isinstance(e.task, Classification):
+        raise errors.not_a_classifier(run.path, type(e.task).__name__)
+    files = [file for path in paths for file in _images(Path(path))]
+    path = run.checkpoint(which)
+    state = checkpoints.load_state(path)
+    source = _file_source(e.data, tuple(state["stored"]))
+    layout = memory_format(e.memory_format)
+    model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
+    index = _file_index(files, source, tuple(state["classes"]))
+    precision = Precision(e.precision, device)
+    torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
+    reader = Direct(source, index)
+    loader = Loader(source, index, reader, _CHUNK, 0, 0, 1, device, train=False, memory_format=layout)
+    rows = []
+    with torch.inference_mode():
+        for loaded in loader.epoch(0):
+            for batch in loaded.micro_batches(_CHUNK):
+                with precision.forward():
+                    outputs = model(batch.images)
+                shares = outputs.float().softmax(dim=1).cpu()
+                for number, share in zip(batch.ids, shares, strict=True):
+                    best = int(share.argmax())
+                    rows.append(
+                        {
+                            "path": files[number],
+                            "label": state["classes"][best],
+                            "probability": float(share[best]),
+                            "probabilities": share.tolist(),
+                        }
+                    )
+    return rows
+
+
+def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> None:
+    """Writes predictions as .csv or .parquet (a column a class) or .jsonl.
+
+    Raises:
+        UserError: the suffix is none of these, or the place cannot be written.
+    """
+    import json
+
+    check_output(file, PREDICTIONS)
+    flat = [
+        {
+            "path": row["path"],
+            "label": row["label"],
+            "probability": row["probability"],
+            **dict(zip((f"p_{name}" for name in classes), row["probabilities"], strict=True)),
+        }
+        for row in rows
+    ]
+    if file.suffix == ".jsonl":
+        _write(file, "".join(json.dumps(row) + "\n" for row in flat).encode())
+        return
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    content = io.BytesIO()
+    (pyarrow.csv.write_csv if file.suffix == ".csv" else pyarrow.parquet.write_table)(
+        pa.Table.from_pylist(flat), content
+    )
+    _write(file, content.getbuffer())
+
+
+def _write(file: Path, content: bytes | memoryview) -> None:
+    """Replace a file that the user asked for; on failure, the old one stays.
+
+    Raises:
+        UserError: the place cannot be written.
+    """
+    try:
+        write_atomically(file, content)
+    except OSError as error:
+        raise errors.cannot_write(file, error.strerror or str(error)) from None
+
+
+def export(run: Run, file: Path, which: str = "best") -> None:
+    """Writes the plain weights, by the file's suffix.
+
+    `.pth` is a state dict for `torch.load`, without any prefix, on the CPU; `.safetensors` the same tensors; `.pt2` a
+    `torch.export` program that takes float32 images [batch, channels, height, width].
+
+    Raises:
+        UserError: another suffix, or the place cannot be written.
+    """
+    import torch
+    from safetensors.torch import save
+
+    check_output(file, WEIGHTS)
+    model = run.model(which)
+    program: Any = _traced(run, model, which) if file.suffix == ".pt2" else None
+    content = io.BytesIO()
+    if file.suffix == ".safetensors":
+        content.write(save({name: value.contiguous().clone() for name, value in model.state_dict().items()}))
+    elif file.suffix == ".pth":
+        torch.save(model.state_dict(), content)
+    else:
+        torch.export.save(program, content)
+    _write(file, content.getbuffer())
+
+
+def check_output(file: Path, known: tuple[str, ...]) -> None:
+    """Checks, before any work is done for it, that a file can be written.
+
+    Raises:
+        UserError: its suffix is none of the known ones, or its folder is not there or not writable.
+    """
+    if file.suffix not in known:
+        raise errors.unknown_suffix(file, known)
+    if not os.path.isdir(file.parent):
+        raise errors.cannot_write(file, f"there is no folder {file.parent}")
+    if os.path.isdir(file) or not os.access(file.parent, os.W_OK | os.X_OK):
+        raise errors.cannot_write(file, "it is a folder" if os.path.isdir(file) else "permission denied")
+
+
+def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProgram:
+    import torch
+
+    state = checkpoints.load_state(run.checkpoint(which))
+    sample = torch.zeros(2, *state["sample"], dtype=getattr(torch, state.get("input_dtype", "float32")))
+    logged = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # where it fails, it prints and logs whole graphs besides what it raises
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return torch.export.export(model, (sample,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    except Exception as error:  # torch.export refuses in many types what it cannot trace
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        raise errors.cannot_export(reason, type(run.experiment.model).__name__) from None
+    finally:
+        logging.disable(logged)
+
+
+def _device() -> torch.device:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _images(path: Path) -> list[str]:
+    if os.path.isdir(path):
+        below = [file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file()]
+        hidden = {file for file in below if any(part.startswith(".") for part in file.relative_to(path).parts)}
+        found = sorted(str(file) for file in below if file not in hidden)
+        if not found:
+            raise errors.nothing_to_predict(path)
+        return found
+    if not os.path.isfile(path):
+        raise errors.no_such_file(path, "image")
+    return [str(path)]
+
+
+def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
+    """A source that reads single files as the run's own source prepared its images."""
+    if stored[1] != stored[2]:
+        raise errors.not_square(stored)
+    channels = 1 if stored[0] == 1 else 3
+    if isinstance(data, ImageFolder):
+        return replace(data, root="/", on_bad_sample="error")
+    return ImageFolder(root="/", size=stored[1], crop=data.crop, channels=channels, mean=data.mean, std=data.std)
+
+
+def _file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:
+    import pyarrow as pa
+
+    try:
+        paths = pa.array([os.path.abspath(file) for file in files])
+    except UnicodeEncodeError as error:
+        raise errors.broken_file(error.object, "its name is not UTF-8", "rename it") from None
+    return Index(
+        np.zeros(len(files), np.int64),
+        classes,
+        (source.channels, source.size, source.size),
+        "test",
+        paths=paths,
+        sizes=np.zeros(len(files), np.int64),
+    )

@@ -1,0 +1,119 @@
+"""Progress: the position in a run, its figures so far, and what they become at the end of an epoch and of the run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytrain.tasks.task import Task
+
+
+@dataclass
+class Progress:
+    """All of it is in every checkpoint."""
+
+    step: int = 0
+    """Optimizer steps done in the whole run."""
+    epoch: int = 0
+    """Epochs done, validation included."""
+    epoch_loss: float = 0.0
+    """Sum of the losses of this epoch's samples so far."""
+    epoch_samples: int = 0
+    skipped: int = 0
+    """Steps of the run that left the weights as they were, because the loss or the gradients were not finite."""
+    epoch_seconds: float = 0.0
+    """Seconds of training in this epoch so far, without validation."""
+    train_seconds: float = 0.0
+    """Seconds of training in all epochs but the first, and their samples: the steady state."""
+    train_samples: int = 0
+    seconds: float = 0.0
+    best: dict[str, Any] = field(default_factory=dict)
+    """The best epoch's row and the name of its checkpoint."""
+    tried: dict[str, float | None] = field(default_factory=dict)
+    """What `precision=auto` measured: milliseconds of a pass in each precision; None where it was not finite."""
+
+    @classmethod
+    def from_state(cls, values: Any) -> Progress:
+        """That of a checkpoint.
+
+        Raises:
+            ValueError: it is none.
+        """
+        default = cls()
+        if not isinstance(values, dict) or values.keys() - vars(default).keys():
+            raise ValueError("the progress has other fields")
+        for name, value in values.items():
+            kind = type(getattr(default, name))
+            fits = type(value) in (int, float) and math.isfinite(value) if kind is float else type(value) is kind
+            if not fits:
+                raise ValueError(f"the progress has {name} = {str(value)[:50]}")
+        found = cls(**values)
+        if min(found.step, found.epoch, found.epoch_samples) < 0:
+            raise ValueError("the progress is negative")
+        return found
+
+    def add(self, loss: float, samples: int) -> None:
+        """Counts a step: the sum of its samples' losses, and how many there were."""
+        self.epoch_loss += loss
+        self.epoch_samples += samples
+
+    def end_epoch(self, task: Task, metrics: dict[str, float], seconds: float, epochs: int) -> dict[str, Any]:
+        """Closes an epoch.
+
+        Args:
+            metrics: of the validation, without `val_`.
+            seconds: that it took.
+            epochs: of the whole run.
+
+        Returns:
+            The epoch's row of metrics.jsonl; a metric that is not finite, as of a validation that overflowed, is None.
+
+        Raises:
+            ValueError: the metric that chooses the best checkpoint is not among them.
+        """
+        found = {f"val_{name}": value if math.isfinite(value) else None for name, value in metrics.items()}
+        if task.monitor not in found:
+            raise ValueError(f"task.monitor is {task.monitor!r} and the task's metrics are {sorted(found)}")
+        row = {
+            "kind": "epoch",
+            "epoch": self.epoch + 1,
+            "step": self.step,
+            "train_loss": self.epoch_loss / self.epoch_samples if self.epoch_samples else None,
+            **found,
+            "samples_per_second": self.epoch_samples / max(self.epoch_seconds, 1e-9),
+            "seconds": self.epoch_seconds + seconds,
+        }
+        if self.epoch > 0 or epochs == 1:
+            self.train_seconds += self.epoch_seconds
+            self.train_samples += self.epoch_samples
+        self.seconds += row["seconds"]
+        self.epoch += 1
+        self.epoch_loss, self.epoch_samples, self.epoch_seconds = 0.0, 0, 0.0
+        value, best = row[task.monitor], self.best.get(task.monitor)
+        better = value is not None and (best is None or (value > best if task.highest_is_best else value < best))
+        if not self.best or better:
+            self.best = {**row, "checkpoint": f"step_{self.step:08d}"}
+        return row
+
+    def over(self, epochs: int, patience: int | None) -> bool:
+        """Whether there is nothing left to train: by the number of epochs, or by those since the best one. Validation's
+        sums are reduced over the ranks, so that all of them find the same."""
+        stalled = self.epoch - self.best.get("epoch", self.epoch)
+        return self.epoch >= epochs or (patience is not None and stalled >= patience)
+
+    def summary(self) -> dict[str, Any]:
+        """What the figures so far say of the run: the best metrics, how far it came, how long and how fast."""
+        samples, seconds = self.train_samples, self.train_seconds
+        if not seconds:
+            samples, seconds = self.epoch_samples, self.epoch_seconds
+        return {
+            **{name: value for name, value in self.best.items() if name.startswith("val_")},
+            "best_epoch": self.best.get("epoch"),
+            "epochs": self.epoch,
+            "steps": self.step,
+            **({"skipped_steps": self.skipped} if self.skipped else {}),
+            **({"precision_milliseconds": self.tried} if self.tried else {}),
+            "seconds": self.seconds + self.epoch_seconds,
+            "samples_per_second": samples / seconds if seconds else None,
+        }

@@ -1,0 +1,196 @@
+"""The parts of an experiment: errors that say what to write where a part is none of raytrain's, or where a class of the
+user's is no dataclass of all that it declares."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from raytrain import errors
+from raytrain.user_code.sources import place
+
+_SAME = {
+    "crossentropyloss": "Classification",
+    "cross_entropy": "Classification",
+    "constantlr": "Constant",
+    "cosineannealinglr": "Cosine",
+    "onecyclelr": "OneCycle",
+    "distributeddataparallel": "DDP",
+    "fullyshardeddataparallel": "FSDP",
+    "datasetfolder": "ImageFolder",
+}
+"""raytrain's class for one of torch's, by the latter's name in small letters, where the names differ."""
+_NEEDS = {
+    "Model": "`def build(self, sample, classes): return {call}`",
+    "Data": "`def index(self)`, which returns a dict of Index, and `def read(self, index, samples)`, which returns "
+    "uint8 images",
+    "Task": "`def loss(self, model, batch): return {call}, len(batch)`, the loss being the sum over the batch",
+    "Optimizer": "`def build(self, parameters): return {call}`",
+    "Schedule": "`def factor(self, step, steps_per_epoch, epochs)`, which returns the factor on optimizer.lr",
+}
+"""What a class of the user's own has."""
+_LONGEST = 60
+"""Characters of a value in a message."""
+
+
+def check_part(field: str, value: object, wanted: type, parts: Mapping[str, type]) -> None:
+    """Check a part of an experiment, such as its model, and the classes of all that is in it.
+
+    Args:
+        field: its name in the experiment.
+        wanted: the base class that it needs.
+        parts: the base classes of all parts, by their fields.
+
+    Raises:
+        UserError: it is something else, or one of its classes is not made as it must be.
+    """
+    if not isinstance(value, wanted):
+        what = f"{field} must be {_a(wanted.__name__)} of raytrain, got {_described(value)}"
+        raise errors.UserError(what, "in Experiment", _remedy(field, value, wanted, parts))
+    for kind in _classes(value):
+        check_class(kind)
+
+
+@cache
+def check_class(kind: type) -> None:
+    """Check that all that a dataclass of the user's declares is among its fields.
+
+    Raises:
+        UserError: the decorator is missing, it has an `__init__` of its own, or a default without its type.
+    """
+    for each in kind.__mro__:
+        if each.__module__.startswith("raytrain.") or not dataclasses.is_dataclass(each):
+            continue
+        name, where = each.__name__, f"in {place(each)}"
+        own = {field: str(hint) for field, hint in inspect.get_annotations(each).items()}
+        fields = {field.name: field for field in dataclasses.fields(each)}
+        lost = [field for field, hint in own.items() if not field.startswith("_") and "ClassVar" not in hint]
+        if lost and "__dataclass_fields__" not in vars(each):
+            what = f"class {name} is no dataclass, so that {', '.join(lost)} cannot be set, saved or swept"
+            raise errors.UserError(what, where, f"write `@dataclass(frozen=True)` in the line above `class {name}`")
+        made = getattr(vars(each).get("__init__"), "__code__", None)
+        if made is not None and made.co_filename != "<string>" and not _takes(each, fields):
+            what = f"class {name} has an __init__ with other arguments than its fields"
+            how = "declare each argument as a field, such as `width: int`, and write `@dataclass(frozen=True)` in the "
+            raise errors.UserError(what, where, f"{how}line above `class {name}` in place of __init__")
+        for field in fields:
+            if field in vars(each) and field not in own:
+                what = f"{field} of class {name} has no type, so that a dataclass ignores its value"
+                raise errors.UserError(what, where, f"write `{field}: {type(getattr(each, field)).__name__} = ...`")
+
+
+def _takes(kind: type, fields: Mapping[str, dataclasses.Field[Any]]) -> bool:
+    """Return whether a class can be made of its fields, and takes nothing else."""
+    signature = inspect.signature(kind)
+    named = {one.name for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    try:
+        signature.bind(**{name: None for name, field in fields.items() if field.init})
+    except TypeError:
+        return False
+    return named <= fields.keys()
+
+
+def _remedy(field: str, value: Any, wanted: type, parts: Mapping[str, type]) -> str:
+    """Return what to write in place of a value."""
+    kind, base = value if isinstance(value, type) else type(value), wanted.__name__
+    name = value if isinstance(value, str) else getattr(value, "__name__", kind.__name__)
+    if isinstance(value, type) and issubclass(value, wanted):
+        return f"write {field}={name}(...)"
+    for other, part in parts.items():
+        if issubclass(kind, part):
+            return f"did you mean {other}={kind.__name__}(...)?"
+    known = {one.__name__.lower(): one.__name__ for one in _subclasses(wanted)}
+    same = known.get(_SAME.get(name.lower(), name).lower())
+    if same:
+        rate = getattr(value, "defaults", {}).get("lr") if base == "Optimizer" else None
+        return f"write `from raytrain import {same}` and {field}={same}({'...' if rate is None else f'lr={rate:g}'})"
+    if base == "Model" and (isinstance(value, str) or _module(value).startswith("torchvision.models")):
+        model = name if isinstance(value, str) or inspect.isfunction(value) else "resnet18"
+        return f'write `from raytrain import Torchvision` and {field}=Torchvision(name="{model}")'
+    if base == "Data" and isinstance(value, str | os.PathLike):
+        return f'write `from raytrain import ImageFolder` and {field}=ImageFolder(root="{value}")'
+    if base not in _NEEDS:
+        return f"write {field}={_any_of(known.values() or [base])}"
+    adapted = name.isidentifier() and (base == "Optimizer" or (base in ("Model", "Task") and callable(value)))
+    own = f"My{name[0].upper()}{name[1:]}" if adapted else f"My{base}"
+    needs = _NEEDS[base].format(call=_call(base, value, name))
+    others = f"take {_any_of(known.values())}, or " if known and base != "Model" else ""
+    return f"{others}write {field}={own}(), and above it `@dataclass(frozen=True)`, `class {own}({base})`, {needs}"
+
+
+def _call(base: str, value: Any, name: str) -> str:
+    """Return an expression that adapts one of torch's objects, a function or a class of the user's."""
+    if base == "Optimizer":
+        torchs = _module(value).startswith("torch.optim")
+        return f"{_full_name(value) if torchs else 'torch.optim.RMSprop'}(parameters, lr=self.lr)"
+    if not callable(value):
+        return "nn.Sequential(...)" if base == "Model" else "a loss"
+    if _module(value).startswith("torch.nn"):
+        name = _full_name(value).removeprefix("torch.")
+    if base == "Model":
+        return f"{name}(...)"
+    function = name if inspect.isroutine(value) else f'{name}(reduction="sum")'
+    return f"{function}(model(batch.images), batch.labels)"
+
+
+def _described(value: Any) -> str:
+    """Return what a value is, for a message, with file and line where the user wrote it."""
+    if isinstance(value, type):
+        return f"the class {_full_name(value)}"
+    if inspect.isroutine(value):
+        return f"the function {_full_name(value)}"
+    if type(value).__module__ == "builtins" or dataclasses.is_dataclass(value):
+        text = repr(value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return f"an object of class {_full_name(value)}"
+
+
+def _full_name(value: Any) -> str:
+    """Return the shortest dotted name of one of a library's classes or functions, or of an object's class; of the
+    user's own, its name with file and line."""
+    thing = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
+    named = place(thing)
+    if named != thing.__qualname__ and "site-packages" not in named:
+        return named
+    module, name = _module(thing).split("."), thing.__qualname__
+    for count in range(1, len(module) + 1):
+        path = ".".join(module[:count])
+        if getattr(sys.modules.get(path), name, None) is thing:
+            return f"{path}.{name}"
+    return name
+
+
+def _module(value: Any) -> str:
+    thing = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
+    return str(thing.__module__)
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    """Yield raytrain's public classes below one."""
+    for one in base.__subclasses__():
+        if one.__module__.startswith("raytrain.") and not one.__name__.startswith("_"):
+            yield one
+        yield from _subclasses(one)
+
+
+def _any_of(names: Iterable[str]) -> str:
+    return " or ".join(f"{name}(...)" for name in names)
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def _classes(value: Any) -> Iterator[type]:
+    """Yield the classes of a dataclass and of those in its fields."""
+    yield type(value)
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name, None)
+        for one in inner if isinstance(inner, tuple) else (inner,):
+            if dataclasses.is_dataclass(one) and not isinstance(one, type):
+                yield from _classes(one)
