@@ -15,9 +15,12 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from raytrain import errors
+
+if TYPE_CHECKING:
+    pass
 
 LARGEST = 1 << 26
 """Bytes of a file that is read whole: a larger one is none of ours."""
@@ -193,3 +196,19 @@ def _write_all(descriptor: int, content: bytes | memoryview) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def existing(path: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
+    path = path.expanduser().absolute()
+    while not os.path.exists(path):
+        path = path.parent
+    return path
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as text, in the largest unit of which there is at least one."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"

@@ -17,7 +17,7 @@ from torch import nn
 from raytrain import CNN, Digits, Experiment, Run, cli, config, experiment
 from raytrain.checkpoint import checkpoints
 from raytrain.driver.session import Session
-from raytrain.run.run import MetricsLog
+from raytrain.run.metrics_log import MetricsLog
 
 REPOSITORY = Path(__file__).parents[1]
 DIGITS = str(REPOSITORY / "experiments" / "digits.py")

@@ -15,7 +15,7 @@ from commands import copied, digit_files, fails, finished, make_run, succeeds, w
 from torch import nn
 
 from raytrain import CNN, MLP, Data, Digits, Experiment, Index, Model, Run, Task
-from raytrain.run.run import Lock
+from raytrain.run.lock import Lock
 
 __all__ = ["copied", "digit_files", "finished", "without_ray"]
 

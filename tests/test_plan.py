@@ -46,7 +46,8 @@ from raytrain import (
 )
 from raytrain.checkpoint import checkpoints
 from raytrain.driver import plan
-from raytrain.driver.plan import Node, Plan, Resources, size
+from raytrain.driver.plan import Node, Plan, Resources
+from raytrain.files import size
 
 
 def nodes(*cpus: float, gpus: float = 0.0, memory: int = 8 << 30) -> Resources:

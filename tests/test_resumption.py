@@ -15,7 +15,7 @@ from raytrain import Run, UserError, experiment
 from raytrain.checkpoint.storage import Storage, mirror, publish
 from raytrain.driver.resumption import Correction
 from raytrain.files import write_atomically
-from raytrain.run.run import Lock
+from raytrain.run.lock import Lock
 from raytrain.user_code import sources
 from raytrain.user_code.sources import Sources
 

@@ -17,7 +17,9 @@ import torch
 from raytrain import CNN, Digits, Experiment, Run, UserError, experiment
 from raytrain.checkpoint import checkpoints
 from raytrain.checkpoint.rows import check_rows
-from raytrain.run.run import Lock, MetricsLog, begin, check_writable, damaged_lines, discard, read_metrics
+from raytrain.run.begin import begin, check_writable, discard
+from raytrain.run.lock import Lock
+from raytrain.run.metrics_log import MetricsLog, damaged_lines, read_metrics
 
 VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
 

@@ -20,7 +20,7 @@ from pyarrow import fs
 from raytrain import CNN, Digits, Experiment, Run, UserError, cli
 from raytrain.checkpoint import checkpoints, storage
 from raytrain.checkpoint.storage import Storage
-from raytrain.run.run import begin, check_writable
+from raytrain.run.begin import begin, check_writable
 from raytrain.watchdog import doing
 
 _NUMBER = count()

@@ -14,7 +14,7 @@ import torch
 from raytrain import Checkpoint
 from raytrain.checkpoint import checkpoints
 from raytrain.run import writer
-from raytrain.run.run import MetricsLog
+from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.writer import CheckpointWriter
 
 STATE = {"progress": {"best": {}}, "metrics_bytes": 0}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raytrain.doctor.facts import Facts
-from raytrain.driver.plan import size
+from raytrain.files import size
 
 _OLDEST_PYTHON = (3, 11)
 _GIB = 2**30

@@ -15,8 +15,8 @@ from raytrain.checkpoint import storage
 from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, clock, gather, probe, remove
 from raytrain.driver import limits, ray_internals
-from raytrain.driver.plan import existing
 from raytrain.driver.session import Session, ask
+from raytrain.files import existing
 
 _NODE_SECONDS = 60.0
 """A node's first process imports Ray, and perhaps torch, before it answers."""

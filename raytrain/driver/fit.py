@@ -36,7 +36,10 @@ from raytrain.driver.supervise import RunFailed, failed_here
 from raytrain.driver.worker import Job
 from raytrain.experiment import Experiment
 from raytrain.files import needed_json, reason, write_atomically
-from raytrain.run.run import LOCK, WRITER_LOCK, Lock, Run, begin, check_writable, discard, no_way_back, read_metrics
+from raytrain.run.begin import begin, check_writable, discard
+from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
+from raytrain.run.metrics_log import read_metrics
+from raytrain.run.run import Run, no_way_back
 from raytrain.user_code import sources
 
 if TYPE_CHECKING:

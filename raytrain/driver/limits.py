@@ -16,6 +16,7 @@ from pathlib import Path
 from raytrain import errors
 from raytrain.driver import plan
 from raytrain.driver.session_folder import CHARACTERS
+from raytrain.files import existing, size
 
 _FILES = 128
 """Open files that a process of Ray may need; 64 are too few for two workers."""
@@ -39,7 +40,7 @@ def check() -> None:
     needs = _ADDRESS_SPACE + int(_OBJECT_STORE * plan.host_memory())
     if space != resource.RLIM_INFINITY and space < needs:
         raise errors.UserError(
-            f"a process may have {plan.size(space)} of address space and Ray needs {plan.size(needs)}",
+            f"a process may have {size(space)} of address space and Ray needs {size(needs)}",
             "in `ulimit -v`",
             "raise it with `ulimit -v unlimited`",
         )
@@ -96,7 +97,7 @@ def give_token() -> None:
 
 def _writable(folder: Path) -> bool:
     """Whether files can be made in a folder, or the folder itself can be made."""
-    above = plan.existing(folder)
+    above = existing(folder)
     return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 

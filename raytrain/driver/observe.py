@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raytrain.driver.plan import Plan
-from raytrain.run.run import NOTES, Run, read_metrics
+from raytrain.run.metrics_log import NOTES, read_metrics
+from raytrain.run.run import Run
 
 
 class Observer:

@@ -19,6 +19,7 @@ from raytrain.data import Data, Index
 from raytrain.data.source import check_samples, checked_indices
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling, to_json
+from raytrain.files import existing, size
 from raytrain.models import Model
 from raytrain.optim.optimizers import backbone
 from raytrain.parallel import STRATEGIES
@@ -818,19 +819,3 @@ def host_memory() -> int:
         return min(memory, int(limit)) if limit.isdigit() else memory
     except OSError:
         return memory
-
-
-def existing(path: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
-    path = path.expanduser().absolute()
-    while not os.path.exists(path):
-        path = path.parent
-    return path
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as text, in the largest unit of which there is at least one."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} bytes"

@@ -25,7 +25,8 @@ from raytrain.driver.guard import end_now
 from raytrain.driver.session import answers, cpus_for_data, why_no_block
 from raytrain.experiment import Experiment
 from raytrain.files import append, write_atomically
-from raytrain.run.run import WRITER_LOCK, Lock, note
+from raytrain.run.lock import WRITER_LOCK, Lock
+from raytrain.run.metrics_log import note
 from raytrain.user_code import sources
 from raytrain.user_code.shipping import Shipped
 from raytrain.watchdog import Hang, Hung, Watchdog, doing

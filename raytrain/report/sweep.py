@@ -22,7 +22,7 @@ from raytrain.report.files import write_whole
 from raytrain.report.layout import columns, show, show_next
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import FIGURES, Results, plain
-from raytrain.run.run import Lock
+from raytrain.run.lock import Lock
 
 _FINAL_ROWS, _WHAT_HAPPENED = 30, 4
 _LOG_WIDTH = 160  # columns of a table that goes to a file

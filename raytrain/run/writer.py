@@ -18,7 +18,7 @@ from raytrain.checkpoint import checkpoints
 from raytrain.checkpoint.storage import HURRY_SECONDS, POLL_SECONDS, Storage
 from raytrain.experiment import Checkpoint
 from raytrain.files import append, write_atomically
-from raytrain.run.run import NOTES, MetricsLog
+from raytrain.run.metrics_log import NOTES, MetricsLog
 from raytrain.watchdog import doing
 
 _REFUSALS = "logs/checkpoints.log"

@@ -28,7 +28,7 @@ from raytrain.driver.interrupts import Leave
 from raytrain.driver.worker import Job, work
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
-from raytrain.run.run import MetricsLog
+from raytrain.run.metrics_log import MetricsLog
 from raytrain.sweep import record
 from raytrain.training import memory
 from raytrain.training.hooks import Hook

@@ -24,7 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment
+from raytrain import config, errors, experiment, files
 from raytrain.checkpoint import storage
 from raytrain.driver import fit, plan, ray_internals
 from raytrain.driver.fit import Interrupted, Options, RunFailed
@@ -35,7 +35,9 @@ from raytrain.driver.session import Session, why_no_room
 from raytrain.experiment import Experiment, Scaling
 from raytrain.files import known_json, needed_json, write_atomically
 from raytrain.report.sweep import write_csv, write_plots
-from raytrain.run.run import Lock, Run, begin, check_writable
+from raytrain.run.begin import begin, check_writable
+from raytrain.run.lock import Lock
+from raytrain.run.run import Run
 from raytrain.sweep import record
 from raytrain.sweep.front import pareto_front
 from raytrain.sweep.schedulers import Complete
@@ -149,7 +151,7 @@ class SweepPlan:
             "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
             + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
             + (f"; {_measured(self.concurrent)}" if any(o.of_machine for o in s.objectives) else ""),
-            "disk": f"{plan.size(self.weights)} of checkpoints at the most: those under way and the best "
+            "disk": f"{files.size(self.weights)} of checkpoints at the most: those under way and the best "
             + (f"{s.keep} trials'" if s.keep > 1 else "trial's"),
             **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
         }
@@ -287,7 +289,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
         base, experiment=replace(base.experiment, scaling=_decided(first, value.scheduler.together, share, streams))
     )
     weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
-    free = shutil.disk_usage(plan.existing(out)).free
+    free = shutil.disk_usage(files.existing(out)).free
     needs = weights + _TAKES * concurrent
     if needs > free:
         raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")

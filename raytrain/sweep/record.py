@@ -14,7 +14,7 @@ from raytrain import config
 from raytrain.data import Augment
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, write_atomically
-from raytrain.run.run import read_metrics
+from raytrain.run.metrics_log import read_metrics
 from raytrain.sweep.objective import Objective
 
 ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed", "failed")

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from raytrain.checkpoint import checkpoints
 from raytrain.checkpoint.rows import check_rows
-from raytrain.run.run import MetricsLog, no_way_back
+from raytrain.run.metrics_log import MetricsLog
+from raytrain.run.run import no_way_back
 from raytrain.run.writer import CheckpointWriter
 from raytrain.training.progress import Progress
 

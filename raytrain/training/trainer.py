@@ -23,7 +23,8 @@ from raytrain.data.source import Index
 from raytrain.experiment import Experiment
 from raytrain.optim.optimizers import backbone
 from raytrain.parallel.strategy import RankContext
-from raytrain.run.run import MetricsLog, Run
+from raytrain.run.metrics_log import MetricsLog
+from raytrain.run.run import Run
 from raytrain.run.writer import CheckpointWriter
 from raytrain.training import memory, resume
 from raytrain.training.auto_precision import choose_precision

@@ -24,7 +24,7 @@ import torch
 from raytrain import Checkpoint, files
 from raytrain.checkpoint import checkpoints
 from raytrain.run import run, writer
-from raytrain.run.run import MetricsLog, read_metrics
+from raytrain.run.metrics_log import MetricsLog, read_metrics
 from raytrain.run.writer import CheckpointWriter
 from raytrain.training.progress import Progress
 

@@ -13,7 +13,8 @@ import pytest
 from commands import DIGITS
 
 from raytrain import cli
-from raytrain.run.run import Lock, read_metrics
+from raytrain.run.lock import Lock
+from raytrain.run.metrics_log import read_metrics
 
 EPOCHS = 2
 FILES = (

@@ -19,7 +19,7 @@ from PIL import Image
 
 from raytrain import cli, order
 from raytrain.checkpoint import checkpoints
-from raytrain.run.run import read_metrics
+from raytrain.run.metrics_log import read_metrics
 from raytrain.user_code.sources import Sources
 
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")

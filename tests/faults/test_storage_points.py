@@ -15,7 +15,7 @@ from points import EPOCH, SETTINGS, Killed, best, content, row
 from raytrain.checkpoint import checkpoints, storage
 from raytrain.checkpoint.storage import Storage
 from raytrain.run import writer
-from raytrain.run.run import MetricsLog, read_metrics
+from raytrain.run.metrics_log import MetricsLog, read_metrics
 from raytrain.run.writer import CheckpointWriter
 from raytrain.training.progress import Progress
 

@@ -11,7 +11,7 @@ import numpy as np
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, LOG_RATIO, RED
 from raytrain.report.trials import Results, number
-from raytrain.run.run import read_metrics
+from raytrain.run.metrics_log import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

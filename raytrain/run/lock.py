@@ -1,0 +1,72 @@
+"""The locks of a run: one for the command, one for the process that writes its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+
+from raytrain import errors
+
+LOCK, WRITER_LOCK = "lock", "writer.lock"
+"""The lock of the driver, from its first to its last write, and that of rank 0, which may be on another host. Both are
+`flock`s, which NFS passes on to other hosts (Linux from 2.6.12 on)."""
+
+
+class Lock:
+    """Keeps a directory to one process; the system lets go of it when the process ends, however it ends."""
+
+    def __init__(self, run: Path, name: str = LOCK, wait: float = 0.0):
+        """Take the lock, waiting up to `wait` seconds.
+
+        Raises:
+            UserError: another process holds it, or the file is none of ours.
+            OSError: it cannot be opened.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._file: int | None = os.open(run / name, flags, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise errors.UserError("this is no lock file", run / name, "remove it") from None
+            raise
+        try:
+            self._take(run, name, wait)
+        except BaseException:
+            self.release()
+            raise
+
+    def _take(self, run: Path, name: str, wait: float) -> None:
+        assert self._file is not None
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            raise errors.UserError("this is no lock file", run / name, "remove it")
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    holder = os.pread(self._file, 300, 0).decode(errors="replace").strip()
+                    raise errors.still_running(run, holder) from None
+                time.sleep(0.1)
+        with contextlib.suppress(OSError):  # it is for people
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let go of it."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)

@@ -1,0 +1,136 @@
+"""metrics.jsonl: the rows of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from raytrain.checkpoint.rows import parse_row, read_rows
+from raytrain.files import append
+
+NOTES = "logs/notes.log"
+"""What the ranks want the user to know, below a run's directory; the driver shows each line once."""
+
+
+def note(run: Path, text: str) -> None:
+    """Append a line to a run's notes; from any rank whose directory is the run's."""
+    with contextlib.suppress(OSError):
+        append(run / NOTES, f"{text}\n")
+
+
+def read_metrics(path: Path, offset: int = 0, kind: str = "") -> tuple[list[dict[str, Any]], int]:
+    """Return the whole lines of a metrics file from a byte offset on, or those of one kind, and the offset behind them.
+    Damaged lines are left out; `damaged_lines` counts them."""
+    try:
+        raw = read_rows(path, offset)
+    except FileNotFoundError:
+        return [], offset
+    whole = raw[: raw.rfind(b"\n") + 1]
+    start = b'{"kind": "' + kind.encode()  # so begins every row: there are thousands of steps for an epoch
+    rows = [parse_row(line) for line in whole.splitlines() if line.startswith(start)]
+    return [row for row in rows if row is not None], offset + len(whole)
+
+
+def damaged_lines(path: Path) -> int:
+    """Return how many whole lines of a metrics file are no rows."""
+    try:
+        raw = read_rows(path)
+    except FileNotFoundError:
+        return 0
+    return sum(parse_row(line) is None for line in raw[: raw.rfind(b"\n") + 1].splitlines())
+
+
+class MetricsLog:
+    """The one writer of `metrics.jsonl`.
+
+    Rows are kept until they are on the disk, and written once more where it refused them: what a reader may miss for a
+    while is never lost to a run that goes on.
+    """
+
+    def __init__(self, path: Path, offset: int):
+        """Cuts the file back to `offset` bytes: what a resumed run will write again.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._path, self._lock = path, threading.Lock()
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        self._synced = min(offset, os.fstat(self._file).st_size)
+        os.ftruncate(self._file, self._synced)
+        self._digest = hashlib.sha256(read_rows(path))
+        self._rows = bytearray()  # since the last commit
+        self._written = 0  # how many of their bytes are in the file
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        """Appends rows and hands them to the system, so that others can read them; what it refuses is written later."""
+        text = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
+        with self._lock, contextlib.suppress(OSError):
+            self._rows += text
+            self._digest.update(text)
+            self._push()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all rows."""
+        with self._lock:
+            return self._synced + len(self._rows)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all rows."""
+        with self._lock:
+            return self._digest.hexdigest()
+
+    def commit(self) -> None:
+        """Puts all rows on the disk.
+
+        Raises:
+            OSError: it refuses them.
+        """
+        with self._lock:
+            file, end = self._push(), len(self._rows)
+        try:
+            os.fsync(file)
+            if not os.path.samestat(os.fstat(file), os.stat(self._path)):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._path))
+        except OSError:
+            with self._lock:
+                self._reopen()
+            raise
+        with self._lock:
+            del self._rows[:end]
+            self._synced, self._written = self._synced + end, self._written - end
+
+    def close(self) -> None:
+        """Ends the writing; what is not committed by now may be lost."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+    def _push(self) -> int:
+        """Hands what is left to the system; returns the file."""
+        try:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+                if os.fstat(self._file).st_size < self._synced:
+                    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._path))
+            while self._written < len(self._rows):
+                left = bytes(memoryview(self._rows)[self._written :])
+                self._written += os.pwrite(self._file, left, self._synced + self._written)
+            return self._file
+        except OSError:
+            self._reopen()
+            raise
+
+    def _reopen(self) -> None:
+        """Writes all since the last commit again, into what stands at the path by then: a system that could not put
+        bytes on the disk forgets them, and a disk that was gone has come back."""
+        self._written = 0
+        self.close()
