@@ -8,7 +8,7 @@ import sys
 
 _CODE = """
 import sys
-from raytrain import worker
+from raytrain.driver import worker
 worker._CUT_OFF_SECONDS, worker._ASK_SECONDS = 0.5, 0.05
 print("asks", flush=True)
 worker._end_when_cut_off(sys.argv[1])

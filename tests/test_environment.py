@@ -150,7 +150,7 @@ def test_more_threads_than_a_node_can_use_are_one_line(capsys: Capture, without_
 
 def test_a_user_without_a_home_directory_has_a_token_and_a_plan(tmp_path: Path) -> None:
     """As in a container that runs under any user id: Ray would fail, and could not write its token."""
-    text = "import os; from raytrain import limits; os.getuid = lambda: 54321; limits.settle_home();"
+    text = "import os; from raytrain.driver import limits; os.getuid = lambda: 54321; limits.settle_home();"
     text += " limits.give_token(); print(os.environ['HOME'], len(os.environ['RAY_AUTH_TOKEN']))"
     kept = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("RAY_")}
     command = [sys.executable, "-c", text]

@@ -180,7 +180,7 @@ FIRST_LINES = """
 import json, os, sys
 from types import SimpleNamespace
 from raytrain import DDP, Deterministic, Digits, Experiment, MLP
-from raytrain.worker import Job, work
+from raytrain.driver.worker import Job, work
 
 class Found(Exception):
     pass

@@ -57,7 +57,7 @@ def test_what_a_worker_prints_is_bounded_while_it_runs(tmp_path: Path) -> None:
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from raytrain import logs, worker
+from raytrain.driver import logs, worker
 logs.RANK_BYTES, logs._LOOK_SECONDS = 10_000, 0.02
 run = Path(sys.argv[1])
 with worker._recorded(SimpleNamespace(run=run, own_output=True), 0):

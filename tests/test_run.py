@@ -58,7 +58,7 @@ def test_runs_are_numbered_from_one_and_numbers_are_not_reused(tmp_path: Path) -
 
 
 def test_two_that_start_at_once_get_different_numbers(tmp_path: Path) -> None:
-    code = "from raytrain.run.run import begin; fill = lambda folder: (folder / 'experiment.json').touch(); "
+    code = "from raytrain.run.begin import begin; fill = lambda folder: (folder / 'experiment.json').touch(); "
     code += f"print([begin({str(tmp_path)!r}, None, 'm', fill)[0].name for _ in range(20)])"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = [process.communicate()[0].replace("'", '"') for process in started]
@@ -73,7 +73,7 @@ def test_a_name_that_is_taken_offers_to_resume(tmp_path: Path) -> None:
             attempt()
 
 
-FILL_AND_WAIT = "import sys, time; from pathlib import Path; from raytrain.run.run import begin\n"
+FILL_AND_WAIT = "import sys, time; from pathlib import Path; from raytrain.run.begin import begin\n"
 FILL_AND_WAIT += "def fill(folder): (folder / 'experiment.py').touch(); print('filling', flush=True); time.sleep(60)\n"
 FILL_AND_WAIT += "begin(sys.argv[1], 'mine', 'x', fill)"
 
@@ -394,7 +394,7 @@ def test_a_damaged_summary_counts_for_none(run: Run, content: bytes) -> None:
 
 # Lock
 
-HOLD = "import sys, time; from raytrain.run.run import Lock; from pathlib import Path\n"
+HOLD = "import sys, time; from raytrain.run.lock import Lock; from pathlib import Path\n"
 HOLD += "lock = Lock(Path(sys.argv[1]), wait=0); print('held', flush=True); time.sleep(60)"
 
 

@@ -40,7 +40,7 @@ from raytrain import (
     config,
     experiment,
 )
-from raytrain.sweep import objective, record
+from raytrain.sweep import driver, objective, record
 from raytrain.sweep.objective import Objective
 from raytrain.sweep.search import crossed
 from raytrain.sweep.space import apply, combinations
@@ -286,8 +286,8 @@ def test_no_trial_beats_the_best_one_in_all_objectives() -> None:
         {"number": number, "status": "completed", "objective": objective}
         for number, objective in enumerate([(0.9, 30.0), (0.8, 1.0), (0.9, 20.0), (0.9, None), (None, 1.0)])
     ]
-    driver: Any = SimpleNamespace(objectives=objectives)
-    assert driver._Driver.ranked(driver, records) == [2, 0, 3, 1]
+    ranking: Any = SimpleNamespace(objectives=objectives)
+    assert driver._Driver.ranked(ranking, records) == [2, 0, 3, 1]
 
 
 def test_the_history_of_a_trial_follows_its_donors_back_to_the_start(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from raytrain.driver.session_folder import SessionFolder, is_local, remove_dead
 _DRIVER = """
 import sys, time
 from pathlib import Path
-from raytrain.session_folder import SessionFolder
+from raytrain.driver.session_folder import SessionFolder
 folder = SessionFolder(Path(sys.argv[1]))
 spilled = folder.path / "session_1" / "ray_spilled_objects_1"
 spilled.mkdir(parents=True)

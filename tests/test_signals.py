@@ -23,7 +23,7 @@ ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 STUCK = """
 import ctypes, sys
 sys.argv[0] = "raytrain"
-from raytrain import guard, interrupts
+from raytrain.driver import guard, interrupts
 mutex = ctypes.create_string_buffer(64)
 library = ctypes.CDLL(None)
 with interrupts.unwinding():

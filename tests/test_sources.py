@@ -325,7 +325,8 @@ def test_an_error_names_the_users_file_while_it_has_the_text_that_runs_and_the_c
             (folder / "net.py").write_text("# moved down\n" + (folder / "net.py").read_text())
         code = f"""
             import traceback
-            from raytrain import Run, sources
+            from raytrain import Run
+            from raytrain.user_code import sources
             model = Run({str(run)!r}).experiment.model
             try:
                 model.build(None, 1)
@@ -340,7 +341,7 @@ def test_an_error_names_the_users_file_while_it_has_the_text_that_runs_and_the_c
 def test_a_script_s_own_modules_are_kept_and_its_classes_stay_what_they_are(project: Path, tmp_path: Path) -> None:
     script = """
         import pathlib, pickle, sys
-        from raytrain import Classification, Experiment, Run, experiment, sources
+        from raytrain import Classification, Experiment, Run, experiment; from raytrain.user_code import sources
         from dataclasses import dataclass
         from nets import Net
         import source
@@ -385,7 +386,7 @@ def test_a_script_s_second_experiment_travels_with_its_own_modules(project: Path
     script = """
         import pickle, subprocess, sys
         from raytrain import MLP, Digits, Experiment
-        from raytrain.shipping import Shipped
+        from raytrain.user_code.shipping import Shipped
         from nets import Net
         pickle.dumps(Shipped(Experiment(Net(), Digits())))
         import source

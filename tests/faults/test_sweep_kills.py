@@ -162,7 +162,7 @@ def test_trials_of_two_workers_go_on_bit_for_bit_after_lost_workers_lost_actors_
 
 _WRITES = """
 import os, pathlib, signal, sys
-from raytrain.search import record
+from raytrain.sweep import record
 run = pathlib.Path(sys.argv[1])
 record.update(run, status="running", values={"x": "old" * 9999})
 calls = ("lock", "open", "write", "fsync", "replace")

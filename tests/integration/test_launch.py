@@ -159,7 +159,7 @@ def test_a_second_interrupt_ends_the_workers_too(tmp_path: Path, monkeypatch: py
 COMPILER = """
 import sys
 import torch
-from raytrain import SGD, Adam, AdamW, Torchvision, launch
+from raytrain import SGD, Adam, AdamW, Torchvision; from raytrain.driver import ray_internals as launch
 
 launch.defer_compiler()
 for optimizer in (SGD(momentum=0.9), Adam(), AdamW()):
