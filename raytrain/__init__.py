@@ -24,6 +24,7 @@ from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.experiment import load as load_experiment
 from raytrain.experiment import refuse_while_loading as _refuse_while_loading
+from raytrain.hooks import Hook
 from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
 from raytrain.optim.optimizers import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR
 from raytrain.parallel import (
@@ -87,6 +88,7 @@ __all__ = [
     "Experiment",
     "Field",
     "Grid",
+    "Hook",
     "HyperBand",
     "ImageFolder",
     "Index",

@@ -65,6 +65,11 @@ def replace(config: T, path: str, value: Any) -> T:
         UserError: there is no such field (the nearest is named), or the value is refused.
     """
     head, _, rest = path.partition(".")
+    if isinstance(config, tuple):
+        if head not in map(str, range(len(config))) or not rest:
+            raise errors.unknown_field(path, paths(config), f"a tuple of {len(config)}")
+        changed = replace(config[int(head)], rest, value)
+        return tuple(changed if str(number) == head else one for number, one in enumerate(config))  # type: ignore[return-value]
     if not dataclasses.is_dataclass(config) or head not in {f.name for f in dataclasses.fields(config)}:
         raise errors.unknown_field(path, paths(config), type(config).__name__)
     return dataclasses.replace(config, **{head: replace(getattr(config, head), rest, value) if rest else value})  # type: ignore[type-var]
@@ -73,12 +78,14 @@ def replace(config: T, path: str, value: Any) -> T:
 def get(config: Any, path: str) -> Any:
     """The value of the field at the dotted `path`, which must be there."""
     for name in path.split("."):
-        config = getattr(config, name)
+        config = config[int(name)] if isinstance(config, tuple) else getattr(config, name)
     return config
 
 
 def paths(config: Any, prefix: str = "") -> list[str]:
-    """The dotted paths of all leaf fields, in order."""
+    """Return the dotted paths of all leaf fields, in order; `hooks.0.every` for a dataclass in a tuple."""
+    if isinstance(config, tuple) and any(map(dataclasses.is_dataclass, config)):
+        return [path for number, one in enumerate(config) for path in paths(one, f"{prefix}{number}.")]
     if not dataclasses.is_dataclass(config):
         return [prefix.rstrip(".")] if prefix else []
     return [p for f in dataclasses.fields(config) for p in paths(getattr(config, f.name), f"{prefix}{f.name}.")]
@@ -92,6 +99,9 @@ def leaves(config: Any) -> dict[str, Any]:
         if isinstance(value, dict):
             for key, item in value.items():
                 visit(item, f"{path}.{key}" if path else key)
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            for number, item in enumerate(value):
+                visit(item, f"{path}.{number}")
         else:
             flat[path] = value
 

@@ -19,6 +19,7 @@ from raytrain import config, errors
 from raytrain.config import above, at_least, check
 from raytrain.data import Data
 from raytrain.files import write_atomically
+from raytrain.hooks import Hook
 from raytrain.models import Model
 from raytrain.optim.optimizers import SGD, Constant, Optimizer, Schedule
 from raytrain.parallel import DDP, STRATEGIES, Parallel
@@ -168,10 +169,13 @@ class Experiment:
     count it. fp16 leaves out steps whose gradients overflow in any case."""
     seed: int = 0
     """Decides the initial weights, the order of samples, augmentation and dropout."""
+    hooks: tuple[Hook, ...] = ()
+    """Called while each rank trains; they may add columns to metrics.jsonl."""
 
     def __post_init__(self) -> None:
         for name, base in _PARTS.items():
             parts.check_part(name, getattr(self, name), base, _PARTS)
+        parts.check_parts("hooks", self.hooks, Hook, _PARTS)
         check(
             self,
             epochs=at_least(1),

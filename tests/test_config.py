@@ -142,6 +142,22 @@ def test_json_gives_the_same_experiment_back(experiment: Experiment) -> None:
     assert config.from_dict(Experiment, json.loads(text), "f.json") == experiment
 
 
+@dataclass(frozen=True)
+class Holder:
+    leaves: tuple[Leaf, ...] = ()
+    other: int = 1
+
+
+def test_dataclasses_in_a_tuple_have_paths() -> None:
+    holder = Holder((Leaf(), Leaf(whole=2)))
+    assert "leaves.1.whole" in config.paths(holder) and config.get(holder, "leaves.1.whole") == 2
+    assert config.replace(holder, "leaves.1.whole", 3) == Holder((Leaf(), Leaf(whole=3)))
+    assert config.leaves(holder)["leaves.1.whole"] == 2 and config.paths(Holder()) == ["leaves", "other"]
+    for wrong in ("leaves.2.whole", "leaves.x.whole", "leaves.0", "leaves.0.hole"):
+        with pytest.raises(UserError):
+            config.replace(holder, wrong, 3)
+
+
 @pytest.mark.parametrize(
     "value",
     [

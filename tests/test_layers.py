@@ -24,6 +24,7 @@ STAGES = (
     "optim",
     "parallel",
     "tasks",
+    "hooks",
     "experiment",
     "checkpoint",
     "run",

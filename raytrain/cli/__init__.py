@@ -971,6 +971,9 @@ def _unknown(unknown: list[str], command: Callable, usage: str) -> errors.UserEr
 def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> errors.UserError:
     """The error for a part of an experiment that is given a value, as in `--optimizer Adam`: its class is chosen in the
     file, its fields have flags."""
+    if isinstance(parts[path], tuple):
+        how = f"write `{path}=(...,)` in the experiment's file; the fields of each have flags, --{path}.0.NAME"
+        return errors.UserError(f"--{path} takes no value", "", how)
     kind, base = type(parts[path]), type(parts[path]).__mro__[-2]
     fields = [one for one in parts if one.startswith(f"{path}.")]
     what, flags = f"--{path} takes no value", ", ".join(f"--{one}" for one in fields[:4])
@@ -1006,6 +1009,9 @@ def _parts(command: Callable) -> dict[str, Any]:
         if dataclasses.is_dataclass(default):
             for field in dataclasses.fields(default):
                 visit(f"{path}.{field.name}".lstrip("."), getattr(default, field.name))
+        for number, one in enumerate(default if isinstance(default, tuple) else ()):
+            if dataclasses.is_dataclass(one):
+                visit(f"{path}.{number}", one)
 
     for name, parameter in inspect.signature(command).parameters.items():
         visit("" if name in ("experiment", "options") else name, parameter.default)

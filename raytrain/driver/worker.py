@@ -33,8 +33,8 @@ from raytrain.watchdog import Hang, Hung, Watchdog, doing
 
 if TYPE_CHECKING:
     from raytrain.data.loader import Reader
+    from raytrain.hooks import Hook
     from raytrain.parallel.strategy import RankContext
-    from raytrain.training.hooks import Hook
 
 _CUT_OFF_SECONDS, _ASK_SECONDS = 20.0, 2.0
 """How long the cluster's head may be out of a worker's reach, and how often to ask."""

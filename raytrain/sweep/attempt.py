@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from raytrain.driver.interrupts import Leave
 from raytrain.driver.worker import Job, work
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
+from raytrain.hooks import Hook
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.sweep import record
 from raytrain.training import memory
-from raytrain.training.hooks import Hook
 from raytrain.training.trainer import Trainer
 from raytrain.user_code import sources
 
@@ -225,13 +225,13 @@ class Attempt:
             watched=False,
         )
 
-    def ended_epoch(self, trainer: Trainer, row: dict[str, Any]) -> bool:
+    def ended_epoch(self, trainer: Trainer, row: Mapping[str, Any]) -> bool:
         """Hand an epoch's row over and wait until the next epoch is wanted; return whether to stop instead."""
         self._trainer, e = trainer, trainer.experiment
         last = trainer.progress.over(e.epochs, e.patience)
         faulthandler.cancel_dump_traceback_later()
         record.update(self.run, peak_memory_bytes=_peak(bool(self.value.scaling.gpus_per_worker)))
-        self._said.put(("row", row | ({"last": True} if last else {"live": True})))
+        self._said.put(("row", {**row} | ({"last": True} if last else {"live": True})))
         if not last:
             self._go.acquire()
         self.alive()
@@ -283,7 +283,7 @@ class _Gate(Hook):
             self._said = now
             self.attempt.alive()
 
-    def after_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def after_epoch_saved(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
         """Wait."""
         trainer.stopping = self.attempt.ended_epoch(trainer, row) or trainer.stopping
 

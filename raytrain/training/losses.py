@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ class Step:
         size: samples of the global batch.
         loss: float64 [slots of the strategy], on the device: this rank's sums over samples.
         updated: whether the weights were updated.
+        columns: the hooks' columns for its row.
     """
 
     step: int
@@ -34,6 +36,7 @@ class Step:
     size: int
     loss: torch.Tensor
     updated: bool
+    columns: dict[str, Any]
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Reduced:
     total: float
     mean: float
     updated: bool
+    columns: dict[str, Any]
 
 
 class LossLog:
@@ -119,6 +123,6 @@ class LossLog:
         totals = [sum(values[start : start + slots]) for start in range(0, len(values), slots)]
         unit = self.unit or 1.0
         return [
-            Reduced(step.step, step.lr, step.size, total / unit, total / unit / step.size, step.updated)
+            Reduced(step.step, step.lr, step.size, total / unit, total / unit / step.size, step.updated, step.columns)
             for step, total in zip(steps, totals, strict=True)
         ], stopping > 0

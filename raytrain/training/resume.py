@@ -65,6 +65,7 @@ def restore(trainer: Trainer) -> Saved | None:
     trainer.weights = trainer.ema.load(model, tensors["ema"]) if trainer.ema else model
     trainer.precision.load_state_dict(tensors["precision"])
     trainer.progress = Progress.from_state(state["progress"])
+    trainer.hooks.load_state_dict(state.get("hooks", []))
     return Saved(path.name, tensors["optimizer"], state["unit"], state["metrics_bytes"])
 
 
@@ -91,7 +92,8 @@ def newest(trainer: Trainer, device: torch.device) -> checkpoints.Loaded | None:
             state, tensors = found.state, {"optimizer", "precision", *(["ema"] if trainer.ema else [])}
             step = Progress.from_state(state["progress"]).step
             figures = state["metrics_bytes"] >= 0 and (state["unit"] is None or math.isfinite(state["unit"]))
-            if figures and tensors <= found.optimizer.keys() and checkpoints.name_of(step) == found.path.name:
+            fits = trainer.hooks.fit(state.get("hooks", []))
+            if figures and fits and tensors <= found.optimizer.keys() and checkpoints.name_of(step) == found.path.name:
                 check_rows(run.path / "metrics.jsonl", state)
                 return found
     if names := list(storage.committed()) if storage else checkpoints.committed(run.checkpoints):

@@ -21,6 +21,7 @@ from raytrain.checkpoint.storage import Storage
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.experiment import Experiment
+from raytrain.hooks import Hook
 from raytrain.optim.optimizers import backbone
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.metrics_log import MetricsLog
@@ -30,7 +31,7 @@ from raytrain.training import memory, resume
 from raytrain.training.auto_precision import choose_precision
 from raytrain.training.ema import EMA
 from raytrain.training.evaluation import evaluate
-from raytrain.training.hooks import Hook
+from raytrain.training.hooks import Hooks, read
 from raytrain.training.losses import LossLog, Reduced, Step
 from raytrain.training.precision import Precision, check_device, memory_format
 from raytrain.training.progress import Progress
@@ -54,7 +55,7 @@ class Trainer:
         ranks: this rank.
         command_started: Unix time at which the user's command began.
         storage: the URL of the run; its directory is then this machine's alone.
-        hooks: called while it trains.
+        hooks: called while it trains, after the experiment's.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Trainer:
         storage: Storage | None = None,
         hooks: Sequence[Hook] = (),
     ):
-        self.experiment, self.ranks, self.indices, self.readers, self.hooks = value, ranks, indices, readers, hooks
+        self.experiment, self.ranks, self.indices, self.readers = value, ranks, indices, readers
+        self.hooks = Hooks(value.hooks, hooks)
         self.run, self.command_started, self.storage = Run(run), command_started, storage
         self.sample, self.classes = value.data.sample(indices["train"]), indices["train"].classes
         self.weights = weights
@@ -118,6 +120,7 @@ class Trainer:
                 choose_precision(self)
             self._build_optimizer(saved.optimizer if saved else None)
             self.weights = None
+            self.hooks.start(self)
             stack.enter_context(self.strategy.kernels())
             yield
 
@@ -204,8 +207,7 @@ class Trainer:
             self.stopping = self.flush()
             row = self._end_epoch()
             self.save()
-            for hook in self.hooks:
-                hook.after_epoch(self, row)
+            self.hooks.after_epoch_saved(self, row)
             if self.stopping and not progress.over(e.epochs, e.patience):
                 return self.finish("interrupted")
         return self.finish("completed")
@@ -231,8 +233,7 @@ class Trainer:
                 strategy.forward_backward(micro_batches, loss, self.precision.forward)
         doing.begin("exchanging gradients", progress.step)
         strategy.reduce_gradients()
-        for hook in self.hooks:
-            hook.after_backward(self)
+        columns = self.hooks.after_backward(self)
         zero = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         found = torch.stack([losses.get(slot, zero) for slot in range(strategy.slots)])
         doing.begin("updating the weights", progress.step)
@@ -243,9 +244,8 @@ class Trainer:
             parameter.grad = None
         progress.step += 1
         doing.begin("between two steps", progress.step)
-        for hook in self.hooks:
-            hook.after_step(self)
-        return Step(progress.step, lr, batch.size, found, updated)
+        self.hooks.after_step(self, columns)
+        return Step(progress.step, lr, batch.size, found, updated, columns)
 
     def _loss(self, model: nn.Module, one: Pass, losses: dict[int, torch.Tensor], slot: int, size: int) -> torch.Tensor:
         """Return what to call backward() on for a micro-batch, and add its loss to its slot.
@@ -327,6 +327,7 @@ class Trainer:
             "epoch": self.progress.epoch + 1,
             "loss": step.mean if finite else None,
             "lr": step.lr,
+            **{name: read(value) for name, value in step.columns.items()},
         }
         return row if step.updated else row | {"skipped": True}
 
@@ -345,6 +346,10 @@ class Trainer:
         started, e = time.monotonic(), self.experiment
         metrics = self.evaluate()
         row = self.progress.end_epoch(e.task, metrics, time.monotonic() - started, e.epochs)
+        columns = self.hooks.after_epoch(self, row)
+        row |= columns
+        if self.progress.best["epoch"] == row["epoch"]:
+            self.progress.best |= columns
         if self.log:
             self.log.write([row])
         return row
@@ -354,6 +359,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint in a side thread. A collective."""
         doing.begin("writing a checkpoint", self.progress.step)
+        hooks = self.hooks.state_dict()
         self.strategy.broadcast_buffers()
         if self.writer:
             self.writer.wait()  # before the copy: there are never more than two states in memory
@@ -370,6 +376,7 @@ class Trainer:
             "classes": self.classes,
             "workers": self.ranks.world,
             "unit": self.losses.unit,
+            "hooks": hooks,
         }
         model = tensors.pop("model")
         tensors["precision"] = self.precision.state_dict()

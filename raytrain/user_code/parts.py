@@ -31,6 +31,7 @@ _NEEDS = {
     "uint8 images",
     "Task": "`def loss(self, model, batch): return {call}, len(batch)`, the loss being the sum over the batch",
     "Optimizer": "`def build(self, parameters): return {call}`",
+    "Hook": "`def after_step(self, trainer)`, which may return columns for metrics.jsonl",
     "Schedule": "`def factor(self, step, steps_per_epoch, epochs)`, which returns the factor on optimizer.lr",
 }
 """What a class of the user's own has."""
@@ -42,7 +43,7 @@ def check_part(field: str, value: object, wanted: type, parts: Mapping[str, type
     """Check a part of an experiment, such as its model, and the classes of all that is in it.
 
     Args:
-        field: its name in the experiment.
+        field: its name in the experiment; `name[]` for one of a tuple.
         wanted: the base class that it needs.
         parts: the base classes of all parts, by their fields.
 
@@ -50,10 +51,21 @@ def check_part(field: str, value: object, wanted: type, parts: Mapping[str, type
         UserError: it is something else, or one of its classes is not made as it must be.
     """
     if not isinstance(value, wanted):
-        what = f"{field} must be {_a(wanted.__name__)} of raytrain, got {_described(value)}"
+        named = f"each of {field.removesuffix('[]')}" if field.endswith("[]") else field
+        what = f"{named} must be {_a(wanted.__name__)} of raytrain, got {_described(value)}"
         raise errors.UserError(what, "in Experiment", _remedy(field, value, wanted, parts))
     for kind in _classes(value):
         check_class(kind)
+
+
+def check_parts(field: str, values: object, wanted: type, parts: Mapping[str, type]) -> None:
+    """Check a field that holds a tuple of parts; see `check_part`."""
+    if not isinstance(values, tuple):
+        what = f"{field} must be a tuple, got {_described(values)}"
+        name = type(values).__name__ if isinstance(values, wanted) else f"My{wanted.__name__}"
+        raise errors.UserError(what, "in Experiment", f"write {field}=({name}(...),)")
+    for value in values:
+        check_part(f"{field}[]", value, wanted, parts)
 
 
 @cache
@@ -100,7 +112,7 @@ def _remedy(field: str, value: Any, wanted: type, parts: Mapping[str, type]) -> 
     kind, base = value if isinstance(value, type) else type(value), wanted.__name__
     name = value if isinstance(value, str) else getattr(value, "__name__", kind.__name__)
     if isinstance(value, type) and issubclass(value, wanted):
-        return f"write {field}={name}(...)"
+        return f"write {_set(field, f'{name}(...)')}"
     for other, part in parts.items():
         if issubclass(kind, part):
             return f"did you mean {other}={kind.__name__}(...)?"
@@ -115,12 +127,18 @@ def _remedy(field: str, value: Any, wanted: type, parts: Mapping[str, type]) -> 
     if base == "Data" and isinstance(value, str | os.PathLike):
         return f'write `from raytrain import ImageFolder` and {field}=ImageFolder(root="{value}")'
     if base not in _NEEDS:
-        return f"write {field}={_any_of(known.values() or [base])}"
+        return f"write {_set(field, _any_of(known.values() or [base]))}"
     adapted = name.isidentifier() and (base == "Optimizer" or (base in ("Model", "Task") and callable(value)))
     own = f"My{name[0].upper()}{name[1:]}" if adapted else f"My{base}"
     needs = _NEEDS[base].format(call=_call(base, value, name))
     others = f"take {_any_of(known.values())}, or " if known and base != "Model" else ""
-    return f"{others}write {field}={own}(), and above it `@dataclass(frozen=True)`, `class {own}({base})`, {needs}"
+    above = f"above it `@dataclass(frozen=True)`, `class {own}({base})`, {needs}"
+    return f"{others}write {_set(field, f'{own}()')}, and {above}"
+
+
+def _set(field: str, value: str) -> str:
+    """Return how a field is given a value in an experiment file."""
+    return f"{field.removesuffix('[]')}=({value},)" if field.endswith("[]") else f"{field}={value}"
 
 
 def _call(base: str, value: Any, name: str) -> str:
