@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
 import types
 import typing
@@ -168,16 +169,27 @@ def _class_name(cls: type) -> str:
     if "<locals>" in cls.__qualname__:
         raise errors.local_class(cls.__name__, cls.__module__)
     module = "experiment" if cls.__module__ in (EXPERIMENT_MODULE, "__main__") else cls.__module__
+    if _public(cls.__module__, cls.__qualname__) is cls:  # which names it wherever in the package its module is
+        module = "raytrain"
     return f"{module}:{cls.__qualname__}"
+
+
+def _public(module_name: str, qualname: str) -> Any:
+    """Return the public class of raytrain with that name; None for a module of others."""
+    own = re.fullmatch(r"raytrain(\.\w+)*", module_name)
+    return vars(sys.modules["raytrain"]).get(qualname) if own else None
 
 
 def _find_class(name: Any, base: type[T], where: object) -> type[T]:
     module_name, _, qualname = str(name).partition(":")
+    # Runs of raytrain 0.1 name the module of a public class, which may have moved since.
+    public = _public(module_name, qualname)
     # A class of a module that is not loaded is looked for in the run's copy of that module.
     loaded = None if module_name == "experiment" else sys.modules.get(module_name)
     found: Any = loaded or sys.modules.get(EXPERIMENT_MODULE)
     for part in qualname.split("."):
         found = vars(found).get(part) if isinstance(found, types.ModuleType | type) else None
+    found = public or found
     own = isinstance(found, type) and (found.__module__.startswith("raytrain.") or sources.own(found.__module__))
     fits = own if base is _OneOfSeveral else isinstance(found, type) and issubclass(found, base)
     if not (fits and dataclasses.is_dataclass(found)):

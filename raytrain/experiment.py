@@ -458,8 +458,8 @@ def _own_modules(values: Any) -> Iterator[str]:
         for item in values:
             yield from _own_modules(item)
     elif isinstance(values, dict):
-        module = str(values.get("class", "raytrain.")).partition(":")[0]
-        if not module.startswith("raytrain."):
+        module = str(values.get("class", "raytrain:")).partition(":")[0]
+        if module.partition(".")[0] != "raytrain":
             yield module
         for item in values.values():
             yield from _own_modules(item)

@@ -21,7 +21,9 @@ from raytrain import (
     MNIST,
     AdamW,
     Augment,
+    Choice,
     Classification,
+    Complete,
     Cosine,
     Data,
     Digits,
@@ -130,7 +132,7 @@ def test_paths_are_the_keys_of_the_json_and_the_leaves() -> None:
         classes = {path for path in config.leaves(experiment) if path.endswith(".class")}
         assert set(config.leaves(experiment)) == set(paths) | classes
     assert "optimizer.momentum" in config.paths(EXPERIMENTS[0]) and "data.augment.crop" in config.paths(EXPERIMENTS[0])
-    assert config.leaves(EXPERIMENTS[1])["optimizer.class"] == "raytrain.optim.optimizers:AdamW"
+    assert config.leaves(EXPERIMENTS[1])["optimizer.class"] == "raytrain:AdamW"
 
 
 # to_dict, from_dict
@@ -172,8 +174,8 @@ def test_subclasses_nested_tuples_and_none_survive_json(value: Branch) -> None:
 
 def test_a_class_is_named_where_it_is_not_the_declared_one() -> None:
     values = config.to_dict(EXPERIMENTS[0])
-    assert values["model"]["class"] == "raytrain.models.cnn:CNN"
-    assert values["data"]["class"] == "raytrain.data.digits:Digits"
+    assert values["model"]["class"] == "raytrain:CNN"
+    assert values["data"]["class"] == "raytrain:Digits"
     assert "class" not in values["scaling"] and "class" not in values["data"]["augment"]
     assert config.to_dict(Branch(1, Twig()))["leaf"]["class"] == f"{__name__}:Twig"
 
@@ -262,6 +264,21 @@ def test_a_huge_whole_number_is_compared_and_not_converted() -> None:
 
 
 # Hostile JSON
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("raytrain.optim:SGD", SGD),
+        ("raytrain.task:Classification", Classification),
+        ("raytrain.search.space:Choice", Choice),
+        ("raytrain.search.schedulers:Complete", Complete),
+        ("raytrain.parallel.ddp:DDP", DDP),
+    ],
+)
+def test_classes_are_found_that_runs_of_version_0_1_name_by_their_modules(name: str, kind: type) -> None:
+    values = {"class": name} | config.to_dict(kind("seed", (1, 2)) if kind is Choice else kind())
+    assert type(config.from_dict(kind.__mro__[1], values, "f.json")) is kind
 
 
 @pytest.mark.parametrize(

@@ -15,5 +15,5 @@ def upgrade(values: Any) -> Any:
     if isinstance(values.get("deterministic"), bool) and "parallel" in values:  # 0.1: a field beside DDP
         if values.pop("deterministic"):
             reduction = values["parallel"].get("reduction", "auto")
-            values["parallel"] = {"class": "raytrain.parallel.deterministic:Deterministic", "reduction": reduction}
+            values["parallel"] = {"class": "raytrain:Deterministic", "reduction": reduction}
     return values
