@@ -19,6 +19,7 @@ from raytrain import (
     DDP,
     MLP,
     MNIST,
+    SGD,
     AdamW,
     Augment,
     Choice,

@@ -1,0 +1,65 @@
+"""Runs and sweeps of raytrain 0.1, before its modules moved, stay readable, resumable and repeatable.
+
+tests/old_runs has two runs that were killed at step 11 of 18, `run` and `exact` (with the field `deterministic`, which
+has become a strategy), the metrics of the same runs without a kill, and a sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import losses, train_rank
+
+from raytrain import DDP, Deterministic, Parallel, Run, cli, config
+from raytrain.experiment import load
+from raytrain.sweep.driver import SweepRun
+from raytrain.sweep.sweep import load as load_sweep
+
+OLD = Path(__file__).parents[1] / "old_runs"
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("run", DDP), ("exact", Deterministic)])
+def test_an_old_run_resumes_with_the_losses_that_the_old_code_computed(
+    tmp_path: Path, name: str, strategy: type[Parallel]
+) -> None:
+    run = shutil.copytree(OLD / name, tmp_path / name)
+    experiment = Run(run).experiment
+    assert type(experiment.parallel) is strategy
+    assert train_rank(0, 1, experiment, run) == "completed"
+    rows = [json.loads(line) for line in (OLD / f"{name}.jsonl").read_text().splitlines()]
+    before = [row["loss"] for row in rows if row["kind"] == "step"]
+    np.testing.assert_allclose(losses(run), before, rtol=0, atol=1e-4)  # another CPU differs in last bits
+
+
+def test_an_old_run_is_evaluated_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = shutil.copytree(OLD / "run", tmp_path / "run")
+    assert cli.run(["evaluate", str(run), "--checkpoint", "last"]) == 0
+    assert "accuracy" in capsys.readouterr().out
+    assert cli.run(["export", str(run), str(tmp_path / "model.pth"), "--checkpoint", "last"]) == 0
+    assert (tmp_path / "model.pth").stat().st_size > 0
+
+
+def test_an_old_experiment_repeats_with_the_same_values(tmp_path: Path) -> None:
+    run = shutil.copytree(OLD / "exact", tmp_path / "exact")
+    value, _ = load(run / "experiment.json")
+    saved = config.to_dict(value)
+    assert saved["optimizer"]["class"] == "raytrain:SGD" and saved["parallel"]["class"] == "raytrain:Deterministic"
+    old = json.loads((run / "experiment.json").read_text())
+    assert {name: old[name] for name in ("epochs", "batch_size", "seed")} == {
+        name: saved[name] for name in ("epochs", "batch_size", "seed")
+    }
+
+
+def test_an_old_sweep_is_shown_and_its_experiments_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = shutil.copytree(OLD / "sweep", tmp_path / "sweep")
+    assert cli.run(["report", str(sweep)]) == 0
+    assert "val_accuracy" in capsys.readouterr().out
+    best = SweepRun(sweep).best
+    assert best is not None and best.summary["status"] == "completed"
+    value, _ = load_sweep(sweep / "sweep.json")
+    assert [axis.path for axis in value.axes] == ["optimizer.lr", "batch_size"]
+    assert load(sweep / "best.json")[0].batch_size == 128
