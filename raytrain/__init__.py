@@ -15,6 +15,7 @@ from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's 
 __version__ = "0.1.0"
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.experiment import load as load_experiment
 from raytrain.experiment import refuse_while_loading as _refuse_while_loading
 from raytrain.hooks import Hook
+from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
 from raytrain.optim.optimizers import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR
 from raytrain.parallel import (
@@ -58,7 +60,6 @@ from raytrain.tasks.task import Classification, Task
 from raytrain.user_code import sources as _sources
 
 if TYPE_CHECKING:
-    from raytrain.driver.observe import SweepObserver
     from raytrain.sweep.driver import SweepRun
 
 __all__ = [
@@ -90,12 +91,14 @@ __all__ = [
     "Experiment",
     "Field",
     "Grid",
+    "Held",
     "Hook",
     "HyperBand",
     "ImageFolder",
     "Index",
     "Int",
     "LogUniform",
+    "Logger",
     "MedianStopping",
     "Model",
     "ModelParallel",
@@ -105,6 +108,7 @@ __all__ = [
     "Pipeline",
     "RandomSearch",
     "Run",
+    "RunInfo",
     "Scaling",
     "Schedule",
     "SimpleModel",
@@ -128,6 +132,7 @@ def train(
     out: str = "runs",
     name: str | None = None,
     address: str | None = None,
+    loggers: Sequence[Logger] = (),
     quiet: bool = False,
     verbose: bool = False,
 ) -> Run:
@@ -138,6 +143,7 @@ def train(
         out: folder in which the run's directory is made.
         name: the directory's name; by default a number is given.
         address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
+        loggers: follow the run besides the experiment's, which `raytrain resume` calls again; these it does not.
         quiet: print nothing.
         verbose: show Ray's own messages.
 
@@ -154,7 +160,7 @@ def train(
 
     started = time.time()
     _refuse_while_loading()
-    with watched(_observer(quiet)) as observer:
+    with watched(_console(quiet), (*experiment.loggers, *loggers)) as observer:
         run = fit.train(
             experiment, fit.Options(out, name, address, verbose=verbose), observer, _source(experiment), started
         )
@@ -167,6 +173,7 @@ def resume(
     *,
     experiment: Path | str | None = None,
     address: str | None = None,
+    loggers: Sequence[Logger] = (),
     quiet: bool = False,
     verbose: bool = False,
     **changes: object,
@@ -176,6 +183,7 @@ def resume(
     Args:
         run: the run or its directory.
         experiment: the corrected experiment file, to go on with it and what it imports in place of the run's own code.
+        loggers: follow the run besides the experiment's; one of the same values as in an earlier command goes on there.
         changes: fields to change, such as `epochs=5`; a dotted path is given as `**{"scaling.workers": 4}`.
 
     Raises:
@@ -193,7 +201,7 @@ def resume(
     for path, change in changes.items():
         value = _config.replace(value, path, change)
     options = fit.Options(address=address, verbose=verbose)
-    with watched(_observer(quiet)) as observer:
+    with watched(_console(quiet), (*value.loggers, *loggers)) as observer:
         return fit.resume(run, value, options, observer, started, correction)
 
 
@@ -203,6 +211,7 @@ def sweep(
     out: str = "runs",
     name: str | None = None,
     address: str | None = None,
+    loggers: Sequence[Logger] = (),
     quiet: bool = False,
     verbose: bool = False,
 ) -> SweepRun:
@@ -213,6 +222,7 @@ def sweep(
         out: folder in which the sweep's directory is made.
         name: the directory's name; by default a number is given.
         address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
+        loggers: follow the sweep as a whole; those of its experiment follow each trial.
         quiet: print nothing.
         verbose: show Ray's own messages.
 
@@ -229,7 +239,7 @@ def sweep(
 
     started = time.time()
     _refuse_while_loading()
-    with watched(_table(quiet)) as observer:
+    with watched(_table(quiet), loggers) as observer:
         done = driver.sweep(
             value, fit.Options(out, name, address, verbose=verbose), observer, _source(value.experiment), started
         )
@@ -237,21 +247,17 @@ def sweep(
     return done
 
 
-def _observer(quiet: bool):
-    from raytrain.driver.observe import Observer
-
+def _console(quiet: bool) -> Logger:
     if quiet:
-        return Observer()
+        return Logger()
     from raytrain.report.console import Console
 
     return Console()
 
 
-def _table(quiet: bool) -> SweepObserver:
-    from raytrain.driver.observe import SweepObserver
-
+def _table(quiet: bool) -> Logger:
     if quiet:
-        return SweepObserver()
+        return Logger()
     from raytrain.report.sweep import Table
 
     return Table()

@@ -20,6 +20,7 @@ from raytrain.config import above, at_least, check
 from raytrain.data import Data
 from raytrain.files import write_atomically
 from raytrain.hooks import Hook
+from raytrain.loggers import Logger
 from raytrain.models import Model
 from raytrain.optim.optimizers import SGD, Constant, Optimizer, Schedule
 from raytrain.parallel import DDP, STRATEGIES, Parallel
@@ -171,11 +172,14 @@ class Experiment:
     """Decides the initial weights, the order of samples, augmentation and dropout."""
     hooks: tuple[Hook, ...] = ()
     """Called while each rank trains; they may add columns to metrics.jsonl."""
+    loggers: tuple[Logger, ...] = ()
+    """Follow the run in the driver and get its metrics; of a sweep, those of each trial."""
 
     def __post_init__(self) -> None:
         for name, base in _PARTS.items():
             parts.check_part(name, getattr(self, name), base, _PARTS)
         parts.check_parts("hooks", self.hooks, Hook, _PARTS)
+        parts.check_parts("loggers", self.loggers, Logger, _PARTS)
         check(
             self,
             epochs=at_least(1),

@@ -77,7 +77,7 @@ def test_help_in_a_pipe_fits_the_width(
 def test_help_of_an_experiment_shows_every_field_with_that_experiments_values(capsys: Capture) -> None:
     said = succeeds(capsys, "train", DIGITS, "--epochs", "7", "--help")
     assert "Handwritten digits, embedded" in said
-    for path in set(config.paths(load(DIGITS)[0])) - {"hooks"}:  # a hook's own fields have flags
+    for path in set(config.paths(load(DIGITS)[0])) - {"hooks", "loggers"}:  # their own fields have flags
         assert f"--{path} " in said or f"--{path}," in said, path
     for flag in ("--out", "--name", "--address", "--dry_run", "--verbose"):
         assert flag in said

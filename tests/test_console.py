@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import nn
 from raytrain import Batch, Classification, Run, Task
 from raytrain.driver import plan
 from raytrain.experiment import Experiment
+from raytrain.loggers import Held, RunInfo
 from raytrain.report.console import Console, show_evaluation
 
 ROW = {"kind": "epoch", "epoch": 1, "step": 3, "train_loss": 2.0, "val_loss": 0.5, "val_accuracy": 0.9877}
@@ -69,6 +70,11 @@ def planned(value: Experiment = VALUE, run: str = "") -> plan.Plan:
     return plan.make(value, plan.local_resources, run)
 
 
+def info(run: Run, laid_out: plan.Plan, earlier: Sequence[Mapping[str, Any]] = ()) -> RunInfo:
+    samples = len(laid_out.indices["train"])
+    return RunInfo(run.path, run.where, laid_out.experiment, laid_out.steps_per_epoch, samples, earlier)
+
+
 def run_of(folder: Path, **summary: Any) -> Run:
     """A run whose experiment cannot be loaded: nothing does in order to print."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,10 +92,10 @@ def test_the_table_and_the_closing_line_show_the_monitored_metric(tmp_path: Path
     console, laid_out = pipe(), planned(replace(VALUE, task=Graded(), epochs=3))
     summary = {"monitor": "val_error", "val_accuracy": 0.9877, "val_error": 0.0123, "val_loss": 0.5}
     run = run_of(tmp_path, **summary, best_epoch=2, epochs=3, steps=69)
-    console.planned(laid_out)
-    console.started(run, laid_out, [])
+    console.planned(laid_out.lines())
+    console.start(info(run, laid_out, []), Held())
     console.rows([{"kind": "step", "step": 3, "epoch": 1, "loss": 1.0, "lr": 0.04871}, {**ROW, "val_error": 0.0123}])
-    console.finished(run)
+    console.finish(info(run, laid_out), run.summary)
     titles, figures, *rest = shown(console).splitlines()[-7:]
     assert titles.split() == "epoch step lr train loss val loss val accuracy val error samples/s seconds".split()
     assert figures.split() == "1/3 3 0.0487 2.0000 0.5000 0.9877 0.0123 10 1.0".split()
@@ -114,16 +120,16 @@ def test_epoch_n_of_m_is_the_last_one_trained_of_those_the_experiment_asks_for(
     best: dict[str, Any] = {"val_accuracy": 0.5, "best_epoch": 1} if steps >= 23 else {"best_epoch": None}
     early = {"stopped_early": True} if steps == 230 else {}
     run = run_of(tmp_path, status=status, epochs=steps // 23, steps=steps, **best, **early)
-    console.planned(laid_out)  # Ctrl-C while Ray starts comes before `started`
-    console.finished(run)
+    console.planned(laid_out.lines())  # Ctrl-C while Ray starts comes before `started`
+    console.finish(info(run, laid_out), run.summary)
     assert f"\n{said}\n" in shown(console)
 
 
 def test_the_bar_counts_epochs_as_the_table_and_the_closing_line_do(tmp_path: Path) -> None:
     laid_out, console = planned(replace(VALUE, epochs=44)), terminal()
-    console.planned(laid_out)
+    console.planned(laid_out.lines())
     steps = [{"kind": "step", "step": step, "epoch": 7, "loss": 1.0, "lr": 0.1} for step in (139, 140)]
-    console.started(run_of(tmp_path), laid_out, [{**ROW, "epoch": 6, "step": 138}])
+    console.start(info(run_of(tmp_path), laid_out, [{**ROW, "epoch": 6, "step": 138}]), Held())
     console.rows(steps)
     assert console._bar is not None
     fields = console._bar.tasks[0].fields
@@ -145,13 +151,13 @@ def test_no_line_of_a_run_wraps(tmp_path: Path, width: int, epochs: int, task: T
         long / "run", monitor=task.monitor, **best, best_epoch=epochs, epochs=epochs, steps=epochs * 23, seconds=1e6
     )
     console = terminal(width)
-    console.planned(laid_out)
+    console.planned(laid_out.lines())
     console.status("reading " * 30)
     rows: list[dict[str, Any]] = [{"kind": "step", "step": 1, "epoch": 1, "loss": -1.23456e-7, "lr": 1.2345e-5}]
     figures = {"train_loss": -1.23456e-7, "val_loss": None, **dict.fromkeys(names, -98765.4321)}
     times = {"samples_per_second": 123456789.0, "seconds": 1234567.0}
     rows += [{"kind": "epoch", "epoch": epochs, "step": 23 * epochs, **figures, **times}]
-    console.started(run, laid_out, rows)
+    console.start(info(run, laid_out, rows), Held())
     console.rows([{**rows[0], "step": 2}])
     console.rows([{**rows[0], "step": 23 * epochs, "epoch": epochs}])
     console.workers("lost", "the node " * 20, "step_00000007")
@@ -159,7 +165,7 @@ def test_no_line_of_a_run_wraps(tmp_path: Path, width: int, epochs: int, task: T
     console.rows(
         [{"kind": "precision", "chosen": "fp32", "milliseconds": dict.fromkeys(("fp32", "bf16", "fp16"), 1e5)}]
     )
-    console.finished(run)
+    console.finish(info(run, laid_out), run.summary)
     lines = (
         re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown(console)).replace("\r", "\n").splitlines()
     )  # \r: the bar, drawn again
@@ -175,9 +181,9 @@ def test_no_line_of_a_run_wraps(tmp_path: Path, width: int, epochs: int, task: T
 
 def test_a_file_has_a_line_for_each_fact(tmp_path: Path) -> None:
     laid_out, console = planned(VALUE, str(tmp_path / ("x" * 200))), pipe()
-    console.planned(laid_out)
+    console.planned(laid_out.lines())
     run = run_of(tmp_path / "a run", epochs=2, steps=46)
-    console.finished(run)
+    console.finish(info(run, laid_out), run.summary)
     out = shown(console).splitlines()
     assert f"     run  {laid_out.run}" in out and f"the run is in {run.path}" in out
     assert out[-3:] == [
@@ -190,8 +196,9 @@ def test_a_file_has_a_line_for_each_fact(tmp_path: Path) -> None:
 def test_the_console_prints_a_run_whose_experiment_is_gone(tmp_path: Path) -> None:
     console, run = pipe(), run_of(tmp_path, epochs=2, steps=46)
     (tmp_path / "experiment.json").unlink()
-    console.planned(planned(replace(VALUE, task=LongNames(monitor="val_loss"))))
-    console.finished(run)
+    laid_out = planned(replace(VALUE, task=LongNames(monitor="val_loss")))
+    console.planned(laid_out.lines())
+    console.finish(info(run, laid_out), run.summary)
     assert "completed: epoch 2 of 2" in shown(console)
     assert "raytrain predict" not in shown(console), "it is no classification"
 
@@ -212,8 +219,8 @@ def test_an_evaluation_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_the_bar_moves_where_epochs_end_between_two_looks(tmp_path: Path) -> None:
     laid_out, console = planned(replace(VALUE, epochs=44)), terminal()
-    console.planned(laid_out)
-    console.started(run_of(tmp_path), laid_out, [])
+    console.planned(laid_out.lines())
+    console.start(info(run_of(tmp_path), laid_out, []), Held())
     step = {"kind": "step", "step": 161, "epoch": 7, "loss": 1.0, "lr": 0.1}
     console.rows([step, {**ROW, "epoch": 7, "step": 161}])
     assert console._bar is not None and console._bar.tasks[0].fields["epoch"] == "epoch 7/44"
@@ -222,8 +229,8 @@ def test_the_bar_moves_where_epochs_end_between_two_looks(tmp_path: Path) -> Non
 
 def test_the_bar_leaves_room_for_the_echo_of_ctrl_c(tmp_path: Path) -> None:
     laid_out, console = planned(), terminal()
-    console.planned(laid_out)
-    console.started(run_of(tmp_path), laid_out, [])
+    console.planned(laid_out.lines())
+    console.start(info(run_of(tmp_path), laid_out, []), Held())
     console.rows([{"kind": "step", "step": 16, "epoch": 1, "loss": 1.0, "lr": 0.1}])
     console.close()
     said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\r", shown(console))

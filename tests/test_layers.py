@@ -25,6 +25,7 @@ STAGES = (
     "parallel",
     "tasks",
     "hooks",
+    "loggers",
     "experiment",
     "checkpoint",
     "run",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from commands import DIGITS, REPOSITORY, copied, fails, finished, succeeds, with
 from torch import nn
 
 from raytrain import CNN, FSDP, SGD, BadSample, Digits, Experiment, Index, Run, Scaling, UserError
-from raytrain.driver.observe import Observer
+from raytrain.loggers import Logger
 from raytrain.optim.optimizers import Rising
 from raytrain.tools.lr_range import Curve, Smoothed, diverged, find
 
@@ -34,14 +35,14 @@ def curve(losses: np.ndarray, low: float = 1e-7, high: float = 10.0) -> Curve:
     return Curve(np.geomspace(low, high, len(losses)), losses, np.array([smoothed.add(float(x)) for x in losses]))
 
 
-class Seen(Observer):
+class Seen(Logger):
     """Keeps the rows."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
 
-    def rows(self, rows: list[dict[str, Any]]) -> None:
-        self.steps += rows
+    def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.steps += map(dict, rows)
 
 
 def noisy(count: int) -> np.ndarray:
@@ -123,7 +124,7 @@ def test_one_worker_trains_as_all_would_and_a_diverging_loss_is_no_error(tmp_pat
     assert [row["loss"] for row in seen.steps] == found.loss.tolist() and len(found.smoothed) == len(found.lr)
     np.testing.assert_allclose(found.lr, np.geomspace(1e-4, 1e4, 40)[: len(found.lr)], rtol=1e-9)
     assert found.loss[0] == pytest.approx(math.log(10), abs=0.1)
-    again = find(many, Rising(40, 1e-4, 1e4), Observer())
+    again = find(many, Rising(40, 1e-4, 1e4), Logger())
     np.testing.assert_allclose(again.loss[:20], found.loss[:20], rtol=1e-3)
     assert set(Path(tempfile.gettempdir()).glob("raytrain-lr-*")) == before
 
@@ -232,11 +233,11 @@ def test_a_batch_counts_the_samples_that_can_be_read(monkeypatch: pytest.MonkeyP
     some, whole = True, Digits.read
     monkeypatch.setattr(Digits, "read", read)
     value = Experiment(model=CNN(channels=(8,)), data=Digits(on_bad_sample="skip"))
-    found = find(value, Rising(10, 1e-7, 1e-6), Observer())
+    found = find(value, Rising(10, 1e-7, 1e-6), Logger())
     np.testing.assert_allclose(found.loss, math.log(10), atol=0.3)
     some = False
     with pytest.raises(UserError, match="not one sample can be read"):
-        find(value, Rising(10, 1e-7, 1e-6), Observer())
+        find(value, Rising(10, 1e-7, 1e-6), Logger())
 
 
 class Zeros(CNN):
@@ -248,7 +249,7 @@ class Zeros(CNN):
 
 
 def test_it_begins_with_the_weights_that_training_begins_with() -> None:
-    found = find(Experiment(model=Zeros(channels=(8,)), data=Digits()), Rising(10, 1e-12, 1e-11), Observer())
+    found = find(Experiment(model=Zeros(channels=(8,)), data=Digits()), Rising(10, 1e-12, 1e-11), Logger())
     np.testing.assert_allclose(found.loss, math.log(10), rtol=1e-6)
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console as RichConsole
 
-from raytrain.driver.observe import Observer, Tail
+from raytrain.driver.observe import Tail
+from raytrain.loggers import Logger
 from raytrain.report.console import Console
 
 
-class Seen(Observer):
+class Seen(Logger):
     def __init__(self) -> None:
         self.found: list[Any] = []
 
-    def rows(self, rows: list[dict[str, Any]]) -> None:
+    def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.found += [row["step"] for row in rows]
 
     def note(self, text: str) -> None:

@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from raytrain import UserError
+from raytrain.loggers import RunInfo
 from raytrain.report import sweep
 from raytrain.report.importance import LEAST_TRIALS, importance
 from raytrain.report.plots import pareto
@@ -234,7 +235,7 @@ def test_with_several_objectives_the_front_is_marked() -> None:
     assert results.front == (0, 1) and results.marked == {0, 1}
     assert Results.of(answer(trials, objectives=goals, front=[1])).marked == {1}
     console = terminal()
-    sweep.Table(console).finished(Path("s"), answer(trials, objectives=goals))
+    sweep.Table(console).finish(RunInfo(Path("s"), str(Path("s"))), answer(trials, objectives=goals))
     assert "best val_accuracy 0.9000 (trial 0), Pareto front: trials 0, 1" in said(console)
 
 
@@ -265,7 +266,7 @@ def test_the_live_table_is_never_larger_than_the_terminal(count: int, width: int
 
 def test_a_narrow_terminal_leaves_the_least_important_columns_out_and_the_final_table_says_which() -> None:
     console = terminal(width=64)
-    sweep.Table(console).finished(Path("s"), searched(4, fail=False))
+    sweep.Table(console).finish(RunInfo(Path("s"), str(Path("s"))), searched(4, fail=False))
     out = said(console).splitlines()
     assert out[0].split() == ["trial", "lr", "precision", "batch_size", "status", "val_accuracy"]
     assert "no room for memory, seconds, samples/s, epoch: all is in trials.csv" in " ".join(said(console).split())
@@ -285,7 +286,7 @@ def test_the_live_table_comes_with_the_first_trials_and_goes_in_the_end() -> Non
     table.status("stopping")
     table.trials(content["trials"], ACCURACY, 2.5)
     assert table._view.status == "stopping" and table._view.elapsed == 2.5
-    table.finished(Path("s"), content)
+    table.finish(RunInfo(Path("s"), str(Path("s"))), content)
     assert table._live is None
     table.close()
     assert "trials  3 of [b]all[/b]\n    note  a?[2Jb\n" in said(console)
@@ -338,12 +339,12 @@ def test_what_came_of_a_sweep_and_what_to_type_next(tmp_path: Path) -> None:
 def test_a_sweep_without_any_result_says_where_to_look(tmp_path: Path) -> None:
     console = log_file()
     trials = [trial(0, {}, error="out of memory"), trial(1, {}, error="out of memory")]
-    sweep.Table(console).finished(tmp_path, answer(trials, status="failed"))
+    sweep.Table(console).finish(RunInfo(tmp_path, str(tmp_path)), answer(trials, status="failed"))
     assert "trials 0, 1 infeasible: out of memory" in said(console)
     assert "failed: 2 trials (2 infeasible), 41.2 s\n" in said(console)
     assert "next:  raytrain sweep" in said(console)
     assert "next:  no trial has a result" in said(console) and "raytrain evaluate" not in said(console)
-    sweep.Table(console).finished(tmp_path, answer([], status="interrupted"))
+    sweep.Table(console).finish(RunInfo(tmp_path, str(tmp_path)), answer([], status="interrupted"))
     assert "interrupted: 0 trials" in said(console)
 
 
@@ -531,7 +532,7 @@ def test_no_foreign_trials_break_the_table(trials: list, axes: list, objectives:
     content = answer(trials, axes, objectives=objectives, best=best, front=best, seconds=seconds)
     console = terminal(80, 24)
     table = sweep.Table(console)
-    table.finished(Path("s"), content)
+    table.finish(RunInfo(Path("s"), str(Path("s"))), content)
     console.print(sweep._View(Results.of(content), 1.0, "x", True))
     assert "the sweep is in s" in said(console)
 

@@ -28,10 +28,11 @@ from raytrain.checkpoint import storage
 from raytrain.driver import limits
 from raytrain.driver.fit import Interrupted, Options, RunFailed, advice, near, resume, train
 from raytrain.driver.interrupts import asked, status_after, unwinding
-from raytrain.driver.observe import Observer, watched
+from raytrain.driver.observe import watched
 from raytrain.driver.resumption import Correction
 from raytrain.driver.session import leave
 from raytrain.experiment import Experiment, load, with_strategy
+from raytrain.loggers import Logger
 from raytrain.optim.optimizers import Rising
 from raytrain.parallel import STRATEGIES, Parallel
 from raytrain.report.output import Refused, guard_standard_streams
@@ -191,7 +192,7 @@ def _train(arguments: list[str]) -> None:
             "`raytrain train EXPERIMENT --help` lists that experiment's fields.",
         )
     value, options, source = _training(arguments, "train", Options())
-    with watched(_console()) as observer:
+    with watched(_console(), value.loggers) as observer:
         train(value, options, observer, source, _command_started())
 
 
@@ -292,7 +293,7 @@ def _batch(arguments: list[str]) -> None:
     from raytrain.report import batch
     from raytrain.tools import batch_size
 
-    with watched(Observer() if as_json else batch.Spinner()) as observer:
+    with watched(Logger() if as_json else batch.Spinner()) as observer:
         found = batch_size.find(value, search, source, observer)
     following = ["raytrain", "train", path, *given]
     if as_json:
@@ -414,7 +415,7 @@ def _resume(arguments: list[str]) -> None:
         return experiment, options
 
     value, options = _parse(command, arguments[1:], f"raytrain resume {path}", f"Goes on with a run.\n\n{_STRATEGIES}")
-    with watched(_console()) as observer:
+    with watched(_console(), value.loggers) as observer:
         resume(
             found,
             value,

@@ -28,7 +28,7 @@ from raytrain.checkpoint.rows import check_rows
 from raytrain.data import Data, Index
 from raytrain.driver import plan, resumption, supervise
 from raytrain.driver.interrupts import Interrupts, Leave
-from raytrain.driver.observe import Observer, Tail
+from raytrain.driver.observe import Loggers, Tail
 from raytrain.driver.plan import Plan
 from raytrain.driver.resumption import Correction
 from raytrain.driver.session import Session, why_no_block
@@ -36,6 +36,7 @@ from raytrain.driver.supervise import RunFailed, failed_here
 from raytrain.driver.worker import Job
 from raytrain.experiment import Experiment
 from raytrain.files import needed_json, reason, write_atomically
+from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.run.begin import begin, check_writable, discard
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 from raytrain.run.metrics_log import read_metrics
@@ -105,7 +106,7 @@ class Options:
 
 
 def train(
-    value: Experiment, options: Options, observer: Observer, source: Path | None, command_started: float
+    value: Experiment, options: Options, observer: Logger, source: Path | None, command_started: float
 ) -> Run | None:
     """Trains an experiment in a new run directory.
 
@@ -131,7 +132,7 @@ def train(
         planned = plan.make(value, session.resources, shown)
         planned.check_disk(storage.mirror(shown) if storage.is_url(shown) else Path(options.out))
         if options.dry_run:
-            observer.planned(planned)
+            observer.planned(planned.lines())
             return None
         kept = with_threads(value, planned)
 
@@ -143,7 +144,7 @@ def train(
         path, lock = begin(options.out, options.name, stem, fill)
         with lock:
             planned = replace(planned, run=storage.url_of(path) or str(path))
-            observer.planned(planned)
+            observer.planned(planned.lines())
             try:
                 storage.publish(path)
                 return _run(Run(path), planned, kept, session, options, observer, command_started)
@@ -156,7 +157,7 @@ def resume(
     run: Run,
     value: Experiment,
     options: Options,
-    observer: Observer,
+    observer: Logger,
     command_started: float,
     correction: Correction | None = None,
 ) -> Run:
@@ -171,6 +172,8 @@ def resume(
         RunFailed: it failed again.
     """
     with _claimed(run), _advised(run, correction):
+        if isinstance(observer, Loggers) and run.summary["status"] == "completed" and not options.dry_run:
+            observer.catch_up(RunInfo(run.path, run.where, run.experiment), run.summary)
         value = _checked(run, value, correction)
         with Session(options.address, options.verbose) as session:
             planned = plan.make(value, session.resources, run.where, resumed=True)
@@ -182,7 +185,7 @@ def resume(
             if note := correction.note() if correction else resumption.edited(run):
                 planned = replace(planned, notes=(*planned.notes, note))
             planned.check_disk(run.path)
-            observer.planned(planned)
+            observer.planned(planned.lines())
             if options.dry_run:
                 return run
             kept = with_threads(value, planned)
@@ -287,7 +290,7 @@ def _run(
     kept: Experiment,
     session: Session,
     options: Options,
-    observer: Observer,
+    observer: Logger,
     command_started: float,
     correction: Correction | None = None,
 ) -> Run:
@@ -311,7 +314,9 @@ def _run(
             begun = interrupts.saves = True
             _begin(run, kept, skipped, correction)
             before, offset = read_metrics(path / "metrics.jsonl")
-            observer.started(run, planned, before)
+            if planned.skipped:
+                observer.planned([*planned.skipped, ("", f"all of them are in {path / 'skipped.json'}")])
+            observer.start(_info(run, planned, before), Held())
             tail = Tail(path / "metrics.jsonl", offset, observer)
             with storage.followed(path, observer.note):
                 if planned.experiment.scaling.workers == 0:
@@ -332,7 +337,7 @@ def _run(
             raise
         except RunFailed as failure:
             if run.summary["status"] == "completed":  # what was lost came behind the end
-                observer.finished(run)
+                observer.finish(_info(run, planned), run.summary)
                 return run
             _summarise(path, planned, "failed", str(failure))
             raise
@@ -348,10 +353,15 @@ def _run(
             session.keep_logs(logs, run.summary["status"] not in ("completed", "interrupted"))
         if run.summary["status"] == "unfinished":
             raise RunFailed("the workers ended without a summary", path, None)
-        observer.finished(run)
+        observer.finish(_info(run, planned), run.summary)
     if interrupted or run.summary["status"] == "interrupted":
         raise Interrupted(run.path, interrupts.signal)
     return run
+
+
+def _info(run: Run, planned: Plan, earlier: list[dict[str, Any]] | None = None) -> RunInfo:
+    steps, samples = planned.steps_per_epoch, len(planned.indices["train"])
+    return RunInfo(run.path, run.where, planned.experiment, steps, samples, earlier or ())
 
 
 def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction: Correction | None) -> None:
@@ -382,7 +392,7 @@ def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction
 
 
 def _prepare(
-    planned: Plan, path: Path, weights: Any, options: Options, command_started: float, observer: Observer
+    planned: Plan, path: Path, weights: Any, options: Options, command_started: float, observer: Logger
 ) -> tuple[Job, Plan, dict[str, list[Bad]]]:
     """Read the data into shared memory (or check it, for streaming) and put everything into the object store; also
     return the plan with the samples that there are, and those that are skipped."""
@@ -438,7 +448,7 @@ def read(
     return indices, images, skipped
 
 
-def _waits(observer: Observer, seconds: float) -> None:
+def _waits(observer: Logger, seconds: float) -> None:
     observer.note(why_no_block(seconds, 1.0))
 
 

@@ -1,107 +1,125 @@
-"""Watching a run from the driver: the metrics file is the only channel, so it works over any distance."""
+"""Following a run from the driver. Its files are the only channel, so that it works over any distance."""
+
+# ruff: noqa: D102 (the base class documents the methods)
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from raytrain.driver.plan import Plan
+from raytrain.driver.feed import Feed
+from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.run.metrics_log import NOTES, read_metrics
-from raytrain.run.run import Run
 
-
-class Observer:
-    """Sees a run from the driver; the base class looks away."""
-
-    def planned(self, plan: Plan) -> None:
-        """The plan, before anything starts."""
-
-    def status(self, text: str) -> None:
-        """What goes on while no step is done."""
-
-    def started(self, run: Run, plan: Plan, rows: list[dict[str, Any]]) -> None:
-        """Workers are about to train; the plan has the samples that could be read, `rows` the metrics of a resumed run
-        so far."""
-
-    def rows(self, rows: list[dict[str, Any]]) -> None:
-        """New rows of metrics.jsonl; an empty list now and then, to keep the clock going."""
-
-    def workers(self, event: str, why: str, checkpoint: str) -> None:
-        """Workers were `lost`, their number is to be `resized`, or the run is `waiting` for room; it goes on from the
-        checkpoint of that name, or from its start."""
-
-    def note(self, text: str) -> None:
-        """What the user should know, and what does not end the run."""
-
-    def finished(self, run: Run) -> None:
-        """The run has ended and its summary is there."""
-
-    def close(self) -> None:
-        """Whatever happened, nothing more will."""
-
-
-class SweepObserver:
-    """Sees a sweep from the driver; the base class looks away."""
-
-    def planned(self, lines: list[tuple[str, str]]) -> None:
-        """The plan, before anything starts."""
-
-    def status(self, text: str) -> None:
-        """What goes on while no trial is under way."""
-
-    def trials(
-        self,
-        records: list[dict[str, Any]],
-        objectives: list[dict[str, Any]],
-        elapsed: float,
-        count: int | None = None,
-    ) -> None:
-        """How the trials stand; a few times a second.
-
-        Args:
-            records: `trials` of sweep.json: those that were proposed.
-            objectives: `objectives` of sweep.json.
-            elapsed: seconds of the sweep so far.
-            count: how many trials there will be.
-        """
-
-    def finished(self, path: Path, answer: dict[str, Any]) -> None:
-        """The sweep has ended, and its answer is written."""
-
-    def close(self) -> None:
-        """Whatever happened, nothing more will."""
-
-
-Watching = TypeVar("Watching", Observer, SweepObserver)
+_PATIENCE, _HURRY = 30.0, 5.0
+"""Seconds without progress after which a logger is left behind at the end of a completed run, and of others."""
 
 
 @contextlib.contextmanager
-def watched(observer: Watching) -> Iterator[Watching]:
-    """Closes the observer at the end, however that comes about."""
+def watched(first: Logger, loggers: Sequence[Logger] = ()) -> Iterator[Logger]:
+    """The context in which loggers follow a run or a sweep. At its end they are closed.
+
+    Args:
+        first: called directly, such as the terminal.
+        loggers: those of the user, each of which gets a thread.
+    """
+    observer = Loggers(first, loggers) if loggers else first
     try:
         yield observer
     finally:
         observer.close()
 
 
+class Loggers(Logger):
+    """Several loggers as one: the first is called directly, the others in threads of their own."""
+
+    def __init__(self, first: Logger, others: Sequence[Logger]):
+        self.first, seen, self._feeds, self._patience = first, list[str](), list[Feed](), _HURRY
+        for logger in others:
+            seen.append(repr(logger))
+            self._feeds.append(Feed(logger, seen.count(repr(logger)), first.note))
+
+    def planned(self, lines: Sequence[tuple[str, str]]) -> None:
+        self.first.planned(lines)
+        self._tell("planned", lines)
+
+    def status(self, text: str) -> None:
+        self.first.status(text)
+        self._tell("status", text)
+
+    def note(self, text: str) -> None:
+        self.first.note(text)
+        self._tell("note", text)
+
+    def start(self, run: RunInfo, held: Held) -> None:
+        self.first.start(run, held)
+        for feed in self._feeds:
+            feed.follow(run)
+
+    def rows(self, rows: Sequence[Any]) -> None:
+        self.first.rows(rows)
+        self._tell("rows", rows)
+
+    def workers(self, event: str, why: str, checkpoint: str) -> None:
+        self.first.workers(event, why, checkpoint)
+        self._tell("workers", event, why, checkpoint)
+
+    def trials(self, records: Any, objectives: Any, elapsed: float, count: int | None = None) -> None:
+        self.first.trials(records, objectives, elapsed, count)
+        self._tell("trials", records, objectives, elapsed, count)
+
+    def finish(self, run: RunInfo, summary: Any) -> None:
+        self.first.finish(run, summary)
+        self._patience = _PATIENCE if summary.get("status") == "completed" else _HURRY
+        self.end(run, summary)
+
+    def end(self, run: RunInfo, summary: Any) -> None:
+        """Let the others take the last rows and the summary; `close` waits for that."""
+        for feed in self._feeds:
+            feed.finish(run, summary)
+
+    def catch_up(self, run: RunInfo, summary: Any) -> None:
+        """Hand on the last rows of a completed run, where a kill came before that."""
+        self._patience = _PATIENCE
+        for feed in self._feeds:
+            if feed.behind(run.path):
+                feed.follow(run)
+                feed.finish(run, summary)
+
+    def leave(self) -> None:
+        """Begin to close the others, without waiting for them."""
+        for feed in self._feeds:
+            feed.end()
+
+    def close(self) -> None:
+        self.leave()
+        for feed in self._feeds:
+            feed.wait(self._patience)
+        self.first.close()
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        for feed in self._feeds:
+            feed.tell(method, *arguments)
+
+
 _REFUSED = "a checkpoint was not stored, and training goes on: "
 
 
 class Tail:
-    """Follows the metrics file for the observer, what storage refused, and the ranks' notes."""
+    """Follows a run's files for a logger: the metrics, the checkpoints that storage refused, and the ranks' notes."""
 
-    def __init__(self, path: Path, offset: int, observer: Observer):
+    def __init__(self, path: Path, offset: int, observer: Logger):
         self.path, self.offset, self.observer = path, offset, observer
         self.seen = False
         logs = {path.parent / "logs" / "checkpoints.log": _REFUSED, path.parent / NOTES: ""}
         self._logs = {log: (_size(log), prefix) for log, prefix in logs.items()}
 
     def poll(self) -> None:
-        """Shows what has come since the last call."""
+        """Hand on what has come since the last call."""
         if os.path.isfile(self.path):
             size = _size(self.path)
             self.offset = min(self.offset, size)  # a resumed run first cuts the file back to its checkpoint
@@ -123,7 +141,7 @@ class Tail:
 
     @contextlib.contextmanager
     def in_background(self) -> Iterator[None]:
-        """Polls in a side thread."""
+        """Poll in a side thread."""
         done = threading.Event()
 
         def follow() -> None:

@@ -18,7 +18,7 @@ from raytrain.user_code import sources
 
 RESUMABLE = (
     *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
-    *("clip_norm", "on_nonfinite", "patience"),
+    *("clip_norm", "on_nonfinite", "patience", "loggers"),
 )
 """The values that a run which goes on may change, with all that is below them."""
 _NAMED = 4

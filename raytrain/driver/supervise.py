@@ -18,12 +18,13 @@ from raytrain import errors
 from raytrain.checkpoint import storage
 from raytrain.driver import ray_internals
 from raytrain.driver.interrupts import Interrupts, Leave
-from raytrain.driver.observe import Observer, Tail
+from raytrain.driver.observe import Tail
 from raytrain.driver.plan import Plan
 from raytrain.driver.session import Session, answers
 from raytrain.driver.worker import Job, to_edit, work, work_on_cluster
 from raytrain.experiment import Experiment
 from raytrain.files import append, known_json, read_json
+from raytrain.loggers import Logger
 from raytrain.run.run import Run
 from raytrain.user_code import sources
 from raytrain.watchdog import Hung
@@ -112,9 +113,7 @@ class Supervisor:
         tail: the metrics, as the observer sees them.
     """
 
-    def __init__(
-        self, planned: Plan, job: Job, session: Session, tail: Tail, interrupts: Interrupts, observer: Observer
-    ):
+    def __init__(self, planned: Plan, job: Job, session: Session, tail: Tail, interrupts: Interrupts, observer: Logger):
         self.planned, self.job, self.session = planned, job, session
         self.tail, self.interrupts, self.observer = tail, interrupts, observer
         self.scaling, self.can_leave = planned.asked, not session.found

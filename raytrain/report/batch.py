@@ -5,30 +5,30 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from raytrain.driver.observe import Observer
-from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
+from raytrain.loggers import Logger
 from raytrain.report.console import terminal
 from raytrain.report.layout import cell, show_next
 from raytrain.report.layout import show as show_line
 from raytrain.tools.batch_size import Found, Trial, best
 
 
-class Spinner(Observer):
+class Spinner(Logger):
     """What the plan warns of, and on a terminal what is being tried."""
 
     def __init__(self) -> None:
         self._console = terminal()
         self._status = Status("starting", console=self._console) if self._console.is_terminal else None
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, lines: Sequence[tuple[str, str]]) -> None:
         """Prints the plan's notes."""
-        for note in plan.notes:
+        for note in (text for name, text in lines if name == "note"):
             show_line(self._console, "note: ", note, "yellow", "yellow")
         if self._status:
             self._status.start()

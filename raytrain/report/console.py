@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
@@ -16,12 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.spinner import Spinner
 from rich.text import Text
 
-from raytrain.driver.observe import Observer
-from raytrain.driver.plan import Plan
+from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
 from raytrain.report.output import Output
-from raytrain.run.run import Run
 from raytrain.tasks.task import Classification
+from raytrain.user_code import sources
 
 _PLAIN_SECONDS = 10.0
 _LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE, _SHORTEST_BAR = 8, 28, 14, 12
@@ -29,7 +28,7 @@ _ECHO = 3
 """Columns that the bar leaves for the terminal's echo of Ctrl-C, so that the line can be erased as a whole."""
 
 
-class Console(Observer):
+class Console(Logger):
     """Shows a run on standard output."""
 
     def __init__(self, console: RichConsole | None = None):
@@ -39,14 +38,13 @@ class Console(Observer):
         self._shown: Any = None
         self._task: Any = None
         self._times: list[tuple[float, int]] = []
-        self._last: dict[str, Any] = {}
+        self._last: Mapping[str, Any] = {}
         self._said = 0.0
         self._columns: list[tuple[str, int]] = []
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, lines: Sequence[tuple[str, str]]) -> None:
         """Print the plan."""
-        self._plan = plan
-        show_plan(self.console, plan.lines())
+        show_plan(self.console, lines)
 
     def status(self, text: str) -> None:
         """Show a spinner, or print a line."""
@@ -55,13 +53,10 @@ class Console(Observer):
         else:
             show(self.console, "", f"{text} ...")
 
-    def started(self, run: Run, plan: Plan, rows: list[dict[str, Any]]) -> None:
-        """Print which samples are left out, now that all were read, and the epochs that a resumed run has done, and
-        begin the bar."""
-        self._plan = plan
-        if plan.skipped:
-            show_plan(self.console, [*plan.skipped, ("", f"all of them are in {run.path / 'skipped.json'}")])
-        self._read(rows)
+    def start(self, run: RunInfo, held: Held) -> None:
+        """Print the epochs that a resumed run has done, and begin the bar."""
+        self._run = run
+        self._read(run.earlier)
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.fields[epoch]}"),
@@ -73,7 +68,7 @@ class Console(Observer):
             self._task = self._bar.add_task("", total=self._steps, epoch="starting the workers ...", figures="")
             self._show(self._bar)
 
-    def rows(self, rows: list[dict[str, Any]]) -> None:
+    def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Move the bar; print a line for each epoch."""
         self._read(rows)
         ends = bool(rows) and rows[-1]["kind"] == "epoch"  # short epochs end between two polls: then the bar moves too
@@ -91,20 +86,20 @@ class Console(Observer):
         """Print a line of its own."""
         show_plan(self.console, [("note", text)])
 
-    def finished(self, run: Run) -> None:
+    def finish(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
         """Print the summary, and what to type next."""
         self._stop()
-        summary, status, where = run.summary, run.summary["status"], run.where
+        self._run, status, where = run, summary["status"], run.where
         style = "bold green" if status == "completed" else "bold yellow"
         show(self.console, f"{status}: ", ", ".join(self._facts(summary)), before_style=style)
-        for one in run.replaced:
+        for one in sources.replaced(run.path):
             show(self.console, "", f"code replaced after step {one['step']:,}: {', '.join(one['changed'])}")
-        show(self.console, "", f"the run is {'at' if run.url else 'in'} {where}")
+        show(self.console, "", f"the run is {'in' if where == str(run.path) else 'at'} {where}")
         if status != "completed":
             show_next(self.console, [("raytrain", "resume", where)])
             return
         predict = ("raytrain", "predict", where, "IMAGE", "...")
-        predicts = isinstance(self._plan.experiment.task, Classification)
+        predicts = isinstance(run.experiment.task, Classification)
         evaluate, export = ("raytrain", "evaluate", where), ("raytrain", "export", where, "model.pth")
         show_next(self.console, [evaluate, *([predict] if predicts else []), export])
 
@@ -114,17 +109,17 @@ class Console(Observer):
 
     @property
     def _epochs(self) -> int:
-        return self._plan.experiment.epochs
+        return self._run.experiment.epochs
 
     @property
     def _steps(self) -> int:
         """Steps of all epochs."""
-        return self._epochs * self._plan.steps_per_epoch
+        return self._epochs * self._run.steps_per_epoch
 
-    def _facts(self, summary: dict[str, Any]) -> list[str]:
+    def _facts(self, summary: Mapping[str, Any]) -> list[str]:
         """Return what came of the run, for people."""
         steps, rate = summary.get("steps") or 0, summary.get("samples_per_second")
-        epoch = -(-steps // self._plan.steps_per_epoch)  # the last one that was trained, whole or not
+        epoch = -(-steps // self._run.steps_per_epoch)  # the last one that was trained, whole or not
         if not steps:
             return ["no step was done"]
         names = [summary["monitor"]] if "monitor" in summary else ["val_accuracy", "val_loss"]  # of an older run
@@ -139,7 +134,7 @@ class Console(Observer):
             *([f"{summary['seconds']:.1f} s of training"] if summary.get("seconds") else []),
         ]
 
-    def _read(self, rows: list[dict[str, Any]]) -> None:
+    def _read(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             if row["kind"] == "step":
                 self._last = row
@@ -148,9 +143,9 @@ class Console(Observer):
             elif row["kind"] == "precision":
                 self._precision(row)
 
-    def _epoch(self, row: dict[str, Any]) -> None:
+    def _epoch(self, row: Mapping[str, Any]) -> None:
         """Print a line of the table of epochs, without the columns that the terminal has no room for."""
-        monitor, lr = self._plan.experiment.task.monitor, self._last.get("lr")
+        monitor, lr = self._run.experiment.task.monitor, self._last.get("lr")
         ranks = {"train_loss": 7, "val_loss": 6, "val_accuracy": 3, monitor: 8}
         cells = [
             _Cell(9, "epoch", f"{row['epoch']}/{self._epochs}", len(f"{self._epochs}/{self._epochs}")),
@@ -171,7 +166,7 @@ class Console(Observer):
             self.console.print(Text("  ".join(cell(title, width) for title, width in titles), style="bold"))
         self.console.print(Text("  ".join(cell(each.text, w) for each, w in zip(cells, widths, strict=True))))
 
-    def _precision(self, row: dict[str, Any]) -> None:
+    def _precision(self, row: Mapping[str, Any]) -> None:
         times = ", ".join(
             f"{name} {'not finite' if value is None else f'{value:.1f} ms'}"
             for name, value in row["milliseconds"].items()
@@ -184,7 +179,7 @@ class Console(Observer):
         (then, before), rate = self._times[0], 0.0
         if now > then and step > before:
             rate = (step - before) / (now - then)
-        samples = rate * len(self._plan.indices["train"]) / self._plan.steps_per_epoch
+        samples = rate * self._run.samples / self._run.steps_per_epoch
         epoch = f"epoch {min(self._last['epoch'], self._epochs)}/{self._epochs}"
         figures = [  # rank and text
             (1, f"step {step:,}/{self._steps:,}"),

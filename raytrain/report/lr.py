@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raytrain.driver.observe import Observer
-from raytrain.driver.plan import Plan
+from raytrain.loggers import Logger
 from raytrain.report.console import terminal
 from raytrain.report.files import write_whole
 from raytrain.report.layout import show as show_line
@@ -29,7 +28,7 @@ PLOTS = (".png", ".svg", ".pdf")
 _BLUE, _RED = "#1f5fa8", "#c0392b"
 
 
-class Bar(Observer):
+class Bar(Logger):
     """What the plan warns of, and on a terminal a bar."""
 
     def __init__(self, steps: int):
@@ -39,13 +38,13 @@ class Bar(Observer):
         self._progress = Progress(*columns, console=console, transient=True, expand=True, disable=hidden)
         self._task = self._progress.add_task("", total=steps)
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, lines: Sequence[tuple[str, str]]) -> None:
         """Prints the plan's notes, and begins the bar."""
-        for note in plan.notes:
+        for note in (text for name, text in lines if name == "note"):
             show_line(self._progress.console, "note: ", note, "yellow", "yellow")
         self._progress.start()
 
-    def rows(self, rows: list[dict[str, Any]]) -> None:
+    def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Moves the bar."""
         self._progress.advance(self._task, len(rows))
 

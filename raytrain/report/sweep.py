@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from raytrain import errors
-from raytrain.driver.observe import SweepObserver
+from raytrain.loggers import Logger, RunInfo
 from raytrain.report import sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.files import write_whole
@@ -28,7 +29,7 @@ _FINAL_ROWS, _WHAT_HAPPENED = 30, 4
 _LOG_WIDTH = 160  # columns of a table that goes to a file
 
 
-class Table(SweepObserver):
+class Table(Logger):
     """Shows a sweep on standard output: on a terminal a table that changes, elsewhere a line when a trial ends."""
 
     def __init__(self, console: RichConsole | None = None):
@@ -37,7 +38,7 @@ class Table(SweepObserver):
         self._view = _View()
         self._said: set[tuple[int, float | None]] = set()
 
-    def planned(self, lines: list[tuple[str, str]]) -> None:
+    def planned(self, lines: Sequence[tuple[str, str]]) -> None:
         """Prints the plan: a name and what there is to say, a line each."""
         show_plan(self.console, [(plain(name), plain(text)) for name, text in lines])
 
@@ -70,14 +71,14 @@ class Table(SweepObserver):
                 self._said.add(which)
                 self._print(sweep_table.line(trial, results))
 
-    def finished(self, path: Path, answer: dict[str, Any]) -> None:
-        """Prints the trials from the best one on, how many came to what end, and what to type next.
+    def note(self, text: str) -> None:
+        """Print a line of its own."""
+        self._print(f"note: {plain(text)}", "yellow")
 
-        Args:
-            path: the sweep's directory.
-            answer: what its sweep.json holds.
-        """
+    def finish(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
+        """Print the trials from the best one on, how many came to what end, and what to type next."""
         self.close()
+        path, answer = run.path, {**summary}
         results = Results.of(answer)
         width = columns(self.console) or _LOG_WIDTH
         shown, more = results.ranked()[:_FINAL_ROWS], max(0, len(results.trials) - _FINAL_ROWS)
@@ -244,7 +245,7 @@ def report(path: Path, console: RichConsole | None = None) -> None:
                 record["status"] = "interrupted"
     write_csv(path, answer)
     write_plots(path, answer)
-    Table(console or terminal()).finished(path, answer)
+    Table(console or terminal()).finish(RunInfo(path, str(path)), answer)
 
 
 def _abandoned(path: Path) -> bool:

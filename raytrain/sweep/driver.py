@@ -29,11 +29,11 @@ from raytrain.checkpoint import storage
 from raytrain.driver import fit, plan, ray_internals
 from raytrain.driver.fit import Interrupted, Options, RunFailed
 from raytrain.driver.interrupts import Interrupts, Leave
-from raytrain.driver.observe import SweepObserver
 from raytrain.driver.plan import Plan, Resources
 from raytrain.driver.session import Session, why_no_room
 from raytrain.experiment import Experiment, Scaling
 from raytrain.files import known_json, needed_json, write_atomically
+from raytrain.loggers import Logger, RunInfo
 from raytrain.report.sweep import write_csv, write_plots
 from raytrain.run.begin import begin, check_writable
 from raytrain.run.lock import Lock
@@ -44,6 +44,7 @@ from raytrain.sweep.schedulers import Complete
 from raytrain.sweep.search import crossed
 from raytrain.sweep.space import Grid, combinations
 from raytrain.sweep.sweep import Sweep, impossible, load, to_dict
+from raytrain.sweep.trial_loggers import TrialLoggers
 from raytrain.user_code import sources
 
 _MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
@@ -165,7 +166,7 @@ def _measured(concurrent: int) -> str:
 
 
 def sweep(
-    value: Sweep, options: Options, observer: SweepObserver, source: Path | None, command_started: float
+    value: Sweep, options: Options, observer: Logger, source: Path | None, command_started: float
 ) -> SweepRun | None:
     """Runs a sweep in a new directory.
 
@@ -214,9 +215,7 @@ def sweep(
                 raise
 
 
-def resume(
-    path: Path, value: Sweep, options: Options, observer: SweepObserver, command_started: float
-) -> SweepRun | None:
+def resume(path: Path, value: Sweep, options: Options, observer: Logger, command_started: float) -> SweepRun | None:
     """Goes on with a sweep: trials that have ended stay, those under way go on from their checkpoints.
 
     Args:
@@ -390,10 +389,12 @@ def _superlative(mode: str) -> str:
 class _Driver:
     """One session of a sweep."""
 
-    def __init__(self, path: Path, planned: SweepPlan, observer: SweepObserver, command_started: float):
+    def __init__(self, path: Path, planned: SweepPlan, observer: Logger, command_started: float):
         self.path, self.planned, self.observer = path, planned, observer
         self.sweep, self.command_started = planned.sweep, command_started
+        self.info = RunInfo(path, str(path), planned.sweep.experiment)
         self.objectives = self.sweep.objectives
+        self.loggers = TrialLoggers(path, planned.variants, observer)
         self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
         self.leaving = self.hurried = False
         self.since, self.told = time.monotonic(), False
@@ -421,12 +422,15 @@ class _Driver:
                 shelf = self._read()
                 interrupts.saves = True
                 self.observer.status("starting the first trials")
-                status = self._watch(shelf, interrupts)
+                try:
+                    status = self._watch(shelf, interrupts)
+                finally:
+                    self.loggers.close()
             except Leave:
                 pass
             except KeyboardInterrupt:  # the second request
                 self._give_up(self.records())
-                self.observer.finished(self.path, self.write("interrupted"))
+                self.observer.finish(self.info, self.write("interrupted"))
                 raise Interrupted(self.path, interrupts.signal) from None
             except (errors.UserError, RunFailed):
                 raise
@@ -481,7 +485,7 @@ class _Driver:
         answer = self.write(status)
         write_csv(self.path, answer)
         write_plots(self.path, answer)
-        self.observer.finished(self.path, answer)
+        self.observer.finish(self.info, answer)
 
     def _read(self) -> dict[str, Any]:
         """The data of each variant, once for all trials."""
@@ -516,6 +520,8 @@ class _Driver:
             if len(self.ended) > before:
                 self.write("running")
                 self._tidy(records)
+            if self.sweep.experiment.loggers:
+                self.loggers.update(records)
             elapsed = time.time() - self.command_started + self.before
             self.observer.trials(records, self._modes(), elapsed, self.sweep.count)
             if deadline is None and any(one["status"] != "pending" for one in records):
@@ -534,7 +540,9 @@ class _Driver:
             if time.monotonic() > leave_by:
                 self._give_up(records)
                 break
-        self.records()
+        records = self.records()
+        if self.sweep.experiment.loggers:
+            self.loggers.update(records)
         if len(self.ended) == self.sweep.count:  # also where a request to stop came too late to matter
             return "completed"
         if interrupts.signal:

@@ -27,9 +27,9 @@ from raytrain import errors, experiment, order
 from raytrain.config import above, check
 from raytrain.data import Data, Index
 from raytrain.driver import plan
-from raytrain.driver.observe import Observer
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
+from raytrain.loggers import Logger
 from raytrain.user_code import sources
 
 _IMAGES = 64
@@ -102,7 +102,7 @@ class Found:
 
 
 def find(
-    value: Experiment, search: Search = Search(), source: Path | None = None, observer: Observer | None = None
+    value: Experiment, search: Search = Search(), source: Path | None = None, observer: Logger | None = None
 ) -> list[Found]:
     """Tries micro-batches in each precision on this machine, in as many processes as the experiment has workers.
 
@@ -116,12 +116,12 @@ def find(
     Raises:
         UserError: the experiment cannot be run, or fails for another reason than its memory in every micro-batch.
     """
-    with _probes(value, search, source, observer or Observer()) as probes:
+    with _probes(value, search, source, observer or Logger()) as probes:
         return [Found(name, probes.search(name, timed=True)) for name in probes.precisions]
 
 
 def find_largest(
-    value: Experiment, memory: float | None = None, source: Path | None = None, observer: Observer | None = None
+    value: Experiment, memory: float | None = None, source: Path | None = None, observer: Logger | None = None
 ) -> Trial | None:
     """The largest micro-batch that fits in the experiment's own precision (fp32 for auto); no time is taken.
 
@@ -134,7 +134,7 @@ def find_largest(
         UserError: as of `find`.
     """
     precision = "fp32" if value.precision == "auto" else value.precision
-    with _probes(value, Search((precision,), memory), source, observer or Observer()) as probes:
+    with _probes(value, Search((precision,), memory), source, observer or Logger()) as probes:
         return Found(precision, probes.search(precision, timed=False)).largest
 
 
@@ -189,11 +189,11 @@ def _fitted(trials: list[Trial]) -> bool:
 
 
 @contextlib.contextmanager
-def _probes(value: Experiment, search: Search, source: Path | None, observer: Observer) -> Iterator[_Probes]:
+def _probes(value: Experiment, search: Search, source: Path | None, observer: Logger) -> Iterator[_Probes]:
     """Plans, reads some images, and has no process left at the end, however that comes about."""
     planned = plan.make(replace(value, precision="fp32", micro_batch_size=None), plan.local_resources, "")
     precisions = _precisions(planned.experiment, search)
-    observer.planned(planned)
+    observer.planned(planned.lines())
     with tempfile.TemporaryDirectory(prefix="raytrain-batch-") as name:
         folder = Path(name)
         _prepare(folder, planned, search, source)
@@ -255,7 +255,7 @@ def _some_samples(data: Data, index: Index) -> dict[str, np.ndarray]:
 class _Probes:
     """The processes, one a rank, started when there is something to try and again after a death."""
 
-    def __init__(self, folder: Path, planned: Plan, precisions: list[str], observer: Observer):
+    def __init__(self, folder: Path, planned: Plan, precisions: list[str], observer: Logger):
         self.folder, self.value, self.precisions, self.observer = folder, planned.experiment, precisions, observer
         self._gpus = int(planned.resources.gpus)
         self._starts = count()

@@ -16,8 +16,8 @@ import torch
 from raytrain import errors, experiment
 from raytrain.data.reader import Direct
 from raytrain.driver import fit, plan
-from raytrain.driver.observe import Observer
 from raytrain.experiment import Experiment
+from raytrain.loggers import Logger
 from raytrain.optim.optimizers import Rising
 from raytrain.parallel import DDP
 from raytrain.parallel.strategy import RankContext
@@ -95,7 +95,7 @@ class Smoothed:
         return self._sum / self._weight
 
 
-def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
+def find(value: Experiment, rising: Rising, observer: Logger) -> Curve:
     """Trains from the initial weights (those of the model's file, where it has one) with a rising learning rate.
 
     All but learning rate, its scaling and schedule is the experiment's; one worker computes the global batch, in the
@@ -118,7 +118,7 @@ def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
         micro_batch_size=value.micro_batch,
     )
     planned = plan.make(tested, plan.local_resources, "")
-    observer.planned(planned)
+    observer.planned(planned.lines())
     tested = planned.experiment
     with tempfile.TemporaryDirectory(prefix="raytrain-lr-") as folder:
         run = Path(folder)
@@ -133,7 +133,7 @@ def find(value: Experiment, rising: Rising, observer: Observer) -> Curve:
     return Curve(*map(np.array, zip(*points, strict=True)))
 
 
-def _points(trainer: Trainer, steps: int, reader: Direct, observer: Observer) -> list[tuple[float, float, float]]:
+def _points(trainer: Trainer, steps: int, reader: Direct, observer: Logger) -> list[tuple[float, float, float]]:
     """Train until the learning rate is at its top or the loss has diverged; return (lr, loss, smoothed) of each step.
 
     Raises:

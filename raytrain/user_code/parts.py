@@ -32,6 +32,7 @@ _NEEDS = {
     "Task": "`def loss(self, model, batch): return {call}, len(batch)`, the loss being the sum over the batch",
     "Optimizer": "`def build(self, parameters): return {call}`",
     "Hook": "`def after_step(self, trainer)`, which may return columns for metrics.jsonl",
+    "Logger": "`def log(self, rows)`, which takes rows of metrics.jsonl",
     "Schedule": "`def factor(self, step, steps_per_epoch, epochs)`, which returns the factor on optimizer.lr",
 }
 """What a class of the user's own has."""

@@ -39,8 +39,8 @@ from raytrain import (
     config,
 )
 from raytrain.driver.fit import Interrupted, Options
-from raytrain.driver.observe import SweepObserver
 from raytrain.driver.plan import local_resources
+from raytrain.loggers import Logger
 from raytrain.sweep import driver
 from raytrain.sweep.sweep import load
 
@@ -107,11 +107,11 @@ def test_a_grid_s_trials_are_the_experiments_and_the_best_one_runs_again_bit_for
     assert hashes(again.path) == hashes(best.path)
 
     before = (found.path / "trials" / "0003" / "metrics.jsonl").stat().st_mtime_ns
-    more = driver.resume(found.path, config.replace(sweep, "keep", 2), Options(), SweepObserver(), 0.0)
+    more = driver.resume(found.path, config.replace(sweep, "keep", 2), Options(), Logger(), 0.0)
     assert more is not None and more.answer["trials"] == found.trials, "there was nothing left to do"
     assert (found.path / "trials" / "0003" / "metrics.jsonl").stat().st_mtime_ns == before
     with pytest.raises(raytrain.UserError, match="cannot change objective"):
-        driver.resume(found.path, config.replace(sweep, "objective", "val_loss"), Options(), SweepObserver(), 0.0)
+        driver.resume(found.path, config.replace(sweep, "objective", "val_loss"), Options(), Logger(), 0.0)
 
 
 def hashes(path: Path) -> str:
@@ -173,7 +173,7 @@ def test_a_trial_that_goes_wrong_is_an_answer_and_the_others_are_trained(
     file = tmp_path / "bad.py"
     file.write_text(textwrap.dedent(BAD).replace('os.environ["BAD_FOLDER"]', repr(str(tmp_path))))
     sweep, source = load(file)
-    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), SweepObserver(), source, 0.0)
+    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), Logger(), source, 0.0)
     assert found is not None and found.answer["status"] == "completed"
     by = {trial["values"]["model.mode"]: trial for trial in found.trials}
     assert {mode: (trial["status"], trial["attempts"]) for mode, trial in by.items()} == {
@@ -337,7 +337,7 @@ def test_trials_of_one_and_of_two_workers_train_in_one_sweep_as_alone(tmp_path: 
     nothing_left()
 
 
-class Heard(SweepObserver):
+class Heard(Logger):
     """Keeps what a sweep says, and interrupts it when that begins with some words."""
 
     def __init__(self, words: str):
@@ -368,7 +368,7 @@ def test_a_sweep_whose_trials_wait_for_room_says_so_ends_on_a_signal_and_goes_on
     assert driver.SweepRun(tmp_path / "sweep").answer["status"] == "interrupted"
     remove_placement_group(taken)
     nothing_left()
-    more = driver.resume(tmp_path / "sweep", sweep, Options(), SweepObserver(), 0.0)
+    more = driver.resume(tmp_path / "sweep", sweep, Options(), Logger(), 0.0)
     assert more is not None and [(t["status"], t["attempts"]) for t in more.trials] == [("completed", 1)] * 2
 
 
@@ -411,10 +411,10 @@ def test_a_sweep_that_has_used_up_its_time_goes_on_later(tmp_path: Path) -> None
     assert (found.best is not None) == any(done), "of what was trained in time"
     assert sum(done) < 400 and (done[0] == 0 or list((found.path / "trials" / "0000" / "checkpoints").iterdir()))
     longer = config.replace(sweep, "budget_seconds", None)
-    more = driver.resume(found.path, longer, Options(), SweepObserver(), 0.0)
+    more = driver.resume(found.path, longer, Options(), Logger(), 0.0)
     assert more is not None and [t["status"] for t in more.trials] == ["completed"] * 2
     assert len(losses(found.path / "trials" / "0000")) == len(losses(found.path / "trials" / "0001")) == 200 * 23
     (found.path / "trials" / "0002").mkdir()
     (found.path / "trials" / "0002" / "trial.json").write_text("{}")
     with pytest.raises(raytrain.UserError, match=r"3 trials have begun and 2 are asked for.*take --trials 3 or more"):
-        driver.resume(found.path, longer, Options(), SweepObserver(), 0.0)
+        driver.resume(found.path, longer, Options(), Logger(), 0.0)
