@@ -33,8 +33,8 @@ from torchvision import datasets, transforms
 from raytrain import MLP, MNIST, SGD, Experiment, ImageFolder, Model, Scaling, Torchvision
 from raytrain.data import Index
 from raytrain.data.reader import Resident, Streaming
-from raytrain.driver import plan
-from raytrain.experiment import save
+from raytrain.driver import model_check
+from raytrain.experiment_file import save
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.precision import memory_format
 from raytrain.training.trainer import Trainer
@@ -157,7 +157,9 @@ def raytrain(e: Experiment, index: Index, reader: Any) -> Callable[[], float]:
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:
             image = e.data.sample(index)
-            layout = plan.memory_format(e, image, len(index.classes), plan.check_model(e, image, len(index.classes)))
+            layout = model_check.memory_format(
+                e, image, len(index.classes), model_check.check_model(e, image, len(index.classes))
+            )
             value = replace(e, epochs=2, memory_format=layout)
             save(value, Path(folder) / "experiment.json")
             few = index.take(np.arange(min(64, len(index))))

@@ -14,7 +14,7 @@ from raytrain import MNIST, SGD, Experiment
 from raytrain.data import Index
 from raytrain.data.loader import Loader, keep_memory
 from raytrain.data.reader import Resident
-from raytrain.experiment import save
+from raytrain.experiment_file import save
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks import dataset, report
 from benchmarks.harness import ROOT, Measured, SideFailed, environment
 from benchmarks.rows import Goal, Row
-from raytrain import MNIST, SGD, Cosine, Grid, Sweep, config, experiment
+from raytrain import MNIST, SGD, Cosine, Grid, Sweep, config, experiment_file
 from raytrain.sweep import record
 from raytrain.sweep.space import combinations
 from raytrain.sweep.sweep import load, to_dict
@@ -129,7 +129,7 @@ def by_shell(value: Sweep, folder: Path) -> Command:
     times, trials = [], {}
     for number, values in enumerate(combinations(value.axes)):
         file = folder / f"{number}.json"
-        experiment.save(value.trial(values), file)
+        experiment_file.save(value.trial(values), file)
         times += _run("raytrain.cli", "train", str(file), "--out", str(folder), "--name", str(number))
         trials[_name(values)] = _trial(folder / str(number), {})
     return Command(times[0], times[-1], trials)

@@ -23,12 +23,13 @@ from raytrain import config as _config
 from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
-from raytrain.experiment import load as load_experiment
-from raytrain.experiment import refuse_while_loading as _refuse_while_loading
+from raytrain.experiment_file import load as load_experiment
+from raytrain.experiment_file import refuse_while_loading as _refuse_while_loading
 from raytrain.hooks import Hook
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
-from raytrain.optim.optimizers import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR
+from raytrain.optim.optimizers import SGD, Adam, AdamW, Optimizer
+from raytrain.optim.schedules import Constant, Cosine, OneCycle, Schedule, StepLR
 from raytrain.parallel import (
     DDP,
     FSDP,
@@ -56,11 +57,12 @@ from raytrain.sweep import (
     Sweep,
     Uniform,
 )
-from raytrain.tasks.task import Classification, Task
+from raytrain.tasks.classification import Classification
+from raytrain.tasks.task import Task
 from raytrain.user_code import sources as _sources
 
 if TYPE_CHECKING:
-    from raytrain.sweep.driver import SweepRun
+    from raytrain.sweep.sweep_run import SweepRun
 
 __all__ = [
     "ASHA",

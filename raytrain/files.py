@@ -15,12 +15,9 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from raytrain import errors
-
-if TYPE_CHECKING:
-    pass
 
 LARGEST = 1 << 26
 """Bytes of a file that is read whole: a larger one is none of ours."""

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from raytrain import CNN, Digits, Experiment, Run, cli, config, experiment
+from raytrain import CNN, Digits, Experiment, Run, cli, config, experiment_file
 from raytrain.checkpoint import checkpoints
 from raytrain.driver.session import Session
 from raytrain.run.metrics_log import MetricsLog
@@ -90,7 +90,7 @@ def make_run(path: Path, value: Experiment = VALUE, steps: int = 30) -> Run:
         optimizer.step()
         log.write([{"kind": "step", "step": step + 1, "epoch": 1, "loss": 0.5, "lr": 0.1}])
     log.close()
-    experiment.save(value, path / "experiment.json")
+    experiment_file.save(value, path / "experiment.json")
     fingerprints = {split: part.fingerprint() for split, part in index.items()}
     (path / "environment.json").write_text(json.dumps({"data_fingerprint": fingerprints}))
     (path / "best.json").write_text(json.dumps({"checkpoint": f"step_{steps:08d}"}))

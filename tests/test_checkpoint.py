@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raytrain import UserError
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import checkpoints, retention, side_thread
 from raytrain.checkpoint.checkpoints import MANIFEST, MODEL, OPTIMIZER, STATE
 from raytrain.parallel.strategy import snapshot
 from raytrain.watchdog import doing
@@ -183,19 +183,19 @@ def test_the_weights_are_what_safetensors_itself_reads_and_writes(tmp_path: Path
 
 
 def test_what_must_not_be_lost_is_written_again_until_storage_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_PAUSE", 0.001)
+    monkeypatch.setattr(side_thread, "_PAUSE", 0.001)
     left = [OSError(28, "No space left on device")] * 3
 
     def write() -> None:
         if left:
             raise left.pop()
 
-    checkpoints.insist(write)
+    side_thread.retry(write)
     assert left == []
-    monkeypatch.setattr(checkpoints, "_PATIENCE", 0.02)
+    monkeypatch.setattr(side_thread, "_PATIENCE", 0.02)
     left += [OSError(5, "Input/output error")] * 100
     with pytest.raises(OSError, match="Input/output"):
-        checkpoints.insist(write)
+        side_thread.retry(write)
     assert 90 < len(left) < 99
 
 
@@ -268,7 +268,7 @@ def test_a_linked_folder_and_stray_entries_are_no_checkpoints(tmp_path: Path) ->
     (folder / "step_00000010").touch()
     (folder / "step_").mkdir()
     assert checkpoints.newest(folder) == good
-    checkpoints.drop_after(folder, 1)
+    retention.drop_after(folder, 1)
     assert [path.name for path in folder.iterdir() if path.name > "step_00000001"] == []
     checkpoints.verify(outside)
 
@@ -348,13 +348,13 @@ def test_prune_keeps_the_newest_the_best_and_every_nth_as_far_as_the_budget_goes
 ) -> None:
     bests = {checkpoints.name_of(one): checkpoints.name_of(other) for one, other in best.items()}
     sizes = dict.fromkeys(named([3, 5, 1, 2, 4]), 10)
-    gone = checkpoints.superfluous(sizes, keep, bests, every, budget)
+    gone = retention.expired(sizes, keep, bests, every, budget)
     assert sorted(sizes.keys() - gone) == named(left) and len(gone) == len(set(gone))
     for step in range(1, 6):
         save(tmp_path, step)
     each = sum(file.stat().st_size for file in (tmp_path / "step_00000001").iterdir())
     room = None if budget is None else budget * each // 10
-    checkpoints.prune(tmp_path, lambda sizes: checkpoints.superfluous(sizes, keep, bests, every, room))
+    retention.prune(tmp_path, lambda sizes: retention.expired(sizes, keep, bests, every, room))
     assert names(tmp_path) == left
     for step in left:
         checkpoints.verify(tmp_path / checkpoints.name_of(step))
@@ -373,7 +373,7 @@ def test_what_stays_is_the_newest_within_the_budget_and_the_best_before_all_othe
     ordered = sorted(steps)
     sizes = {name: data.draw(st.integers(1, 50)) for name in named(ordered)}
     best = {name: data.draw(st.sampled_from(named(ordered[: at + 1]))) for at, name in enumerate(sizes)}
-    gone = checkpoints.superfluous(sizes, keep, best, every, budget)
+    gone = retention.expired(sizes, keep, best, every, budget)
     left = [name for name in sizes if name not in gone]
     assert len(gone) == len(set(gone)) and set(gone) <= sizes.keys()
     assert left[-1:] == named(ordered)[-1:]  # also where there are more than 8 digits
@@ -389,10 +389,10 @@ def test_prune_does_not_count_what_was_never_committed(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         save(tmp_path, number)
     (tmp_path / "step_00000003" / MANIFEST).unlink()
-    checkpoints.prune(tmp_path, lambda sizes: checkpoints.superfluous(sizes, 2, {}))
+    retention.prune(tmp_path, lambda sizes: retention.expired(sizes, 2, {}))
     assert checkpoints.newest(tmp_path) == tmp_path / "step_00000002" and names(tmp_path) == [1, 2, 3]
     save(tmp_path, 4)
-    checkpoints.prune(tmp_path, lambda sizes: checkpoints.superfluous(sizes, 3, {}))
+    retention.prune(tmp_path, lambda sizes: retention.expired(sizes, 3, {}))
     assert names(tmp_path) == [1, 2, 4], "what never was committed goes once there is a newer one"
 
 
@@ -401,7 +401,7 @@ def test_drop_after_removes_all_that_lies_beyond(tmp_path: Path, step: int, left
     for number in range(4):
         save(tmp_path, number)
     (tmp_path / "step_00000003" / MANIFEST).unlink()
-    checkpoints.drop_after(tmp_path, step)
+    retention.drop_after(tmp_path, step)
     assert names(tmp_path) == left
 
 
@@ -417,9 +417,9 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint(tmp_path: Path, monkeypa
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
         patch.setattr(os, "unlink", cut)
-        checkpoints.drop_after(tmp_path, 1)
+        retention.drop_after(tmp_path, 1)
     assert names(tmp_path) == [1, 2] and checkpoints.newest(tmp_path) == tmp_path / "step_00000001"
-    checkpoints.drop_after(tmp_path, 1)
+    retention.drop_after(tmp_path, 1)
     assert names(tmp_path) == [1]
 
 
@@ -436,7 +436,7 @@ def test_a_snapshot_stays_as_it_was_and_keeps_the_kinds_of_what_it_copies() -> N
 
 
 def test_writing_goes_on_in_the_background_in_its_order() -> None:
-    background, gate, done = checkpoints.Background(), threading.Event(), []
+    background, gate, done = side_thread.Background(), threading.Event(), []
     background.start(lambda: done.append("first") if gate.wait(10) else None)
     assert done == []
     threading.Timer(0.05, gate.set).start()
@@ -448,7 +448,7 @@ def test_writing_goes_on_in_the_background_in_its_order() -> None:
 
 
 def test_what_could_not_be_written_is_said_at_the_next_occasion() -> None:
-    background = checkpoints.Background()
+    background = side_thread.Background()
 
     def fails() -> None:
         raise OSError("no space left on device")

@@ -19,7 +19,7 @@ from rich.console import Console as RichConsole
 from torch import nn
 
 from raytrain import Batch, Classification, Run, Task
-from raytrain.driver import plan
+from raytrain.driver import plan, resources
 from raytrain.experiment import Experiment
 from raytrain.loggers import Held, RunInfo
 from raytrain.report.console import Console, show_evaluation
@@ -67,7 +67,7 @@ def terminal(width: int = 80) -> Console:
 
 
 def planned(value: Experiment = VALUE, run: str = "") -> plan.Plan:
-    return plan.make(value, plan.local_resources, run)
+    return plan.make(value, resources.local_resources, run)
 
 
 def info(run: Run, laid_out: plan.Plan, earlier: Sequence[Mapping[str, Any]] = ()) -> RunInfo:

@@ -30,7 +30,7 @@ from raytrain import (
     Scaling,
     UserError,
     config,
-    experiment,
+    experiment_file,
 )
 
 GOOD = """
@@ -67,53 +67,53 @@ def write(path: Path, text: str) -> Path:
 
 def test_a_python_file_gives_its_experiment_and_its_path(tmp_path: Path) -> None:
     file = write(tmp_path / "exp.py", GOOD)
-    value, source = experiment.load(file)
+    value, source = experiment_file.load(file)
     assert value.epochs == 2 and type(value.model).__name__ == "Net" and source == file
-    assert experiment.load(str(file))[0].epochs == 2
+    assert experiment_file.load(str(file))[0].epochs == 2
     assert [path.name for path in tmp_path.iterdir()] == ["exp.py"], "reading leaves nothing behind"
 
 
 def test_the_text_of_a_file_counts_and_not_what_it_was_a_moment_ago(tmp_path: Path) -> None:
     for epochs in (2, 3, 4):
-        assert experiment.load(write(tmp_path / "exp.py", GOOD.replace("epochs=2", f"epochs={epochs}")))[0].epochs == (
-            epochs
-        )
+        assert experiment_file.load(write(tmp_path / "exp.py", GOOD.replace("epochs=2", f"epochs={epochs}")))[
+            0
+        ].epochs == (epochs)
 
 
 def test_a_file_runs_as_python_would_run_it(tmp_path: Path) -> None:
     own = "class A:\n    b: int\nassert A.__annotations__ == {'b': int}\nassert __name__ != '__main__'\n"
     own += f"assert __file__ == {str(tmp_path / 'exp.py')!r}\nfrom beside import EPOCHS\nassert EPOCHS == 2\n"
     write(tmp_path / "beside.py", "EPOCHS = 2\n")
-    assert experiment.load(write(tmp_path / "exp.py", own + GOOD))[0].epochs == 2
+    assert experiment_file.load(write(tmp_path / "exp.py", own + GOOD))[0].epochs == 2
     sys.modules.pop("beside")
 
 
 def test_json_and_the_run_directory_give_the_same_experiment(tmp_path: Path) -> None:
     value = Experiment(model=CNN(channels=(4,)), data=Digits(), epochs=3)
-    experiment.save(value, tmp_path / "experiment.json")
-    assert experiment.load(tmp_path / "experiment.json") == (value, None)
-    assert experiment.load(tmp_path) == (value, None)
+    experiment_file.save(value, tmp_path / "experiment.json")
+    assert experiment_file.load(tmp_path / "experiment.json") == (value, None)
+    assert experiment_file.load(tmp_path) == (value, None)
 
 
 def test_a_model_class_of_the_file_survives_save_and_load_beside_the_copy(tmp_path: Path) -> None:
-    value, source = experiment.load(write(tmp_path / "exp.py", GOOD))
+    value, source = experiment_file.load(write(tmp_path / "exp.py", GOOD))
     run = tmp_path / "run"
     run.mkdir()
-    experiment.save(value, run / "experiment.json")
+    experiment_file.save(value, run / "experiment.json")
     assert source is not None
     shutil.copyfile(source, run / "experiment.py")
     sys.modules.pop(config.EXPERIMENT_MODULE)
-    again, copy = experiment.load(run / "experiment.json")
+    again, copy = experiment_file.load(run / "experiment.json")
     assert copy == run / "experiment.py" and config.to_dict(again) == config.to_dict(value)
     module = again.model.build((1, 8, 8), 10)
     assert sum(parameter.numel() for parameter in module.parameters()) == 64 * 5 + 5 + 5 * 10 + 10
 
 
 def test_without_the_copy_the_class_is_not_found_even_where_another_file_has_one_of_its_name(tmp_path: Path) -> None:
-    value, _ = experiment.load(write(tmp_path / "exp.py", GOOD))
-    experiment.save(value, tmp_path / "experiment.json")
+    value, _ = experiment_file.load(write(tmp_path / "exp.py", GOOD))
+    experiment_file.save(value, tmp_path / "experiment.json")
     with pytest.raises(UserError, match=r"class 'experiment:Net' cannot be found"):
-        experiment.load(tmp_path / "experiment.json")
+        experiment_file.load(tmp_path / "experiment.json")
 
 
 def test_a_script_reads_the_experiment_of_its_own_class_without_running_a_second_time(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_script_reads_the_experiment_of_its_own_class_without_running_a_second
         f"{GOOD}\n"
         "import pathlib, shutil\n"
         "from raytrain import config, load_experiment\n"
-        "from raytrain.experiment import save\n"
+        "from raytrain.experiment_file import save\n"
         "print('running')\n"
         "pathlib.Path('run').mkdir()\n"
         "save(experiment, pathlib.Path('run/experiment.json'))\n"
@@ -137,8 +137,8 @@ def test_a_script_reads_the_experiment_of_its_own_class_without_running_a_second
 def test_a_file_that_trains_while_it_is_read_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "exp.py", f"{GOOD}\nimport raytrain\nraytrain.train(experiment, out='runs')\n")
     with pytest.raises(UserError, match=r"starts a training while it is read, .*exp.py; put that under `if __name__"):
-        experiment.load(file)
-    experiment.refuse_while_loading()
+        experiment_file.load(file)
+    experiment_file.refuse_while_loading()
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_file_that_trains_while_it_is_read_is_refused(tmp_path: Path) -> None:
 )
 def test_a_file_that_gives_no_experiment_is_named_with_the_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        experiment.load(write(tmp_path / "exp.py", text))
+        experiment_file.load(write(tmp_path / "exp.py", text))
 
 
 @pytest.mark.parametrize(
@@ -175,17 +175,17 @@ def test_a_file_that_gives_no_experiment_is_named_with_the_line(tmp_path: Path, 
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str | None, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        experiment.load(write(tmp_path / name, text) if name else tmp_path / "missing.py")
+        experiment_file.load(write(tmp_path / name, text) if name else tmp_path / "missing.py")
 
 
 def test_bytes_that_are_no_text_and_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "exp.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not an experiment"):
-        experiment.load(tmp_path / "exp.json")
+        experiment_file.load(tmp_path / "exp.json")
     with pytest.raises(UserError, match="no such experiment file"):
-        experiment.load(tmp_path)
+        experiment_file.load(tmp_path)
     with pytest.raises(UserError, match="no such experiment file"):
-        experiment.load(tmp_path / ("x" * 300))
+        experiment_file.load(tmp_path / ("x" * 300))
 
 
 # Rules between fields
@@ -347,8 +347,8 @@ def test_a_class_of_an_imported_module_is_found_in_the_runs_copy_of_that_module(
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("bnet")
     (tmp_path / "run").mkdir()
-    experiment.save(module.experiment, tmp_path / "run" / "experiment.json")
+    experiment_file.save(module.experiment, tmp_path / "run" / "experiment.json")
     shutil.copyfile(tmp_path / "bnet.py", tmp_path / "run" / "experiment.py")
     monkeypatch.delitem(sys.modules, "bnet")
-    found, _ = experiment.load(tmp_path / "run")
+    found, _ = experiment_file.load(tmp_path / "run")
     assert type(found.model).__name__ == "BNet" and vars(found.model)["depth"] == 5

@@ -33,7 +33,8 @@ from raytrain import (
     UserError,
 )
 from raytrain.driver import plan
-from raytrain.driver.plan import Node, Plan, Resources
+from raytrain.driver.plan import Plan
+from raytrain.driver.resources import Node, Resources
 from raytrain.training import memory
 
 __all__ = ["no_runs", "without_ray"]

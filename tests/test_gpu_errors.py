@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from raytrain import MLP, Digits, Experiment
 from raytrain.driver import gpu_errors
-from raytrain.driver.supervise import RunFailed, _failure
+from raytrain.driver.failures import RunFailed
+from raytrain.driver.failures import run_failure as _failure
 from raytrain.driver.worker import _recorded
 from raytrain.sweep import attempt, record
 from raytrain.sweep.attempt import Data, Limits

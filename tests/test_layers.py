@@ -27,6 +27,7 @@ STAGES = (
     "hooks",
     "loggers",
     "experiment",
+    "experiment_file",
     "checkpoint",
     "run",
     "training",

@@ -21,7 +21,7 @@ from torch import nn
 
 from raytrain import CNN, FSDP, SGD, BadSample, Digits, Experiment, Index, Run, Scaling, UserError
 from raytrain.loggers import Logger
-from raytrain.optim.optimizers import Rising
+from raytrain.optim.schedules import Rising
 from raytrain.tools.lr_range import Curve, Smoothed, diverged, find
 
 __all__ = ["copied", "finished", "without_ray"]

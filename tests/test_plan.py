@@ -45,8 +45,9 @@ from raytrain import (
     UserError,
 )
 from raytrain.checkpoint import checkpoints
-from raytrain.driver import plan
-from raytrain.driver.plan import Node, Plan, Resources
+from raytrain.driver import plan, resources
+from raytrain.driver.plan import Plan
+from raytrain.driver.resources import Node, Resources
 from raytrain.files import size
 
 
@@ -218,7 +219,7 @@ def test_a_deterministic_run_has_one_thread_a_worker_or_what_was_asked_for(worke
 
 
 def test_this_machine_is_counted_as_it_is() -> None:
-    found = plan.local_resources()
+    found = resources.local_resources()
     assert found.cpus == len(os.sched_getaffinity(0)) and found.gpus == torch.cuda.device_count()
     assert 2**28 < found.memory <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -632,9 +633,9 @@ def test_the_smallest_gpu_is_one_of_those_that_count(
     command.write_text(f"#!/bin/sh\nprintf '{listed}'\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert plan.smallest_gpu(count) == (None if found is None else found * 2**20)
+    assert resources.smallest_gpu(count) == (None if found is None else found * 2**20)
     command.write_text("#!/bin/sh\nexit 9\n")
-    assert plan.smallest_gpu(count) is None
+    assert resources.smallest_gpu(count) is None
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 from commands import fails, make_run, succeeds, without_ray
 from projects import write
 
-from raytrain import Run, UserError, experiment
-from raytrain.checkpoint.storage import Storage, mirror, publish
+from raytrain import Run, UserError, experiment_file
+from raytrain.checkpoint.location import mirror
+from raytrain.checkpoint.storage import Storage, publish
 from raytrain.driver.resumption import Correction
 from raytrain.files import write_atomically
 from raytrain.run.lock import Lock
@@ -76,7 +77,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(project: Path) -> Iterator[Path]:
     """A run of one epoch of two that has failed; what a test does leaves it as it is."""
-    value, file = experiment.load(project / "exp.py")
+    value, file = experiment_file.load(project / "exp.py")
     found = make_run(project.parent / "run", value, steps=4)
     sources.keep(value, file, found.path)
     (found.path / "summary.json").write_text(json.dumps({"status": "failed", "epochs": 1, "steps": 4}))
@@ -138,7 +139,7 @@ def test_a_new_field_with_a_default_is_code(run: Path, project: Path, capsys: Ca
 
 
 def test_a_run_without_a_checkpoint_takes_another_model(project: Path, tmp_path: Path, capsys: Capture) -> None:
-    value, file = experiment.load(project / "exp.py")
+    value, file = experiment_file.load(project / "exp.py")
     found = make_run(tmp_path / "new", value, steps=1)
     sources.keep(value, file, found.path)
     (found.path / "summary.json").unlink()
@@ -150,7 +151,7 @@ def test_a_run_without_a_checkpoint_takes_another_model(project: Path, tmp_path:
 
 def test_a_file_that_is_as_the_runs_own_replaces_nothing(run: Path, capsys: Capture) -> None:
     edit(run.parent / "project" / "exp.py", "1 / parts.ONE", "1 / max(parts.ONE, 1)")
-    value, file = experiment.load(run.parent / "project" / "exp.py")
+    value, file = experiment_file.load(run.parent / "project" / "exp.py")
     before = content(run)
     sources.keep(value, file, run)
     assert "no code is replaced: exp.py and what it imports are as the run's copies" in succeeds(capsys, *going_on(run))
@@ -165,7 +166,7 @@ def test_a_run_says_that_it_goes_on_with_its_own_copies_of_edited_files(
     run: Path, project: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "parts.py").write_text(FIXED)
-    value, file = experiment.load(project / "exp.py")
+    value, file = experiment_file.load(project / "exp.py")
     before = content(run)
     sources.keep(value, file, run)
     assert "goes on with its own copies" not in succeeds(capsys, "resume", run, "--dry_run")
@@ -353,7 +354,7 @@ class Own(SGD):
 experiment = """
     edit(project / "exp.py", "\nexperiment = ", own)
     edit(project / "exp.py", "optimizer=SGD", "optimizer=Own")
-    value, file = experiment.load(project / "exp.py")
+    value, file = experiment_file.load(project / "exp.py")
     found = make_run(run.parent / "own", value, steps=4)
     sources.keep(value, file, found.path)
     (found.path / "summary.json").unlink()

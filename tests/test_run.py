@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytrain import CNN, Digits, Experiment, Run, UserError, experiment
+from raytrain import CNN, Digits, Experiment, Run, UserError, experiment_file
 from raytrain.checkpoint import checkpoints
 from raytrain.checkpoint.rows import check_rows
 from raytrain.run.begin import begin, check_writable, discard
@@ -27,7 +27,7 @@ VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with checkpoints at steps 1 to 3, of which 2 is the best."""
-    path, lock = begin(tmp_path, "r", "x", lambda folder: experiment.save(VALUE, folder / "experiment.json"))
+    path, lock = begin(tmp_path, "r", "x", lambda folder: experiment_file.save(VALUE, folder / "experiment.json"))
     lock.release()
     for step in (1, 2, 3):
         torch.manual_seed(step)
@@ -185,7 +185,7 @@ def test_a_pointer_does_not_lead_out_of_the_run(run: Run, tmp_path: Path) -> Non
 
 
 def test_a_run_without_checkpoints_says_so(tmp_path: Path) -> None:
-    experiment.save(VALUE, tmp_path / "experiment.json")
+    experiment_file.save(VALUE, tmp_path / "experiment.json")
     with pytest.raises(UserError, match="the run has no checkpoint that verifies"):
         Run(tmp_path).model()
 

@@ -38,7 +38,7 @@ from raytrain import (
     Uniform,
     UserError,
     config,
-    experiment,
+    experiment_file,
 )
 from raytrain.sweep import driver, objective, record
 from raytrain.sweep.objective import Objective
@@ -313,9 +313,9 @@ def test_a_best_json_with_a_history_says_that_it_repeats_no_trial(
     steps = [(0, 1, 0.4), (4, 0, 0.05)]
     history = [{"epoch": e, "trial": n, "values": {"optimizer.lr": lr}} for e, n, lr in steps]
     (tmp_path / "best.json").write_text(json.dumps(config.to_dict(value) | {"history": history}))
-    assert experiment.load(tmp_path / "best.json")[0] == value
+    assert experiment_file.load(tmp_path / "best.json")[0] == value
     said = capsys.readouterr().err
     assert "from epoch 0 on optimizer.lr=0.4; from epoch 4 on optimizer.lr=0.05; its weights are in" in said
     assert said.startswith("note: ") and said.rstrip().endswith("trials/0000")
     (tmp_path / "best.json").write_text(json.dumps(config.to_dict(value) | {"history": ["x", {}]}))
-    assert experiment.load(tmp_path / "best.json")[0] == value, "what somebody wrote there does no harm"
+    assert experiment_file.load(tmp_path / "best.json")[0] == value, "what somebody wrote there does no harm"

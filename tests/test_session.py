@@ -16,7 +16,7 @@ import pytest
 from commands import DIGITS, fails
 
 from raytrain import errors
-from raytrain.driver import session
+from raytrain.driver import credentials, session
 
 TOKEN = "5ecret" * 8
 
@@ -92,25 +92,25 @@ def test_the_session_of_a_run_is_below_a_folder_that_only_its_user_enters(
     user = os.getuid()
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 20)))  # the path of a socket has 107 characters
-    assert session.private_folder() == Path(f"/tmp/raytrain-{user}")
+    assert credentials.private_folder() == Path(f"/tmp/raytrain-{user}")
     with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as base:
         monkeypatch.setenv("TMPDIR", base)
         folder = Path(base, f"raytrain-{user}")
         for _ in range(2):
-            assert session.private_folder() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert credentials.private_folder() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700
             folder.chmod(0o755)  # which the second call takes back
         folder.rmdir()
         for squat in (lambda: folder.symlink_to(tmp_path), lambda: folder.write_text("")):
             squat()
             with pytest.raises(errors.UserError, match="set RAY_TMPDIR"):
-                session.private_folder()
+                credentials.private_folder()
             folder.unlink()
         monkeypatch.setattr(os, "getuid", lambda: user + 1)
         Path(base, f"raytrain-{user + 1}").mkdir()  # another user was here first
         with pytest.raises(errors.UserError, match="need a folder that is yours"):
-            session.private_folder()
+            credentials.private_folder()
         monkeypatch.setenv("RAY_TMPDIR", base)
-        assert session.private_folder() == Path(base)
+        assert credentials.private_folder() == Path(base)
 
 
 def test_the_logs_of_a_run_are_what_a_person_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

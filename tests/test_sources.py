@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from projects import COPIED, PROJECT, write
 
-from raytrain import Digits, Experiment, Run, UserError, config, experiment
-from raytrain.checkpoint.storage import Storage, mirror, publish
+from raytrain import Digits, Experiment, Run, UserError, config, experiment_file
+from raytrain.checkpoint.location import mirror
+from raytrain.checkpoint.storage import Storage, publish
 from raytrain.user_code import sources
 from raytrain.user_code.shipping import Shipped
 from raytrain.user_code.sources import Sources
@@ -43,7 +44,7 @@ def saved(value: Experiment, source: Path | None, run: Path) -> Path:
     """A run's directory, as far as its experiment goes."""
     run.mkdir(parents=True)
     sources.keep(value, source, run)
-    experiment.save(value, run / "experiment.json")
+    experiment_file.save(value, run / "experiment.json")
     return run
 
 
@@ -59,7 +60,7 @@ def elsewhere(code: str, cwd: Path) -> str:
 def test_a_run_keeps_the_modules_that_its_experiment_imports_and_works_without_the_users_files(
     project: Path, tmp_path: Path
 ) -> None:
-    value, source = experiment.load(project / "exp.py")
+    value, source = experiment_file.load(project / "exp.py")
     assert source == project / "exp.py" and "stray" not in sys.modules
     run = saved(value, source, tmp_path / "run")
     assert {path.relative_to(run / "modules").as_posix() for path in (run / "modules").rglob("*.*")} == COPIED
@@ -88,7 +89,7 @@ def test_a_run_keeps_the_modules_that_its_experiment_imports_and_works_without_t
 
 
 def test_an_experiment_reaches_another_process_with_what_is_pickled_by_name(project: Path, tmp_path: Path) -> None:
-    value, _ = experiment.load(project / "exp.py")
+    value, _ = experiment_file.load(project / "exp.py")
     found = sys.modules[config.EXPERIMENT_MODULE]
     index = sys.modules["source"].MyIndex(np.zeros(3, np.int64), ("a",), (1, 2, 3))
     things = (Shipped(value), found.factor, found.Kind.A, sys.modules["source"].table, index)
@@ -126,7 +127,7 @@ def test_what_a_source_has_opened_does_not_travel(tmp_path: Path) -> None:
             """
         },
     )
-    value, _ = experiment.load(tmp_path / "exp.py")
+    value, _ = experiment_file.load(tmp_path / "exp.py")
     with value.data.file:  # type: ignore[attr-defined]
         there = pickle.loads(pickle.dumps(Shipped(value))).value
     assert "file" not in vars(there.data) and there == value
@@ -152,7 +153,7 @@ def test_two_versions_of_a_module_are_open_in_one_process(tmp_path: Path) -> Non
                 "widths.py": f"WIDTH = {width}\n",
             },
         )
-        value, source = experiment.load(folder / "exp.py")
+        value, source = experiment_file.load(folder / "exp.py")
         runs.append(Run(saved(value, source, tmp_path / f"run{width}")))
     write(tmp_path / "v5", {"widths.py": "WIDTH = 7\n"})  # the user's present file is another one
     sources.activate(None)
@@ -161,7 +162,7 @@ def test_two_versions_of_a_module_are_open_in_one_process(tmp_path: Path) -> Non
     assert models[0] is models[2] and type(models[0]) is not type(models[1])
     for run, width in ((three, 3), (five, 5), (five, 5), (three, 3)):
         assert run.experiment.model.build((1, 8, 8), 10) == width
-    assert experiment.load(tmp_path / "v5" / "exp.py")[0].model.build((1, 8, 8), 10) == 7
+    assert experiment_file.load(tmp_path / "v5" / "exp.py")[0].model.build((1, 8, 8), 10) == 7
     assert five.experiment.model.build((1, 8, 8), 10) == 5
 
 
@@ -171,7 +172,7 @@ def test_a_module_of_the_same_name_that_others_have_imported_comes_back(
     write(tmp_path / "other", {"source.py": "OTHER = True\n"})
     monkeypatch.syspath_prepend(tmp_path / "other")
     theirs = __import__("source")
-    value, _ = experiment.load(project / "exp.py")
+    value, _ = experiment_file.load(project / "exp.py")
     assert sys.modules["source"] is not theirs and type(value.data).__module__ == "source"
     sources.activate(None)
     assert sys.modules["source"] is theirs
@@ -198,13 +199,13 @@ def test_neither_pythons_library_nor_raytrain_is_shadowed_by_files_of_its_names(
         },
     )
     sys.modules.pop("colorsys", None)
-    experiment.load(tmp_path / "exp.py")
+    experiment_file.load(tmp_path / "exp.py")
     assert not Sources.of_file(tmp_path / "exp.py").modules
     write(tmp_path, {"exp.py": "from colorsys import MINE\n"})
     with pytest.raises(
         UserError, match=r"cannot import name 'MINE'.*; rename colorsys.py: Python's own module has that"
     ):
-        experiment.load(tmp_path / "exp.py")
+        experiment_file.load(tmp_path / "exp.py")
 
 
 def test_a_module_that_is_imported_by_a_computed_name_is_kept_with_what_it_imports(tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_a_module_that_is_imported_by_a_computed_name_is_kept_with_what_it_impor
             "src/shallow.py": "",
         },
     )
-    value, source = experiment.load(folder / "exp.py")
+    value, source = experiment_file.load(folder / "exp.py")
     run = saved(value, source, tmp_path / "run")
     kept = {path.relative_to(run / "modules").as_posix() for path in (run / "modules").rglob("*.py")}
     assert kept == {"net.py", "other.py", "deep/__init__.py", "deep/er.py", "shallow.py"}
@@ -251,11 +252,11 @@ def test_a_package_that_is_too_large_is_refused_before_anything_starts(
     with pytest.raises(
         UserError, match=r"have 3 files or more, of 0.0 MiB, and 2 files of 20 MiB may be copied .*b.py"
     ):
-        experiment.load(tmp_path / "exp.py")
+        experiment_file.load(tmp_path / "exp.py")
     monkeypatch.setattr(sources, "MOST_FILES", 2000)
     monkeypatch.setattr(sources, "MOST_BYTES", 2999)
     with pytest.raises(UserError, match=r"the largest file is big/b.py"):
-        experiment.load(tmp_path / "exp.py")
+        experiment_file.load(tmp_path / "exp.py")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_a_module_that_does_not_load_is_named_with_its_line(
 ) -> None:
     write(tmp_path / "project", {"exp.py": "import net\n", **files})
     with pytest.raises(UserError, match="the experiment file does not load: .*" + message) as caught:
-        experiment.load(tmp_path / "project" / "exp.py")
+        experiment_file.load(tmp_path / "project" / "exp.py")
     assert "\n" not in str(caught.value)
 
 
@@ -289,7 +290,7 @@ def test_a_run_whose_experiment_reads_a_file_that_is_gone_says_so(project: Path,
         "from pathlib import Path\nCLASSES = (Path(__file__).parent / 'data/labels.csv').read_text()\n"
         + (textwrap.dedent(PROJECT["exp.py"]))
     )
-    value, source = experiment.load(exp)
+    value, source = experiment_file.load(exp)
     run = saved(value, source, tmp_path / "run")
     assert elsewhere(f"from raytrain import Run; print(Run({str(run)!r}).experiment.model)", tmp_path) == "Net(width=8)"
     shutil.rmtree(project)
@@ -318,7 +319,7 @@ def test_an_error_names_the_users_file_while_it_has_the_text_that_runs_and_the_c
                 return 1 / 0
     """
     folder = write(tmp_path / "project", files)
-    value, source = experiment.load(folder / "exp.py")
+    value, source = experiment_file.load(folder / "exp.py")
     run = saved(value, source, tmp_path / "run")
     for edited, expected in ((False, folder / "net.py"), (True, run / "modules" / "net.py")):
         if edited:
@@ -341,7 +342,7 @@ def test_an_error_names_the_users_file_while_it_has_the_text_that_runs_and_the_c
 def test_a_script_s_own_modules_are_kept_and_its_classes_stay_what_they_are(project: Path, tmp_path: Path) -> None:
     script = """
         import pathlib, pickle, sys
-        from raytrain import Classification, Experiment, Run, experiment; from raytrain.user_code import sources
+        from raytrain import Classification, Experiment, Run, experiment_file; from raytrain.user_code import sources
         from dataclasses import dataclass
         from nets import Net
         import source
@@ -355,7 +356,7 @@ def test_a_script_s_own_modules_are_kept_and_its_classes_stay_what_they_are(proj
             run = pathlib.Path(sys.argv[1])
             run.mkdir()
             sources.keep(value, None, run)
-            experiment.save(value, run / "experiment.json")
+            experiment_file.save(value, run / "experiment.json")
             again = Run(run).experiment
             print(again == value, type(again.model) is Net, type(again.task) is Local)
     """
@@ -375,7 +376,7 @@ def test_a_class_of_another_module_is_kept_after_an_experiment_file_was_loaded(
 ) -> None:
     folder = write(tmp_path / "mine", {"own_net.py": PROJECT["nets/net.py"]})
     monkeypatch.syspath_prepend(folder)
-    experiment.load(project / "exp.py")  # whose modules are active from here on
+    experiment_file.load(project / "exp.py")  # whose modules are active from here on
     value = Experiment(__import__("own_net").Net(), Digits())
     run = saved(value, None, tmp_path / "run")
     assert (run / "modules" / "own_net.py").is_file() and not (run / "experiment.py").exists()
@@ -410,7 +411,7 @@ def test_an_installed_package_is_not_copied(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_trial_s_directory_has_the_sweeps_sources(project: Path, tmp_path: Path) -> None:
-    value, source = experiment.load(project / "exp.py")
+    value, source = experiment_file.load(project / "exp.py")
     sweep, trial = saved(value, source, tmp_path / "sweep"), tmp_path / "sweep" / "trials" / "0000"
     trial.mkdir(parents=True)
     for _ in range(2):
@@ -421,7 +422,7 @@ def test_a_trial_s_directory_has_the_sweeps_sources(project: Path, tmp_path: Pat
 
 
 def test_damaged_copies_of_the_sources_are_an_error_in_a_line(project: Path, tmp_path: Path) -> None:
-    value, source = experiment.load(project / "exp.py")
+    value, source = experiment_file.load(project / "exp.py")
     run = saved(value, source, tmp_path / "run")
     sources.activate(None)
     for text in ("", "[]", "{", '{"": 3, "nets/net.py": []}', "\0"):
@@ -443,7 +444,7 @@ def test_damaged_copies_of_the_sources_are_an_error_in_a_line(project: Path, tmp
 
 
 def test_the_modules_of_a_run_at_a_url_come_down_with_it(project: Path, tmp_path: Path) -> None:
-    value, source = experiment.load(project / "exp.py")
+    value, source = experiment_file.load(project / "exp.py")
     url = f"file://{tmp_path}/bucket/run"
     (tmp_path / "bucket").mkdir()
     here = saved(value, source, mirror(url))

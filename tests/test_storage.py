@@ -18,7 +18,7 @@ from commands import make_run
 from pyarrow import fs
 
 from raytrain import CNN, Digits, Experiment, Run, UserError, cli
-from raytrain.checkpoint import checkpoints, storage
+from raytrain.checkpoint import checkpoints, location, pulse, retention, storage
 from raytrain.checkpoint.storage import Storage
 from raytrain.run.begin import begin, check_writable
 from raytrain.watchdog import doing
@@ -45,7 +45,7 @@ def save(run: Path, step: int) -> Path:
 
 
 def last(keep: int):
-    return lambda sizes: checkpoints.superfluous(sizes, keep, {})
+    return lambda sizes: retention.expired(sizes, keep, {})
 
 
 @pytest.fixture
@@ -190,8 +190,8 @@ class Hangs:
 @pytest.fixture
 def hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hangs]:
     """What `slow_url` is opened as; requests are given up after 0.3 s."""
-    monkeypatch.setattr(storage, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(storage, "_PULSES", {})
+    monkeypatch.setattr(pulse, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(pulse, "_PULSES", {})
     hangs = Hangs(fs.LocalFileSystem())
     monkeypatch.setattr(storage, "_open", lambda url: (hangs, url.removeprefix("file://")))
     yield hangs
@@ -222,7 +222,7 @@ def test_a_request_that_hangs_is_given_up_and_others_do_not_pile_up_behind_it(ha
 def test_a_write_that_was_given_up_does_not_undo_a_later_one(
     hangs: Hangs, slow_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(pulse, "AGAIN_SECONDS", 0.0)
     there = Storage(slow_url)
     hangs.only = "metrics.jsonl"
     hangs.open.clear()
@@ -296,9 +296,9 @@ def wait_until(true: Callable[[], bool]) -> None:
 def test_the_driver_says_that_storage_is_silent_and_a_request_to_stop_shortens_the_wait(
     hangs: Hangs, slow_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(pulse, "POLL_SECONDS", 0.02)
     Storage(slow_url).write("experiment.json", b"{}")
-    path, kept, said = storage.opened(slow_url), storage.mirror(slow_url, "workers"), []
+    path, kept, said = storage.opened(slow_url), location.mirror(slow_url, "workers"), []
     kept.mkdir(parents=True)
     with storage.followed(path, said.append):
         hangs.open.clear()
@@ -310,12 +310,12 @@ def test_the_driver_says_that_storage_is_silent_and_a_request_to_stop_shortens_t
         storage.hasten(path)
         assert (kept / "stop").exists()
         wait_until(lambda: storage.silence(path) > 0)
-        storage.pulse(slow_url).limit = 0.1
+        pulse.pulse(slow_url).limit = 0.1
     assert said[0].startswith(f"{slow_url}: no answer for ") and "training goes on" in said[0]
     assert said[1] == f"{slow_url} answers again"
     hangs.open.set()
     storage.publish(path)
-    assert storage.pulse(slow_url).limit == storage.ANSWER_SECONDS
+    assert pulse.pulse(slow_url).limit == pulse.ANSWER_SECONDS
     storage.hasten(path.parent)
     assert storage.silence(path.parent) == 0, "a run in a directory has no storage"
 
@@ -360,7 +360,7 @@ def test_what_could_not_be_uploaded_is_said_with_the_command_that_does(there: St
     Storage(there.url).write("experiment.json", b"{}")
     there.write("environment.json", b"{}")
     there.write("last.json", b'{"checkpoint": "step_00000001"}')
-    path, kept = storage.opened(there.url), storage.mirror(there.url, "workers")
+    path, kept = storage.opened(there.url), location.mirror(there.url, "workers")
     assert storage.left_behind(path) == ""
     kept.mkdir(parents=True)
     (kept / "environment.json").write_text("{}")
@@ -382,12 +382,12 @@ def test_what_could_not_be_uploaded_is_said_with_the_command_that_does(there: St
 @pytest.fixture
 def finished(url: str, tmp_path: Path) -> str:
     """The URL of a completed run."""
-    place = storage.join(url, "digits")
+    place = location.join(url, "digits")
     run = make_run(tmp_path / "made", Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2), steps=2)
     for file in run.path.rglob("*"):
         if file.is_file():
             Storage(place).write(str(file.relative_to(run.path)), file)
-    shutil.rmtree(storage.mirror(place), ignore_errors=True)
+    shutil.rmtree(location.mirror(place), ignore_errors=True)
     return place
 
 
@@ -425,16 +425,18 @@ def test_runs_at_a_url_are_numbered_and_names_are_taken(url: str, finished: str)
     path, lock = begin(url, None, "m", lambda folder: None)
     with lock, pytest.raises(UserError, match="a run of that name exists"):
         begin(url, "m-8", "m", lambda folder: None)
-    assert path.name == "m-8" and storage.url_of(path) == storage.join(url, "m-8")
+    assert path.name == "m-8" and location.url_of(path) == location.join(url, "m-8")
     assert (path / "url").stat().st_mode & 0o77 == 0, "a URL may hold keys"
 
 
 def test_options_of_a_url_stay_behind_its_path() -> None:
-    assert storage.join("s3://b/runs/?region=x&scheme=http", "a") == "s3://b/runs/a?region=x&scheme=http"
-    assert storage.join("s3://b", "a") == "s3://b/a" and storage.join("runs", "a") == "runs/a"
-    assert storage.mirror("s3://b/runs/a?region=x").name == "a"
+    assert location.join("s3://b/runs/?region=x&scheme=http", "a") == "s3://b/runs/a?region=x&scheme=http"
+    assert location.join("s3://b", "a") == "s3://b/a" and location.join("runs", "a") == "runs/a"
+    assert location.mirror("s3://b/runs/a?region=x").name == "a"
     assert (
-        storage.mirror("s3://b/runs/a") != storage.mirror("s3://c/runs/a") != storage.mirror("s3://c/runs/a", "workers")
+        location.mirror("s3://b/runs/a")
+        != location.mirror("s3://c/runs/a")
+        != location.mirror("s3://c/runs/a", "workers")
     )
 
 

@@ -11,8 +11,8 @@ import pytest
 from commands import fails, no_runs, without_ray
 
 from raytrain import MLP, PBT, Choice, Digits, Experiment, Grid, HyperBand, Int, Scaling, Sweep, UserError
-from raytrain.driver.plan import Node, Resources
-from raytrain.sweep import driver
+from raytrain.driver.resources import Node, Resources
+from raytrain.sweep import sweep_plan
 from raytrain.sweep.space import Axis
 
 __all__ = ["no_runs", "without_ray"]
@@ -32,7 +32,7 @@ def planned(out: Path, resources: Resources, *axes: Axis, scaling: Scaling | Non
     base = replace(BASE, scaling=scaling or Scaling())
     mode = fields.pop("mode", "resident")
     base = replace(base, data=Digits(mode=mode))  # type: ignore[arg-type]
-    return driver.make(Sweep(base, axes, **fields), lambda: resources, out)  # type: ignore[arg-type]
+    return sweep_plan.make(Sweep(base, axes, **fields), lambda: resources, out)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

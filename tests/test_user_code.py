@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from projects import write
 
-from raytrain import Experiment, Run, UserError, cli, experiment
-from raytrain.driver.supervise import RunFailed, _failure, failed_here
+from raytrain import Experiment, Run, UserError, cli, experiment_file
+from raytrain.driver.failures import RunFailed, failed_here
+from raytrain.driver.failures import run_failure as _failure
 from raytrain.driver.worker import _recorded
 from raytrain.sweep.attempt import _one_line
 from raytrain.user_code import sources
@@ -51,10 +52,10 @@ def clean() -> Iterator[None]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run's directory, as far as its experiment goes."""
-    value, source = experiment.load(write(tmp_path / "project", PROJECT) / "exp.py")
+    value, source = experiment_file.load(write(tmp_path / "project", PROJECT) / "exp.py")
     (tmp_path / "run" / "logs").mkdir(parents=True)
     sources.keep(value, source, tmp_path / "run")
-    experiment.save(value, tmp_path / "run" / "experiment.json")
+    experiment_file.save(value, tmp_path / "run" / "experiment.json")
     return tmp_path / "run"
 
 

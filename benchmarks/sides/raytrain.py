@@ -16,7 +16,7 @@ from benchmarks.resident import DATA, OPTIMIZER, Batches, arrays
 from benchmarks.side import MODELS, Turns, Workload, join
 from raytrain import Experiment, Scaling, config
 from raytrain.data.loader import Loaded, Loader
-from raytrain.driver import plan
+from raytrain.driver import model_check
 from raytrain.experiment import with_strategy
 from raytrain.training.trainer import Trainer
 
@@ -70,7 +70,7 @@ def experiment(workload: Workload) -> Experiment:
         else:
             value = config.replace(value, path, override)
     sample, classes = (1, 28, 28), 10
-    layout = plan.memory_format(value, sample, classes, plan.check_model(value, sample, classes))
+    layout = model_check.memory_format(value, sample, classes, model_check.check_model(value, sample, classes))
     return config.replace(value, "memory_format", layout)
 
 

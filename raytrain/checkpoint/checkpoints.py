@@ -16,10 +16,8 @@ import pickle
 import re
 import shutil
 import stat
-import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +36,6 @@ PARTS = (MODEL, OPTIMIZER, STATE)
 _CHUNK = 1 << 20
 _LARGEST = {MANIFEST: 1 << 16, STATE: 1 << 26}
 """Bytes of the files that are read whole: more is none of ours."""
-_PAUSE, _PATIENCE = 0.25, 30.0
 _DTYPES = {
     getattr(torch, long): short
     for long, short in (
@@ -83,7 +80,7 @@ def save(
         OSError: storage refused it; no checkpoint of that step exists then.
     """
     target = folder / name_of(step)
-    _remove(str(target))
+    remove(str(target))
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
@@ -99,7 +96,7 @@ def save(
         sync(folder)
     except OSError:
         with contextlib.suppress(OSError):
-            _remove(str(target))
+            remove(str(target))
         raise
     return target
 
@@ -113,53 +110,6 @@ def step_of(name: str) -> int | None:
     """The inverse of `name_of`; None for other names."""
     found = re.fullmatch(r"step_(\d{8,18})", name, re.ASCII)
     return int(found[1]) if found and name_of(int(found[1])) == name else None
-
-
-class Background:
-    """Writes in a side thread while training goes on, one thing at a time."""
-
-    def __init__(self) -> None:
-        self._pool, self._writing = ThreadPoolExecutor(1, "checkpoint"), None
-
-    def start(self, write: Callable[[], None]) -> None:
-        """Hands over what is to be written, once that before it is there.
-
-        Raises:
-            OSError: that before it could not be written.
-        """
-        self.wait()
-        self._writing: Future[None] | None = self._pool.submit(write)
-
-    def wait(self) -> None:
-        """Waits until all is written.
-
-        Raises:
-            OSError: it could not be.
-        """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
-
-    def close(self) -> None:
-        """Waits, whatever has become of it."""
-        self._pool.shutdown()
-
-
-def insist(write: Callable[[], None]) -> None:
-    """Writes what must not be lost: where storage refuses it, again and again for half a minute, in growing pauses.
-
-    Raises:
-        OSError: it refused to the last.
-    """
-    deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
-    while True:
-        try:
-            return write()
-        except OSError:
-            if time.monotonic() + pause > deadline:
-                raise
-        time.sleep(pause)
-        pause *= 2
 
 
 def verify(path: Path) -> None:
@@ -202,7 +152,7 @@ def verified(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: storage cannot be read: who went back to an older one for that would remove the newer ones.
     """
-    for name in reversed(_names(folder)):
+    for name in reversed(names_in(folder)):
         with contextlib.suppress(errors.UserError):
             verify(folder / name)
             yield folder / name
@@ -278,65 +228,7 @@ def load_state(path: Path) -> dict[str, Any]:
 
 def committed(folder: Path) -> list[str]:
     """The names of the checkpoints that have a manifest, the oldest first."""
-    return [name for name in _names(folder) if os.path.isfile(f"{folder}/{name}/{MANIFEST}")]
-
-
-def superfluous(
-    sizes: Mapping[str, int],
-    keep: int,
-    best: Mapping[str, str],
-    every: int | None = None,
-    budget: int | None = None,
-) -> list[str]:
-    """Which of the committed checkpoints to remove, in this order.
-
-    Args:
-        sizes: bytes of each, by name.
-        keep: how many of the newest stay.
-        best: which was the best one as of each; those of the newest stay, since a run may go back to any of these.
-        every: steps; checkpoints of multiples of it stay too.
-        budget: bytes that all may take: beyond it the oldest go, then the best one, and never the newest.
-    """
-    names = sorted(sizes, key=lambda name: step_of(name) or 0)
-    newest = names[-keep:]
-    stay = {*newest, *(best.get(name, name) for name in newest)}
-    stay |= {name for name in names if every and (step_of(name) or 0) % every == 0}
-    gone, kept = [name for name in names if name not in stay], [name for name in names if name in stay]
-    if budget is not None:
-        taken, champion = sum(sizes[name] for name in kept), best.get(names[-1]) if names else None
-        for name in sorted(kept[:-1], key=lambda name: name == champion):
-            if taken > budget:
-                gone.append(name)
-                taken -= sizes[name]
-    return gone
-
-
-def prune(folder: Path, superfluous: Callable[[Mapping[str, int]], list[str]]) -> None:
-    """Removes committed checkpoints, and older folders that never became one.
-
-    Args:
-        superfluous: which to remove, by name and bytes.
-
-    Raises:
-        OSError: storage refused it; what is half removed is no checkpoint any more.
-    """
-    there = _names(folder)
-    names = [name for name in there if os.path.isfile(f"{folder}/{name}/{MANIFEST}")]
-    left = there[: there.index(names[-1])] if names else []
-    gone = superfluous({name: _size(f"{folder}/{name}") for name in names})
-    for name in [*gone, *(name for name in left if name not in names)]:
-        _remove(f"{folder}/{name}")
-
-
-def drop_after(folder: Path, step: int) -> None:
-    """Removes what lies beyond `step`: checkpoints that did not verify, or that a resumed run will write again.
-
-    Raises:
-        OSError: storage refused it.
-    """
-    for name in _names(folder):
-        if (step_of(name) or 0) > step:
-            _remove(f"{folder}/{name}")
+    return [name for name in names_in(folder) if os.path.isfile(f"{folder}/{name}/{MANIFEST}")]
 
 
 class _File:
@@ -409,7 +301,7 @@ def _write_tensors(file: _File, model: dict[str, torch.Tensor]) -> None:
         file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     """All names of checkpoints that are there, the oldest first."""
     try:
         found = [(step, name) for name in os.listdir(folder) if (step := step_of(name)) is not None]
@@ -418,11 +310,12 @@ def _names(folder: Path) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def _size(path: str) -> int:
+def size_of(path: str) -> int:
+    """Return the bytes of a checkpoint's files."""
     return sum(os.lstat(f"{path}/{name}").st_size for name in os.listdir(path))
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
     """Removes a checkpoint, its manifest first: it is none from then on, whatever happens."""
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):

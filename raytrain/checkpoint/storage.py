@@ -6,25 +6,25 @@ What is at the URL counts: a mirror is made to follow it before anything is read
 after an outage of storage: newer checkpoints that continue the run at the URL are used, and uploaded.
 
 Storage may accept a connection and never answer, and a request cannot be cancelled. So each request has a thread of its
-own, and whoever asks gives up after `Pulse.limit` seconds without a sign of life.
+own, and whoever asks gives up after `pulse.Pulse.limit` seconds without a sign of life.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raytrain import errors
+from raytrain.checkpoint import pulse
+from raytrain.checkpoint.location import URL, join, mirror, note_url, read_known, replace_file, url_of
 from raytrain.files import known_json
 from raytrain.user_code.sources import COPY, MODULES, ORIGINS, REPLACED, REPLACING
 from raytrain.watchdog import doing
@@ -36,129 +36,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POLL_SECONDS = 2.0
-"""How often the driver looks for rows, and rank 0 for a request to stop and for rows to bring up."""
 
-ANSWER_SECONDS = 12.0
-"""How long a request may give no sign of life, and after how long the user is told."""
-HURRY_SECONDS = 3.0
-"""The same once a run was asked to stop; and how long training waits for storage without a sign of life."""
-_AGAIN_SECONDS = 15.0
-"""While storage is silent, the request under way finds out when that ends; another one is made after so long."""
 _LEAST_SPEED = 1 << 17
 """Bytes a second at which an object goes up at the least: S3 says nothing until it has the whole of it."""
 _ENVIRONMENT = "environment.json"
-_URL = "url"
 _OWN = (ORIGINS, COPY, REPLACED, "environment.json", "skipped.json", "experiment.json")
 """What the driver writes; the last makes it a run."""
 _FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
 """What rank 0 writes, in the order in which it is brought up; the metrics come before a checkpoint's manifest."""
-
-
-def is_url(place: Path | str) -> bool:
-    """Whether a place is at a URL and not in a directory."""
-    return "://" in str(place)
-
-
-def join(out: str, name: str) -> str:
-    """The place below another; a URL's options stay behind it."""
-    if not is_url(out):
-        return str(Path(out) / name)
-    path, mark, options = out.partition("?")
-    return f"{path.rstrip('/')}/{name}{mark}{options}"
-
-
-def mirror(url: str, kind: str = "runs") -> Path:
-    """The directory on this machine that stands for a run at a URL.
-
-    Args:
-        kind: `runs` for the driver's, `workers` for that of the ranks here.
-    """
-    from raytrain.data.cache import default_folder
-
-    path = url.partition("?")[0].rstrip("/")
-    return default_folder() / kind / hashlib.sha256(url.encode()).hexdigest()[:16] / path.rpartition("/")[2]
-
-
-def url_of(path: Path) -> str | None:
-    """The URL that a directory is the driver's mirror of; None for a run's own directory."""
-    try:
-        return (path / _URL).read_text()
-    except (OSError, ValueError):
-        return None
-
-
-class Pulse:
-    """Whether storage at a URL answers, as all threads of this process see it.
-
-    Attributes:
-        limit: seconds without a sign of life after which a request is given up.
-    """
-
-    def __init__(self) -> None:
-        self.limit = ANSWER_SECONDS
-        self._changed, self._changing = threading.Condition(), set[str]()
-        self._under_way, self._began, self._reason = 0, 0.0, ""
-        self._since: float | None = None
-
-    @property
-    def silence(self) -> float:
-        """Seconds since a request began after which nothing has succeeded; 0 where nothing is wrong."""
-        since = self._since
-        return 0.0 if since is None else time.monotonic() - since
-
-    def error(self) -> TimeoutError:
-        """Return an error that says for how long no request has succeeded."""
-        seconds, reason = f"{self.silence:.0f} s", self._reason
-        return TimeoutError(f"nothing has worked for {seconds} ({reason})" if reason else f"no answer for {seconds}")
-
-    def begin(self, changes: str | None) -> None:
-        """Note that a request begins, once an earlier one that changes the same object has ended: given up or not, it
-        may still be carried out, and must not be so after this one.
-
-        Args:
-            changes: the object that it writes or removes.
-
-        Raises:
-            TimeoutError: the earlier one has not ended, or storage is silent and another request is waiting for it.
-        """
-        with self._changed:
-            if self.silence > self.limit and self._under_way and time.monotonic() < self._began + _AGAIN_SECONDS:
-                raise self.error()
-            if not self._changed.wait_for(lambda: changes not in self._changing, self.limit):
-                raise TimeoutError(f"{changes} is still being written")
-            self._under_way, self._began = self._under_way + 1, time.monotonic()
-            if changes is not None:
-                self._changing.add(changes)
-            self.wait()
-
-    def wait(self) -> None:
-        """Note that an answer is waited for."""
-        if self._since is None:
-            self._since = time.monotonic()
-
-    def live(self) -> None:
-        """Note a sign of life."""
-        self._since, self._reason = None, ""
-
-    def end(self, changes: str | None, error: BaseException | None) -> None:
-        """Note how a request ended, also one that was given up."""
-        with self._changed:
-            self._under_way -= 1
-            self._changing.discard(changes or "")
-            if error is None or isinstance(error, FileNotFoundError):
-                self.live()
-            else:
-                self._reason = errors.one_line(str(error))[:200]
-            self._changed.notify_all()
-
-
-_PULSES: dict[str, Pulse] = {}
-
-
-def pulse(url: str) -> Pulse:
-    """Return the pulse of storage at a URL."""
-    return _PULSES.setdefault(url, Pulse())
 
 
 class Storage:
@@ -172,7 +57,7 @@ class Storage:
     """
 
     def __init__(self, url: str):
-        self.url, self.pulse, self.sending = url, pulse(url), ""
+        self.url, self.pulse, self.sending = url, pulse.pulse(url), ""
         self._files, self._root = answered(url, lambda: self._ask(lambda _: _open(url)))
         self._made: set[str] = set()
 
@@ -284,7 +169,7 @@ class Storage:
         for name in there:
             if _plain(name) and name != "stop":
                 with contextlib.suppress(FileNotFoundError):
-                    _replace(target / name, self.read(name))
+                    replace_file(target / name, self.read(name))
         for file in (*target.iterdir(), *(target / MODULES).rglob("*.py")):
             if file.is_file() and file.relative_to(target).as_posix() not in (*there, *_KEPT):
                 file.unlink()
@@ -339,7 +224,7 @@ class Storage:
             for part in checkpoints.PARTS:
                 with contextlib.suppress(FileNotFoundError):  # which `verify` says
                     self._fetch(f"checkpoints/{name}/{part}", path / part)
-            _replace(path / checkpoints.MANIFEST, manifest)
+            replace_file(path / checkpoints.MANIFEST, manifest)
             checkpoints.verify(path)
             return path
 
@@ -476,7 +361,7 @@ class Storage:
 
 
 _CHUNK = 8 << 20
-_KEPT = (_URL, "lock", "stop")
+_KEPT = (URL, "lock", "stop")
 """What a mirror has besides."""
 
 
@@ -544,7 +429,7 @@ def publish(path: Path) -> None:
     url = url_of(path)
     if url is None:
         return
-    pulse(url).limit = ANSWER_SECONDS  # which an earlier attempt of this process may have shortened
+    pulse.pulse(url).limit = pulse.ANSWER_SECONDS  # which an earlier attempt of this process may have shortened
 
     def bring() -> None:
         storage = Storage(url)
@@ -590,7 +475,7 @@ def followed(path: Path, say: Callable[[str], None] = lambda _: None) -> Iterato
 
     def follow() -> None:
         nonlocal asked, silent
-        while not done.wait(POLL_SECONDS):
+        while not done.wait(pulse.POLL_SECONDS):
             try:
                 wanted = (path / "stop").exists()
                 if wanted and not asked:
@@ -601,7 +486,7 @@ def followed(path: Path, say: Callable[[str], None] = lambda _: None) -> Iterato
                     say(f"{url} answers again")
                 silent = False
             except OSError:
-                if storage.pulse.silence >= ANSWER_SECONDS and not silent:
+                if storage.pulse.silence >= pulse.ANSWER_SECONDS and not silent:
                     silent = True
                     say(f"{url}: {storage.pulse.error()}; training goes on, and its checkpoints wait with rank 0")
 
@@ -622,7 +507,7 @@ def hasten(path: Path) -> None:
     nothing for a run in a directory."""
     url = url_of(path)
     if url is not None:
-        pulse(url).limit = HURRY_SECONDS
+        pulse.pulse(url).limit = pulse.HURRY_SECONDS
         with contextlib.suppress(OSError):
             (mirror(url, "workers") / "stop").touch()
 
@@ -630,7 +515,7 @@ def hasten(path: Path) -> None:
 def silence(path: Path) -> float:
     """Return for how many seconds storage of a run has not answered; 0 for a run in a directory."""
     url = url_of(path)
-    return pulse(url).silence if url else 0.0
+    return pulse.pulse(url).silence if url else 0.0
 
 
 def left_behind(path: Path) -> str:
@@ -641,19 +526,13 @@ def left_behind(path: Path) -> str:
         return ""
     kept = mirror(url, "workers")
     here, there = (str(known_json(folder / "last.json").get("checkpoint", "")) for folder in (kept, path))
-    if _known(kept / _ENVIRONMENT) != _known(path / _ENVIRONMENT) or here <= there:
-        return f"{url}: {pulse(url).error()}; the last checkpoint may be missing" if pulse(url).silence else ""
+    if read_known(kept / _ENVIRONMENT) != read_known(path / _ENVIRONMENT) or here <= there:
+        silent = pulse.pulse(url)
+        return f"{url}: {silent.error()}; the last checkpoint may be missing" if silent.silence else ""
     return (
         f"{here} could not be uploaded to {url} and is kept in {kept}; once storage answers, "
         f"`raytrain resume {url}` on this machine goes on from it"
     )
-
-
-def _known(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError:
-        return b""
 
 
 def newest(path: Path) -> str:
@@ -681,7 +560,7 @@ def at_work(url: str) -> tuple[Storage, Path]:
     storage, path = Storage(url), mirror(url, "workers")
     (path / "logs").mkdir(parents=True, exist_ok=True)
     (path / "stop").unlink(missing_ok=True)
-    _replace(path / "experiment.json", storage.read("experiment.json"))
+    replace_file(path / "experiment.json", storage.read("experiment.json"))
     return storage, path
 
 
@@ -703,19 +582,6 @@ def answered(url: str, ask: Callable[[], T]) -> T:
         raise
     except Exception as error:
         raise errors.no_storage(url, str(error).strip() or type(error).__name__) from None
-
-
-def note_url(path: Path, url: str) -> None:
-    """Notes what a directory is the mirror of, for its owner alone: there may be keys in it."""
-    (path / _URL).touch(0o600)
-    (path / _URL).write_text(url)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 def _plain(name: str) -> bool:

@@ -24,16 +24,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import tyro
 
 from raytrain import __version__, errors
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import location
 from raytrain.driver import limits
 from raytrain.driver.fit import Interrupted, Options, RunFailed, advice, near, resume, train
 from raytrain.driver.interrupts import asked, status_after, unwinding
 from raytrain.driver.observe import watched
 from raytrain.driver.resumption import Correction
 from raytrain.driver.session import leave
-from raytrain.experiment import Experiment, load, with_strategy
+from raytrain.experiment import Experiment, with_strategy
+from raytrain.experiment_file import load
 from raytrain.loggers import Logger
-from raytrain.optim.optimizers import Rising
+from raytrain.optim.schedules import Rising
 from raytrain.parallel import STRATEGIES, Parallel
 from raytrain.report.output import Refused, guard_standard_streams
 from raytrain.run.run import Run
@@ -151,7 +152,7 @@ def _answer(arguments: list[str]) -> int:
 
 def _after(what: str, failed: RunFailed) -> str:
     """Return what to do after a run or a sweep has failed."""
-    where = storage.url_of(failed.run) or failed.run
+    where = location.url_of(failed.run) or failed.run
     if what == "sweep" and failed.edit:
         return f"correct {near(failed.edit)} and start a new sweep"
     if what == "sweep":

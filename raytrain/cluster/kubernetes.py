@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from raytrain.checkpoint.storage import is_url
+from raytrain.checkpoint.location import is_url
 from raytrain.cluster import fields, security, versions
 from raytrain.cluster.document import Finding, Place
 

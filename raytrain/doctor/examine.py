@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import location
 from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, clock, gather, probe, remove
 from raytrain.driver import limits, ray_internals
@@ -34,7 +34,7 @@ def examine(address: str | None = None, out: str = "runs") -> Survey:
     Raises:
         UserError: no cluster answers at the address.
     """
-    folder = out if storage.is_url(out) else str(existing(Path(out)))
+    folder = out if location.is_url(out) else str(existing(Path(out)))
     mark = f".raytrain-doctor-{uuid.uuid4().hex[:12]}"
     own = f"{mark}-here"
     try:

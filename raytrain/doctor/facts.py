@@ -24,9 +24,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from raytrain.driver.credentials import token_file
 from raytrain.driver.network import gloo, interfaces, nccl, of_host_name
-from raytrain.driver.plan import host_memory
-from raytrain.driver.session import answers, token_file
+from raytrain.driver.resources import host_memory
+from raytrain.driver.session import answers
 
 _TORCH = """
 import json, torch

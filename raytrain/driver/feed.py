@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import location, storage
 from raytrain.checkpoint.rows import parse_row, read_rows
 from raytrain.files import known_json, write_atomically
 from raytrain.loggers import Held, Logger, RunInfo
@@ -173,7 +173,7 @@ class Feed:
         """Return the step of the newest checkpoint that is known."""
         assert self._run
         found = known_json(self._run.path / "last.json")
-        if (url := storage.url_of(self._run.path)) and not self._ending.is_set():
+        if (url := location.url_of(self._run.path)) and not self._ending.is_set():
             with contextlib.suppress(OSError, ValueError, errors.UserError):
                 found = json.loads(storage.Storage(url).read("last.json"))
         step = found.get("step") if isinstance(found, dict) else None
@@ -223,7 +223,7 @@ class Feed:
         with contextlib.suppress(OSError, errors.UserError):  # then `start` says less than the logger holds
             values = {"logger": self.name, "step": self._held.step, "epoch": self._held.epoch}
             write_atomically(file, json.dumps(values))
-            if url := storage.url_of(self._run.path):
+            if url := location.url_of(self._run.path):
                 storage.Storage(url).write(self._file, file)
         self._progress = time.monotonic()
 

@@ -6,36 +6,33 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime
 import json
 import os
-import platform
 import shlex
 import stat
-import subprocess
-import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import __version__, config, errors, experiment
-from raytrain.checkpoint import storage
+from raytrain import config, errors, experiment_file
+from raytrain.checkpoint import location, storage
 from raytrain.checkpoint.rows import check_rows
-from raytrain.data import Data, Index
+from raytrain.data import Index
 from raytrain.driver import plan, resumption, supervise
+from raytrain.driver.environment import write_environment
+from raytrain.driver.failures import RunFailed, failed_here
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.observe import Loggers, Tail
 from raytrain.driver.plan import Plan
+from raytrain.driver.reading import read, skipped_before, wait_for_blocks, write_skipped
 from raytrain.driver.resumption import Correction
-from raytrain.driver.session import Session, why_no_block
-from raytrain.driver.supervise import RunFailed, failed_here
+from raytrain.driver.session import Session
 from raytrain.driver.worker import Job
 from raytrain.experiment import Experiment
-from raytrain.files import needed_json, reason, write_atomically
+from raytrain.files import reason, write_atomically
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.run.begin import begin, check_writable, discard
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
@@ -64,7 +61,7 @@ def advice(path: Path) -> str:
     """
     found = sources.Sources.read(path)
     file = found.experiment.origin if found and found.experiment else "FILE"
-    command = ["raytrain", "resume", storage.url_of(path) or near(str(path)), "--experiment", near(file)]
+    command = ["raytrain", "resume", location.url_of(path) or near(str(path)), "--experiment", near(file)]
     return f"go on with `{shlex.join(command)}`"
 
 
@@ -127,10 +124,10 @@ def train(
         stem = source.parent.name.rpartition("-")[0] or source.parent.name
     elif source and source.name == "experiment.py" and (source.parent / "sweep.json").is_file():  # a sweep's best
         stem = source.parent.name
-    shown = storage.join(options.out, options.name or f"{stem}-N")
+    shown = location.join(options.out, options.name or f"{stem}-N")
     with Session(options.address, options.verbose) as session:
         planned = plan.make(value, session.resources, shown)
-        planned.check_disk(storage.mirror(shown) if storage.is_url(shown) else Path(options.out))
+        planned.check_disk(location.mirror(shown) if location.is_url(shown) else Path(options.out))
         if options.dry_run:
             observer.planned(planned.lines())
             return None
@@ -139,11 +136,11 @@ def train(
         def fill(folder: Path) -> None:
             sources.keep(value, source, folder)
             write_environment(folder, planned)
-            experiment.save(kept, folder / "experiment.json")
+            experiment_file.save(kept, folder / "experiment.json")
 
         path, lock = begin(options.out, options.name, stem, fill)
         with lock:
-            planned = replace(planned, run=storage.url_of(path) or str(path))
+            planned = replace(planned, run=location.url_of(path) or str(path))
             observer.planned(planned.lines())
             try:
                 storage.publish(path)
@@ -380,8 +377,8 @@ def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction
             correction.save()
             run.forget()
         sources.settle(path)
-        if experiment.to_json(kept) != experiment.to_json(run.experiment):
-            experiment.save(kept, path / "experiment.json")
+        if experiment_file.to_json(kept) != experiment_file.to_json(run.experiment):
+            experiment_file.save(kept, path / "experiment.json")
         asides = (*path.glob(_ASIDE), *(path / sources.MODULES).rglob(_ASIDE))
         for leftover in (*asides, *logs.glob("*_*.json"), path / "stop", path / "summary.json"):
             leftover.unlink(missing_ok=True)
@@ -399,8 +396,8 @@ def _prepare(
     import ray
 
     e = planned.experiment
-    waits = partial(_waits, observer)
-    indices, images, skipped = read(e.data, planned.indices, planned.mode, _skipped_before(path), waits)
+    waits = partial(wait_for_blocks, observer)
+    indices, images, skipped = read(e.data, planned.indices, planned.mode, skipped_before(path), waits)
     job = Job(
         planned.experiment,
         path.absolute(),
@@ -409,80 +406,10 @@ def _prepare(
         None if weights is None else ray.put(weights),
         command_started,
         own_output=not options.verbose and planned.experiment.scaling.workers != 0,
-        url=storage.url_of(path),
+        url=location.url_of(path),
     )
     bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}
     return job, replace(planned, indices=planned.indices | indices, bad=bad), skipped
-
-
-def read(
-    data: Data,
-    found: dict[str, Index],
-    mode: str,
-    before: dict[str, list[Bad]] | None = None,
-    waits: Callable[[float], None] = lambda _: None,
-) -> tuple[dict[str, Index], dict[str, Any], dict[str, list[Bad]]]:
-    """Reads the images of training and validation into the object store, or checks them, for streaming.
-
-    Args:
-        before: the samples that a run that goes on has been without.
-        waits: called with the seconds for which Ray Data has read nothing.
-
-    Returns:
-        The indices, the references to the images (none for streaming), and the samples that were skipped; by split.
-    """
-    import ray
-
-    from raytrain.data import reader
-
-    indices, images, skipped = {}, {}, {}
-    for split in ("train", "val"):
-        array, index, bad = None, found[split], []
-        if mode == "resident" or data.on_bad_sample == "skip":
-            known = None if before is None else before.get(split, [])
-            array, index, bad = reader.pack(data, index, mode == "resident", known, waits)
-        if array is not None:
-            images[split] = ray.put(array)
-            del array
-        indices[split], skipped[split] = index, bad
-    return indices, images, skipped
-
-
-def _waits(observer: Logger, seconds: float) -> None:
-    observer.note(why_no_block(seconds, 1.0))
-
-
-def write_skipped(path: Path, skipped: dict[str, list[Bad]]) -> None:
-    """Writes `skipped.json` of a run or a sweep, if there is something to say: row, path and reason of each sample."""
-    file = path / "skipped.json"
-    if any(skipped.values()):
-        report = {
-            split: [{"row": one.row, "path": one.path, "reason": one.reason} for one in bad]
-            for split, bad in skipped.items()
-        }
-        write_atomically(file, json.dumps(report, indent=2))
-    else:
-        file.unlink(missing_ok=True)
-
-
-def _skipped_before(path: Path) -> dict[str, list[Bad]] | None:
-    """The samples that a run has been without so far; None where it has no checkpoint to go on from."""
-    from raytrain.data.reader import Bad
-
-    if not any((path / "checkpoints").glob("step_*/manifest.json")):
-        return None
-    file = path / "skipped.json"
-    if not file.exists():
-        return {}
-    how = "put it back from a copy: it says which samples the run is without"
-    report = needed_json(file, how)
-    try:
-        return {
-            split: [Bad(int(one["row"]), str(one["path"]), str(one["reason"]), lasting=True) for one in samples]
-            for split, samples in report.items()
-        }
-    except (KeyError, TypeError, ValueError):
-        raise errors.UserError("this file does not list samples", file, how) from None
 
 
 def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
@@ -498,30 +425,6 @@ def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
     module = e.model.build(e.data.sample(train_index), len(train_index.classes))
     e.model.load(module)
     return module.state_dict()
-
-
-def write_environment(path: Path, planned: Plan) -> None:
-    """Write `environment.json`: when the run began, versions, what there was to train on, the data's fingerprint."""
-    import ray
-    import torch
-
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    values = {
-        "began": datetime.datetime.now(datetime.UTC).isoformat(),
-        "raytrain": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "ray": ray.__version__,
-        "platform": platform.platform(),
-        "git_commit": commit or None,
-        "command": sys.argv,
-        "resources": {
-            "where": planned.resources.where,
-            "by_node": [dataclasses.asdict(node) for node in planned.resources.by_node],
-        },
-        "data_fingerprint": {split: index.fingerprint() for split, index in planned.indices.items()},
-    }
-    write_atomically(path / "environment.json", json.dumps(values, indent=2) + "\n")
 
 
 def _summarise(path: Path, planned: Plan, status: str, error: str | None = None) -> None:

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from raytrain import errors
-from raytrain.driver import plan
+from raytrain.driver import resources
 from raytrain.driver.session_folder import CHARACTERS
 from raytrain.files import existing, size
 
@@ -37,7 +37,7 @@ def check() -> None:
         if not name.isascii() and name != name.encode(errors="replace").decode():
             raise errors.UserError("Ray takes only names that are UTF-8 text", name, "rename that file or folder")
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    needs = _ADDRESS_SPACE + int(_OBJECT_STORE * plan.host_memory())
+    needs = _ADDRESS_SPACE + int(_OBJECT_STORE * resources.host_memory())
     if space != resource.RLIM_INFINITY and space < needs:
         raise errors.UserError(
             f"a process may have {size(space)} of address space and Ray needs {size(needs)}",

@@ -8,9 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment
+from raytrain import config, errors, experiment_file
 from raytrain.checkpoint import storage
-from raytrain.driver import plan
+from raytrain.driver import model_check
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
 from raytrain.run.run import Run
@@ -67,8 +67,8 @@ class Correction:
     def __init__(self, run: Run, file: Path):
         self.run, self.file = run, file
         self._before, self._was = run.experiment, sources.Sources.read(run.path)
-        self._copy = experiment.of_copy(run.path)
-        self.experiment, self._own = experiment.load_with_code(run.path / "experiment.json", file)
+        self._copy = experiment_file.of_copy(run.path)
+        self.experiment, self._own = experiment_file.load_with_code(run.path / "experiment.json", file)
         self.sources = sources.active()
         if self._own is None and self._copy is not None:
             raise errors.not_an_experiment(file, "it defines no `experiment`")
@@ -121,9 +121,9 @@ class Correction:
             return
         value, index = planned.experiment, planned.indices["train"]
         shape = value.data.sample(index), len(index.classes)
-        after = plan.tensors(value, *shape)
+        after = model_check.tensors(value, *shape)
         sources.use(self._before)
-        before = plan.tensors(self._before, *shape)
+        before = model_check.tensors(self._before, *shape)
         self.activate()
         where = f"in {sources.place(type(value.model))}"
         if wrong := _difference(before, after):
@@ -162,7 +162,7 @@ class Correction:
         return step_of(storage.newest(self.run.path)) or 0
 
 
-def _difference(before: plan.Tensors, after: plan.Tensors) -> str:
+def _difference(before: model_check.Tensors, after: model_check.Tensors) -> str:
     """Return how what a checkpoint consists of has changed; an empty string where it has not."""
     old, new = before.shapes, after.shapes
     if gone := [name for name in old if name not in new]:

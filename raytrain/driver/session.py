@@ -7,26 +7,22 @@ import logging
 import os
 import shutil
 import socket
-import stat
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 from raytrain import errors
-from raytrain.driver import limits, logs, plan, ray_internals
+from raytrain.driver import limits, logs, ray_internals, resources
+from raytrain.driver.credentials import private_folder, token
 from raytrain.driver.interrupts import end_with, ends_at_once, waiting
-from raytrain.driver.plan import Node, Resources
-from raytrain.driver.session_folder import CHARACTERS, SessionFolder, remove_dead
-from raytrain.experiment import Scaling
+from raytrain.driver.resources import Node, Resources
+from raytrain.driver.session_folder import SessionFolder, remove_dead
 
 _GPU_SECONDS = 60.0
 """How long the nodes may take to say how large their GPUs are."""
-_SOCKET_CHARACTERS = 107
-"""The longest path of a socket on Linux."""
-_SESSION_CHARACTERS = CHARACTERS + len("/session_2026-11-23_04-30-41_782794_4194304/sockets/plasma_store")
 
 _READABLE = ("raylet.*", "gcs_server.*", "worker-*")
 """Logs of Ray that tell why a run failed: the node's, the head's, and what workers printed before their logs began."""
@@ -63,7 +59,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """What there is to train on, or will be when a run asks for it; for a cluster of our own, what this machine
         will give it."""
         if self.own:
-            return plan.local_resources()
+            return resources.local_resources()
         import ray
 
         there = [(node["NodeManagerHostname"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
@@ -102,7 +98,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             with small, ray_internals.own_signals():
                 ray.init(
                     address="local",
-                    num_cpus=int(plan.local_resources().cpus),
+                    num_cpus=int(resources.local_resources().cpus),
                     include_dashboard=False,
                     **folders,
                     log_to_driver=self.verbose,
@@ -249,57 +245,6 @@ def _copy_logs(session: Path, folder: Path) -> None:
             file.unlink()
 
 
-def private_folder() -> Path:
-    """Return the folder below which a cluster of our own keeps its session: RAY_TMPDIR's, or a private one, made if
-    need be.
-
-    Ray lets everybody read and write its session (mode 0777: sockets, logs, spilled objects), so the folder above the
-    session is one that only this user can enter.
-
-    Raises:
-        UserError: it cannot be made, or belongs to somebody else.
-    """
-    if os.environ.get("RAY_TMPDIR"):
-        return Path(os.environ["RAY_TMPDIR"])
-    folder = Path(os.environ.get("TMPDIR") or "/tmp", f"raytrain-{os.getuid()}")
-    if len(str(folder)) + _SESSION_CHARACTERS > _SOCKET_CHARACTERS:
-        folder = Path("/tmp", folder.name)
-    remedy = "remove it, or set RAY_TMPDIR to a folder for Ray's files"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-            raise errors.UserError("Ray's files need a folder that is yours, and this one is not", str(folder), remedy)
-        if found.st_mode & 0o077:
-            folder.chmod(0o700)
-    except OSError as error:
-        what = f"Ray's files cannot be written: {error.strerror}"
-        raise errors.UserError(what, str(folder), remedy) from None
-    return folder
-
-
-def token_file() -> Path:
-    """Where Ray looks for the cluster's token, unless it is in RAY_AUTH_TOKEN."""
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-
-
-def token() -> tuple[str, str]:
-    """The cluster's token by Ray's own conventions, and where it is from; or none, and why."""
-    if os.environ.get("RAY_AUTH_MODE") == "disabled":
-        return "", "RAY_AUTH_MODE is `disabled` here"
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        found, where = os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
-    else:
-        where = str(token_file())
-        try:
-            found = token_file().read_text().strip()
-        except (OSError, ValueError) as error:
-            return "", f"there is none here ({where}: {getattr(error, 'strerror', None) or 'it is no text'})"
-    if not found or not found.isascii() or not found.isprintable() or " " in found:
-        return "", f"{where} holds none"
-    return found, where
-
-
 def answers(host: str, port: int) -> bool:
     """Whether anything listens there."""
     try:
@@ -315,7 +260,7 @@ def _smallest_gpu() -> int | None:
     from ray.exceptions import RayError
 
     counts = [(node, int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
-    asked = [ask(node, plan.smallest_gpu, count) for node, count in counts if count]
+    asked = [ask(node, resources.smallest_gpu, count) for node, count in counts if count]
     try:
         sizes = ray.get(asked, timeout=_GPU_SECONDS)
     except RayError:
@@ -331,81 +276,6 @@ def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, ret
     there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=retries)(function)
     return task.options(scheduling_strategy=there).remote(*arguments)
-
-
-def cpus_for_data(cpus_per_worker: float, workers: Mapping[str, int]) -> float:
-    """Return what a task of Ray Data asks for beside the workers: one CPU, or the most that they leave on a node.
-
-    Args:
-        workers: how many are on each node, by its id.
-
-    Raises:
-        UserError: they leave nothing.
-    """
-    import ray
-
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    left = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in nodes}
-    most = max(left[node] - cpus_per_worker * workers.get(node, 0) for node in left)
-    if most < 0.01:
-        names = ", ".join(f"{node['NodeManagerHostname']} ({left[node['NodeID']]:g} CPUs)" for node in nodes[:4])
-        raise errors.UserError(
-            f"no CPU for Ray Data, which streams the images: the workers hold all of {names}",
-            "in scaling.cpus_per_worker",
-            "take less for each worker, fewer workers, or --data.mode resident",
-        )
-    return int(min(1.0, most) * 100) / 100
-
-
-def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, workers: Mapping[str, int] = {}) -> str:
-    """Return why Ray Data has given no block for so many seconds, by what the nodes' CPUs are reserved for.
-
-    Args:
-        needs: CPUs that one of its tasks asks for.
-        cpus_per_worker, workers: as for `cpus_for_data`.
-    """
-    import ray
-
-    free, found = ray_internals.free_cpus(), []
-    if any(cpus >= needs for cpus in free.values()):
-        return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is the storage of the images slow?"
-    for node in ray.nodes():
-        if node["Alive"] and (cpus := node["Resources"].get("CPU", 0.0)):
-            own, left = cpus_per_worker * workers.get(node["NodeID"], 0), free.get(node["NodeID"], 0.0)
-            held = f"{own:g} held by this run's workers, " if own else ""
-            other = f"{max(0.0, cpus - own - left):g} by tasks that read and by other jobs"
-            found.append(f"{node['NodeManagerHostname']} has {cpus:g} CPUs, {held}{other}")
-    return f"no CPU for Ray Data, which reads the images, for {seconds:g} s: {'; '.join(found[:4])}"
-
-
-def why_no_room(scaling: Scaling) -> str:
-    """Return what the next trial of a sweep waits for, by what is free on the nodes.
-
-    Args:
-        scaling: the trial's, as it was planned.
-    """
-    import ray
-    from ray.util import placement_group_table
-
-    job = ray.get_runtime_context().get_job_id()  # which the ids of its placement groups end with
-    waits = [name for name, group in placement_group_table().items() if group["state"] in ("PENDING", "RESCHEDULING")]
-    if not any(name.endswith(job) for name in waits):
-        return "it has its room, and its process is starting"
-    gpus, free, found = scaling.gpus_per_worker or 0.0, ray_internals.free_cpus(), []
-    for node in ray.nodes():
-        if node["Alive"]:
-            left = f", {_counted(free[node['NodeID']], 0)} free" if node["NodeID"] in free else ""
-            has = _counted(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0) if gpus else 0.0)
-            found.append(f"{node['NodeManagerHostname']} has {has}{left}")
-    each = _counted(scaling.cpus_per_worker or 0.0, gpus)
-    workers = f"{scaling.ranks} workers of {each} each" if scaling.ranks > 1 else each
-    return f"it needs {workers}, and {'; '.join(found[:4])}"
-
-
-def _counted(cpus: float, gpus: float) -> str:
-    """Return CPUs and GPUs for people."""
-    counts = [f"{count:g} {kind}{'s' if count != 1 else ''}" for count, kind in ((cpus, "CPU"), (gpus, "GPU")) if count]
-    return " and ".join(counts) or "0 CPUs"
 
 
 def _check_shared(file: Path) -> None:

@@ -22,7 +22,8 @@ from raytrain.checkpoint import storage
 from raytrain.data import Index
 from raytrain.driver import gpu_errors, logs
 from raytrain.driver.guard import end_now
-from raytrain.driver.session import answers, cpus_for_data, why_no_block
+from raytrain.driver.room import cpus_for_data, why_no_block
+from raytrain.driver.session import answers
 from raytrain.experiment import Experiment
 from raytrain.files import append, write_atomically
 from raytrain.run.lock import WRITER_LOCK, Lock

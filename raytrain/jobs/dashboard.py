@@ -21,7 +21,7 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 from raytrain import errors
-from raytrain.driver import session
+from raytrain.driver import credentials
 
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Where Ray's own client looks for an address."""
@@ -58,7 +58,7 @@ class Dashboard:
         if status == 401:
             raise errors.token_missing(self.url, "none was sent")
         if status == 403:
-            raise errors.token_refused(self.url, session.token()[1])
+            raise errors.token_refused(self.url, credentials.token()[1])
         try:
             return status, json.loads(body)
         except ValueError:
@@ -126,7 +126,7 @@ def _greet(url: str) -> Dashboard:
         found = _with_token(url)
         status, body = _request(found, "/api/version")
         if status in (401, 403):
-            raise errors.token_refused(url, session.token()[1])
+            raise errors.token_refused(url, credentials.token()[1])
     try:
         version = json.loads(body)["ray_version"] if status == 200 else None
     except (ValueError, TypeError, KeyError):
@@ -141,7 +141,7 @@ def _greet(url: str) -> Dashboard:
 
 def _with_token(url: str) -> Dashboard:
     """The token is sent only where it is asked for, and never in the clear over the internet."""
-    token, where = session.token()
+    token, where = credentials.token()
     if not token:
         raise errors.token_missing(url, where)
     parts = urllib.parse.urlsplit(url)

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raytrain import errors
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import location
 from raytrain.driver import ray_internals
-from raytrain.driver.session import token_file
+from raytrain.driver.credentials import token_file
 from raytrain.jobs.dashboard import ADDRESSES, Dashboard
 
 _LIMIT = 256 * 2**20
@@ -130,7 +130,7 @@ def check_storage(out: str, folder: bool = False) -> None:
     Raises:
         UserError: it would not, or the URL holds a secret.
     """
-    if storage.is_url(out):
+    if location.is_url(out):
         if urllib.parse.urlsplit(out).password is not None or re.search(r"[?&]secret_key=", out):
             raise errors.secret_in_url("--out")
         if folder:
@@ -151,7 +151,7 @@ def project(path: Path, out: str) -> Project:
     folder = here if inside else file.parent
     excludes = [*_LEFT_OUT, *(_OF_A_RUN if folder == file.parent and file.suffix == ".json" else ())]
     for kept in (Path(out), token_file()):
-        if folder in kept.resolve().parents and not storage.is_url(str(kept)):
+        if folder in kept.resolve().parents and not location.is_url(str(kept)):
             excludes.append("/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", kept.resolve().relative_to(folder).as_posix()))
     sizes = _sizes(folder, excludes)
     name = file.relative_to(folder).as_posix()

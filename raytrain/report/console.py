@@ -19,7 +19,7 @@ from rich.text import Text
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
 from raytrain.report.output import Output
-from raytrain.tasks.task import Classification
+from raytrain.tasks.classification import Classification
 from raytrain.user_code import sources
 
 _PLAIN_SECONDS = 10.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from raytrain import errors
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import location, storage
 from raytrain.files import existing, reason, remove, sync
 from raytrain.run.lock import LOCK, Lock
 
@@ -32,7 +32,7 @@ def begin(out: Path | str, name: str | None, stem: str, fill: Callable[[Path], N
     Raises:
         UserError: the name is taken, or the place cannot be written.
     """
-    if storage.is_url(out):
+    if location.is_url(out):
         return _begin_at_url(str(out), name, stem, fill)
     out = Path(out).expanduser()
     try:
@@ -112,8 +112,8 @@ def _remove_abandoned(out: Path) -> None:
 def _begin_at_url(out: str, name: str | None, stem: str, fill: Callable[[Path], None]) -> tuple[Path, Lock]:
     tried = ""
     while True:
-        url = storage.join(out, name or f"{stem}-{_next_number(stem, [*storage.runs(out), tried])}")
-        path = storage.mirror(url)
+        url = location.join(out, name or f"{stem}-{_next_number(stem, [*storage.runs(out), tried])}")
+        path = location.mirror(url)
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = Lock(path)
@@ -127,7 +127,7 @@ def _begin_at_url(out: str, name: str | None, stem: str, fill: Callable[[Path], 
         for left in path.iterdir():  # of a run that was removed at the URL
             if left.name != LOCK:
                 remove(left)
-        storage.note_url(path, url)
+        location.note_url(path, url)
         fill(path)
         return path, lock
 
@@ -140,7 +140,7 @@ def check_writable(out: Path | str, name: str | None) -> None:
     """
     if name is not None and (name in ("", ".", "..") or "/" in name):
         raise errors.bad_name(name)
-    if storage.is_url(out):
+    if location.is_url(out):
         return storage.check(str(out), name)
     out = Path(out).expanduser()
     if str(out).encode(errors="replace").decode() != str(out):

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import errors, experiment
-from raytrain.checkpoint import storage
+from raytrain import errors, experiment_file
+from raytrain.checkpoint import location, storage
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, needed_json
 from raytrain.run.metrics_log import damaged_lines, read_metrics
@@ -34,7 +34,7 @@ class Run:
     """
 
     def __init__(self, path: Path | str):
-        self.url = str(path) if storage.is_url(path) else storage.url_of(Path(path))
+        self.url = str(path) if location.is_url(path) else location.url_of(Path(path))
         self.path = storage.opened(self.url) if self.url else Path(path)
         if not os.path.isfile(self.path / "experiment.json"):
             if os.path.isfile(self.path / "sweep.json"):
@@ -61,7 +61,7 @@ class Run:
     @cached_property
     def _experiment(self) -> Experiment:
         self._replaced = self.replaced
-        return experiment.load(self.path / "experiment.json")[0]
+        return experiment_file.load(self.path / "experiment.json")[0]
 
     def forget(self) -> None:
         """Read the experiment and the code again when they are asked for: they have changed."""

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
-from raytrain.checkpoint import checkpoints
-from raytrain.checkpoint.storage import HURRY_SECONDS, POLL_SECONDS, Storage
+from raytrain.checkpoint import checkpoints, retention, side_thread
+from raytrain.checkpoint.pulse import HURRY_SECONDS, POLL_SECONDS
+from raytrain.checkpoint.storage import Storage
 from raytrain.experiment import Checkpoint
 from raytrain.files import append, write_atomically
 from raytrain.run.metrics_log import NOTES, MetricsLog
@@ -64,7 +65,7 @@ class CheckpointWriter:
     def __init__(self, run: Path, log: MetricsLog, settings: Checkpoint, epoch: int, storage: Storage | None = None):
         self.run, self.log, self.settings = run, log, settings
         self.every = None if settings.keep_every is None else settings.keep_every * epoch
-        self.background = checkpoints.Background()
+        self.background = side_thread.Background()
         self._due: _Due | None = None
         self._written, self.began, self._waited = threading.Event(), time.monotonic(), 0.0
         self._written.set()
@@ -116,7 +117,7 @@ class CheckpointWriter:
             write_atomically(self.run / "summary.json", json.dumps(summary, indent=2))
 
         try:
-            checkpoints.insist(write)
+            side_thread.retry(write)
         except OSError as error:
             self._note(error, self._due.step if self._due else None)
             names: list[str] = []
@@ -137,7 +138,7 @@ class CheckpointWriter:
                 there.pulse.limit = HURRY_SECONDS
                 bring()
             else:
-                checkpoints.insist(bring)
+                side_thread.retry(bring)
         except OSError as error:
             if not stops:
                 raise errors.UserError(
@@ -170,11 +171,11 @@ class CheckpointWriter:
         if self.storage:
             self.storage.drop_after(step if name else -1)
             self.storage.push(self.run, self._superfluous)
-        checkpoints.prune(self.run / "checkpoints", self._superfluous)
+        retention.prune(self.run / "checkpoints", self._superfluous)
 
     def _superfluous(self, sizes: Mapping[str, int]) -> list[str]:
         budget = None if self.settings.max_gib is None else int(self.settings.max_gib * 2**30)
-        return checkpoints.superfluous(sizes, self.settings.keep, self._bests, self.every, budget)
+        return retention.expired(sizes, self.settings.keep, self._bests, self.every, budget)
 
     def upload(self, there: Storage) -> None:
         """Upload the checkpoints that are not at the URL; what storage refuses is noted, once for each."""
@@ -270,7 +271,7 @@ class CheckpointWriter:
         self._point(name, due.step, best)
         self._bests[name] = best.get("checkpoint", name)
         try:
-            checkpoints.prune(folder, self._superfluous_here)
+            retention.prune(folder, self._superfluous_here)
         finally:
             with self._changed:  # now, so that what is uploaded next is not pruned meanwhile
                 self._due, self._saved = None, due.step

@@ -18,32 +18,30 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment, files
-from raytrain.checkpoint import storage
-from raytrain.driver import fit, plan, ray_internals
+from raytrain import config, errors, experiment_file
+from raytrain.checkpoint import location
+from raytrain.driver import environment, fit, plan, ray_internals, reading
 from raytrain.driver.fit import Interrupted, Options, RunFailed
 from raytrain.driver.interrupts import Interrupts, Leave
-from raytrain.driver.plan import Plan, Resources
-from raytrain.driver.session import Session, why_no_room
-from raytrain.experiment import Experiment, Scaling
-from raytrain.files import known_json, needed_json, write_atomically
+from raytrain.driver.room import why_no_room
+from raytrain.driver.session import Session
+from raytrain.experiment import Scaling
+from raytrain.files import known_json, write_atomically
 from raytrain.loggers import Logger, RunInfo
 from raytrain.report.sweep import write_csv, write_plots
 from raytrain.run.begin import begin, check_writable
 from raytrain.run.lock import Lock
-from raytrain.run.run import Run
 from raytrain.sweep import record
 from raytrain.sweep.front import pareto_front
-from raytrain.sweep.schedulers import Complete
 from raytrain.sweep.search import crossed
-from raytrain.sweep.space import Grid, combinations
 from raytrain.sweep.sweep import Sweep, impossible, load, to_dict
+from raytrain.sweep.sweep_plan import SweepPlan, make
+from raytrain.sweep.sweep_run import SweepRun
 from raytrain.sweep.trial_loggers import TrialLoggers
 from raytrain.user_code import sources
 
@@ -52,117 +50,6 @@ _LEAVE_SECONDS = 5.0
 """How long trials may take to write a checkpoint after a signal; the sweep's own end takes some seconds more."""
 _ROOM_SECONDS = 30.0
 """After how long without a trial under way the sweep says what it waits for."""
-_TAKES = 1 << 24
-"""Bytes that a trial's logs and metrics are reckoned with, beside its checkpoints."""
-
-
-class SweepRun:
-    """A sweep on disk: `sweep.json`, `trials.csv`, `best.json`, and `trials/0000`, each of which is a run.
-
-    Args:
-        path: the sweep's directory.
-
-    Raises:
-        UserError: there is none.
-    """
-
-    def __init__(self, path: Path | str):
-        self.path = Path(path)
-        if not os.path.isfile(self.path / "sweep.json"):
-            raise errors.not_a_sweep(self.path)
-
-    def __repr__(self) -> str:
-        return f"SweepRun({str(self.path)!r})"
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        """All of `sweep.json`: `status`, `best` (a trial's number), `front`, `trials` with their figures."""
-        return needed_json(self.path / "sweep.json", f"`raytrain sweep {self.path}` writes it again")
-
-    @property
-    def trials(self) -> list[dict[str, Any]]:
-        """The trials' values, what became of them, and their figures."""
-        return self.answer["trials"]
-
-    @property
-    def best(self) -> Run | None:
-        """The best trial's run; None where no trial has given anything."""
-        number = self.answer["best"]
-        return None if number is None else Run(record.folder(self.path, number))
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """How a sweep will be laid out.
-
-    Attributes:
-        base: the plan of the first trial.
-        share: what each trial's plan is made for: the nodes, and how many trials share them.
-        concurrent: trials at once; so many have room, however wide they are.
-        widths: the numbers of workers that trials have.
-        weights: bytes of checkpoints at the most, of all trials together.
-        variants: what is read: a plan for each way of reading, by what decides it.
-    """
-
-    sweep: Sweep
-    base: Plan
-    share: Resources
-    concurrent: int
-    widths: tuple[int, ...]
-    weights: int
-    variants: dict[str, Plan]
-
-    def scaling(self, one: Experiment) -> Scaling:
-        """Return a trial's scaling with what was left open decided.
-
-        Raises:
-            UserError: its workers do not fit on the nodes.
-        """
-        return _decided(one, self.sweep.scheduler.together, self.share, _streams(self.variants))
-
-    @property
-    def fingerprints(self) -> dict[str, dict[str, str]]:
-        """Of each split of each way of reading."""
-        return {
-            key: {split: index.fingerprint() for split, index in variant.indices.items()}
-            for key, variant in self.variants.items()
-        }
-
-    def lines(self, path: str) -> list[tuple[str, str]]:
-        """The plan for people: the base experiment's, and the sweep's own."""
-        s = self.sweep
-        widths, scaling = self.widths, self.base.experiment.scaling
-        workers = f"{widths[0]} worker{'s' if widths[0] > 1 else ''}"
-        if len(widths) > 1:
-            workers = f"{', '.join(map(str, widths[:-1]))} or {widths[-1]} workers"
-        each = (
-            f"{scaling.gpus_per_worker:g} GPU"
-            if scaling.gpus_per_worker
-            else f"{scaling.threads_per_worker} thread{'s' if scaling.threads_per_worker != 1 else ''}"
-        )
-        grid = all(isinstance(axis, Grid) for axis in s.axes) and s.count == len(combinations(s.axes))
-        whole = type(s.scheduler) is Complete
-        values = {axis.path: config.get(self.base.experiment, axis.path) for axis in s.axes}
-        example = ", ".join(f"{name}={value}" for name, value in values.items())
-        own = {
-            "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}; looking for "
-            + " and ".join(f"the {_superlative(o.mode)} {o.name}" for o in s.objectives),
-            "search": ("every combination of the grid" if grid else type(s.search).__name__)
-            + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}"),
-            "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
-            + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
-            + (f"; {_measured(self.concurrent)}" if any(o.of_machine for o in s.objectives) else ""),
-            "disk": f"{files.size(self.weights)} of checkpoints at the most: those under way and the best "
-            + (f"{s.keep} trials'" if s.keep > 1 else "trial's"),
-            **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
-        }
-        base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
-        return [*own.items(), ("example", f"a trial with {example}:"), *base, ("in", path)]
-
-
-def _measured(concurrent: int) -> str:
-    """How the objectives of the machine are measured."""
-    return "each trial is measured alone" if concurrent == 1 else "times and speeds are those of trials side by side"
 
 
 def sweep(
@@ -182,7 +69,7 @@ def sweep(
         Interrupted: it was asked to stop.
         RunFailed: no trial could be run.
     """
-    if storage.is_url(options.out):
+    if location.is_url(options.out):
         raise errors.not_local(options.out)
     check_writable(options.out, options.name)
     stem = source.stem if source else "sweep"
@@ -252,138 +139,6 @@ def resume(path: Path, value: Sweep, options: Options, observer: Logger, command
                 driver.close("completed")
                 return SweepRun(path)
             return driver.run(session, options)
-
-
-def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> SweepPlan:
-    """Plans a sweep: what is read, how many trials run at once, what they leave on disk; it starts nothing.
-
-    Raises:
-        UserError: the sweep cannot work.
-    """
-    resources = find_resources()
-    scalings = _scalings(value)
-    _check_room(value, scalings, resources, streams=False)
-    first = _first(value)
-    ways: dict[str, Experiment] = {}
-    data_axes = [a for a in value.axes if a.path.startswith("data") and not a.path.startswith("data.augment")]
-    for axis in data_axes:
-        if axis.finite is None:
-            raise errors.axis_not_finite(axis.path)
-    for values in combinations(data_axes):
-        with contextlib.suppress(errors.UserError):
-            one = value.trial(values)
-            ways.setdefault(record.reads(one), one)
-    ways[record.reads(first)] = first
-    variants = {key: plan.make(one, lambda: resources, "") for key, one in ways.items()}
-    streams = _streams(variants)
-    _check_room(value, scalings, resources, streams)
-    fits = min(_at_once(value, scaling, resources, streams) for scaling, _ in scalings)
-    if value.concurrent and value.concurrent > fits:
-        raise errors.too_many_at_once(value.concurrent, fits)
-    measured = any(objective.of_machine for objective in value.objectives)
-    concurrent = min(value.concurrent or (1 if measured else fits), value.count)
-    share = replace(resources, runs=concurrent)
-    base = variants[record.reads(first)]
-    base = replace(
-        base, experiment=replace(base.experiment, scaling=_decided(first, value.scheduler.together, share, streams))
-    )
-    weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
-    free = shutil.disk_usage(files.existing(out)).free
-    needs = weights + _TAKES * concurrent
-    if needs > free:
-        raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
-    widths = tuple(sorted({scaling.ranks for scaling, _ in scalings}))
-    return SweepPlan(value, base, share, concurrent, widths, weights, variants)
-
-
-def _scalings(value: Sweep) -> list[tuple[Scaling, str]]:
-    """Return every scaling that trials may have (of a range, that of both ends), and the axes' values that make it.
-
-    Raises:
-        UserError: one of them is elastic.
-    """
-    axes = sorted((a for a in value.axes if a.path.partition(".")[0] == "scaling"), key=lambda a: len(a.path))
-    found = []
-    for values in product(*(axis.examples() for axis in axes)):
-        scaling = value.experiment.scaling
-        for axis, new in zip(axes, values, strict=True):
-            _, _, field = axis.path.partition(".")
-            scaling = config.replace(scaling, field, new) if field else new
-        if scaling.elastic:
-            raise errors.elastic_trial(str(scaling.workers))
-        named = (f"{axis.path}={new}" for axis, new in zip(axes, values, strict=True))
-        found.append((scaling, " and ".join(named)))
-    return found
-
-
-def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Resources, streams: bool) -> None:
-    """Check that every trial fits on the nodes where it has them for itself.
-
-    Raises:
-        UserError: one does not; where axes decide that, it names their values.
-    """
-    for scaling, named in scalings:
-        try:
-            plan.scaled(scaling, resources, value.experiment.parallel.threads, streams)
-        except errors.UserError as refused:
-            if not named:
-                raise
-            raise errors.UserError(
-                f"a trial with {named} can never start: {refused.what}", refused.where, refused.how
-            ) from None
-
-
-def _at_once(value: Sweep, scaling: Scaling, resources: Resources, streams: bool) -> int:
-    """Return how many trials of a scaling fit on the nodes at once: one thread of their workers a CPU."""
-    gpus = plan.scaled(scaling, resources, value.experiment.parallel.threads, streams).gpus_per_worker or 0.0
-    each, spare = scaling.cpus_per_worker or 0.0, resources.for_data if streams else 0.0
-    count = resources.room(each if gpus else max(each, scaling.threads_per_worker or 1), gpus) // scaling.ranks
-
-    def fit(workers: int) -> bool:
-        if each:
-            return resources.holds(workers, each, gpus, spare)
-        return resources.most_cpus(workers, gpus, spare) is not None
-
-    while count > 1 and not fit(count * scaling.ranks):
-        count -= 1
-    return max(1, count)
-
-
-def _decided(one: Experiment, together: bool, share: Resources, streams: bool) -> Scaling:
-    """Return a trial's scaling with what was left open decided: CPUs are shared out among the trials that run at once,
-    such that no further trial has room.
-
-    Args:
-        together: whether all trials are there from the beginning: what they reserve alone holds them back.
-
-    Raises:
-        UserError: its workers do not fit on the nodes.
-    """
-    asked = one.scaling
-    alone = plan.scaled(asked, replace(share, runs=1), one.parallel.threads, streams)
-    spare = share.for_data if streams else 0.0
-    most = share.most_cpus(share.runs * asked.ranks, alone.gpus_per_worker or 0.0, spare)
-    cpus = asked.cpus_per_worker or most or alone.cpus_per_worker or 1.0
-    if together:
-        cpus = max(cpus, most or 0.0)
-    fixed = replace(asked, cpus_per_worker=cpus, gpus_per_worker=alone.gpus_per_worker)
-    return plan.scaled(fixed, share, one.parallel.threads, streams)
-
-
-def _streams(variants: dict[str, Plan]) -> bool:
-    return any(variant.mode == "streaming" for variant in variants.values())
-
-
-def _first(value: Sweep) -> Experiment:
-    """The experiment of a trial that can be: the base, where it can."""
-    for values in ({axis.path: axis.examples()[0] for axis in value.axes}, *combinations(value.axes)):
-        with contextlib.suppress(errors.UserError):
-            return value.trial(values)
-    return value.experiment
-
-
-def _superlative(mode: str) -> str:
-    return "highest" if mode == "max" else "lowest"
 
 
 class _Driver:
@@ -495,10 +250,10 @@ class _Driver:
 
         shelf, skipped = {}, {}
         for key, variant in self.planned.variants.items():
-            found, images, bad = fit.read(variant.experiment.data, variant.indices, variant.mode)
+            found, images, bad = reading.read(variant.experiment.data, variant.indices, variant.mode)
             shelf[key] = Data(ray.put(found), images)
             skipped |= {split: samples for split, samples in bad.items() if samples}
-        fit.write_skipped(self.path, skipped)
+        reading.write_skipped(self.path, skipped)
         return shelf
 
     def _watch(self, shelf: dict[str, Any], interrupts: Interrupts) -> str:
@@ -684,7 +439,7 @@ class _Driver:
         if found is not None:
             if found.get("refused"):
                 return None
-            one = experiment.load(folder / "experiment.json")[0]
+            one = experiment_file.load(folder / "experiment.json")[0]
             self.scalings[number] = scaling = self.planned.scaling(one)
             record.update(folder, planned=found.get("planned", {}) | _reserved(scaling))
             return {axis.path: config.get(one, axis.path) for axis in self.sweep.axes}
@@ -701,8 +456,8 @@ class _Driver:
             self.tell(number)
             return None
         sources.link(self.path, folder)
-        fit.write_environment(folder, planned)
-        experiment.save(fit.with_threads(one, planned), folder / "experiment.json")
+        environment.write_environment(folder, planned)
+        experiment_file.save(fit.with_threads(one, planned), folder / "experiment.json")
         decided = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}
         record.update(folder, number=number, values=names, status="pending", attempts=0, planned=decided)
         return values
@@ -799,7 +554,7 @@ class _Driver:
             best = (record.folder(self.path, answer["best"]) / "experiment.json").read_text()
             history = record.history(self.path, answer["best"])
             if len(history) > 1:  # its own last values alone repeat no trial
-                best = json.dumps(json.loads(best) | {experiment.HISTORY: history}, indent=2) + "\n"
+                best = json.dumps(json.loads(best) | {experiment_file.HISTORY: history}, indent=2) + "\n"
             write_atomically(self.path / "best.json", best)
         return answer
 

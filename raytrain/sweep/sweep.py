@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment
+from raytrain import config, errors, experiment_file
 from raytrain.config import above, at_least
 from raytrain.experiment import Experiment
 from raytrain.sweep.objective import Objective, parse
@@ -171,13 +171,13 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
             json.loads(path.read_text())
         except (ValueError, OSError, RecursionError):
             raise errors.broken_sweep(path, "it is no JSON") from None
-        values, copy = experiment.read_json(path)
+        values, copy = experiment_file.read_json(path)
         if not isinstance(values, dict) or "sweep" not in values:
             raise errors.holds_no_sweep(path, "it holds no sweep")
         return config.from_dict(Sweep, values["sweep"], path), copy
     if path.suffix != ".py":
         raise errors.holds_no_sweep(path, f"its name ends in {path.suffix or 'nothing'}")
-    module = experiment.execute(path)
+    module = experiment_file.execute(path)
     found = getattr(module, "sweep", None)
     if not isinstance(found, Sweep) and isinstance(getattr(module, "experiment", None), Experiment):
         raise errors.an_experiment_instead(path)
@@ -194,7 +194,7 @@ def is_sweep(path: Path | str) -> bool:
     path = Path(path)
     if not path.is_file() or path.suffix != ".py":
         return path.name == "sweep.json"
-    module = experiment.execute(path)
+    module = experiment_file.execute(path)
     return isinstance(getattr(module, "sweep", None), Sweep) and not isinstance(
         getattr(module, "experiment", None), Experiment
     )

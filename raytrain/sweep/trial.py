@@ -9,7 +9,7 @@ from typing import Any
 
 from ray import tune
 
-from raytrain import config, experiment
+from raytrain import config, experiment_file
 from raytrain.driver import ray_internals
 from raytrain.experiment import Scaling
 from raytrain.parallel.deterministic import fix_workspace
@@ -135,11 +135,11 @@ class Trial(tune.Trainable):
         if found.get("status") in record.ENDED:  # before the sweep was interrupted, or before a scheduler chose it
             self.attempt = Ended(self.run, found["status"])
             return
-        value = experiment.load(self.run / "experiment.json")[0]
+        value = experiment_file.load(self.run / "experiment.json")[0]
         changed = {path: new for path, new in self.values.items() if config.get(value, path) != new}
         if changed:  # by a scheduler, on the way
             value = apply(value, changed)
-            experiment.save(value, self.run / "experiment.json")
+            experiment_file.save(value, self.run / "experiment.json")
             values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
             record.update(self.run, values=values, first=found.get("first") or found.get("values", {}))
         if "parallel" in self.values:  # a later trial of this process may need it
@@ -149,6 +149,6 @@ class Trial(tune.Trainable):
         self.attempt = self._attempt()
 
     def _attempt(self) -> Attempt:
-        value = experiment.load(self.run / "experiment.json")[0]
+        value = experiment_file.load(self.run / "experiment.json")[0]
         value = apply(value, (record.read(self.run) or {}).get("planned", {}))
         return Attempt(self.run, value, self.shelf[record.reads(value)], self.limits)

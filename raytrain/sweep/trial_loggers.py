@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from raytrain import experiment
+from raytrain import experiment_file
 from raytrain.driver.observe import Loggers
 from raytrain.driver.plan import Plan
 from raytrain.files import known_json
@@ -63,7 +63,7 @@ class TrialLoggers:
             loggers.close()
 
     def _begun(self, number: int, folder: Path) -> tuple[Loggers, RunInfo]:
-        one = experiment.load(folder / "experiment.json")[0]
+        one = experiment_file.load(folder / "experiment.json")[0]
         samples = len(self.variants[record.reads(one)].indices["train"])
         info = RunInfo(folder, str(folder), one, -(-samples // one.batch_size), samples)
         return Loggers(_Notes(number, self.observer), one.loggers), info

@@ -23,10 +23,10 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from raytrain import errors, experiment, order
+from raytrain import errors, experiment_file, order
 from raytrain.config import above, check
 from raytrain.data import Data, Index
-from raytrain.driver import plan
+from raytrain.driver import plan, resources
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
@@ -191,7 +191,7 @@ def _fitted(trials: list[Trial]) -> bool:
 @contextlib.contextmanager
 def _probes(value: Experiment, search: Search, source: Path | None, observer: Logger) -> Iterator[_Probes]:
     """Plans, reads some images, and has no process left at the end, however that comes about."""
-    planned = plan.make(replace(value, precision="fp32", micro_batch_size=None), plan.local_resources, "")
+    planned = plan.make(replace(value, precision="fp32", micro_batch_size=None), resources.local_resources, "")
     precisions = _precisions(planned.experiment, search)
     observer.planned(planned.lines())
     with tempfile.TemporaryDirectory(prefix="raytrain-batch-") as name:
@@ -222,7 +222,7 @@ def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -
     from raytrain.training import memory
 
     e, train = planned.experiment, planned.indices["train"]
-    experiment.save(e, folder / "experiment.json")
+    experiment_file.save(e, folder / "experiment.json")
     sources.keep(e, source, folder)
     arrays = _some_samples(e.data, train)
     labels = {} if train.labels is None else {"label": train.labels}

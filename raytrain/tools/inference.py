@@ -20,7 +20,7 @@ from raytrain.data.reader import Direct
 from raytrain.data.source import checked_indices
 from raytrain.files import write_atomically
 from raytrain.run.run import Run
-from raytrain.tasks.task import Classification
+from raytrain.tasks.classification import Classification
 
 if TYPE_CHECKING:
     import torch

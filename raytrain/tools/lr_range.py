@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from raytrain import errors, experiment
+from raytrain import errors, experiment_file
 from raytrain.data.reader import Direct
-from raytrain.driver import fit, plan
+from raytrain.driver import fit, plan, resources
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
-from raytrain.optim.optimizers import Rising
+from raytrain.optim.schedules import Rising
 from raytrain.parallel import DDP
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
@@ -117,12 +117,12 @@ def find(value: Experiment, rising: Rising, observer: Logger) -> Curve:
         scaling=alone,
         micro_batch_size=value.micro_batch,
     )
-    planned = plan.make(tested, plan.local_resources, "")
+    planned = plan.make(tested, resources.local_resources, "")
     observer.planned(planned.lines())
     tested = planned.experiment
     with tempfile.TemporaryDirectory(prefix="raytrain-lr-") as folder:
         run = Path(folder)
-        experiment.save(tested, run / "experiment.json")
+        experiment_file.save(tested, run / "experiment.json")
         reader = Direct(tested.data, planned.indices["train"])
         device = torch.device("cuda:0" if tested.scaling.gpus_per_worker else "cpu")
         weights = fit.pretrained(tested, planned.indices["train"], run)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raytrain import experiment
+from raytrain import experiment_file
 from raytrain.data import Field, Index
 from raytrain.data.loader import Loaded, fits_device
 from raytrain.data.reader import Arrays, Epoch
@@ -83,7 +83,7 @@ class _Trials:
         with contextlib.suppress(OSError):  # where the system must end a process for its memory, let it be this one
             Path("/proc/self/oom_score_adj").write_text("1000")
         job = json.loads((folder / "job.json").read_text())
-        self.folder, self.value = folder, experiment.load(folder)[0]
+        self.folder, self.value = folder, experiment_file.load(folder)[0]
         if not (self.value.compile or self.value.parallel.sharded):
             ray_internals.defer_compiler()  # as the workers do
         gpu = bool(self.value.scaling.gpus_per_worker)

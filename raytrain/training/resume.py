@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import checkpoints, retention
 from raytrain.checkpoint.rows import check_rows
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.run import no_way_back
@@ -74,7 +74,7 @@ def open_logs(trainer: Trainer, saved: Saved | None) -> None:
     if trainer.ranks.rank:
         return
     path, progress, settings = trainer.run.path, trainer.progress, trainer.experiment.checkpoint
-    checkpoints.drop_after(trainer.run.checkpoints, progress.step if saved else -1)
+    retention.drop_after(trainer.run.checkpoints, progress.step if saved else -1)
     trainer.log = MetricsLog(path / "metrics.jsonl", saved.metrics_bytes if saved else 0)
     trainer.writer = CheckpointWriter(path, trainer.log, settings, trainer.steps_per_epoch, trainer.storage)
     trainer.writer.resume(saved.name if saved else None, progress.step, progress.best)

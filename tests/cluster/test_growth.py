@@ -26,7 +26,7 @@ print(json.dumps([sorted(groups), [str(one) for one in found.cluster_constraint_
 """
 _OTHER_RUN = """
 import sys, ray
-from raytrain.driver.supervise import _Demand
+from raytrain.driver.demand import Demand as _Demand
 ray.init(sys.argv[1], log_to_driver=False)
 with _Demand() as demand:
     demand.hold({"CPU": 1.5}, [7])

@@ -23,7 +23,7 @@ from commands import DIGITS, REPOSITORY, fails
 from head import BEGINS, Cut, Head, serving
 from projects import COPIED, PROJECT, write
 
-from raytrain import cli, errors, experiment
+from raytrain import cli, errors, experiment_file
 from raytrain.jobs import dashboard, jobs
 from raytrain.report import jobs as report
 from raytrain.user_code import sources
@@ -397,11 +397,11 @@ def test_a_job_has_the_modules_beside_its_experiment_and_those_that_a_run_keeps(
     write(working / "mine", PROJECT)
     monkeypatch.chdir(working / "mine")
     assert COPIED | {"exp.py"} <= set(jobs._sizes(jobs.project(Path("exp.py"), "/x").folder, ()))
-    value, source = experiment.load("exp.py")
+    value, source = experiment_file.load("exp.py")
     run = working / "mine" / "runs" / "one"
     run.mkdir(parents=True)
     sources.keep(value, source, run)
-    experiment.save(value, run / "experiment.json")
+    experiment_file.save(value, run / "experiment.json")
     sources.activate(None)
     found = jobs.project(run / "experiment.json", "/x")
     sent = {"experiment.py", "experiment.json", "sources.json", *(f"modules/{name}" for name in COPIED)}

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from raytrain import Checkpoint, files
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import checkpoints, retention
 from raytrain.run import run, writer
 from raytrain.run.metrics_log import MetricsLog, read_metrics
 from raytrain.run.writer import CheckpointWriter
@@ -165,7 +165,7 @@ def train(path: Path, disk: Disk, steps: int = STEPS, start: Any = None) -> None
     """Writes rows and a checkpoint at each step, from the newest checkpoint on, as rank 0 does."""
     found = next(checkpoints.loadable(path / "checkpoints"), None)
     first = found.state["progress"]["step"] if found else 0
-    checkpoints.drop_after(path / "checkpoints", first)
+    retention.drop_after(path / "checkpoints", first)
     log = MetricsLog(path / "metrics.jsonl", found.state["metrics_bytes"] if found else 0)
     keeper = CheckpointWriter(path, log, SETTINGS, EPOCH)
     keeper.close()

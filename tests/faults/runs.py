@@ -22,7 +22,7 @@ from typing import Any
 from paced import memory
 
 from raytrain import Run
-from raytrain.checkpoint import checkpoints, storage
+from raytrain.checkpoint import checkpoints, location
 
 sys.path.append(str(Path(__file__).parents[1]))
 from s3_server import Gate, Server, settings
@@ -195,8 +195,8 @@ class Story:
     def move(self, bucket: Bucket) -> None:
         """Have the run at a URL; `run` is then rank 0's directory."""
         self.bucket, self.out = bucket, f"s3://bucket/{self.folder.name}"
-        self.where = storage.join(self.out, "run")
-        self.run = storage.mirror(self.where, "workers")
+        self.where = location.join(self.out, "run")
+        self.run = location.mirror(self.where, "workers")
         self.environment |= bucket.environment
 
     # --- the run ---

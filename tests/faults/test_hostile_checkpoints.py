@@ -23,8 +23,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, experiment
-from raytrain.checkpoint import checkpoints
+from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, experiment_file
+from raytrain.checkpoint import checkpoints, retention
 from raytrain.checkpoint.checkpoints import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
 from raytrain.data.reader import Resident
 from raytrain.data.source import checked_read
@@ -61,7 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two checkpoints; the newer one is the best."""
     path = tmp_path_factory.mktemp("hostile") / "run"
     path.mkdir()
-    experiment.save(VALUE, path / "experiment.json")
+    experiment_file.save(VALUE, path / "experiment.json")
     worker(path).fit()
     kept = sorted(folder.name for folder in (path / "checkpoints").iterdir())
     assert kept[-2:] == [GOOD, BAD] and json.loads((path / "best.json").read_text())["checkpoint"] == BAD
@@ -372,7 +372,7 @@ def test_what_nobody_reads_does_no_harm(trained: Path, tmp_path: Path) -> None:
     began = worker(run)
     with began.started():
         assert began.progress.step == 6
-    checkpoints.drop_after(run / "checkpoints", 4)
+    retention.drop_after(run / "checkpoints", 4)
     assert not path.exists()
 
 

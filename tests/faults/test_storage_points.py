@@ -12,7 +12,7 @@ import pytest
 import torch
 from points import EPOCH, SETTINGS, Killed, best, content, row
 
-from raytrain.checkpoint import checkpoints, storage
+from raytrain.checkpoint import checkpoints, location, retention, side_thread
 from raytrain.checkpoint.storage import Storage
 from raytrain.run import writer
 from raytrain.run.metrics_log import MetricsLog, read_metrics
@@ -50,7 +50,7 @@ def writing(url: str, mirror: Path, bucket: Bucket) -> Iterator[Callable[[int], 
     keeper = CheckpointWriter(mirror, log, SETTINGS, EPOCH, bucket)
     keeper.close()
     keeper.background = AtOnce()  # type: ignore[assignment]
-    checkpoints.drop_after(mirror / "checkpoints", first)
+    retention.drop_after(mirror / "checkpoints", first)
     keeper.resume(found.path.name if found else None, first, found.state["progress"]["best"] if found else {})
 
     def write(step: int) -> None:
@@ -97,7 +97,7 @@ def check(there: Storage, folder: Path, at_least: int, at_most: int) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_PAUSE", 0.0)
+    monkeypatch.setattr(side_thread, "_PAUSE", 0.0)
     monkeypatch.setattr(writer, "POLL_SECONDS", 1000.0)
 
 
@@ -188,4 +188,4 @@ def test_any_request_may_fail_and_the_next_checkpoint_makes_up_for_it(
 
 def test_the_points_are_counted() -> None:
     print(COUNTS)
-    assert COUNTS["kill"] > 60 and COUNTS["refused"] > 12 and storage.is_url("s3://x")
+    assert COUNTS["kill"] > 60 and COUNTS["refused"] > 12 and location.is_url("s3://x")

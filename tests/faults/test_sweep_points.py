@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from test_run_points import Writes, _watching, audited, one_line, run
 
-from raytrain.driver import plan
+from raytrain.driver import resources
 from raytrain.report.files import write_whole
-from raytrain.sweep import driver, record
+from raytrain.sweep import driver, record, sweep_plan
 
 __all__ = ["audited"]
 
@@ -42,7 +42,7 @@ def unwatched() -> Iterator[None]:
 class NoRay:
     """Stands for the session with Ray."""
 
-    resources = staticmethod(plan.local_resources)
+    resources = staticmethod(resources.local_resources)
 
     def __init__(self, *_: object):
         """As the session."""
@@ -85,8 +85,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return "completed"
 
     made: dict[bool, Any] = {}
-    make = driver.make
-    monkeypatch.setattr(driver, "make", lambda *arguments: made.setdefault(True, make(*arguments)))
+    make = sweep_plan.make
+    monkeypatch.setattr(sweep_plan, "make", lambda *arguments: made.setdefault(True, make(*arguments)))
     monkeypatch.setattr(driver, "Session", NoRay)
     monkeypatch.setattr(driver._Driver, "_watch", watch)
     monkeypatch.setattr(driver._Driver, "_read", lambda _: {})

@@ -27,7 +27,7 @@ def cluster() -> Iterator[None]:
         warnings.simplefilter("ignore")
         import ray
 
-        from raytrain.driver.plan import local_resources
+        from raytrain.driver.resources import local_resources
 
         ray.init(address="local", num_cpus=int(local_resources().cpus), include_dashboard=False, log_to_driver=False)
         yield

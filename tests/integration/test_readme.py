@@ -18,7 +18,7 @@ from PIL import Image
 from processes import tree
 
 from raytrain import Digits, Run
-from raytrain.sweep.driver import SweepRun
+from raytrain.sweep.sweep_run import SweepRun
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

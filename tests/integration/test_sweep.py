@@ -37,11 +37,13 @@ from raytrain import (
     Scaling,
     Sweep,
     config,
+    experiment_file,
 )
+from raytrain.driver import reading
 from raytrain.driver.fit import Interrupted, Options
-from raytrain.driver.plan import local_resources
+from raytrain.driver.resources import local_resources
 from raytrain.loggers import Logger
-from raytrain.sweep import driver
+from raytrain.sweep import driver, sweep_run
 from raytrain.sweep.sweep import load
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -52,7 +54,7 @@ BASE = Experiment(
 LR = LogUniform("optimizer.lr", 1e-4, 1.0)
 
 
-def run(sweep: Sweep, out: Path, **options: Any) -> driver.SweepRun:
+def run(sweep: Sweep, out: Path, **options: Any) -> sweep_run.SweepRun:
     return raytrain.sweep(sweep, out=str(out), name="sweep", quiet=True, **options)
 
 
@@ -248,20 +250,19 @@ def test_a_clone_s_first_validation_is_its_donor_s_and_with_its_values_it_goes_o
 ) -> None:
     import ray
 
-    from raytrain import experiment
-    from raytrain.driver import fit, plan
+    from raytrain.driver import plan
     from raytrain.sweep import attempt
 
     make = attempt.Attempt._job
     monkeypatch.setattr(attempt.Attempt, "_job", lambda self: dataclasses.replace(make(self), own_output=False))
-    found, images, _ = fit.read(BASE.data, plan.survey(BASE.data)[0], "resident")
+    found, images, _ = reading.read(BASE.data, plan.survey(BASE.data)[0], "resident")
     data, limits = attempt.Data(ray.put(found), images), attempt.Limits(None, 60.0)
 
     def begin(name: str, lr: float) -> attempt.Attempt:
         value = config.replace(config.replace(BASE, "epochs", 4), "optimizer.lr", lr)
         value = config.replace(value, "schedule", raytrain.Constant())
         (tmp_path / name / "logs").mkdir(parents=True)
-        experiment.save(value, tmp_path / name / "experiment.json")
+        experiment_file.save(value, tmp_path / name / "experiment.json")
         return attempt.Attempt(tmp_path / name, value, data, limits)
 
     def validation(row: dict | None) -> list[float]:
@@ -365,7 +366,7 @@ def test_a_sweep_whose_trials_wait_for_room_says_so_ends_on_a_signal_and_goes_on
     assert time.monotonic() - heard.asked < 10 and interrupted.value.signal == signal.SIGINT
     cpus = int(local_resources().cpus)
     assert re.search(rf" has {cpus} CPUs, {cpus - 1} CPUs? free", heard.said[-2])
-    assert driver.SweepRun(tmp_path / "sweep").answer["status"] == "interrupted"
+    assert sweep_run.SweepRun(tmp_path / "sweep").answer["status"] == "interrupted"
     remove_placement_group(taken)
     nothing_left()
     more = driver.resume(tmp_path / "sweep", sweep, Options(), Logger(), 0.0)

@@ -14,7 +14,7 @@ import pytest
 from raytrain import MLP, Digits, Experiment, Grid, Sweep, cli
 from raytrain.driver.fit import Options
 from raytrain.loggers import Logger
-from raytrain.sweep import driver, record
+from raytrain.sweep import driver, record, sweep_run
 from raytrain.sweep.sweep import load
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -73,7 +73,7 @@ def test_a_sweep_whose_trials_all_failed_ends_with_1_and_the_first_error(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     why = "no trial has a result: trial 0 failed: ValueError: a mistake of the model's"
     assert len(said) == 1 and said[0].startswith(f"error: the sweep failed: {why}")
-    assert [one["status"] for one in driver.SweepRun(tmp_path / "sweep").trials] == ["failed"] * 2
+    assert [one["status"] for one in sweep_run.SweepRun(tmp_path / "sweep").trials] == ["failed"] * 2
 
 
 def test_a_budget_begins_with_the_first_trial_and_may_end_within_it(tmp_path: Path) -> None:

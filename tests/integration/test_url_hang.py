@@ -15,7 +15,7 @@ from s3_server import Gate, settings
 from test_kill import command, rows, rows_so_far, wait_for_step, weights
 
 from raytrain import Run
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import location, storage
 
 PACED = str(Path(__file__).parents[1] / "faults" / "paced.py")
 
@@ -50,7 +50,7 @@ def test_a_run_outlives_storage_that_hangs_ends_when_asked_and_goes_on_bit_for_b
     s3: str, gate: Gate, tmp_path: Path
 ) -> None:
     url, log = f"{s3}/hang/cut", tmp_path / "log"
-    seen, kept = storage.mirror(url), storage.mirror(url, "workers")
+    seen, kept = location.mirror(url), location.mirror(url, "workers")
     train = ["train", PACED, "--epochs", "20"]
     subprocess.run(
         command(*train, "--task.seconds", "0", "--out", str(tmp_path), "--name", "whole"),

@@ -13,7 +13,7 @@ from processes import tree
 from test_kill import command, rows, wait_for_step, weights
 
 from raytrain import Run
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage
 
 ARGUMENTS = ["--epochs", "10", "--checkpoint.every_steps", "7", "--scaling.workers", "2"]
@@ -26,7 +26,7 @@ def test_a_killed_run_at_a_url_goes_on_from_storage_alone_bit_for_bit(
     train = command("train", str(experiments / "digits.py"), *ARGUMENTS)
     subprocess.run([*train, "--out", str(tmp_path), "--name", "whole"], check=True, capture_output=True, timeout=300)
     url, out = f"{s3}/runs/cut", f"{s3}/runs"
-    mirrors = [storage.mirror(url, kind) for kind in ("runs", "workers")]
+    mirrors = [location.mirror(url, kind) for kind in ("runs", "workers")]
     process = subprocess.Popen([*train, "--out", out, "--name", "cut"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for_step(mirrors[0], 30, process)
     for pid in reversed(tree(process.pid)):

@@ -17,7 +17,18 @@ import pytest
 from commands import DIGITS, REPOSITORY, VALUE, fails, succeeds, without_ray
 from ranks import Ranks, losses, new_run, on_workers, train_rank
 
-from raytrain import CNN, SGD, Augment, Deterministic, Digits, Experiment, Pipeline, Scaling, UserError, experiment
+from raytrain import (
+    CNN,
+    SGD,
+    Augment,
+    Deterministic,
+    Digits,
+    Experiment,
+    Pipeline,
+    Scaling,
+    UserError,
+    experiment_file,
+)
 from raytrain.tools.batch_size import Found, Search, Trial, best, doubling, find, find_largest, sizes
 
 __all__ = ["without_ray"]
@@ -73,7 +84,7 @@ def own(
     """An experiment with a model of its own, and its file."""
     file = folder / "own.py"
     file.write_text(OWN.format(act=act or "pass", built=built or "pass", norm=norm, rank_one=rank_one))
-    return experiment.load(file)[0], file
+    return experiment_file.load(file)[0], file
 
 
 def outcomes(trials: tuple[Trial, ...]) -> dict[int, str]:

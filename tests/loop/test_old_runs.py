@@ -15,9 +15,9 @@ import pytest
 from ranks import losses, train_rank
 
 from raytrain import DDP, Deterministic, Parallel, Run, cli, config
-from raytrain.experiment import load
-from raytrain.sweep.driver import SweepRun
+from raytrain.experiment_file import load
 from raytrain.sweep.sweep import load as load_sweep
+from raytrain.sweep.sweep_run import SweepRun
 
 OLD = Path(__file__).parents[1] / "old_runs"
 

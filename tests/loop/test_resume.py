@@ -33,7 +33,7 @@ from raytrain import (
     Run,
     UserError,
 )
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import checkpoints, side_thread
 from raytrain.data.loader import Loaded
 from raytrain.run import writer
 from raytrain.training.losses import Step
@@ -265,7 +265,7 @@ def full_disk_rank(rank: int, world: int, e: Experiment, run: Path, first: int, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", fails)
-        patch.setattr(checkpoints, "_PATIENCE", 1.0)
+        patch.setattr(side_thread, "_PATIENCE", 1.0)
         try:
             train_rank(rank, world, e, run)
         except UserError as error:

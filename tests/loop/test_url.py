@@ -17,8 +17,8 @@ import pytest
 import torch
 from test_resume import BASE, Cut, rows, weights
 
-from raytrain import SGD, Experiment, Run, UserError, experiment
-from raytrain.checkpoint import checkpoints, storage
+from raytrain import SGD, Experiment, Run, UserError, experiment_file
+from raytrain.checkpoint import checkpoints, location, pulse, side_thread, storage
 from raytrain.checkpoint.storage import Storage
 from raytrain.data.loader import Loaded
 from raytrain.data.reader import Resident
@@ -35,7 +35,7 @@ _NUMBER = count()
 def url(s3: str) -> str:
     """A run that the driver has brought up, and no rank has begun."""
     url = f"{s3}/loop/{next(_NUMBER)}"
-    Storage(url).write("experiment.json", experiment.to_json(VALUE).encode())
+    Storage(url).write("experiment.json", experiment_file.to_json(VALUE).encode())
     return url
 
 
@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing disturbs, in a directory."""
     path = tmp_path_factory.mktemp("url") / "whole"
     path.mkdir()
-    experiment.save(VALUE, path / "experiment.json")
+    experiment_file.save(VALUE, path / "experiment.json")
     train(path)
     return path
 
@@ -72,7 +72,7 @@ def train_at(url: str, each: Callable[[Trainer], object] = lambda worker: None) 
 
 
 def same(url: str, whole: Path) -> bool:
-    shutil.rmtree(storage.mirror(url), ignore_errors=True)
+    shutil.rmtree(location.mirror(url), ignore_errors=True)
     found = Run(url)
     found.model("last")
     return rows(found.path) == rows(whole) and weights(found.path) == weights(whole)
@@ -93,7 +93,7 @@ def test_a_run_that_is_cut_off_goes_on_on_another_machine(url: str, whole: Path)
         assert list(Storage(url).committed())[-1] == checkpoints.name_of(
             max(n for n in (10, 15, 23, 25, 30) if n <= at)
         )
-        shutil.rmtree(storage.mirror(url, "workers"))
+        shutil.rmtree(location.mirror(url, "workers"))
     assert train_at(url) == "completed"
     assert same(url, whole)
     kept = {*checkpoints.committed(whole / "checkpoints")}
@@ -124,7 +124,7 @@ def test_uploads_that_fail_are_made_up_for(url: str, whole: Path, monkeypatch: p
 
     monkeypatch.setattr(Storage, "write", fails)
     assert train_at(url, each) == "completed"
-    noted = (storage.mirror(url, "workers") / "logs" / "checkpoints.log").read_text().splitlines()
+    noted = (location.mirror(url, "workers") / "logs" / "checkpoints.log").read_text().splitlines()
     assert [line.split(" ", 1)[1] for line in noted] == [
         f"step {step}: AWS Error SLOW_DOWN during PutObject operation" for step in (10, 15, 20, 23)
     ]
@@ -135,7 +135,7 @@ def test_uploads_that_fail_are_made_up_for(url: str, whole: Path, monkeypatch: p
 
 
 def test_a_last_upload_that_fails_ends_the_run(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_PATIENCE", 0.5)
+    monkeypatch.setattr(side_thread, "_PATIENCE", 0.5)
     write = Storage.write
 
     def fails(self: Storage, name: str, content: Any) -> None:
@@ -149,7 +149,7 @@ def test_a_last_upload_that_fails_ends_the_run(url: str, monkeypatch: pytest.Mon
             train_at(url)
     assert str(error.value) == (
         f"the end of the run cannot be uploaded: AWS Error ACCESS_DENIED during PutObject operation, {url}; it is in "
-        f"{storage.mirror(url, 'workers')} on {socket.gethostname()}: `raytrain resume {url}` there uploads it"
+        f"{location.mirror(url, 'workers')} on {socket.gethostname()}: `raytrain resume {url}` there uploads it"
     )
     assert train_at(url) == "completed"
 
@@ -160,9 +160,9 @@ def test_rows_and_a_request_to_stop_travel_between_two_checkpoints(
     from raytrain.run import writer
 
     monkeypatch.setattr(writer, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(storage, "POLL_SECONDS", 0.05)
-    driver, seen = storage.mirror(url), []
-    storage.note_url(storage.opened(url), url)
+    monkeypatch.setattr(pulse, "POLL_SECONDS", 0.05)
+    driver, seen = location.mirror(url), []
+    location.note_url(storage.opened(url), url)
 
     def each(worker: Trainer) -> None:
         if worker.progress.step == 8:  # the checkpoint is that of step 5
@@ -221,15 +221,15 @@ def test_a_run_trains_on_while_storage_hangs_stops_at_once_and_goes_on_from_its_
         assert train_at(url, each) == "interrupted"
     assert time.monotonic() - asked < 20, "5 s, on a machine that does nothing else"
     answers.set()
-    while storage.pulse(url).silence:
+    while pulse.pulse(url).silence:
         time.sleep(0.01)
-    kept = storage.mirror(url, "workers")
+    kept = location.mirror(url, "workers")
     assert list(Storage(url).committed()) == ["step_00000005"]
     newest = checkpoints.step_of(checkpoints.committed(kept / "checkpoints")[-1])
     assert newest is not None and newest > 30
     noted = (kept / "logs" / "checkpoints.log").read_text()
     assert noted.count("step 10: no answer for ") == 1
-    storage.pulse(url).limit = storage.ANSWER_SECONDS
+    pulse.pulse(url).limit = pulse.ANSWER_SECONDS
     steps: list[int] = []
     assert train_at(url, lambda worker: steps.append(worker.progress.step)) == "completed"
     assert steps[0] == newest and same(url, whole)

@@ -1,0 +1,70 @@
+"""Places at a URL, and the directories on this machine that stand for them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+
+URL = "url"
+
+
+def is_url(place: Path | str) -> bool:
+    """Whether a place is at a URL and not in a directory."""
+    return "://" in str(place)
+
+
+def join(out: str, name: str) -> str:
+    """The place below another; a URL's options stay behind it."""
+    if not is_url(out):
+        return str(Path(out) / name)
+    path, mark, options = out.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
+def mirror(url: str, kind: str = "runs") -> Path:
+    """The directory on this machine that stands for a run at a URL.
+
+    Args:
+        kind: `runs` for the driver's, `workers` for that of the ranks here.
+    """
+    from raytrain.data.cache import default_folder
+
+    path = url.partition("?")[0].rstrip("/")
+    return default_folder() / kind / hashlib.sha256(url.encode()).hexdigest()[:16] / path.rpartition("/")[2]
+
+
+def url_of(path: Path) -> str | None:
+    """The URL that a directory is the driver's mirror of; None for a run's own directory."""
+    try:
+        return (path / URL).read_text()
+    except (OSError, ValueError):
+        return None
+
+
+def read_known(file: Path) -> bytes:
+    """Return a file's content; nothing where it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def note_url(path: Path, url: str) -> None:
+    """Notes what a directory is the mirror of, for its owner alone: there may be keys in it."""
+    (path / URL).touch(0o600)
+    (path / URL).write_text(url)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file of a mirror in one step; storage has it, so that a crash of this machine loses nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,101 @@
+"""Whether storage at a URL answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from raytrain import errors
+
+if TYPE_CHECKING:
+    pass
+
+
+POLL_SECONDS = 2.0
+"""How often the driver looks for rows, and rank 0 for a request to stop and for rows to bring up."""
+
+
+ANSWER_SECONDS = 12.0
+"""How long a request may give no sign of life, and after how long the user is told."""
+
+
+HURRY_SECONDS = 3.0
+"""The same once a run was asked to stop; and how long training waits for storage without a sign of life."""
+
+
+AGAIN_SECONDS = 15.0
+"""While storage is silent, the request under way finds out when that ends; another one is made after so long."""
+
+
+class Pulse:
+    """Whether storage at a URL answers, as all threads of this process see it.
+
+    Attributes:
+        limit: seconds without a sign of life after which a request is given up.
+    """
+
+    def __init__(self) -> None:
+        self.limit = ANSWER_SECONDS
+        self._changed, self._changing = threading.Condition(), set[str]()
+        self._under_way, self._began, self._reason = 0, 0.0, ""
+        self._since: float | None = None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since a request began after which nothing has succeeded; 0 where nothing is wrong."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def error(self) -> TimeoutError:
+        """Return an error that says for how long no request has succeeded."""
+        seconds, reason = f"{self.silence:.0f} s", self._reason
+        return TimeoutError(f"nothing has worked for {seconds} ({reason})" if reason else f"no answer for {seconds}")
+
+    def begin(self, changes: str | None) -> None:
+        """Note that a request begins, once an earlier one that changes the same object has ended: given up or not, it
+        may still be carried out, and must not be so after this one.
+
+        Args:
+            changes: the object that it writes or removes.
+
+        Raises:
+            TimeoutError: the earlier one has not ended, or storage is silent and another request is waiting for it.
+        """
+        with self._changed:
+            if self.silence > self.limit and self._under_way and time.monotonic() < self._began + AGAIN_SECONDS:
+                raise self.error()
+            if not self._changed.wait_for(lambda: changes not in self._changing, self.limit):
+                raise TimeoutError(f"{changes} is still being written")
+            self._under_way, self._began = self._under_way + 1, time.monotonic()
+            if changes is not None:
+                self._changing.add(changes)
+            self.wait()
+
+    def wait(self) -> None:
+        """Note that an answer is waited for."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def live(self) -> None:
+        """Note a sign of life."""
+        self._since, self._reason = None, ""
+
+    def end(self, changes: str | None, error: BaseException | None) -> None:
+        """Note how a request ended, also one that was given up."""
+        with self._changed:
+            self._under_way -= 1
+            self._changing.discard(changes or "")
+            if error is None or isinstance(error, FileNotFoundError):
+                self.live()
+            else:
+                self._reason = errors.one_line(str(error))[:200]
+            self._changed.notify_all()
+
+
+_PULSES: dict[str, Pulse] = {}
+
+
+def pulse(url: str) -> Pulse:
+    """Return the pulse of storage at a URL."""
+    return _PULSES.setdefault(url, Pulse())

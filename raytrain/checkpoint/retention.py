@@ -1,0 +1,67 @@
+"""Which checkpoints a run keeps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from raytrain.checkpoint.checkpoints import MANIFEST, names_in, remove, size_of, step_of
+
+
+def expired(
+    sizes: Mapping[str, int],
+    keep: int,
+    best: Mapping[str, str],
+    every: int | None = None,
+    budget: int | None = None,
+) -> list[str]:
+    """Which of the committed checkpoints to remove, in this order.
+
+    Args:
+        sizes: bytes of each, by name.
+        keep: how many of the newest stay.
+        best: which was the best one as of each; those of the newest stay, since a run may go back to any of these.
+        every: steps; checkpoints of multiples of it stay too.
+        budget: bytes that all may take: beyond it the oldest go, then the best one, and never the newest.
+    """
+    names = sorted(sizes, key=lambda name: step_of(name) or 0)
+    newest = names[-keep:]
+    stay = {*newest, *(best.get(name, name) for name in newest)}
+    stay |= {name for name in names if every and (step_of(name) or 0) % every == 0}
+    gone, kept = [name for name in names if name not in stay], [name for name in names if name in stay]
+    if budget is not None:
+        taken, champion = sum(sizes[name] for name in kept), best.get(names[-1]) if names else None
+        for name in sorted(kept[:-1], key=lambda name: name == champion):
+            if taken > budget:
+                gone.append(name)
+                taken -= sizes[name]
+    return gone
+
+
+def prune(folder: Path, expired: Callable[[Mapping[str, int]], list[str]]) -> None:
+    """Removes committed checkpoints, and older folders that never became one.
+
+    Args:
+        expired: which to remove, by name and bytes.
+
+    Raises:
+        OSError: storage refused it; what is half removed is no checkpoint any more.
+    """
+    there = names_in(folder)
+    names = [name for name in there if os.path.isfile(f"{folder}/{name}/{MANIFEST}")]
+    left = there[: there.index(names[-1])] if names else []
+    gone = expired({name: size_of(f"{folder}/{name}") for name in names})
+    for name in [*gone, *(name for name in left if name not in names)]:
+        remove(f"{folder}/{name}")
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Removes what lies beyond `step`: checkpoints that did not verify, or that a resumed run will write again.
+
+    Raises:
+        OSError: storage refused it.
+    """
+    for name in names_in(folder):
+        if (step_of(name) or 0) > step:
+            remove(f"{folder}/{name}")

@@ -1,0 +1,123 @@
+"""Why a run failed, from what Ray, torch and the ranks say."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from raytrain.checkpoint import storage
+from raytrain.driver import ray_internals
+from raytrain.driver.worker import to_edit
+from raytrain.files import known_json
+from raytrain.user_code import sources
+
+ANSWER_SECONDS = 15
+"""How long a worker may be silent before it is taken for lost, and how long to wait for room that there seems to be."""
+
+
+_TORCH_WARNING = re.compile(r"(\[rank\d+\]:)?\[W\d{4} ")  # what C++ warns of is no last word
+
+
+GONE = "Ray has ended under it: the cluster's head, or this machine's node, does not answer any more"
+
+
+class RunFailed(Exception):
+    """A run that started and did not end well.
+
+    Attributes:
+        run: its directory.
+        rank: the rank whose error came first, or None where no rank could say.
+        lost: whether no error of the training itself is known, only that workers were lost.
+        edit: the user's file to correct, with the line where that is known; empty where none is known to be at fault.
+    """
+
+    def __init__(self, message: str, run: Path, rank: int | None, lost: bool = False, edit: str = ""):
+        super().__init__(message)
+        self.run, self.rank, self.lost, self.edit = run, rank, lost, edit
+
+
+class NoRoom(RunFailed):
+    """Workers that found no room in time."""
+
+
+def run_failure(error: BaseException, path: Path) -> RunFailed:
+    """The root cause: the rank whose error came first, not those that then missed it."""
+    storage.refresh(path)
+    found = [known_json(file) for file in (path / "logs").glob("rank_*.json")]
+    records = [record for record in found if record.keys() >= {"time", "rank", "lost", "error", "at"}]
+    if hung := [record for record in records if record.get("hung")]:
+        first = min(hung, key=lambda record: record["rank"])
+        return RunFailed(f"rank {first['rank']} {first['error']} ({first['at']})", path, first["rank"], lost=True)
+    own = [record for record in records if not record["lost"]]
+    if own:
+        first = min(own, key=lambda record: record["time"])
+        where = f" ({first['at']})" if first["at"] else ""
+        edit = str(first.get("edit", ""))
+        return RunFailed(f"rank {first['rank']}: {first['error']}{where}", path, first["rank"], edit=edit)
+    if broken := [record for record in records if record.get("gpu")]:
+        first = min(broken, key=lambda record: record["time"])
+        return RunFailed(f"the GPU of rank {first['rank']} failed: {first['error']}", path, first["rank"], lost=True)
+    stopped = getattr(error, "controller_failure", None)
+    if isinstance(stopped, ray_internals.Unreachable):
+        return RunFailed(str(stopped), path, None)
+    start = _name(stopped)
+    if start == "WorkerGroupStartupTimeoutError":
+        return NoRoom("for room on the cluster", path, None, lost=True)
+    if start == "WorkerGroupStartupFailedError":
+        return RunFailed("a worker, or its node, was lost while it started", path, None, lost=True)
+    failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
+    for rank, failure in sorted(failures.items()):
+        if said := _end_of_process(failure):
+            return RunFailed(f"rank {rank} {said}{_last_words(path, rank)}", path, rank, lost=True)
+    if records:  # those who miss another one tell it first
+        first = min(records, key=lambda record: record["time"])
+        return RunFailed(f"rank {first['rank']} lost its connection to another rank", path, None, lost=True)
+    for rank, failure in sorted(failures.items()):
+        return RunFailed(f"rank {rank}: {last_line(failure)}", path, rank)
+    return RunFailed(last_line(error), path, None)
+
+
+def _end_of_process(failure: BaseException) -> str:
+    """What ended a worker's process, where that is what Ray says."""
+    from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError
+
+    if _name(failure) == "WorkerHealthCheckTimeoutError":
+        why = "it was stopped, a library keeps Python's lock, or its node is cut off"
+        return f"did not answer for {ANSWER_SECONDS} s: {why}"
+    failure = getattr(failure, "health_check_failure", failure)
+    if isinstance(failure, OutOfMemoryError):
+        return (
+            "was ended by Ray, since its node ran out of memory: take fewer workers on a node, or smaller micro-batches"
+        )
+    if isinstance(failure, RayActorError | RaySystemError):
+        return "is gone: its process was killed or crashed, or its node was lost"
+    return ""
+
+
+def _name(error: BaseException | None) -> str:
+    """Its class's name: the classes themselves are Ray's private ones."""
+    return type(error).__name__
+
+
+def _last_words(run: Path, rank: int) -> str:
+    """The last line of a rank's own output."""
+    with contextlib.suppress(OSError):
+        lines = (run / "logs" / f"rank_{rank}.log").read_text(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip() and not _TORCH_WARNING.match(line)]
+        if said:
+            return f"; its last line: {said[-1][:200]}"
+    return ""
+
+
+def failed_here(error: BaseException, path: Path) -> RunFailed:
+    """Return the failure for an exception in the driver, with the user's line where it came from the user's code."""
+    at = sources.line_of(error)
+    edit = to_edit(error, at)
+    return RunFailed(last_line(error) + (f" ({at})" if edit else ""), path, None, edit=edit)
+
+
+def last_line(error: BaseException) -> str:
+    """An error's kind and the last line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -1,0 +1,206 @@
+"""The checks of a model before a run: does it build, what is its size, which layout is faster."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from raytrain import errors, order
+from raytrain.experiment import Experiment
+from raytrain.models import Model
+from raytrain.user_code import sources
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+_TRIED_FOR_REAL = 30_000_000
+"""Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but torch's
+decompositions, which are long to import."""
+
+
+class Tensors(NamedTuple):
+    """What a checkpoint consists of.
+
+    Attributes:
+        shapes: shape and dtype of each parameter and buffer, by its name.
+        trained: the names of the parameters that are trained, in the order of the optimizer's groups: it numbers them.
+        optimizer: the class of PyTorch's optimizer.
+    """
+
+    shapes: dict[str, str]
+    trained: list[list[str]]
+    optimizer: str
+
+
+def check_model(
+    experiment: Experiment, sample: tuple[int, ...], classes: int, weights: bool = True, dtype: str = "float32"
+) -> nn.Module:
+    """Builds the model and passes one sample through it; a large one on the meta device where its code allows that.
+
+    Args:
+        sample: the shape of the model's input for one sample.
+        weights: whether to check also the weights that it will start from.
+        dtype: the input's type.
+
+    Returns:
+        The model, in the CPU's memory or on the meta device.
+
+    Raises:
+        UserError: it cannot take the sample, its head does not suit the task, its weights do not fit, or nothing in
+            it is trained.
+    """
+    import torch
+
+    where = sources.place(type(experiment.model))
+    try:
+        module = build_model(experiment, sample, classes, "meta")
+        if count_parameters(module) <= _TRIED_FOR_REAL:
+            module = build_model(experiment, sample, classes, "cpu")
+        output = _pass(module, sample, dtype)
+    except errors.UserError:
+        raise
+    except Exception:  # it looks at values, or mixes devices, which the meta device does not allow
+        module = build_checked(experiment, sample, classes)
+        try:
+            output = _pass(module, sample, dtype)
+        except Exception as error:
+            what = f"the model cannot take a sample of this data: {sources.reason(error)}"
+            axes = " (channels, height, width)" if len(sample) == 3 else ""
+            how = f"make build(sample, classes) use the sample's shape{axes}, which is {sample} here"
+            raise errors.UserError(what, sources.line_of(error) or f"in {where}", how) from None
+    experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise errors.nothing_to_train(where)
+    if weights:
+        experiment.model.check_weights(module)
+    return module
+
+
+def memory_format(
+    experiment: Experiment, sample: tuple[int, ...], classes: int, module: nn.Module, dtype: str = "float32"
+) -> Literal["contiguous", "channels_last"]:
+    """Decides `memory_format=auto`: channels_last for models with convolutions that can work so.
+
+    Args:
+        module: the model as `check_model` returned it; it may be changed.
+
+    Raises:
+        UserError: channels_last was asked for, and the model cannot.
+    """
+    import torch
+
+    asked = experiment.memory_format
+    convolves = any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
+    if asked == "contiguous" or (asked == "auto" and not convolves):
+        return "contiguous"
+    try:  # on real memory: a model that calls view() after a convolution fails there and not on the meta device
+        if _on_meta(module):
+            module = build_model(experiment, sample, classes, "cpu")
+        _pass(module, sample, dtype, torch.channels_last)
+    except Exception as error:
+        if asked == "channels_last":
+            raise errors.no_channels_last(type(error).__name__, f"in {type(experiment.model).__name__}") from None
+        return "contiguous"
+    return "channels_last"
+
+
+def tensors(experiment: Experiment, sample: tuple[int, ...], classes: int) -> Tensors:
+    """Return what a checkpoint of the experiment's model and optimizer consists of, without taking its memory.
+
+    Raises:
+        UserError: `build` fails.
+    """
+    try:
+        module = build_model(experiment, sample, classes, "meta")
+    except Exception:  # it looks at values, or mixes devices
+        module = build_checked(experiment, sample, classes)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    groups, kind = experiment.optimizer.groups(module), ""
+    with contextlib.suppress(Exception):  # one that works with tensors in memory alone
+        optimizer = experiment.optimizer.build(groups)
+        groups, kind = optimizer.param_groups, type(optimizer).__name__
+    return Tensors(
+        {name: f"{list(value.shape)} of {value.dtype}" for name, value in module.state_dict().items()},
+        [[names.get(id(one), "?") for one in group["params"]] for group in groups],
+        kind,
+    )
+
+
+def build_model(experiment: Experiment, sample: tuple[int, ...], classes: int, device: str) -> nn.Module:
+    """Build the model on a device, with the weights that training begins with."""
+    import torch
+
+    silence = _loads_on_meta_unsaid() if device == "meta" else contextlib.nullcontext()
+    with torch.device(device), torch.random.fork_rng(devices=[]), silence:
+        torch.default_generator.manual_seed(order.key(experiment.seed, 0) >> 1)  # the weights that training begins with
+        module = experiment.model.build(sample, classes)
+        return module.eval() if hasattr(module, "eval") else module
+
+
+def build_checked(experiment: Experiment, sample: tuple[int, ...], classes: int) -> nn.Module:
+    """Return the model on the CPU.
+
+    Raises:
+        UserError: `build` fails, or returns none.
+    """
+    from torch import nn
+
+    kind = type(experiment.model)
+    own = kind if kind.build is Model.build else kind.build
+    where, how = f"in {sources.place(own)}", "write `def build(self, sample, classes)`, which returns an nn.Module"
+    try:
+        module = build_model(experiment, sample, classes, "cpu")
+    except errors.UserError:
+        raise
+    except Exception as error:
+        line = sources.line_of(error)
+        how = "correct that line" if line else how
+        raise errors.UserError(f"{kind.__name__}.build fails: {sources.reason(error)}", line or where, how) from None
+    if not isinstance(module, nn.Module):
+        raise errors.UserError(f"build() must return an nn.Module, got {type(module).__name__}", where, how)
+    return module
+
+
+_LOADED_ON_META = (
+    "ignore",
+    re.compile("for .*: copying from a non-meta parameter in the checkpoint to a meta parameter"),
+    UserWarning,
+    re.compile(r"torch\.nn\.modules\.module$"),
+    0,
+)
+
+
+@contextlib.contextmanager
+def _loads_on_meta_unsaid() -> Iterator[None]:
+    """Leave out torch's warning for each weight that a model loads on the meta device, and no other warning."""
+    filters = cast(list[Any], warnings.filters)  # filterwarnings() would make Python repeat the user's own warnings
+    filters.insert(0, _LOADED_ON_META)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # build() may have called resetwarnings()
+            filters.remove(_LOADED_ON_META)
+
+
+def _pass(module: nn.Module, sample: tuple[int, ...], dtype: str, layout: Any = None) -> Any:
+    """The model's output for one sample of zeros."""
+    import torch
+
+    layout = layout or torch.contiguous_format
+    device = torch.device("meta" if _on_meta(module) else "cpu")
+    with device, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        module.to(memory_format=layout)  # type: ignore[call-overload]
+        return module(torch.zeros(1, *sample, dtype=getattr(torch, dtype)).contiguous(memory_format=layout))
+
+
+def _on_meta(module: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in module.parameters())
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of a module's weights."""
+    return sum(parameter.numel() for parameter in module.parameters())

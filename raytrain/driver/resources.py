@@ -1,0 +1,150 @@
+"""What there is to train on: nodes, their CPUs and GPUs, memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a cluster, or this machine.
+
+    Attributes:
+        memory: bytes.
+    """
+
+    name: str
+    cpus: float
+    gpus: float
+    memory: int
+
+    def room(self, cpus: float, gpus: float) -> int:
+        """Return the number of workers of so many CPUs and GPUs that the node holds."""
+        return int(min(self.cpus / cpus if cpus else math.inf, self.gpus / gpus if gpus else math.inf) + 1e-6)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What there is to train on: this machine, or a cluster.
+
+    Attributes:
+        by_node: the nodes, each with what it has.
+        where: the cluster's address, or this machine.
+        runs: equal runs, such as a sweep's trials, that share the nodes at the same time.
+        gpu_memory: asks for the bytes of the smallest GPU; None where that cannot be known.
+    """
+
+    by_node: tuple[Node, ...]
+    where: str
+    runs: int = 1
+    gpu_memory: Callable[[], int | None] = field(default=lambda: None, compare=False)
+
+    @property
+    def cpus(self) -> float:
+        """CPUs of all nodes."""
+        return sum(node.cpus for node in self.by_node)
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of all nodes."""
+        return sum(node.gpus for node in self.by_node)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.by_node)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the smallest node's memory."""
+        return min(node.memory for node in self.by_node)
+
+    def room(self, cpus: float, gpus: float = 0.0) -> int:
+        """Return the number of workers of so many CPUs and GPUs that fit, each on one node."""
+        return sum(node.room(cpus, gpus) for node in self.by_node)
+
+    def placed(self, workers: int, cpus: float, gpus: float, spread: bool) -> list[int]:
+        """Return the workers on each node, as Ray places them where the cluster is free: PACK fills one node after
+        another, SPREAD takes the nodes in turn. Workers without room are left out."""
+        rooms = [node.room(cpus, gpus) for node in self.by_node]
+        order = sorted(range(len(rooms)), key=lambda place: (-rooms[place], place))
+        counts = [0] * len(rooms)
+        left = min(workers, sum(rooms))
+        while left:
+            for place in order:
+                more = min(left, rooms[place] - counts[place], 1 if spread else left)
+                counts[place] += more
+                left -= more
+        return counts
+
+    def beside(self, workers: int, cpus: float, gpus: float) -> float:
+        """Return the most CPUs that one node can keep free beside the workers."""
+        total = self.room(cpus, gpus)
+        return max(node.cpus - cpus * max(0, workers - total + node.room(cpus, gpus)) for node in self.by_node)
+
+    @property
+    def for_data(self) -> float:
+        """CPUs that must stay free on a node for a task of Ray Data: one, or half of the largest node."""
+        return min(1.0, max(node.cpus for node in self.by_node) / 2)
+
+    def holds(self, workers: int, cpus: float, gpus: float, spare: float) -> bool:
+        """Return whether so many workers have room, each on one node, and some node keeps `spare` CPUs wherever Ray
+        places them."""
+        roomy = [node for node in self.by_node if node.cpus >= spare]
+        fill = sum(int((node.cpus - spare) / cpus + 1e-6) + 1 for node in roomy)  # workers that leave no node enough
+        return self.room(cpus, gpus) >= workers and (not spare or fill > workers)
+
+    def most_cpus(self, workers: int, gpus: float, spare: float) -> float | None:
+        """Return the most CPUs, in hundredths, with which `holds` is true; None where no number is."""
+        left = {node.cpus - kept for node in self.by_node for kept in (0.0, spare)}
+        shares = {int(100 * cpus / count + 1e-6) / 100 for cpus in left for count in range(1, workers + 1)}
+        return max((cpus for cpus in shares if cpus > 0 and self.holds(workers, cpus, gpus, spare)), default=None)
+
+    @property
+    def listed(self) -> str:
+        """The nodes for people."""
+        names = [
+            f"{node.name} ({node.cpus:g} CPUs" + (f", {node.gpus:g} GPUs)" if node.gpus else ")")
+            for node in self.by_node
+        ]
+        return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def local_resources() -> Resources:
+    """This machine, as Ray would count it."""
+    import torch
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    node = Node("this machine", cpus, torch.cuda.device_count(), host_memory())
+    return Resources((node,), "this machine", gpu_memory=lambda: smallest_gpu(int(node.gpus)))
+
+
+def smallest_gpu(count: int) -> int | None:
+    """Return the bytes of the smallest of this machine's GPUs, without taking any of them; None where nvidia-smi does
+    not say. Where more GPUs are there than `count`, the largest ones are counted."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        sizes = sorted((int(line) * 2**20 for line in said.split("\n") if line.strip()), reverse=True)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return min(sizes[:count], default=None)
+
+
+def host_memory() -> int:
+    """Bytes of this machine's memory, or of the container's where that is less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        return min(memory, int(limit)) if limit.isdigit() else memory
+    except OSError:
+        return memory

@@ -1,0 +1,115 @@
+"""How many workers a run has, and the CPUs and threads of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from raytrain import errors
+from raytrain.driver.resources import Resources
+from raytrain.experiment import Scaling
+
+if TYPE_CHECKING:
+    pass
+
+
+_LEAST_CPUS = 0.25
+"""CPUs that a worker gets at the least, where cpus_per_worker is not set."""
+
+
+DATA_CPUS = 0.5
+"""CPUs that streaming needs on a node beside the workers: a task of Ray Data asks for one CPU, or for what is left."""
+
+
+_THREADS, _LEAST_THREADS = 4, 64
+"""Threads of a worker for each CPU of its node at most; so many are allowed on a small node too, where an experiment of
+a larger one is repeated with its bits. torch itself takes any number and crashes the process beyond the system's."""
+
+
+def scaled(scaling: Scaling, resources: Resources, threads: int | None, streams: bool) -> Scaling:
+    """Decide what was left open: GPUs where there are enough, CPUs such that all workers have room, each on one node,
+    and that a node keeps a CPU for Ray Data, or half of one: where a task of Ray Data never gets its CPU, a run that
+    streams would wait for ever.
+
+    Args:
+        threads: see `Parallel.threads`.
+
+    Raises:
+        UserError: the workers do not fit on the nodes.
+    """
+    all_workers = scaling.ranks * resources.runs
+    gpus = scaling.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if resources.room(_LEAST_CPUS, 1.0) >= scaling.ranks else 0.0
+    if 0 < gpus < 1 and scaling.ranks > 1:
+        raise errors.shared_gpu(scaling.ranks, gpus)
+    if gpus * scaling.ranks > resources.gpus:
+        raise errors.too_few("GPUs", gpus * scaling.ranks, resources.gpus, "scaling.workers x scaling.gpus_per_worker")
+    cpus = scaling.cpus_per_worker
+    if cpus is None:
+        if gpus and resources.room(0, gpus) < scaling.ranks:
+            raise _no_room_for(scaling.ranks, 0, gpus, resources)
+        cpus = _cpus_per_worker(all_workers, gpus, resources, streams)
+        cpus = cpus or _cpus_per_worker(scaling.ranks, gpus, resources, streams)
+        if cpus is None:
+            raise _too_many(scaling.ranks, gpus, resources, streams)
+    elif resources.room(cpus, gpus) < scaling.ranks:
+        raise _no_room_for(scaling.ranks, cpus, gpus, resources)
+    elif streams and resources.beside(scaling.ranks, cpus, gpus) < DATA_CPUS:
+        raise errors.UserError(
+            f"{scaling.ranks} workers of {cpus:g} CPUs leave no CPU of {resources.listed} to Ray Data, which streams "
+            "the images",
+            "in scaling.cpus_per_worker",
+            "take less for each worker, fewer workers, or --data.mode resident",
+        )
+    threads = scaling.threads_per_worker or threads
+    if threads is None:
+        counts = resources.placed(all_workers, cpus, gpus, scaling.placement == "spread")
+        used = [(node, count) for node, count in zip(resources.by_node, counts, strict=True) if count]
+        threads = max(1, min((int(node.cpus) // count for node, count in used), default=1))
+    most = max(_LEAST_THREADS, *(_THREADS * int(node.cpus) for node in resources.by_node))
+    if threads > most:
+        raise errors.UserError(
+            f"scaling.threads_per_worker must be at most {most}, got {threads}",
+            f"with {resources.listed}",
+            "leave it out to share the cores among the workers",
+        )
+    return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus, threads_per_worker=threads)
+
+
+def _cpus_per_worker(workers: int, gpus: float, resources: Resources, streams: bool) -> float | None:
+    """Return the largest share of at most one CPU with which all workers have room and a CPU is left; None where
+    there is none."""
+    spare = max(resources.cpus - 1, resources.cpus / 2)
+    for share in range(int(min(1.0, spare / workers) * 100 + 1e-6), int(_LEAST_CPUS * 100) - 1, -1):
+        cpus = share / 100
+        fits = resources.room(cpus, gpus) >= workers
+        if fits and (not streams or resources.beside(workers, cpus, gpus) >= DATA_CPUS):
+            return cpus
+    return None
+
+
+def _too_many(workers: int, gpus: float, resources: Resources, streams: bool) -> errors.UserError:
+    """Return the error for more workers than fit; it names the largest number that does."""
+    most = min(workers - 1, resources.room(_LEAST_CPUS, gpus))
+    while most and _cpus_per_worker(most, gpus, resources, streams) is None:
+        most -= 1
+    return errors.too_few(
+        "workers",
+        workers,
+        most,
+        f"scaling.workers ({resources.listed}; a worker takes {_LEAST_CPUS} CPUs at the least and one CPU stays "
+        "with Ray Data)",
+    )
+
+
+def _no_room_for(workers: int, cpus: float, gpus: float, resources: Resources) -> errors.UserError:
+    """Return the error for workers of a given size that do not fit on the nodes."""
+    needs = {"cpus": f"{cpus:g} CPUs" if cpus else "", "gpus": f"{gpus:g} GPUs" if gpus else ""}
+    each, room = " and ".join(filter(None, needs.values())), resources.room(cpus, gpus)
+    return errors.UserError(
+        f"{workers} worker{'s' if workers > 1 else ''} of {each} cannot be placed: each needs one node, and "
+        f"{resources.listed} hold{'s' if resources.nodes == 1 else ''} {room or 'none'}",
+        "in " + " and ".join(f"scaling.{kind}_per_worker" for kind, need in needs.items() if need),
+        "take less for each worker" + (", or fewer workers" if room else ""),
+    )

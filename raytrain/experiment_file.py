@@ -1,0 +1,272 @@
+"""Experiments in files: the user's Python file, a run's JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from raytrain import config, errors
+from raytrain.experiment import Experiment
+from raytrain.files import write_atomically
+from raytrain.user_code import hints, parts, sources
+from raytrain.user_code.upgrades import upgrade
+
+HISTORY = "history"
+"""In the best.json of a sweep whose scheduler changed values on the way: with which values the best trial trained from
+which epoch on (`search.record.history`). The experiment beside it has the last values."""
+
+
+_loading: list[Path] = []
+"""The experiment files that are being run at the moment."""
+
+
+def load(path: Path | str) -> tuple[Experiment, Path | None]:
+    """Reads an experiment from a Python file that defines `experiment`, or from a run's experiment.json.
+
+    Returns:
+        The experiment, and the Python file that it or its classes came from.
+
+    Raises:
+        UserError: the file is not there, does not run, or holds no experiment.
+    """
+    path = Path(path)
+    if os.path.isfile(path / "experiment.json"):
+        path = path / "experiment.json"
+    if not os.path.isfile(path):
+        runs = hints.files(path, [Path("runs")], "*/experiment.json")
+        raise errors.no_such_file(
+            path, "experiment file", [*hints.files(path, [Path("experiments")], "*.py"), *runs][:4]
+        )
+    if path.suffix == ".json":
+        return _load_json(path)
+    if path.suffix != ".py":
+        raise errors.not_an_experiment(path, f"its name ends in {path.suffix or 'nothing'}")
+    module = execute(path)
+    found = getattr(module, "experiment", None)
+    if found is None and type(getattr(module, "sweep", None)).__name__ == "Sweep":
+        raise errors.a_sweep_instead(path)
+    if not isinstance(found, Experiment):
+        raise errors.not_an_experiment(
+            path, "it defines no `experiment`" if found is None else f"its `experiment` is a {type(found).__name__}"
+        )
+    return found, path
+
+
+def load_with_code(path: Path, file: Path) -> tuple[Experiment, Experiment | None]:
+    """Read the values of a run's experiment.json with the classes of another experiment file, whose modules are active
+    from then on.
+
+    Returns:
+        That experiment, and the one that the file itself defines, alone or in a sweep; None where it defines none.
+
+    Raises:
+        UserError: the file is not there or does not run, or its classes do not take the run's values.
+    """
+    values = _json(path)
+    if not os.path.isfile(file):
+        raise errors.no_such_file(file, "experiment file", hints.files(file, [Path("experiments")], "*.py"))
+    if file.suffix != ".py":
+        raise errors.not_an_experiment(file, f"its name ends in {file.suffix or 'nothing'}")
+    module = execute(file)
+    for name in sorted({*_own_modules(values)} - {"experiment"}):
+        _import(name, file, copied=False)
+    return config.from_dict(Experiment, values, file), _defined(module)
+
+
+def of_copy(run: Path) -> Experiment | None:
+    """Return the experiment that a run's own copy of the experiment file defines, without what flags made of it; None
+    where there is no copy, or it defines none. The run's modules are active from then on.
+
+    Raises:
+        UserError: the copy does not run.
+    """
+    found = sources.Sources.read(run)
+    if found is None or found.experiment is None:
+        return None
+    sources.activate(found)
+    return _defined(_import(config.EXPERIMENT_MODULE, run / sources.COPY, copied=True))
+
+
+def _defined(module: ModuleType) -> Experiment | None:
+    found = getattr(module, "experiment", None) or getattr(getattr(module, "sweep", None), "experiment", None)
+    return found if isinstance(found, Experiment) else None
+
+
+def save(experiment: Experiment, path: Path) -> None:
+    """Writes the experiment as JSON."""
+    write_atomically(path, to_json(experiment))
+
+
+def to_json(experiment: Experiment) -> str:
+    """The experiment as a run keeps it.
+
+    Raises:
+        UserError: it holds what JSON cannot, or a class that could not be found again.
+    """
+    try:
+        return json.dumps(config.to_dict(experiment), indent=2) + "\n"
+    except (TypeError, ValueError) as error:
+        raise errors.cannot_save(str(error)) from None
+
+
+def _load_json(path: Path) -> tuple[Experiment, Path | None]:
+    values, copy = read_json(path)
+    return config.from_dict(Experiment, values, path), copy
+
+
+def read_json(path: Path) -> tuple[Any, Path | None]:
+    """Read the values of a saved experiment or sweep for `config.from_dict`, and import the modules of its classes from
+    the copies beside it.
+
+    Returns:
+        The values, and the copy of the experiment file, where there is one.
+
+    Raises:
+        UserError: it is no JSON, or a module does not load.
+    """
+    values, copy = upgrade(_json(path)), path.with_name(sources.COPY)
+    if isinstance(values, dict) and isinstance(history := values.pop(HISTORY, None), list):
+        _say_history(path, history)
+    modules = set(_own_modules(values))
+    if modules:
+        found = sources.Sources.read(path.parent)
+        sources.activate(found)
+        if "experiment" in modules and (found is None or found.experiment is None or _is_main(copy)):
+            sys.modules[config.EXPERIMENT_MODULE] = sys.modules["__main__"]  # a script looks at a run of its own
+        for name in sorted(modules):
+            # An older run has the copy of an imported module in place of the experiment file.
+            known = name in sys.modules or (found is not None and found.find(name) is not None)
+            _import(name if known and name != "experiment" else config.EXPERIMENT_MODULE, copy, copied=True)
+    return values, copy if copy.is_file() else None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, OSError, RecursionError) as error:
+        raise errors.not_an_experiment(path, str(error)) from None
+
+
+def _say_history(path: Path, history: list[Any]) -> None:
+    """Tell what a best.json does not repeat."""
+    with contextlib.suppress(KeyError, TypeError, AttributeError):  # it is a file that anybody can edit
+        steps = [
+            f"from epoch {step['epoch']} on {', '.join(f'{name}={value}' for name, value in step['values'].items())}"
+            for step in history
+        ]
+        run = path.with_name("trials") / f"{history[-1]['trial']:04d}"
+        print(
+            f"note: {path} has the last values of a trial that did not train with one set of values, and does not "
+            f"repeat it: {'; '.join(steps)}; its weights are in {run}",
+            file=sys.stderr,
+        )
+
+
+def _is_main(copy: Path) -> bool:
+    """Whether the file is what this process runs, which must not run a second time."""
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    return main is not None and Path(main).is_file() and Path(main).read_bytes() == copy.read_bytes()
+
+
+def _own_modules(values: Any) -> Iterator[str]:
+    """The modules of all classes named in saved JSON that are not raytrain's own."""
+    if isinstance(values, list):
+        for item in values:
+            yield from _own_modules(item)
+    elif isinstance(values, dict):
+        module = str(values.get("class", "raytrain:")).partition(":")[0]
+        if module.partition(".")[0] != "raytrain":
+            yield module
+        for item in values.values():
+            yield from _own_modules(item)
+
+
+def execute(path: Path) -> ModuleType:
+    """Import a Python file as the module that holds experiments, with the modules below its folder that it imports.
+    Their text counts, never old bytecode.
+
+    Raises:
+        UserError: it does not run, or imports too much.
+    """
+    found, before = sources.Sources.of_file(path), set(sys.modules)
+    sources.activate(found)
+    module = _import(config.EXPERIMENT_MODULE, path, copied=False)
+    found.add_imported(before)
+    return module
+
+
+def _import(name: str, path: Path, copied: bool) -> ModuleType:
+    """Import one of the active modules.
+
+    Args:
+        path: the experiment file.
+        copied: whether it is a run's copy.
+    """
+    _loading.append(path)
+    try:
+        return importlib.import_module(name)
+    except errors.UserError as error:
+        _place(error, sources.line_of(error))
+        raise
+    except (Exception, SystemExit) as error:
+        raise _does_not_load(error, path, copied) from None
+    finally:
+        _loading.pop()
+
+
+def _place(error: errors.UserError, line: str) -> None:
+    """Add the user's file and line to an error that names no line of that file."""
+    if line.rpartition(":")[0] not in error.where:
+        error.where = f"{error.where} ({line})" if error.where else line
+
+
+def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.UserError:
+    if isinstance(error, TypeError) and (better := _wrong_class(error)):
+        _place(better, sources.line_of(error))
+        return better
+    why = str(error.msg) if isinstance(error, SyntaxError) else sources.reason(error)
+    where, how = sources.line_of(error) or str(path), "mend that line and try again"
+    module = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if copied and isinstance(error, FileNotFoundError):
+        how = "a run keeps copies of Python files only: restore the file that it reads"
+    elif copied and isinstance(error, ModuleNotFoundError):
+        how = f"install it, or copy the file or the folder {module} into {path.with_name(sources.MODULES)}"
+    elif module in sys.stdlib_module_names and any(path.resolve().parent.glob(f"{module}.py")):
+        how = f"rename {module}.py: Python's own module has that name"
+    elif copied:  # `resume --experiment` needs the copy too, to compare what it defines
+        how = f"correct that line in the run's copy, {path.parent / (sources.copy_of(where) or path.name)}"
+    return errors.UserError(f"the experiment file does not load: {why}", where, how)
+
+
+def _wrong_class(error: TypeError) -> errors.UserError | None:
+    """Return the error for a class that is not made as it must be, where that explains why a call of it failed."""
+    if "cannot inherit non-frozen dataclass" in str(error):
+        how = "write `@dataclass(frozen=True)`"
+        return errors.UserError("a part of an experiment must be a frozen dataclass", "", how)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)] if "__init__()" in str(error) else []
+    own = [frame for frame in frames if sources.is_own(frame.f_code.co_filename)]
+    for kind in own[-1].f_globals.values() if own else ():
+        if isinstance(kind, type):
+            try:
+                parts.check_class(kind)
+            except errors.UserError as better:
+                return better
+    return None
+
+
+def refuse_while_loading() -> None:
+    """Keeps a script that ends in `raytrain.train(...)` from training when its experiment is merely read.
+
+    Raises:
+        UserError: an experiment file is being loaded.
+    """
+    if _loading:
+        raise errors.trains_while_loading(_loading[-1])

@@ -1,0 +1,230 @@
+"""The plan of a sweep: its trials, how many run at once, and what they read."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from raytrain import config, errors, files
+from raytrain.driver import plan, sizing
+from raytrain.driver.plan import Plan
+from raytrain.driver.resources import Resources
+from raytrain.experiment import Experiment, Scaling
+from raytrain.sweep import record
+from raytrain.sweep.schedulers import Complete
+from raytrain.sweep.space import Grid, combinations
+from raytrain.sweep.sweep import Sweep
+
+_TAKES = 1 << 24
+"""Bytes that a trial's logs and metrics are reckoned with, beside its checkpoints."""
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """How a sweep will be laid out.
+
+    Attributes:
+        base: the plan of the first trial.
+        share: what each trial's plan is made for: the nodes, and how many trials share them.
+        concurrent: trials at once; so many have room, however wide they are.
+        widths: the numbers of workers that trials have.
+        weights: bytes of checkpoints at the most, of all trials together.
+        variants: what is read: a plan for each way of reading, by what decides it.
+    """
+
+    sweep: Sweep
+    base: Plan
+    share: Resources
+    concurrent: int
+    widths: tuple[int, ...]
+    weights: int
+    variants: dict[str, Plan]
+
+    def scaling(self, one: Experiment) -> Scaling:
+        """Return a trial's scaling with what was left open decided.
+
+        Raises:
+            UserError: its workers do not fit on the nodes.
+        """
+        return _decided(one, self.sweep.scheduler.together, self.share, _streams(self.variants))
+
+    @property
+    def fingerprints(self) -> dict[str, dict[str, str]]:
+        """Of each split of each way of reading."""
+        return {
+            key: {split: index.fingerprint() for split, index in variant.indices.items()}
+            for key, variant in self.variants.items()
+        }
+
+    def lines(self, path: str) -> list[tuple[str, str]]:
+        """The plan for people: the base experiment's, and the sweep's own."""
+        s = self.sweep
+        widths, scaling = self.widths, self.base.experiment.scaling
+        workers = f"{widths[0]} worker{'s' if widths[0] > 1 else ''}"
+        if len(widths) > 1:
+            workers = f"{', '.join(map(str, widths[:-1]))} or {widths[-1]} workers"
+        each = (
+            f"{scaling.gpus_per_worker:g} GPU"
+            if scaling.gpus_per_worker
+            else f"{scaling.threads_per_worker} thread{'s' if scaling.threads_per_worker != 1 else ''}"
+        )
+        grid = all(isinstance(axis, Grid) for axis in s.axes) and s.count == len(combinations(s.axes))
+        whole = type(s.scheduler) is Complete
+        values = {axis.path: config.get(self.base.experiment, axis.path) for axis in s.axes}
+        example = ", ".join(f"{name}={value}" for name, value in values.items())
+        own = {
+            "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}; looking for "
+            + " and ".join(f"the {superlative(o.mode)} {o.name}" for o in s.objectives),
+            "search": ("every combination of the grid" if grid else type(s.search).__name__)
+            + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}"),
+            "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
+            + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
+            + (f"; {_measured(self.concurrent)}" if any(o.of_machine for o in s.objectives) else ""),
+            "disk": f"{files.size(self.weights)} of checkpoints at the most: those under way and the best "
+            + (f"{s.keep} trials'" if s.keep > 1 else "trial's"),
+            **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
+        }
+        base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
+        return [*own.items(), ("example", f"a trial with {example}:"), *base, ("in", path)]
+
+
+def _measured(concurrent: int) -> str:
+    """How the objectives of the machine are measured."""
+    return "each trial is measured alone" if concurrent == 1 else "times and speeds are those of trials side by side"
+
+
+def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> SweepPlan:
+    """Plans a sweep: what is read, how many trials run at once, what they leave on disk; it starts nothing.
+
+    Raises:
+        UserError: the sweep cannot work.
+    """
+    resources = find_resources()
+    scalings = _scalings(value)
+    _check_room(value, scalings, resources, streams=False)
+    first = _first(value)
+    ways: dict[str, Experiment] = {}
+    data_axes = [a for a in value.axes if a.path.startswith("data") and not a.path.startswith("data.augment")]
+    for axis in data_axes:
+        if axis.finite is None:
+            raise errors.axis_not_finite(axis.path)
+    for values in combinations(data_axes):
+        with contextlib.suppress(errors.UserError):
+            one = value.trial(values)
+            ways.setdefault(record.reads(one), one)
+    ways[record.reads(first)] = first
+    variants = {key: plan.make(one, lambda: resources, "") for key, one in ways.items()}
+    streams = _streams(variants)
+    _check_room(value, scalings, resources, streams)
+    fits = min(_at_once(value, scaling, resources, streams) for scaling, _ in scalings)
+    if value.concurrent and value.concurrent > fits:
+        raise errors.too_many_at_once(value.concurrent, fits)
+    measured = any(objective.of_machine for objective in value.objectives)
+    concurrent = min(value.concurrent or (1 if measured else fits), value.count)
+    share = replace(resources, runs=concurrent)
+    base = variants[record.reads(first)]
+    base = replace(
+        base, experiment=replace(base.experiment, scaling=_decided(first, value.scheduler.together, share, streams))
+    )
+    weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
+    free = shutil.disk_usage(files.existing(out)).free
+    needs = weights + _TAKES * concurrent
+    if needs > free:
+        raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
+    widths = tuple(sorted({scaling.ranks for scaling, _ in scalings}))
+    return SweepPlan(value, base, share, concurrent, widths, weights, variants)
+
+
+def _scalings(value: Sweep) -> list[tuple[Scaling, str]]:
+    """Return every scaling that trials may have (of a range, that of both ends), and the axes' values that make it.
+
+    Raises:
+        UserError: one of them is elastic.
+    """
+    axes = sorted((a for a in value.axes if a.path.partition(".")[0] == "scaling"), key=lambda a: len(a.path))
+    found = []
+    for values in product(*(axis.examples() for axis in axes)):
+        scaling = value.experiment.scaling
+        for axis, new in zip(axes, values, strict=True):
+            _, _, field = axis.path.partition(".")
+            scaling = config.replace(scaling, field, new) if field else new
+        if scaling.elastic:
+            raise errors.elastic_trial(str(scaling.workers))
+        named = (f"{axis.path}={new}" for axis, new in zip(axes, values, strict=True))
+        found.append((scaling, " and ".join(named)))
+    return found
+
+
+def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Resources, streams: bool) -> None:
+    """Check that every trial fits on the nodes where it has them for itself.
+
+    Raises:
+        UserError: one does not; where axes decide that, it names their values.
+    """
+    for scaling, named in scalings:
+        try:
+            sizing.scaled(scaling, resources, value.experiment.parallel.threads, streams)
+        except errors.UserError as refused:
+            if not named:
+                raise
+            raise errors.UserError(
+                f"a trial with {named} can never start: {refused.what}", refused.where, refused.how
+            ) from None
+
+
+def _at_once(value: Sweep, scaling: Scaling, resources: Resources, streams: bool) -> int:
+    """Return how many trials of a scaling fit on the nodes at once: one thread of their workers a CPU."""
+    gpus = sizing.scaled(scaling, resources, value.experiment.parallel.threads, streams).gpus_per_worker or 0.0
+    each, spare = scaling.cpus_per_worker or 0.0, resources.for_data if streams else 0.0
+    count = resources.room(each if gpus else max(each, scaling.threads_per_worker or 1), gpus) // scaling.ranks
+
+    def fit(workers: int) -> bool:
+        if each:
+            return resources.holds(workers, each, gpus, spare)
+        return resources.most_cpus(workers, gpus, spare) is not None
+
+    while count > 1 and not fit(count * scaling.ranks):
+        count -= 1
+    return max(1, count)
+
+
+def _decided(one: Experiment, together: bool, share: Resources, streams: bool) -> Scaling:
+    """Return a trial's scaling with what was left open decided: CPUs are shared out among the trials that run at once,
+    such that no further trial has room.
+
+    Args:
+        together: whether all trials are there from the beginning: what they reserve alone holds them back.
+
+    Raises:
+        UserError: its workers do not fit on the nodes.
+    """
+    asked = one.scaling
+    alone = sizing.scaled(asked, replace(share, runs=1), one.parallel.threads, streams)
+    spare = share.for_data if streams else 0.0
+    most = share.most_cpus(share.runs * asked.ranks, alone.gpus_per_worker or 0.0, spare)
+    cpus = asked.cpus_per_worker or most or alone.cpus_per_worker or 1.0
+    if together:
+        cpus = max(cpus, most or 0.0)
+    fixed = replace(asked, cpus_per_worker=cpus, gpus_per_worker=alone.gpus_per_worker)
+    return sizing.scaled(fixed, share, one.parallel.threads, streams)
+
+
+def _streams(variants: dict[str, Plan]) -> bool:
+    return any(variant.mode == "streaming" for variant in variants.values())
+
+
+def _first(value: Sweep) -> Experiment:
+    """The experiment of a trial that can be: the base, where it can."""
+    for values in ({axis.path: axis.examples()[0] for axis in value.axes}, *combinations(value.axes)):
+        with contextlib.suppress(errors.UserError):
+            return value.trial(values)
+    return value.experiment
+
+
+def superlative(mode: str) -> str:
+    """Return "highest" or "lowest", for "max" or "min"."""
+    return "highest" if mode == "max" else "lowest"
