@@ -475,8 +475,8 @@ def changed_on_resume(fields: Sequence[str], run: Path | str) -> UserError:
     return UserError(
         f"a resumed run cannot change {_listed(fields)}",
         run,
-        "resume takes --epochs, --patience, --parallel.*, --scaling.*, --checkpoint.*, --micro_batch_size, "
-        "--clip_norm, --on_nonfinite and --data.root; train a new run for the rest",
+        "resume takes --epochs, --patience, --parallel.*, --scaling.*, --checkpoint.*, --loggers.*, "
+        "--micro_batch_size, --clip_norm, --on_nonfinite and --data.root; train a new run for the rest",
     )
 
 

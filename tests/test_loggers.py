@@ -88,10 +88,13 @@ class Failing(Seen):
 
     method: str = "log"
     times: int = 1
+    leaves: bool = False
 
     def _fail(self, method: str) -> None:
         if method == self.method and self.calls.count("failed") < self.times:
             self.calls.append("failed")
+            if self.leaves:
+                raise SystemExit(3)
             raise OSError(28, "No space left on device")
 
     def start(self, run: RunInfo, held: Held) -> None:
@@ -345,10 +348,11 @@ def test_failing_logger_is_said_once_and_tried_again(tmp_path: Path, method: str
     assert CALLS["bad"].count("failed") == 3 and len(CALLS["good"]) < 30
 
 
-def test_logger_that_always_fails_is_said_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+def test_logger_that_always_fails_is_said_once(tmp_path: Path, leaves: bool) -> None:
     CALLS.clear()
     run, notes = Simulated(tmp_path / "run", 60), Notes()
-    with watched(notes, (Failing("bad", "log", 10**6),)) as observer:
+    with watched(notes, (Failing("bad", "log", 10**6, leaves),)) as observer:
         observer.start(run.info, Held())
         for _ in range(2 * EPOCH):
             run.train()

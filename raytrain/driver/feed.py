@@ -124,7 +124,7 @@ class Feed:
             call()
             self._deliver()
             self._pause = _PAUSE
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self._said:
                 at = sources.line_of(error)
                 why = errors.one_line(f"{type(error).__name__}: {error}" + (f" ({at})" if at else ""))

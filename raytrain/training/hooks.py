@@ -93,7 +93,13 @@ def _add(columns: dict[str, Any], found: Mapping[str, Any] | None, method: Any, 
     Raises:
         UserError: it is no column, or the row has one of that name.
     """
-    for name, value in (found or {}).items():
+    if found is None:
+        return
+    if not isinstance(found, Mapping):
+        raise _refused(
+            f"a hook returned {found!r}"[:200], method, "return a dict of columns by their names, or nothing"
+        )
+    for name, value in found.items():
         if name in taken or name in columns:
             raise _refused(f"the row has a column {name!r} already", method, "return it under another name")
         if isinstance(value, torch.Tensor):

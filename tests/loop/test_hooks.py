@@ -70,6 +70,14 @@ class Returns(Hook):
 
 
 @dataclass(frozen=True)
+class Three(Hook):
+    """Returns no columns."""
+
+    def after_step(self, trainer: Trainer) -> Any:
+        return 3
+
+
+@dataclass(frozen=True)
 class Keeps(Hook):
     """Keeps a value that JSON changes."""
 
@@ -138,6 +146,7 @@ def test_hooks_are_saved_with_the_experiment_and_have_paths(tmp_path: Path) -> N
         (Returns(column="loss"), "the row has a column 'loss' already"),
         (Returns(kind="vector"), "the column 'mine' is a tensor of shape (2,)"),
         (Returns(kind="list"), "the column 'mine' is of type list"),
+        (Three(), "a hook returned 3"),
         (Keeps(kind="tuple"), "the state of a hook cannot be kept in a checkpoint: JSON makes {'value': [1, 2]}"),
         (Keeps(kind="key"), "the state of a hook cannot be kept"),
         (Keeps(kind="infinity"), "the state of a hook cannot be kept"),
