@@ -38,6 +38,8 @@ FINETUNE = str(REPOSITORY / "experiments" / "finetune.py")
         ("--amp", "--precision"),
         ("--output-dir", "--out"),
         ("--every", "--checkpoint.every_steps"),
+        ("--deterministic", "--parallel.strategy deterministic"),
+        ("--fsdp", "--parallel.strategy fsdp"),
     ],
 )
 def test_an_unknown_flag_suggests_the_path_that_ends_so_or_is_called_so_elsewhere(

@@ -963,6 +963,8 @@ def _unknown(unknown: list[str], command: Callable, usage: str) -> errors.UserEr
     if path in parts:
         value = value or next((one for one in unknown[1:2] if not one.startswith("-")), "")
         return _no_value(path, value, parts, usage)
+    if path in STRATEGIES:  # `--deterministic` was a flag in 0.1
+        return errors.unknown_flag(flag, [f"--parallel.strategy {path}"], usage)
     field = path.removeprefix("parallel.").removeprefix("no_")
     others = [name for name, strategy in STRATEGIES.items() if hasattr(strategy, field)]
     if path.startswith("parallel.") and others:
