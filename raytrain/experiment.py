@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from raytrain import errors
 from raytrain.config import above, at_least, check
@@ -14,11 +14,12 @@ from raytrain.loggers import Logger
 from raytrain.models import Model
 from raytrain.optim.optimizers import SGD, Optimizer
 from raytrain.optim.schedules import Constant, Schedule
-from raytrain.parallel import DDP, STRATEGIES, Parallel
+from raytrain.parallel import DDP, STRATEGIES, Deterministic, Parallel
 from raytrain.parallel.base import multiples
 from raytrain.tasks.classification import Classification
 from raytrain.tasks.task import Task
 from raytrain.user_code import parts
+from raytrain.user_code.upgrades import old_argument
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,17 @@ class Checkpoint:
         check(self, every_steps=at_least(1), keep=at_least(1), keep_every=at_least(1), max_gib=above(0))
 
 
+def _convert_deterministic(value: bool, arguments: dict[str, Any]) -> None:
+    """Replace `deterministic=True` of 0.1, a field beside DDP, by the strategy."""
+    parallel = arguments.get("parallel", DDP())
+    if value and isinstance(parallel, DDP):
+        arguments["parallel"] = Deterministic(reduction=parallel.reduction)
+    elif value and not isinstance(parallel, Deterministic):
+        what = f"deterministic=True does not work with parallel={type(parallel).__name__}(...)"
+        raise errors.UserError(what, "in Experiment", "write `parallel=Deterministic()`")
+
+
+@old_argument("deterministic", _convert_deterministic)
 @dataclass(frozen=True)
 class Experiment:
     """One training experiment: a model, the data, and how to train. Pass it to `raytrain.train`, or put it in a file

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def upgrade(values: Any) -> Any:
@@ -17,3 +22,29 @@ def upgrade(values: Any) -> Any:
             reduction = values["parallel"].get("reduction", "auto")
             values["parallel"] = {"class": "raytrain:Deterministic", "reduction": reduction}
     return values
+
+
+def old_argument(name: str, convert: Callable[[Any, dict[str, Any]], None]) -> Callable[[type[T]], type[T]]:
+    """Return a decorator of a class that accepts an argument of an older version: experiment files that runs keep, and
+    import again on every worker, may still pass it.
+
+    Args:
+        convert: changes the other arguments, given the old argument's value and them by name.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        init: Callable[..., None] = kind.__init__
+        names = list(inspect.signature(kind).parameters)
+
+        @wraps(init)
+        def accept(self: T, *args: Any, **arguments: Any) -> None:
+            if name in arguments:
+                value = arguments.pop(name)
+                args, arguments = (), dict(zip(names, args, strict=False)) | arguments
+                convert(value, arguments)
+            init(self, *args, **arguments)
+
+        kind.__init__ = accept
+        return kind
+
+    return decorate

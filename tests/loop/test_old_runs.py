@@ -1,28 +1,39 @@
 """Runs and sweeps of raytrain 0.1, before its modules moved, stay readable, resumable and repeatable.
 
-tests/old_runs has two runs that were killed at step 11 of 18, `run` and `exact` (with the field `deterministic`, which
-has become a strategy), the metrics of the same runs without a kill, and a sweep.
+tests/old_runs has runs that were cut: `run`, `exact` (with the field `deterministic`, which has become a strategy), and
+`own`, whose experiment file has a model, a source and a task of its own and passes `deterministic=True`. The .jsonl
+files are the metrics of the same runs without a cut. `sweep` is a completed sweep.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from ranks import losses, train_rank
 
-from raytrain import DDP, Deterministic, Parallel, Run, cli, config
-from raytrain.experiment_file import load
+from raytrain import DDP, FSDP, MLP, Deterministic, Digits, Experiment, Parallel, Run, UserError, cli, config
+from raytrain.experiment_file import load, save
 from raytrain.sweep.sweep import load as load_sweep
 from raytrain.sweep.sweep_run import SweepRun
 
 OLD = Path(__file__).parents[1] / "old_runs"
 
 
-@pytest.mark.parametrize(("name", "strategy"), [("run", DDP), ("exact", Deterministic)])
+@pytest.fixture(autouse=True)
+def no_user_code() -> Iterator[None]:
+    """Forget the experiment file that a test imported."""
+    yield
+    sys.modules.pop(config.EXPERIMENT_MODULE, None)
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("run", DDP), ("exact", Deterministic), ("own", Deterministic)])
 def test_an_old_run_resumes_with_the_losses_that_the_old_code_computed(
     tmp_path: Path, name: str, strategy: type[Parallel]
 ) -> None:
@@ -41,6 +52,36 @@ def test_an_old_run_is_evaluated_and_exported(tmp_path: Path, capsys: pytest.Cap
     assert "accuracy" in capsys.readouterr().out
     assert cli.run(["export", str(run), str(tmp_path / "model.pth"), "--checkpoint", "last"]) == 0
     assert (tmp_path / "model.pth").stat().st_size > 0
+
+
+def test_an_old_experiment_repeats_with_the_losses_that_the_old_code_computed(tmp_path: Path) -> None:
+    saved = shutil.copytree(OLD / "own", tmp_path / "own")
+    value, code = load(saved / "experiment.json")
+    assert type(value.parallel) is Deterministic and code == saved / "experiment.py"
+    again = tmp_path / "again"
+    again.mkdir()
+    save(value, again / "experiment.json")
+    assert train_rank(0, 1, value, again) == "completed"
+    rows = [json.loads(line) for line in (OLD / "own.jsonl").read_text().splitlines()]
+    before = [row["loss"] for row in rows if row["kind"] == "step"]
+    np.testing.assert_allclose(losses(again), before, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "parallel"),
+    [(DDP(), Deterministic()), (DDP(reduction="torch"), Deterministic(reduction="torch"))],
+)
+def test_deterministic_as_an_argument_is_the_strategy(given: Parallel, parallel: Parallel) -> None:
+    exact: dict[str, Any] = {"deterministic": True}
+    plain: dict[str, Any] = {"deterministic": False}
+    assert Experiment(MLP(), Digits(), parallel=given, **exact).parallel == parallel
+    assert Experiment(MLP(), Digits(), parallel=given, **plain).parallel == given
+
+
+def test_deterministic_as_an_argument_refuses_other_strategies() -> None:
+    parts: dict[str, Any] = {"model": MLP(), "data": Digits(), "parallel": FSDP(), "deterministic": True}
+    with pytest.raises(UserError, match=r"deterministic=True does not work with parallel=FSDP"):
+        Experiment(**parts)
 
 
 def test_an_old_experiment_repeats_with_the_same_values(tmp_path: Path) -> None:
