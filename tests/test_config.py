@@ -309,7 +309,7 @@ def test_no_name_in_json_imports_a_module() -> None:
         import raytrain
         from raytrain import config
         before = set(sys.modules)
-        for name in ("antigravity:x", "json.tool:main", "raytrain.loop:Worker", "xml.dom:Node", "raytrain.cli:Resume"):
+        for name in ("antigravity:x", "json.tool:main", "raytrain.loop:Worker", "xml.dom:Node", "raytrain.cli:run"):
             try:
                 config.from_dict(raytrain.Experiment, {"model": {"class": name}}, "f.json")
             except raytrain.UserError:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from raytrain import errors
-
-if TYPE_CHECKING:
-    pass
-
 
 POLL_SECONDS = 2.0
 """How often the driver looks for rows, and rank 0 for a request to stop and for rows to bring up."""

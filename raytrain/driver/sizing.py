@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from raytrain import errors
 from raytrain.driver.resources import Resources
 from raytrain.experiment import Scaling
-
-if TYPE_CHECKING:
-    pass
-
 
 _LEAST_CPUS = 0.25
 """CPUs that a worker gets at the least, where cpus_per_worker is not set."""

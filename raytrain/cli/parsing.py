@@ -1,0 +1,257 @@
+"""Flags from values, and one line for each mistake in them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from raytrain import errors
+from raytrain.driver.fit import Options
+from raytrain.experiment import Experiment, with_strategy
+from raytrain.parallel import STRATEGIES, Parallel
+from raytrain.user_code import hints
+
+FLAT = tyro.conf.arg(name="")
+
+
+STRATEGY_HELP = (
+    f"--parallel.strategy NAME is one of {', '.join(STRATEGIES)}, and decides which other --parallel flags there are."
+)
+
+
+_PROSE = re.compile(r"[^\x1b│╭╰|+ ]")
+
+
+_NO_FLOAT = ("could not convert string to float:", "a number")
+
+
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
+
+
+def wrapped(text: str, before: str = "") -> str:
+    """The text in lines of the terminal's width, 100 columns at the most; all but the first are indented like it."""
+    width = min(100, shutil.get_terminal_size().columns)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=before,
+        subsequent_indent=" " * len(before),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def take_strategy(value: Experiment, arguments: list[str]) -> tuple[Experiment, list[str]]:
+    """Takes `--parallel.strategy NAME` from the arguments: it decides which fields `parallel` has."""
+    found, rest = take(arguments, "--parallel.strategy")
+    return (with_strategy(value, found[-1]) if found else value), rest
+
+
+def take(arguments: list[str], *flags: str) -> tuple[list[str], list[str]]:
+    """The values of the given flags, each of which has one, and the arguments without them."""
+    found, rest, following = [], [], iter(arguments)
+    for argument in following:
+        flag, equals, text = argument.partition("=")
+        if flag in flags:
+            found.append(text if equals else next(following, ""))
+        else:
+            rest.append(argument)
+    return found, rest
+
+
+def without(arguments: list[str], *flags: str) -> list[str]:
+    """The arguments without the given flags and all of their values."""
+    rest, dropped = [], False
+    for argument in arguments:
+        if argument.startswith("--"):
+            dropped = "--" + argument[2:].partition("=")[0].replace("-", "_") in flags
+        if not dropped:
+            rest.append(argument)
+    return rest
+
+
+def first_argument(arguments: list[str]) -> str | None:
+    """Return the first argument where it is no flag."""
+    return arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
+
+
+def show_usage(arguments: list[str], usage: str, text: str) -> None:
+    """Print the usage of a command whose first argument is missing, where help is asked for.
+
+    Raises:
+        UserError: another flag stands there.
+    """
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: {usage} [--field value ...]\n\n{wrapped(text)}")
+        return
+    raise errors.bad_flag(f"{usage.rpartition(' ')[2]} must come first", usage.rpartition(" ")[0])
+
+
+def parse(command: Callable, arguments: list[str], usage: str, description: str | None = None) -> Any:
+    """Parses by tyro; its messages become the catalogue's one line."""
+    said = io.StringIO()
+    wants_help = any(argument in ("-h", "--help") for argument in arguments)
+    try:
+        with contextlib.redirect_stdout(_Folded(sys.stdout)) if wants_help else _complaints(said):
+            parsed, unknown = tyro.cli(
+                command,
+                args=arguments,
+                prog=usage,
+                description=description,
+                use_underscores=True,
+                return_unknown_args=True,
+            )
+    except SystemExit as leaving:
+        if leaving.code in (0, None):
+            raise
+        raise errors.bad_flag(_plain(said.getvalue()), usage) from None
+    if unknown:
+        raise _unknown(unknown, command, usage)
+    return parsed
+
+
+class _Folded:
+    """Standard output for tyro's help: its boxes fit the terminal, but the description is one line a paragraph."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        width = shutil.get_terminal_size().columns
+        lines = [wrapped(line) if len(line) > width and _PROSE.match(line) else line for line in text.split("\n")]
+        return self._stream.write("\n".join(lines))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _complaints(said: io.StringIO) -> Iterator[None]:
+    """Catches what tyro writes to standard error, in lines of 80 columns: on a narrow terminal it breaks words."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    finally:
+        del os.environ["COLUMNS"]
+        if before is not None:
+            os.environ["COLUMNS"] = before
+
+
+def _unknown(unknown: list[str], command: Callable, usage: str) -> errors.UserError:
+    """The error for arguments that are none of a command's, with what may have been meant."""
+    parts = _parts(command)
+    known = [path for path, default in parts.items() if not dataclasses.is_dataclass(default)]
+    flag, equals, value = unknown[0].partition("=")
+    path = flag.lstrip("-").replace("-", "_")
+    if not flag.startswith("-"):
+        return errors.unexpected_argument(unknown[0], [f"--{path} {value}"] if equals and path in known else [], usage)
+    if path in ("resume", "resume_from_checkpoint", "ckpt_path") and "raytrain resume" not in usage:
+        return errors.UserError(f"unknown flag {flag}", "", "go on with a run by `raytrain resume RUN`")
+    if path in parts:
+        value = value or next((one for one in unknown[1:2] if not one.startswith("-")), "")
+        return _no_value(path, value, parts, usage)
+    if path in STRATEGIES:  # `--deterministic` was a flag in 0.1
+        return errors.unknown_flag(flag, [f"--parallel.strategy {path}"], usage)
+    field = path.removeprefix("parallel.").removeprefix("no_")
+    others = [name for name, strategy in STRATEGIES.items() if hasattr(strategy, field)]
+    if path.startswith("parallel.") and others:
+        return errors.flag_of_another_strategy(flag, others)
+    return errors.unknown_flag(flag, [f"--{one}" for one in hints.flags(flag, known)], usage)
+
+
+def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> errors.UserError:
+    """The error for a part of an experiment that is given a value, as in `--optimizer Adam`: its class is chosen in the
+    file, its fields have flags."""
+    if isinstance(parts[path], tuple):
+        how = f"write `{path}=(...,)` in the experiment's file; the fields of each have flags, --{path}.0.NAME"
+        return errors.UserError(f"--{path} takes no value", "", how)
+    kind, base = type(parts[path]), type(parts[path]).__mro__[-2]
+    fields = [one for one in parts if one.startswith(f"{path}.")]
+    what, flags = f"--{path} takes no value", ", ".join(f"--{one}" for one in fields[:4])
+    chooser = f"{path}.strategy" if base is Parallel else f"{path}.name"
+    if value and (base is Parallel or chooser in parts):
+        return errors.UserError(what, "", f"did you mean --{chooser} {value}? `{usage} --help` lists the flags")
+    classes = [one.__name__ for one in _subclasses(base)]
+    if len(classes) < 2:
+        return errors.UserError(what, "", f"its fields have flags: {flags}")
+    chosen = next((one for one in classes if one.lower() == value.lower()), None)
+    others = "" if chosen else f" (or {', '.join(classes[1:])}, or a class of your own)"
+    has = f"; {kind.__name__}'s fields have flags: {flags}" if fields else ""
+    return errors.UserError(
+        f"{what}: its class is chosen in the experiment's file",
+        f"where it is {kind.__name__}",
+        f"write `{path}={chosen or classes[0]}(...)` there{others}{has}",
+    )
+
+
+def _subclasses(base: type) -> list[type]:
+    """Raytrain's public classes below one."""
+    found = [one for sub in base.__subclasses__() for one in (sub, *_subclasses(sub))]
+    return [one for one in found if one.__module__.startswith("raytrain.") and not one.__name__.startswith("_")]
+
+
+def _parts(command: Callable) -> dict[str, Any]:
+    """The defaults of a command's flags by their dotted paths, and of the dataclasses that hold them."""
+    parts: dict[str, Any] = {}
+
+    def visit(path: str, default: Any) -> None:
+        if path:
+            parts[path] = default
+        if dataclasses.is_dataclass(default):
+            for field in dataclasses.fields(default):
+                visit(f"{path}.{field.name}".lstrip("."), getattr(default, field.name))
+        for number, one in enumerate(default if isinstance(default, tuple) else ()):
+            if dataclasses.is_dataclass(one):
+                visit(f"{path}.{number}", one)
+
+    for name, parameter in inspect.signature(command).parameters.items():
+        visit("" if name in ("experiment", "options") else name, parameter.default)
+    return parts
+
+
+def _plain(text: str) -> str:
+    """The sentence inside tyro's box: between its title and a rule, both drawn in ASCII where the output is."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip().strip("│").strip() for line in text.splitlines()]
+    is_rule = [set(line) <= set("─-╰╯") for line in lines]
+    first = 2 if is_rule[1:2] == [True] else 1
+    body = lines[first : is_rule.index(True, first) if True in is_rule[first:] else None]
+    if body and body[0].startswith("Missing from"):
+        return f"{' and '.join(line for line in body[1:] if line.isupper()) or 'an argument'} must be given"
+    said = " ".join(body) or "the arguments cannot be read"
+    for reason, kind in (("invalid literal for int() with base 10:", "a whole number"), _NO_FLOAT):
+        said = re.sub(rf"Error parsing (\S+): {re.escape(reason)} (.*)", rf"\1 must be {kind}, got \2", said)
+    several = re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from \[(.*?)\]\.", said)
+    if several:
+        kinds = several[2].replace("{", "").replace("}", "").replace("|", " or ")
+        said = f"{several[1]} must be {kinds}, got {several[3]}"
+    return said
+
+
+def describe(source: Path | None) -> str:
+    """The experiment file's docstring."""
+    import ast
+
+    try:
+        return ast.get_docstring(ast.parse(source.read_text())) or "" if source else ""
+    except (OSError, SyntaxError):
+        return ""
