@@ -70,7 +70,7 @@ def load_with_code(path: Path, file: Path) -> tuple[Experiment, Experiment | Non
     Raises:
         UserError: the file is not there or does not run, or its classes do not take the run's values.
     """
-    values = _json(path)
+    values = upgrade(_json(path))
     if not os.path.isfile(file):
         raise errors.no_such_file(file, "experiment file", hints.files(file, [Path("experiments")], "*.py"))
     if file.suffix != ".py":

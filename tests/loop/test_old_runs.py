@@ -7,6 +7,7 @@ files are the metrics of the same runs without a cut. `sweep` is a completed swe
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -19,7 +20,7 @@ import pytest
 from ranks import losses, train_rank
 
 from raytrain import DDP, FSDP, MLP, Deterministic, Digits, Experiment, Parallel, Run, UserError, cli, config
-from raytrain.experiment_file import load, save
+from raytrain.experiment_file import load, load_with_code, save
 from raytrain.sweep.sweep import load as load_sweep
 from raytrain.sweep.sweep_run import SweepRun
 
@@ -52,6 +53,13 @@ def test_an_old_run_is_evaluated_and_exported(tmp_path: Path, capsys: pytest.Cap
     assert "accuracy" in capsys.readouterr().out
     assert cli.run(["export", str(run), str(tmp_path / "model.pth"), "--checkpoint", "last"]) == 0
     assert (tmp_path / "model.pth").stat().st_size > 0
+
+
+def test_an_old_run_takes_corrected_code(tmp_path: Path) -> None:
+    file = Path(shutil.copy(OLD / "own" / "experiment.py", tmp_path / "corrected.py"))
+    value, defined = load_with_code(OLD / "own" / "experiment.json", file)
+    assert defined is not None and defined.scaling.threads_per_worker is None  # a run keeps the number
+    assert value == dataclasses.replace(defined, scaling=value.scaling) and type(value.parallel) is Deterministic
 
 
 def test_an_old_experiment_repeats_with_the_losses_that_the_old_code_computed(tmp_path: Path) -> None:
