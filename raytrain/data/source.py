@@ -75,12 +75,12 @@ class Index:
         count: the number of samples.
     """
 
-    # Typed as if they were always there: the code of a source with labels, or with images, need not ask.
+    # Typed as if they were always there: the code of a source that gives them need not ask.
     labels: np.ndarray = None  # type: ignore[assignment]
     classes: tuple[str, ...] = ()
     shape: tuple[int, int, int] = None  # type: ignore[assignment]
     split: str = ""
-    rows: np.ndarray | None = None
+    rows: np.ndarray = None  # type: ignore[assignment]
     paths: pa.StringArray | None = None
     sizes: np.ndarray | None = None
     times: np.ndarray | None = None
@@ -349,7 +349,8 @@ def _read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray
         named = f" as {field.name!r}" if len(index.fields) > 1 else ""
         what = f"read() must return {field.dtype} {list(expected)}{named}, got {got} for {of}"
         raise errors.UserError(what, where, _remedy(array, field))
-    return {field.name: found[field.name] for field in index.fields}
+    # PyTorch takes no read-only memory, such as Arrow's.
+    return {field.name: np.require(found[field.name], requirements="W") for field in index.fields}
 
 
 def check_samples(data: Data, index: Index) -> None:
