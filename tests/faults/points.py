@@ -22,8 +22,8 @@ import pytest
 import torch
 
 from raytrain import Checkpoint, files
-from raytrain.checkpoint import checkpoints, retention
-from raytrain.run import run, writer
+from raytrain.checkpoint import checkpoints, retention, side_thread
+from raytrain.run import begin, lock, metrics_log, run, writer
 from raytrain.run.metrics_log import MetricsLog, read_metrics
 from raytrain.run.writer import CheckpointWriter
 from raytrain.training.progress import Progress
@@ -126,10 +126,10 @@ class Disk:
 def standing_for_os(disk: Any) -> Iterator[None]:
     """Puts it into the modules that write a run."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (checkpoints, files, run, writer):
+        for module in (checkpoints, retention, files, run, begin, lock, metrics_log, writer):
             patch.setattr(module, "os", disk)
         back = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: setattr(disk, "away", False))
-        patch.setattr(checkpoints, "time", back)
+        patch.setattr(side_thread, "time", back)
         yield
 
 
