@@ -16,7 +16,11 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Prepare:
-    """The changes that a source asks for, for the samples of one split."""
+    """The changes that a source asks for, for the samples of one split.
+
+    Each field is returned in memory of its own. A slice of a batch begins at any address, and the last bits of a matrix
+    product depend on that address: a rank's part of a batch must give the same bits wherever it lay in the whole.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class Prepare:
         }
 
     def plain(self, arrays: Tensors) -> Tensors:
-        """Return the arrays without augmentation; those given stay as they are."""
+        """Return the arrays without augmentation, as copies."""
         side = self.data.crop
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
@@ -45,7 +49,7 @@ class Prepare:
         return changed
 
     def augmented(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int, mixed: bool) -> Tensors:
-        """Return the arrays with augmentation; those given stay as they are.
+        """Return the arrays with augmentation, as copies.
 
         Args:
             ids: int64 [n], the samples.
@@ -69,12 +73,17 @@ class Prepare:
         return changed
 
     def _cut(self, arrays: Tensors, cut: Callable[[Field, torch.Tensor], torch.Tensor]) -> Tensors:
-        """Return images and masks after a crop of [n, channels, height, width]."""
+        """Return all fields: images and masks after a crop of [n, channels, height, width], and plain ones as they are.
+
+        Masks and plain fields are copied here, images when they are normalised.
+        """
         found = {}
         for field in self.fields:
             values = arrays[field.name]
-            if field.kind == "mask" and len(field.shape) == 2:
-                found[field.name] = cut(field, values[:, None])[:, 0]
-            elif field.kind != "plain":
+            if field.kind == "image":
                 found[field.name] = cut(field, values)
+                continue
+            if field.kind == "mask":
+                values = cut(field, values[:, None])[:, 0] if len(field.shape) == 2 else cut(field, values)
+            found[field.name] = values.clone(memory_format=torch.contiguous_format)
         return found
