@@ -359,7 +359,7 @@ def kill_driver(story: Story) -> None:
     """SIGKILL of the driver, which Ray Train's controller is a part of."""
     story.command.process.kill()
     story.command.process.wait()
-    _wait_for_workers_to_end(story)
+    _wait_for_end(list(story.places().values()))
     story.resume()
 
 
@@ -369,15 +369,16 @@ def kill_all(story: Story) -> None:
     story.resume()
 
 
-def _wait_for_workers_to_end(story: Story) -> None:
+def _wait_for_end(workers: list[int]) -> None:
     """Workers train on until they notice that their Ray is gone, and commit checkpoints."""
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in story.places().values()):
-        assert time.monotonic() < deadline, "workers outlive their Ray by half a minute"
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, "workers outlive their Ray by a minute"
         time.sleep(0.05)
 
 
 def _kill_part_of_ray(story: Story, name: str) -> None:
+    workers = list(story.places().values())  # the driver removes what says so when it ends
     for pid in story.command.processes():
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
@@ -387,7 +388,7 @@ def _kill_part_of_ray(story: Story, name: str) -> None:
             with_pid(pid, signal.SIGKILL)
     assert story.command.end(60) == 1, story.command.said[-3000:]
     assert "raytrain resume" in story.command.said and "Traceback" not in story.command.said, story.command.said[-3000:]
-    _wait_for_workers_to_end(story)
+    _wait_for_end(workers)
     story.resume()
 
 
