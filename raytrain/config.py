@@ -52,7 +52,7 @@ def check(config: Any, **rules: Rule) -> None:
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), hints[field.name]
         if not _fits(value, hint):
-            raise errors.wrong_type(field.name, value, _describe(hint), where)
+            raise _wrong_type(field.name, value, _describe(hint), where)
         if field.name in rules and value is not None:
             holds, allowed = rules[field.name]
             if not holds(value):
@@ -143,7 +143,7 @@ def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
         UserError: an unknown or missing field, an unknown class, or a value that its field refuses.
     """
     if not isinstance(values, dict):
-        raise errors.wrong_type(path.rstrip(".") or "experiment", values, "a JSON object", where)
+        raise _wrong_type(path.rstrip(".") or "experiment", values, "a JSON object", where)
     values = dict(values)
     if "class" in values:
         cls = _find_class(values.pop("class"), cls, where)
@@ -161,13 +161,19 @@ def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
     for name, field in fields.items():
         no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if no_default and name not in arguments:
-            raise errors.missing_field(path + name, where)
+            raise errors.UserError(
+                f"field {(path + name)!r} is missing", where, "add it, or start from a fresh experiment file"
+            )
     return cls(**arguments)
 
 
 def _class_name(cls: type) -> str:
     if "<locals>" in cls.__qualname__:
-        raise errors.local_class(cls.__name__, cls.__module__)
+        raise errors.UserError(
+            f"class {cls.__name__} stands inside a function, so that no saved run could name it",
+            f"in {cls.__module__}",
+            "move it to the top level of its file",
+        )
     module = "experiment" if cls.__module__ in (EXPERIMENT_MODULE, "__main__") else cls.__module__
     if _public(cls.__module__, cls.__qualname__) is cls:  # which names it wherever in the package its module is
         module = "raytrain"
@@ -193,7 +199,11 @@ def _find_class(name: Any, base: type[T], where: object) -> type[T]:
     own = isinstance(found, type) and (found.__module__.startswith("raytrain.") or sources.own(found.__module__))
     fits = own if base is _OneOfSeveral else isinstance(found, type) and issubclass(found, base)
     if not (fits and dataclasses.is_dataclass(found)):
-        raise errors.unknown_class(str(name), where)
+        raise errors.UserError(
+            f"class {str(name)!r} cannot be found",
+            where,
+            "keep the experiment file's copy beside experiment.json, and its class names as they were",
+        )
     return found  # type: ignore[return-value]
 
 
@@ -262,3 +272,7 @@ def _describe(hint: Any) -> str:
     if hint is type(None):
         return "None"
     return f"a {getattr(hint, '__name__', hint)}"
+
+
+def _wrong_type(field: str, value: object, expected: str, where: object) -> errors.UserError:
+    return errors.UserError(f"{field} = {value!r} is of the wrong type", f"in {where}", f"give {expected}")

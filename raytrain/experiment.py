@@ -62,7 +62,11 @@ class Scaling:
         if isinstance(self.workers, str):
             least, _, most = self.workers.partition(":")
             if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
-                raise errors.bad_workers(self.workers)
+                raise errors.UserError(
+                    f"{self.workers!r} is no number of workers",
+                    "in scaling.workers",
+                    "take a number, or MIN:MAX such as 2:8, with MIN >= 1",
+                )
 
     @property
     def elastic(self) -> bool:
@@ -189,17 +193,21 @@ class Experiment:
             seed=at_least(0),
         )
         if self.lr_scaling != "none" and self.lr_batch_size is None:
-            raise errors.no_lr_batch_size(self.lr_scaling)
+            raise errors.UserError(
+                f"lr_scaling {self.lr_scaling} needs lr_batch_size, the batch size that optimizer.lr was chosen for",
+                "",
+                "add --lr_batch_size N, or take --lr_scaling none",
+            )
         if self.precision == "fp16" and not self.parallel.scales:
-            raise errors.strategy_misfit(
+            raise errors.UserError(
                 f"fp16's gradients cannot be scaled under {type(self.parallel).__name__}",
-                "precision",
+                "in precision",
                 "take --precision bf16",
             )
         if self.compile and not self.parallel.compiles:
-            raise errors.strategy_misfit(
+            raise errors.UserError(
                 f"torch.compile does not work with {type(self.parallel).__name__}",
-                "compile",
+                "in compile",
                 "take --no_compile, or --parallel.strategy ddp",
             )
         if self.scaling.elastic:
@@ -209,11 +217,9 @@ class Experiment:
         part = self.part
         if self.micro_batch_size and part % self.micro_batch_size:
             fitting = max(m for m in range(1, min(part, self.micro_batch_size) + 1) if part % m == 0)
-            raise errors.batch_indivisible(
-                "a worker's batch of",
-                part,
-                "micro_batch_size",
-                self.micro_batch_size,
+            raise errors.UserError(
+                f"a worker's batch of {part} does not divide by micro_batch_size {self.micro_batch_size}",
+                "",
                 f"take --micro_batch_size {fitting}",
             )
         if self.data.augment.mixes and self.micro_batch % 2:
@@ -223,8 +229,10 @@ class Experiment:
             else:
                 even = max(m for m in range(2, self.micro_batch + 2, 2) if part % m == 0)
                 how = f"take --micro_batch_size {even}"
-            raise errors.batch_indivisible(
-                "a worker's micro-batch of", self.micro_batch, "mixup's and cutmix's pairs of", 2, how
+            raise errors.UserError(
+                f"a worker's micro-batch of {self.micro_batch} does not divide by mixup's and cutmix's pairs of 2",
+                "",
+                how,
             )
 
     @property
@@ -247,9 +255,9 @@ class Experiment:
         found, refused = [], None
         for workers in range(self.scaling.ranks, self.scaling.least - 1, -1):
             if self.parallel.replicas(workers) != workers:
-                raise errors.strategy_misfit(
+                raise errors.UserError(
                     f"{type(self.parallel).__name__} cuts the model for a number of workers",
-                    "scaling.workers",
+                    "in scaling.workers",
                     "take one number, or --parallel.strategy ddp",
                 )
             try:
@@ -300,5 +308,9 @@ def with_strategy(value: Experiment, name: str) -> Experiment:
         UserError: there is none of that name.
     """
     if name not in STRATEGIES:
-        raise errors.unknown_strategy(name, list(STRATEGIES))
+        raise errors.UserError(
+            f"there is no parallel strategy {name!r}",
+            "in parallel.strategy",
+            f"{errors.nearest(name, list(STRATEGIES))}they are {errors.listed(list(STRATEGIES), 12)}",
+        )
     return value if type(value.parallel) is STRATEGIES[name] else replace(value, parallel=STRATEGIES[name]())

@@ -48,13 +48,15 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
     if path.suffix == ".json":
         return _load_json(path)
     if path.suffix != ".py":
-        raise errors.not_an_experiment(path, f"its name ends in {path.suffix or 'nothing'}")
+        raise not_an_experiment(path, f"its name ends in {path.suffix or 'nothing'}")
     module = execute(path)
     found = getattr(module, "experiment", None)
     if found is None and type(getattr(module, "sweep", None)).__name__ == "Sweep":
-        raise errors.a_sweep_instead(path)
+        raise errors.UserError(
+            "this file defines a sweep and no experiment", path, f"run it with `raytrain sweep {path}`"
+        )
     if not isinstance(found, Experiment):
-        raise errors.not_an_experiment(
+        raise not_an_experiment(
             path, "it defines no `experiment`" if found is None else f"its `experiment` is a {type(found).__name__}"
         )
     return found, path
@@ -74,7 +76,7 @@ def load_with_code(path: Path, file: Path) -> tuple[Experiment, Experiment | Non
     if not os.path.isfile(file):
         raise errors.no_such_file(file, "experiment file", hints.files(file, [Path("experiments")], "*.py"))
     if file.suffix != ".py":
-        raise errors.not_an_experiment(file, f"its name ends in {file.suffix or 'nothing'}")
+        raise not_an_experiment(file, f"its name ends in {file.suffix or 'nothing'}")
     module = execute(file)
     for name in sorted({*_own_modules(values)} - {"experiment"}):
         _import(name, file, copied=False)
@@ -114,7 +116,7 @@ def to_json(experiment: Experiment) -> str:
     try:
         return json.dumps(config.to_dict(experiment), indent=2) + "\n"
     except (TypeError, ValueError) as error:
-        raise errors.cannot_save(str(error)) from None
+        raise cannot_save(str(error)) from None
 
 
 def _load_json(path: Path) -> tuple[Experiment, Path | None]:
@@ -152,7 +154,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
-        raise errors.not_an_experiment(path, str(error)) from None
+        raise not_an_experiment(path, str(error)) from None
 
 
 def _say_history(path: Path, history: list[Any]) -> None:
@@ -269,4 +271,26 @@ def refuse_while_loading() -> None:
         UserError: an experiment file is being loaded.
     """
     if _loading:
-        raise errors.trains_while_loading(_loading[-1])
+        raise errors.UserError(
+            "the experiment file starts a training while it is read",
+            _loading[-1],
+            "put that under `if __name__ == '__main__':`",
+        )
+
+
+def not_an_experiment(path: Path, why: str) -> errors.UserError:
+    """Return the error for a file that defines no experiment."""
+    return errors.UserError(
+        f"not an experiment: {why}",
+        path,
+        "give a .py file that ends in `experiment = Experiment(...)`, or the experiment.json of a run",
+    )
+
+
+def cannot_save(reason: str) -> errors.UserError:
+    """Return the error for an experiment that is no JSON."""
+    return errors.UserError(
+        f"the experiment cannot be saved as JSON: {reason}",
+        "in a field of a class of yours",
+        "let fields hold numbers, strings, booleans, None, tuples and dataclasses",
+    )

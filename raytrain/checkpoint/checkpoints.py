@@ -120,30 +120,30 @@ def verify(path: Path) -> None:
         OSError: storage cannot be read, which says nothing about the checkpoint.
     """
     if path.is_symlink():
-        raise errors.broken_checkpoint(path, "it is a link")
+        raise broken(path, "it is a link")
     try:
         manifest = json.loads(_read(path, MANIFEST))
         expected = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
         step = manifest["step"]
     except (FileNotFoundError, NotADirectoryError):
-        raise errors.broken_checkpoint(path, "it has no manifest") from None
+        raise broken(path, "it has no manifest") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.broken_checkpoint(path, f"its manifest is damaged ({_short(error)})") from None
+        raise broken(path, f"its manifest is damaged ({_short(error)})") from None
     if set(expected) != set(PARTS):
-        raise errors.broken_checkpoint(path, "its manifest is damaged (it names other files)")
+        raise broken(path, "its manifest is damaged (it names other files)")
     if type(step) is not int or step != step_of(path.name):
-        raise errors.broken_checkpoint(path, "its manifest is damaged (it is that of another step)")
+        raise broken(path, "its manifest is damaged (it is that of another step)")
     for name, (size, sha256) in expected.items():
         try:
             status = os.lstat(path / name)
         except FileNotFoundError:
-            raise errors.broken_checkpoint(path, f"{name} is missing") from None
+            raise broken(path, f"{name} is missing") from None
         if not stat.S_ISREG(status.st_mode):
-            raise errors.broken_checkpoint(path, f"{name} is missing")
+            raise broken(path, f"{name} is missing")
         if status.st_size != size:
-            raise errors.broken_checkpoint(path, f"{name} has {status.st_size} bytes instead of {size}")
+            raise broken(path, f"{name} has {status.st_size} bytes instead of {size}")
         if _sha256(path / name) != sha256:
-            raise errors.broken_checkpoint(path, f"{name} has another sha256")
+            raise broken(path, f"{name} has another sha256")
 
 
 def verified(folder: Path) -> Iterator[Path]:
@@ -188,7 +188,7 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> dict[str, torc
     try:
         return load_file(path / MODEL, device=str(device))
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise errors.broken_checkpoint(path, f"{MODEL} cannot be read ({_short(error)})") from None
+        raise broken(path, f"{MODEL} cannot be read ({_short(error)})") from None
 
 
 def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -203,11 +203,11 @@ def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, 
                 raise zipfile.BadZipFile("it is compressed")
         found = torch.load(path / OPTIMIZER, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
-        raise errors.broken_checkpoint(path, f"{OPTIMIZER} holds more than tensors and plain values") from None
+        raise broken(path, f"{OPTIMIZER} holds more than tensors and plain values") from None
     except Exception as error:  # of many types, by what is wrong with the archive or the pickle in it
-        raise errors.broken_checkpoint(path, f"{OPTIMIZER} cannot be read ({_short(error)})") from None
+        raise broken(path, f"{OPTIMIZER} cannot be read ({_short(error)})") from None
     if not isinstance(found, dict):
-        raise errors.broken_checkpoint(path, f"{OPTIMIZER} holds no dictionary")
+        raise broken(path, f"{OPTIMIZER} holds no dictionary")
     return found
 
 
@@ -220,9 +220,9 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(_read(path, STATE), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise errors.broken_checkpoint(path, f"{STATE} cannot be read ({_short(error)})") from None
+        raise broken(path, f"{STATE} cannot be read ({_short(error)})") from None
     if not isinstance(found, dict):
-        raise errors.broken_checkpoint(path, f"{STATE} holds no object")
+        raise broken(path, f"{STATE} holds no object")
     return found
 
 
@@ -358,3 +358,12 @@ def _sha256(path: Path) -> str:
             digest.update(chunk)
             doing.tick()
     return digest.hexdigest()
+
+
+def broken(path: Path | str, reason: str) -> errors.UserError:
+    """Return the error for a checkpoint that does not verify."""
+    return errors.UserError(
+        f"the checkpoint does not verify: {reason}",
+        path,
+        "remove that folder and try again: the newest that verifies is taken",
+    )

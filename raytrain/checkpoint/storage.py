@@ -213,7 +213,7 @@ class Storage:
             fcntl.flock(lock, fcntl.LOCK_EX)
             there = self.names(f"checkpoints/{name}")
             if (there.get(f"checkpoints/{name}/{checkpoints.MANIFEST}") or 0) > 1 << 16:
-                raise errors.broken_checkpoint(Path(name), "its manifest is damaged")
+                raise checkpoints.broken(Path(name), "its manifest is damaged")
             manifest = self.read(f"checkpoints/{name}/{checkpoints.MANIFEST}")
             with contextlib.suppress(OSError, errors.UserError):
                 if (path / checkpoints.MANIFEST).read_bytes() == manifest:
@@ -581,7 +581,11 @@ def answered(url: str, ask: Callable[[], T]) -> T:
     except errors.UserError:
         raise
     except Exception as error:
-        raise errors.no_storage(url, str(error).strip() or type(error).__name__) from None
+        raise errors.UserError(
+            f"storage does not answer: {str(error).strip() or type(error).__name__}",
+            url,
+            "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)",
+        ) from None
 
 
 def _plain(name: str) -> bool:

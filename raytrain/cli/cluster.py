@@ -118,7 +118,11 @@ def _print_findings(path: Path, found: list[Finding], quietly: bool = False) -> 
     for finding in found if not quietly else ():
         print(f"{path}:{finding}", flush=True)
     if wrong := sum(finding.level == "error" for finding in found):
-        raise errors.cluster_broken(path, wrong)
+        raise errors.UserError(
+            f"{wrong} {'errors' if wrong > 1 else 'error'} in the cluster's file",
+            path,
+            f"correct {'them' if wrong > 1 else 'it'}, then check it again",
+        )
 
 
 def _cluster_init(arguments: list[str]) -> None:

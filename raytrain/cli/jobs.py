@@ -56,7 +56,9 @@ def submit_command(arguments: list[str]) -> int:
         )
         return 0
     if Path(path).is_dir():
-        raise errors.not_submitted(path)
+        raise errors.UserError(
+            "a job takes a file, and this is a directory", path, "name the experiment's or the sweep's file"
+        )
     from raytrain.sweep.sweep import is_sweep
 
     command = "sweep" if is_sweep(path) else "train"

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -164,19 +164,27 @@ def _unknown(unknown: list[str], command: Callable, usage: str) -> errors.UserEr
     flag, equals, value = unknown[0].partition("=")
     path = flag.lstrip("-").replace("-", "_")
     if not flag.startswith("-"):
-        return errors.unexpected_argument(unknown[0], [f"--{path} {value}"] if equals and path in known else [], usage)
+        return errors.UserError(
+            f"unexpected argument {unknown[0]!r}",
+            "",
+            f"{errors.did_you_mean([f'--{path} {value}'] if equals and path in known else [])}see `{usage} --help`",
+        )
     if path in ("resume", "resume_from_checkpoint", "ckpt_path") and "raytrain resume" not in usage:
         return errors.UserError(f"unknown flag {flag}", "", "go on with a run by `raytrain resume RUN`")
     if path in parts:
         value = value or next((one for one in unknown[1:2] if not one.startswith("-")), "")
         return _no_value(path, value, parts, usage)
     if path in STRATEGIES:  # `--deterministic` was a flag in 0.1
-        return errors.unknown_flag(flag, [f"--parallel.strategy {path}"], usage)
+        return _unknown_flag(flag, [f"--parallel.strategy {path}"], usage)
     field = path.removeprefix("parallel.").removeprefix("no_")
     others = [name for name, strategy in STRATEGIES.items() if hasattr(strategy, field)]
     if path.startswith("parallel.") and others:
-        return errors.flag_of_another_strategy(flag, others)
-    return errors.unknown_flag(flag, [f"--{one}" for one in hints.flags(flag, known)], usage)
+        return errors.UserError(
+            f"{flag} belongs to another parallel strategy",
+            "",
+            f"take it with --parallel.strategy {errors.listed(others)}",
+        )
+    return _unknown_flag(flag, [f"--{one}" for one in hints.flags(flag, known)], usage)
 
 
 def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> errors.UserError:
@@ -255,3 +263,7 @@ def describe(source: Path | None) -> str:
         return ast.get_docstring(ast.parse(source.read_text())) or "" if source else ""
     except (OSError, SyntaxError):
         return ""
+
+
+def _unknown_flag(flag: str, meant: Sequence[str], usage: str) -> errors.UserError:
+    return errors.UserError(f"unknown flag {flag}", "", f"{errors.did_you_mean(meant)}`{usage} --help` lists the flags")

@@ -56,7 +56,7 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
     value, source = sweeps.load(path)
     for axis in value.axes:
         if take(arguments[1:], f"--{axis.path}")[0]:
-            raise errors.flag_of_an_axis(axis.path)
+            raise errors.UserError(f"--{axis.path} is what the sweep varies", "", "change the axis in its file")
     base, arguments = take_strategy(value.experiment, arguments)
 
     def parsed(

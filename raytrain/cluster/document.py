@@ -149,9 +149,9 @@ def load(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(LARGEST_BYTES + 1)
     except OSError as error:
-        raise errors.not_a_cluster_file(path, None, error.strerror or "it cannot be read") from None
+        raise _not_a_cluster_file(path, None, error.strerror or "it cannot be read") from None
     if len(data) > LARGEST_BYTES:
-        raise errors.not_a_cluster_file(path, None, f"it is larger than {LARGEST_BYTES // 1024} KiB")
+        raise _not_a_cluster_file(path, None, f"it is larger than {LARGEST_BYTES // 1024} KiB")
     return data
 
 
@@ -167,11 +167,11 @@ def read(path: Path) -> tuple[list[Place], list[Finding]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
-        raise errors.not_a_cluster_file(path, line, f"no YAML: {error.problem or error.context}") from None
+        raise _not_a_cluster_file(path, line, f"no YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise errors.not_a_cluster_file(path, None, f"no YAML: {str(error).splitlines()[0]}") from None
+        raise _not_a_cluster_file(path, None, f"no YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
-        raise errors.not_a_cluster_file(path, None, "it nests too deeply") from None
+        raise _not_a_cluster_file(path, None, "it nests too deeply") from None
 
 
 class _Reader:
@@ -198,13 +198,11 @@ class _Reader:
     def place(self, node: Any, line: int, name: str = "") -> Place:
         self.values += 1
         if node in self.above:
-            raise errors.not_a_cluster_file(self.path, line, "an alias stands inside what it names")
+            raise _not_a_cluster_file(self.path, line, "an alias stands inside what it names")
         if self.values > _MOST_VALUES:
-            raise errors.not_a_cluster_file(
-                self.path, line, f"with its aliases it has more than {_MOST_VALUES:,} values"
-            )
+            raise _not_a_cluster_file(self.path, line, f"with its aliases it has more than {_MOST_VALUES:,} values")
         if len(self.above) > _DEEPEST:
-            raise errors.not_a_cluster_file(self.path, line, "it nests too deeply")
+            raise _not_a_cluster_file(self.path, line, "it nests too deeply")
         self.above.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
@@ -225,7 +223,7 @@ class _Reader:
                     merged = {**source, **merged}
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                raise errors.not_a_cluster_file(self.path, line, "a key that is no text")
+                raise _not_a_cluster_file(self.path, line, "a key that is no text")
             key = str(key_node.value)
             place = self.place(value_node, line, key)
             if key in own:
@@ -247,6 +245,14 @@ class _Reader:
         try:
             return self.loader.construct_object(node)
         except yaml.constructor.ConstructorError as error:
-            raise errors.not_a_cluster_file(self.path, line, f"no plain value: {error.problem}") from None
+            raise _not_a_cluster_file(self.path, line, f"no plain value: {error.problem}") from None
         except (ValueError, OverflowError) as error:
-            raise errors.not_a_cluster_file(self.path, line, f"no value: {error}") from None
+            raise _not_a_cluster_file(self.path, line, f"no value: {error}") from None
+
+
+def _not_a_cluster_file(path: Path, line: int | None, why: str) -> errors.UserError:
+    return errors.UserError(
+        f"not a cluster file: {why}",
+        f"{path}:{line}" if line else path,
+        "give a YAML file for `ray up`, or one of KubeRay's; `raytrain cluster init KIND` writes one",
+    )

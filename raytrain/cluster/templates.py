@@ -35,7 +35,9 @@ def text(kind: str) -> str:
         UserError: there is no such kind.
     """
     if kind not in _FILES:
-        raise errors.unknown_cluster(kind, KINDS)
+        raise errors.UserError(
+            f"no kind of cluster {kind!r}", "", f"{errors.nearest(kind, KINDS)}the kinds are {errors.listed(KINDS)}"
+        )
     return (resources.files("raytrain.cluster") / "files" / _FILES[kind]).read_text()
 
 
@@ -50,7 +52,9 @@ def write(kind: str, path: Path) -> list[int]:
         with path.open("x") as file:
             file.write(content)
     except FileExistsError:
-        raise errors.file_exists(path) from None
+        raise errors.UserError(
+            "this file exists, and is not written over", path, "give another --out, or remove it"
+        ) from None
     except (OSError, ValueError) as error:
         raise errors.cannot_write(path, getattr(error, "strerror", None) or str(error)) from None
     return [number for number, line in enumerate(content.splitlines(), 1) if _MARK in line]

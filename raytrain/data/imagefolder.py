@@ -17,7 +17,7 @@ import numpy as np
 from raytrain import errors, order
 from raytrain.config import above, at_least, check
 from raytrain.data import decode
-from raytrain.data.source import Data, Index
+from raytrain.data.source import Data, Index, classes_differ
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The file names that are images, as in torchvision's ImageFolder; all others, and hidden ones, are reported as
@@ -85,18 +85,20 @@ class ImageFolder(Data):
         try:
             found = _split_folders(root)
             if "train" not in found and found:
-                raise errors.no_data(root, "train folder", _LAYOUT)
+                raise errors.UserError("no train folder there", root, _LAYOUT)
             folders = found or {"train": ""}
             splits = {split: self._scan(root, name, split) for split, name in folders.items()}
         except OSError as error:
-            raise errors.broken_file(error.filename, error.strerror or str(error), "make it readable") from None
+            raise errors.UserError(
+                f"the file is broken: {error.strerror or str(error)}", error.filename, "make it readable"
+            ) from None
         for split, index in splits.items():
             if index.classes != splits["train"].classes:
-                raise errors.classes_differ(splits["train"].classes, index.classes, split, root)
+                raise classes_differ(splits["train"].classes, index.classes, split, root)
         if "val" not in splits:
             rest, held_out = order.stratified(splits["train"].labels, self.val_fraction, self.split_seed)
             if not len(held_out):
-                raise errors.no_data(root, "class with two images", "give it a val folder, or more images")
+                raise errors.UserError("no class with two images there", root, "give it a val folder, or more images")
             whole = splits["train"]
             splits["train"], splits["val"] = whole.take(rest), replace(whole.take(held_out), split="val", ignored=())
         return {split: splits[split] for split in _SPLITS if split in splits}
@@ -196,14 +198,16 @@ class ImageFolder(Data):
                 times += images.times
                 ignored += [os.path.relpath(path, folder) if folder else path for path in images.ignored]
             if len(paths) == before and len(classes) > 1:
-                raise errors.empty_class(base / name, *_wrong_kinds(ignored[strays:]))
+                raise _empty_class(base / name, *_wrong_kinds(ignored[strays:]))
             labels.append(np.full(len(paths) - before, label, np.int64))
         if not paths:
-            raise errors.no_data(base, "class folders with images", _LAYOUT)
+            raise errors.UserError("no class folders with images there", base, _LAYOUT)
         try:
             names = pa.array(paths)
         except UnicodeEncodeError as error:
-            raise errors.broken_file(root / error.object, "its name is not UTF-8", "rename it") from None
+            raise errors.UserError(
+                "the file is broken: its name is not UTF-8", root / error.object, "rename it"
+            ) from None
         return Index(
             np.concatenate(labels),
             tuple(classes),
@@ -321,3 +325,8 @@ def _bytes(path: str) -> bytes:
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
+
+
+def _empty_class(folder: Path | str, *kinds: str) -> errors.UserError:
+    convert = f"convert its {' and '.join(kinds)} files to .jpg or .png" if kinds else "put its images there"
+    return errors.UserError("a class folder has no images", folder, f"remove the folder or {convert}")

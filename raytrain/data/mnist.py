@@ -64,7 +64,9 @@ class MNIST(Data):
         }
         if splits["val"].shape != splits["train"].shape:
             (_, height, width), file = splits["val"].shape, self._file(_FILES["val"][0][0])
-            raise errors.broken_file(file, f"images of {height} x {width} pixels, other than to train on", _REMEDY)
+            raise errors.UserError(
+                f"the file is broken: images of {height} x {width} pixels, other than to train on", file, _REMEDY
+            )
         return splits
 
     def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
@@ -75,14 +77,16 @@ class MNIST(Data):
     def _split(self, split: str, images_file: Path, labels_file: Path) -> Index:
         labels, images = _idx(str(labels_file), 1), _idx(str(images_file), 3)
         if not len(labels):
-            raise errors.broken_file(labels_file, "it has no labels", _REMEDY)
+            raise errors.UserError("the file is broken: it has no labels", labels_file, _REMEDY)
         count, height, width = images.shape
         if not images.size:
-            raise errors.broken_file(images_file, f"{count} images of {height} x {width} pixels", _REMEDY)
+            raise errors.UserError(
+                f"the file is broken: {count} images of {height} x {width} pixels", images_file, _REMEDY
+            )
         if len(labels) != count:
-            raise errors.broken_file(images_file, f"{count} images for {len(labels)} labels", _REMEDY)
+            raise errors.UserError(f"the file is broken: {count} images for {len(labels)} labels", images_file, _REMEDY)
         if labels.max(initial=0) > 9:
-            raise errors.broken_file(labels_file, f"label {labels.max()} is above 9", _REMEDY)
+            raise errors.UserError(f"the file is broken: label {labels.max()} is above 9", labels_file, _REMEDY)
         return Index(
             labels.astype(np.int64),
             tuple(str(digit) for digit in range(10)),
@@ -96,13 +100,10 @@ class MNIST(Data):
         for candidate in (raw / name, raw / f"{name}.gz"):
             if candidate.is_file():
                 return candidate
-        raise (
-            errors.no_such_file(raw / f"{name}.gz", "MNIST file")
-            if raw.is_dir()
-            else errors.no_data(
-                raw, "MNIST files", "give --data.root the folder that holds MNIST/raw, or add --data.download"
-            )
-        )
+        if raw.is_dir():
+            raise errors.no_such_file(raw / f"{name}.gz", "MNIST file")
+        how = "give --data.root the folder that holds MNIST/raw, or add --data.download"
+        raise errors.UserError("no MNIST files there", raw, how)
 
     def _raw(self) -> Path:
         return Path(self.root).expanduser() / "MNIST" / "raw"
@@ -118,12 +119,18 @@ class MNIST(Data):
                 with urllib.request.urlopen(url, timeout=60) as reply:
                     content = reply.read()
                 if hashlib.sha256(gzip.decompress(content)).hexdigest() != sha256:
-                    raise errors.download_failed(url, "its sha256 is not the known one")
+                    raise errors.UserError(
+                        "the download failed: its sha256 is not the known one",
+                        url,
+                        "check the network, or put the file in place by hand",
+                    )
                 partial = raw / f"{name}.gz.{os.getpid()}"
                 partial.write_bytes(content)
                 partial.replace(raw / f"{name}.gz")
             except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
-                raise errors.download_failed(url, str(error)) from None
+                raise errors.UserError(
+                    f"the download failed: {error!s}", url, "check the network, or put the file in place by hand"
+                ) from None
 
 
 _DEFLATES = 1_032
@@ -142,11 +149,13 @@ def _idx(path: str, dimensions: int) -> np.ndarray:
             with gzip.GzipFile(fileobj=raw) if packed else raw as file:
                 return _array(file, dimensions, os.fstat(raw.fileno()).st_size, packed)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise errors.broken_file(path, f"truncated or damaged gzip ({error})", _REMEDY) from None
+        raise errors.UserError(f"the file is broken: truncated or damaged gzip ({error})", path, _REMEDY) from None
     except OSError as error:
-        raise errors.broken_file(path, error.strerror or str(error), "make it readable") from None
+        raise errors.UserError(
+            f"the file is broken: {error.strerror or str(error)}", path, "make it readable"
+        ) from None
     except ValueError as error:
-        raise errors.broken_file(path, str(error), _REMEDY) from None
+        raise errors.UserError(f"the file is broken: {error!s}", path, _REMEDY) from None
 
 
 def _array(file: io.BufferedIOBase, dimensions: int, length: int, packed: bool) -> np.ndarray:

@@ -124,7 +124,7 @@ class Streaming:
             for arrays, bad in blocks:
                 _check(self.data, bad)
                 if bad:  # it could be read when the index was made
-                    raise errors.lost_sample(bad[0].path, bad[0].reason)
+                    raise _lost_sample(bad[0].path, bad[0].reason)
                 yield arrays
 
 
@@ -162,7 +162,9 @@ class Direct:
             return np.ones(len(samples), bool), checked_read(self.data, self.index, samples), []
         except errors.BadSample as error:
             if self.data.on_bad_sample == "error":
-                raise errors.bad_image(error.path, error.reason) from None
+                raise errors.UserError(
+                    f"cannot read image: {error.reason}", error.path, "repair it, or leave it out"
+                ) from None
             if len(samples) == 1:
                 return np.zeros(1, bool), self.index.empty(0), [error.path]
         good, arrays, bad = zip(*(self._read(samples[row : row + 1]) for row in range(len(samples))), strict=True)
@@ -268,7 +270,7 @@ def _without(index: Index, bad: list[Bad], before: list[Bad] | None) -> tuple[In
         known = {one.row for one in before}
         for one in bad:
             if one.row not in known:
-                raise errors.lost_sample(one.path, one.reason)
+                raise _lost_sample(one.path, one.reason)
         bad = before
     if not bad:
         return index, None, []
@@ -410,3 +412,11 @@ def _fetch(index_ref: object) -> Index:
     import ray
 
     return ray.get(index_ref)  # type: ignore[call-overload]
+
+
+def _lost_sample(path: str, reason: str) -> errors.UserError:
+    return errors.UserError(
+        f"cannot read a sample that could be read when the run began: {reason}",
+        path,
+        "restore it and resume the run, or train a new one",
+    )

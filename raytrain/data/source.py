@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -264,7 +265,11 @@ class Data:
                 raise errors.out_of_range(name, values, f"of 1 number or one a channel ({channels})", where)
         policy = self.augment.policy
         if policy != "none" and channels not in (1, 3):
-            raise errors.policy_misfit(policy, channels)
+            raise errors.UserError(
+                f"{policy} takes images of 1 or 3 channels and these have {channels}",
+                "in data.augment.policy",
+                "take --data.augment.policy none",
+            )
         if policy != "none" and field.dtype != "uint8":
             raise errors.UserError(
                 f"{policy} changes images of uint8, got {field.dtype}", f"in {where}", "leave augment.policy out"
@@ -464,3 +469,14 @@ def _remedy(array: Any, field: Field) -> str:
             f'declare fields=(Field("{field.name}", ..., "{array.dtype}", "image"),) in index()'
         )
     return f'write `.astype("{field.dtype}")` where that loses nothing, or declare {array.dtype} in index()'
+
+
+def classes_differ(train: Sequence[str], other: Sequence[str], split: str, root: object) -> errors.UserError:
+    """Return the error for a split whose classes are not those of `train`."""
+    lacks, more = sorted(set(train) - set(other)), sorted(set(other) - set(train))
+    parts = ([f"{split} lacks {errors.listed(lacks)}"] if lacks else []) + (
+        [f"train lacks {errors.listed(more)}"] if more else []
+    )
+    return errors.UserError(
+        f"train and {split} have different classes: {' and '.join(parts)}", root, "give both the same class folders"
+    )

@@ -232,16 +232,31 @@ def _checked(run: Run, value: Experiment, correction: Correction | None) -> Expe
     if correction:
         correction.check_values(value)
     if changed := [path for path in resumption.changed(run.experiment, value) if not resumption.may_change(path)]:
-        raise errors.changed_on_resume(changed, run.where)
+        raise errors.UserError(
+            f"a resumed run cannot change {errors.listed(changed)}",
+            run.where,
+            "resume takes --epochs, --patience, --parallel.*, --scaling.*, --checkpoint.*, "
+            "--loggers.*, --micro_batch_size, --clip_norm, --on_nonfinite and --data.root; train a "
+            "new run for the rest",
+        )
     if correction:
         correction.activate()
     summary = run.summary
     if summary["status"] == "completed":
         if summary["epochs"] >= value.epochs:
-            raise errors.already_done(run.where, summary["epochs"])
+            raise errors.UserError(
+                f"the run is complete at {summary['epochs']} epochs",
+                run.where,
+                f"train longer with --epochs above {summary['epochs']}",
+            )
         stalled = summary["epochs"] - (summary.get("best_epoch") or summary["epochs"])
         if value.patience is not None and stalled >= value.patience:
-            raise errors.stopped_early(run.where, summary["epochs"], stalled, value.task.monitor)
+            raise errors.UserError(
+                f"the run is complete: it stopped early at {summary['epochs']} epochs, {stalled} of "
+                f"them without a better {value.task.monitor}",
+                run.where,
+                f"train longer with --patience {stalled + 1} or more, or --patience None",
+            )
     _check_checkpoints(run)
     if (
         value.scaling.workers != run.experiment.scaling.workers

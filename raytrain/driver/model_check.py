@@ -74,7 +74,7 @@ def check_model(
             raise errors.UserError(what, sources.line_of(error) or f"in {where}", how) from None
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise errors.nothing_to_train(where)
+        raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
     if weights:
         experiment.model.check_weights(module)
     return module
@@ -103,7 +103,11 @@ def memory_format(
         _pass(module, sample, dtype, torch.channels_last)
     except Exception as error:
         if asked == "channels_last":
-            raise errors.no_channels_last(type(error).__name__, f"in {type(experiment.model).__name__}") from None
+            raise errors.UserError(
+                f"the model fails: {type(error).__name__} with channels_last",
+                f"in {type(experiment.model).__name__}",
+                "take --memory_format contiguous",
+            ) from None
         return "contiguous"
     return "channels_last"
 

@@ -255,10 +255,14 @@ def make(
     module = check_model(experiment, sample, len(train.classes), not resumed, dtype)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     if experiment.unfreeze_epoch is not None and not backbone(module):
-        raise errors.nothing_to_unfreeze(type(experiment.model).__name__)
+        raise _nothing_to_unfreeze(type(experiment.model).__name__)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if experiment.compile and not any(map(shutil.which, compilers)):
-        raise errors.no_compiler(", ".join(compilers))
+        raise errors.UserError(
+            f"torch.compile needs a C++ compiler and there is none ({', '.join(compilers)})",
+            "in compile",
+            "install g++, or take --no_compile",
+        )
     resources = find_resources()
     asked, mode = experiment.scaling, _mode(experiment.data, indices, resources)
     experiment = _sized(experiment, resources, mode == "streaming")
@@ -399,3 +403,8 @@ def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Exper
             if workers == sizes[-1]:
                 raise
     raise AssertionError("there is at least one size")
+
+
+def _nothing_to_unfreeze(where: str) -> errors.UserError:
+    what = "all layers but the last stay frozen throughout"
+    return errors.UserError(what, f"in {where}", "leave out --unfreeze_epoch, or the model's freeze")

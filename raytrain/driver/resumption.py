@@ -71,7 +71,7 @@ class Correction:
         self.experiment, self._own = experiment_file.load_with_code(run.path / "experiment.json", file)
         self.sources = sources.active()
         if self._own is None and self._copy is not None:
-            raise errors.not_an_experiment(file, "it defines no `experiment`")
+            raise experiment_file.not_an_experiment(file, "it defines no `experiment`")
 
     def activate(self) -> None:
         """Let the names of the run's modules import the new ones."""

@@ -204,7 +204,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 refused = errors.token_refused if secret else errors.token_missing
                 raise refused(str(self.address), where) from None
             except ConnectionError as error:
-                raise errors.no_cluster(str(self.address), str(error)) from None
+                raise _no_cluster(str(self.address), str(error)) from None
             here = metadata.version("ray")
             if there not in (None, here):
                 raise errors.other_ray(str(self.address), str(there), here)
@@ -221,7 +221,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             )
         except (ConnectionError, ValueError, RuntimeError, OSError, RayError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise errors.no_cluster(str(self.address), reason) from None
+            raise _no_cluster(str(self.address), reason) from None
 
     def _protect_token(self) -> None:
         """Ray writes the cluster's token readable for all who may read the home directory."""
@@ -324,11 +324,11 @@ def _knock(address: str) -> str | None:
         address = found
     host, _, port = address.rpartition(":")
     if "//" in address or not host or not port.isdigit():
-        raise errors.no_cluster(address, "an address is HOST:PORT (6379 by default) or `auto`")
+        raise _no_cluster(address, "an address is HOST:PORT (6379 by default) or `auto`")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
-        raise errors.no_cluster(address, str(error)) from None
+        raise _no_cluster(address, str(error)) from None
     return address
 
 
@@ -350,3 +350,11 @@ def _quieten(verbose: bool) -> None:
     if not verbose:
         for name in ("ray", "ray.data", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _no_cluster(address: str, reason: str) -> errors.UserError:
+    return errors.UserError(
+        f"no Ray cluster answers: {reason}",
+        address,
+        "start one with `ray start --head`, or leave --address away to use this machine alone",
+    )

@@ -37,9 +37,13 @@ def scaled(scaling: Scaling, resources: Resources, threads: int | None, streams:
     if gpus is None:
         gpus = 1.0 if resources.room(_LEAST_CPUS, 1.0) >= scaling.ranks else 0.0
     if 0 < gpus < 1 and scaling.ranks > 1:
-        raise errors.shared_gpu(scaling.ranks, gpus)
+        raise errors.UserError(
+            f"{scaling.ranks} workers of {gpus:g} GPU could share one, which NCCL cannot do",
+            "in scaling.gpus_per_worker",
+            "give each worker a whole GPU, or take one worker",
+        )
     if gpus * scaling.ranks > resources.gpus:
-        raise errors.too_few("GPUs", gpus * scaling.ranks, resources.gpus, "scaling.workers x scaling.gpus_per_worker")
+        raise _too_few("GPUs", gpus * scaling.ranks, resources.gpus, "scaling.workers x scaling.gpus_per_worker")
     cpus = scaling.cpus_per_worker
     if cpus is None:
         if gpus and resources.room(0, gpus) < scaling.ranks:
@@ -89,7 +93,7 @@ def _too_many(workers: int, gpus: float, resources: Resources, streams: bool) ->
     most = min(workers - 1, resources.room(_LEAST_CPUS, gpus))
     while most and _cpus_per_worker(most, gpus, resources, streams) is None:
         most -= 1
-    return errors.too_few(
+    return _too_few(
         "workers",
         workers,
         most,
@@ -107,4 +111,12 @@ def _no_room_for(workers: int, cpus: float, gpus: float, resources: Resources) -
         f"{resources.listed} hold{'s' if resources.nodes == 1 else ''} {room or 'none'}",
         "in " + " and ".join(f"scaling.{kind}_per_worker" for kind, need in needs.items() if need),
         "take less for each worker" + (", or fewer workers" if room else ""),
+    )
+
+
+def _too_few(resource: str, asked: float, has: float, where: str) -> errors.UserError:
+    return errors.UserError(
+        f"the run asks for {asked:g} {resource} and the cluster has {has:g}",
+        f"in {where}",
+        "ask for less, or start more nodes",
     )

@@ -95,7 +95,7 @@ def _in_time(url: str, call: Callable[[], T]) -> T:
     if raised:
         raise raised[0]
     if not result:
-        raise errors.no_dashboard(url, f"nothing within {_ANSWER_SECONDS:.0f} s")
+        raise _no_dashboard(url, f"nothing within {_ANSWER_SECONDS:.0f} s")
     return result[0]
 
 
@@ -104,15 +104,19 @@ def _url(address: str | None) -> str:
         given = [os.environ.get(name, "") for name in ADDRESSES]
         address = next((url for url in given if url.startswith(("http://", "https://"))), None)
     if address is None:
-        raise errors.dashboard_missing()
+        raise errors.UserError(
+            "no cluster is named",
+            "",
+            "give the URL of its dashboard: --address http://HOST:8265, or RAY_API_SERVER_ADDRESS",
+        )
     try:
         parts = urllib.parse.urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise errors.not_a_dashboard_url(address, "http://HOST:8265") from None
+        raise _not_a_dashboard_url(address, "http://HOST:8265") from None
     if parts.scheme not in ("http", "https") or not host:
         host = address.rpartition("//")[2].partition(":")[0].strip("/")
-        raise errors.not_a_dashboard_url(address, f"http://{host if host not in ('', 'auto') else 'HOST'}:8265")
+        raise _not_a_dashboard_url(address, f"http://{host if host not in ('', 'auto') else 'HOST'}:8265")
     if parts.password is not None or parts.username is not None:
         raise errors.secret_in_url("--address")
     host = f"[{host}]" if ":" in host else host
@@ -132,7 +136,7 @@ def _greet(url: str) -> Dashboard:
     except (ValueError, TypeError, KeyError):
         version = None
     if not isinstance(version, str):
-        raise errors.no_dashboard(url, f"what is there is none, and answers {status} to /api/version")
+        raise _no_dashboard(url, f"what is there is none, and answers {status} to /api/version")
     here = metadata.version("ray")
     if version.split(".")[:2] != here.split(".")[:2]:
         raise errors.other_ray(url, version[:40], here)
@@ -150,7 +154,12 @@ def _with_token(url: str) -> Dashboard:
         found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
         places = [ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
         if any(place.is_global for place in places):
-            raise errors.token_in_the_clear(url)
+            raise errors.UserError(
+                "the token would cross the internet in the clear",
+                url,
+                "tunnel (`ssh -N -L 8265:localhost:8265 HEAD`, or `ray dashboard cluster.yaml`) and "
+                "take --address http://localhost:8265",
+            )
         in_the_clear = not all(place.is_loopback for place in places)
     return Dashboard(url, {"Authorization": f"Bearer {token}"}, in_the_clear)
 
@@ -178,4 +187,20 @@ def _request(dashboard: Dashboard, path: str, method: str = "GET") -> tuple[int,
             why = "what is there does not speak HTTP"
         else:
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise errors.no_dashboard(dashboard.url, why) from None
+        raise _no_dashboard(dashboard.url, why) from None
+
+
+def _not_a_dashboard_url(address: str, url: str) -> errors.UserError:
+    return errors.UserError(
+        "this is no URL of a dashboard, which takes jobs",
+        address,
+        f"give one such as {url} (8265 is Ray's default port)",
+    )
+
+
+def _no_dashboard(url: str, reason: str) -> errors.NoAnswer:
+    return errors.NoAnswer(
+        f"no Ray dashboard answers: {reason}",
+        url,
+        "give the URL that `ray start --head` prints, http://HOST:8265 by default, or that of a tunnel to it",
+    )

@@ -136,7 +136,12 @@ def check_storage(out: str, folder: bool = False) -> None:
         if folder:
             raise errors.not_local(out)
     elif not Path(out).is_absolute():
-        raise errors.storage_of_a_job(out)
+        raise errors.UserError(
+            f"--out {f'{out} is relative' if out else 'is not given'}, and a job runs in a "
+            "temporary copy of the project: its results would be lost",
+            "",
+            "give a folder that all nodes share (--out /shared/runs), or a URL (--out s3://bucket/runs)",
+        )
 
 
 def project(path: Path, out: str) -> Project:
@@ -156,7 +161,11 @@ def project(path: Path, out: str) -> Project:
     sizes = _sizes(folder, excludes)
     name = file.relative_to(folder).as_posix()
     if name not in sizes:
-        raise errors.left_out(path, folder)
+        raise errors.UserError(
+            "this file would not be sent: it is left out of the project",
+            path,
+            f"mend {folder}/.gitignore or .rayignore, or put it elsewhere",
+        )
     return Project(folder, name, tuple(excludes), len(sizes), sum(sizes.values()))
 
 
@@ -179,13 +188,21 @@ def _sizes(folder: Path, excludes: Sequence[str]) -> dict[str, int]:
     except _Enough:
         enough = True
     except OSError as error:
-        raise errors.cannot_send(folder, f"{error.filename}: {error.strerror}") from None
+        raise errors.UserError(
+            f"the project cannot be sent: {error.filename}: {error.strerror}",
+            folder,
+            "mend that, or name it in a .rayignore",
+        ) from None
     size = sum(sizes.values())
     if size > _LIMIT:
         largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
-        raise errors.project_too_large(folder, size, _LIMIT, largest)
+        raise _project_too_large(folder, size, _LIMIT, largest)
     if enough:
-        raise errors.too_many_files(folder, len(sizes))
+        raise errors.UserError(
+            f"the project has too many files, {len(sizes):,} or more",
+            folder,
+            "submit from the experiment's own folder, or add a .rayignore",
+        )
     return sizes
 
 
@@ -230,7 +247,7 @@ def submit(dashboard: Dashboard, sent: Project, name: str, command: str, flags: 
                 "wait if Ray has just started; otherwise another program has the agent's port: start the head with "
                 "`--dashboard-agent-listen-port PORT` (`raytrain doctor --address auto` there says whether that is so)",
             ) from None
-        raise errors.refused_by_cluster(dashboard.url, _reason(error)) from None
+        raise _refused_by_cluster(dashboard.url, _reason(error)) from None
 
 
 def _client(dashboard: Dashboard) -> Any:
@@ -252,7 +269,7 @@ def jobs(dashboard: Dashboard) -> list[Job]:
     """The cluster's jobs, the oldest first."""
     status, answer = _asked(dashboard, "")
     if status != 200 or not isinstance(answer, list):
-        raise errors.refused_by_cluster(dashboard.url, _reason(answer))
+        raise _refused_by_cluster(dashboard.url, _reason(answer))
     found = [_job(one) for one in answer if one.get("submission_id")]
     return sorted(found, key=lambda job: job.started or 0)
 
@@ -382,9 +399,13 @@ def _patiently(ask: Callable[[], T]) -> T:
 def _of_job(dashboard: Dashboard, name: str, what: str, method: str = "GET") -> Any:
     status, answer = _asked(dashboard, urllib.parse.quote(name, safe="") + what, method)
     if status == 404:
-        raise errors.no_such_job(name, [one.id for one in jobs(dashboard)])
+        raise errors.UserError(
+            f"no job {name!r} there",
+            "",
+            f"{errors.nearest(name, [one.id for one in jobs(dashboard)])}`raytrain status` lists the jobs",
+        )
     if status != 200 or not isinstance(answer, dict):
-        raise errors.refused_by_cluster(dashboard.url, _reason(answer))
+        raise _refused_by_cluster(dashboard.url, _reason(answer))
     return answer
 
 
@@ -409,4 +430,20 @@ def _job(answer: dict[str, Any]) -> Job:
         answer.get("driver_exit_code"),
         str(answer.get("message") or ""),
         said.get("out") or "",
+    )
+
+
+def _refused_by_cluster(url: str, reason: str) -> errors.UserError:
+    return errors.UserError(
+        f"the cluster refuses it: {reason}", url, "correct what it names; dashboard.log on the head says more"
+    )
+
+
+def _project_too_large(folder: Path, size: int, limit: int, largest: Sequence[tuple[str, int]]) -> errors.UserError:
+    files = errors.listed(f"{name} ({bytes / 2**20:,.1f} MiB)" for name, bytes in largest)
+    return errors.UserError(
+        f"the project has {size / 2**20:,.0f} MiB or more and {limit / 2**20:,.0f} MiB may be sent; "
+        f"the largest files are {files}",
+        folder,
+        "keep data and weights on storage that all nodes share, or name them in a .rayignore",
     )

@@ -43,7 +43,11 @@ class Torchvision(Model):
         if self.name in ("googlenet", "inception_v3"):  # their pretrained weights expect inputs in [-1, 1]
             options = {"init_weights": True, "transform_input": self.weights != "none"}
         if sample[0] != 3:
-            raise errors.needs_colour(self.name, sample[0])
+            raise errors.UserError(
+                f"torchvision's {self.name} takes images of 3 channels and these have {sample[0]}",
+                "in model.name",
+                "take a source of colour images, or a CNN or MLP",
+            )
         module = builder(weights=None, **options)
         path, head = _head(module)
         parent = module.get_submodule(path.rpartition(".")[0])
@@ -69,7 +73,9 @@ class Torchvision(Model):
             try:
                 state = load_state_dict_from_url(url, progress=False, check_hash=True, weights_only=True)
             except Exception as error:
-                raise errors.download_failed(url, str(error)) from None
+                raise errors.UserError(
+                    f"the download failed: {error!s}", url, "check the network, or put the file in place by hand"
+                ) from None
             _fill(module, state, source)
         elif source is not None:
             _fill(module, _read_state(source), source)
@@ -94,7 +100,11 @@ class Torchvision(Model):
 
         known = models.list_models(module=models)
         if self.name not in known:
-            raise errors.unknown_model(self.name, known)
+            raise errors.UserError(
+                f"torchvision has no classification model {self.name!r}",
+                "in model.name",
+                f"{errors.nearest(self.name, known)}it has {errors.listed(known, 6)}",
+            )
         return models.get_model_builder(self.name)
 
     def _default_weights(self):
@@ -142,7 +152,7 @@ def _fill(module: nn.Module, state: dict[str, Any], source: str, assign: bool = 
     lost = [] if wrong else [*module.load_state_dict(kept, strict=False, assign=assign).missing_keys]
     lost = [name for name in lost if not name.startswith(head) and not name.endswith(".num_batches_tracked")]
     if lost or wrong:
-        raise errors.bad_weights(
+        raise _bad_weights(
             source,
             f"{len(lost)} tensors are missing and {len(wrong)} have another shape, "
             f"for example {sorted([*lost, *wrong])[0]}",
@@ -163,8 +173,14 @@ def _read_state(source: str) -> dict[str, Any]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
-        raise errors.bad_weights(path, reason.splitlines()[0]) from None
+        raise _bad_weights(path, reason.splitlines()[0]) from None
     tensors = isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
     if not tensors or not all(isinstance(name, str) for name in state):
-        raise errors.bad_weights(path, "it is no state dict of tensors")
+        raise _bad_weights(path, "it is no state dict of tensors")
     return state
+
+
+def _bad_weights(path: Path | str, reason: str) -> errors.UserError:
+    return errors.UserError(
+        f"the weights do not fit: {reason}", path, "give a state dict of that torchvision model (.pth or .safetensors)"
+    )

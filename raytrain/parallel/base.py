@@ -87,11 +87,10 @@ class Parallel:
         """
         replicas = self.replicas(workers)
         if batch_size % replicas:
-            raise errors.batch_indivisible(
-                "batch_size",
-                batch_size,
-                "scaling.workers" if replicas == workers else "copies of the model:",
-                replicas,
+            raise errors.UserError(
+                f"batch_size {batch_size} does not divide by "
+                f"{'scaling.workers' if replicas == workers else 'copies of the model:'} {replicas}",
+                "",
                 f"take --batch_size {multiples(batch_size, replicas)}, or another number of workers",
             )
 
@@ -115,3 +114,12 @@ def multiples(size: int, divisor: int) -> str:
     """Return the multiples of `divisor` next to `size`, for an error."""
     low = size // divisor * divisor
     return f"{low} or {low + divisor}" if low else str(divisor)
+
+
+def no_shared_memory() -> errors.UserError:
+    """Return the error for workers that have no memory in common."""
+    return errors.UserError(
+        "the workers have no memory in common: they are not all on CPUs of one x86-64 Linux host",
+        "in parallel.reduction",
+        "take --parallel.reduction auto",
+    )

@@ -25,9 +25,9 @@ class DataParallel(Parallel):
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """There is one worker."""
         if workers > 1:
-            raise errors.strategy_misfit(
+            raise errors.UserError(
                 f"DataParallel is one worker over several GPUs, and there are {workers}",
-                "scaling.workers",
+                "in scaling.workers",
                 "take --scaling.workers 1 --scaling.gpus_per_worker N, or --parallel.strategy ddp",
             )
         return ""

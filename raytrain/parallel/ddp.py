@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from raytrain import errors
 from raytrain.config import above, check
-from raytrain.parallel.base import Parallel
+from raytrain.parallel.base import Parallel, no_shared_memory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,17 +41,17 @@ class DDP(Parallel):
     def __post_init__(self) -> None:
         check(self, bucket_cap_mb=above(0))
         if self.compression != "none" and self.reduction == "shared":
-            raise errors.strategy_misfit(
+            raise errors.UserError(
                 "gradients in shared memory are not compressed",
-                "parallel.compression",
+                "in parallel.compression",
                 "take --parallel.reduction auto",
             )
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """SyncBatchNorm is for GPUs."""
         if self.sync_batchnorm and not gpus_per_worker:
-            raise errors.strategy_misfit(
-                "PyTorch's SyncBatchNorm does not work on CPUs", "parallel.sync_batchnorm", "leave it out"
+            raise errors.UserError(
+                "PyTorch's SyncBatchNorm does not work on CPUs", "in parallel.sync_batchnorm", "leave it out"
             )
         return ""
 
@@ -71,7 +71,7 @@ class DDP(Parallel):
             if exchange := shared.replicate(module):
                 return shared.SharedMemory(module, ranks, exchange)
         if self.reduction == "shared":
-            raise errors.no_shared_memory()
+            raise no_shared_memory()
         if self.sync_batchnorm:
             batchnorm.synchronise(module)
         # DDP rebuilds its buckets after the first backward pass, and gloo adds three or more ranks in an order that

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from raytrain import errors, order
-from raytrain.parallel.base import Parallel, multiples
+from raytrain.parallel.base import Parallel, multiples, no_shared_memory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,11 +79,10 @@ class Deterministic(Parallel):
                     f"{how}, or --parallel.strategy ddp",
                 )
         if batch_size % order.SHARDS:
-            raise errors.batch_indivisible(
-                "batch_size",
-                batch_size,
-                "the shards of --parallel.strategy deterministic:",
-                order.SHARDS,
+            raise errors.UserError(
+                f"batch_size {batch_size} does not divide by the shards of --parallel.strategy "
+                f"deterministic: {order.SHARDS}",
+                "",
                 f"take --batch_size {multiples(batch_size, order.SHARDS)}, or --parallel.strategy ddp",
             )
 
@@ -106,5 +105,5 @@ class Deterministic(Parallel):
             if exchange := shared.replicate(module, pairwise=True):
                 return tree.Shards(module, ranks, exchange.reduce)
         if self.reduction == "shared":
-            raise errors.no_shared_memory()
+            raise no_shared_memory()
         return tree.Shards(module, ranks, tree.Gathering(module).reduce)

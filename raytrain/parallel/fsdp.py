@@ -58,14 +58,14 @@ class FSDP(Parallel):
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers must fall into whole sets."""
         if self.shard_over and workers % self.shard_over:
-            raise errors.strategy_misfit(
+            raise errors.UserError(
                 f"{workers} workers do not make sets of {self.shard_over}",
-                "parallel.shard_over",
+                "in parallel.shard_over",
                 f"take a number that divides {workers}",
             )
         if self.cpu_offload and not gpus_per_worker:
-            raise errors.strategy_misfit(
-                "there is nothing to offload from on CPUs", "parallel.cpu_offload", "leave it out"
+            raise errors.UserError(
+                "there is nothing to offload from on CPUs", "in parallel.cpu_offload", "leave it out"
             )
         return f"in sets of {self.shard_over} workers" if self.shard_over else ""
 

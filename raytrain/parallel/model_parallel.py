@@ -38,9 +38,9 @@ class ModelParallel(Parallel):
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """A worker has a GPU for each part, or none; and the model has as many layers."""
         if 0 < gpus_per_worker < self.parts:
-            raise errors.strategy_misfit(
+            raise errors.UserError(
                 f"{self.parts} parts need as many GPUs of a worker, which has {gpus_per_worker:g}",
-                "parallel.parts",
+                "in parallel.parts",
                 f"take --scaling.gpus_per_worker {self.parts}",
             )
         return described(
@@ -95,9 +95,9 @@ def split(module: nn.Module, parts: int) -> list[list[nn.Module]]:
         layers = [one for layer in layers for one in (layer if isinstance(layer, nn.Sequential) else (layer,))]
     if sum(map(heavy, layers)) < parts:
         names = ", ".join(type(layer).__name__ for layer in layers if heavy(layer)) or "none"
-        raise errors.strategy_misfit(
+        raise errors.UserError(
             f"{parts} parts need as many layers with parameters, and {type(module).__name__} has: {names}",
-            "parallel.parts",
+            "in parallel.parts",
             "take fewer parts, or --parallel.strategy ddp",
         )
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]

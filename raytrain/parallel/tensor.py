@@ -51,9 +51,9 @@ class TensorParallel(Parallel):
         """Workers make whole copies, and some linear layer can be sharded."""
         size = self._size(workers)
         if workers < 2 or workers % size:
-            raise errors.strategy_misfit(
+            raise errors.UserError(
                 f"{workers} worker{'s do' if workers > 1 else ' does'} not share copies of a model by {max(2, size)}",
-                "parallel.shards",
+                "in parallel.shards",
                 f"take a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
             )
         how = {"first": "columns", "second": "rows"}
@@ -117,9 +117,9 @@ def styles(module: nn.Module, size: int) -> dict[str, str]:
             chosen[name] = "columns"
     if not chosen:
         known = ", ".join(f"{name} ({one.in_features} to {one.out_features})" for name, one in linear.items())
-        raise errors.strategy_misfit(
+        raise errors.UserError(
             f"no linear layer of {type(module).__name__} can be cut into {size}: " + (known or "it has none"),
-            "parallel.shards",
+            "in parallel.shards",
             "take another number of shards, or --parallel.strategy fsdp",
         )
     return chosen

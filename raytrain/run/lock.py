@@ -53,7 +53,7 @@ class Lock:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     holder = os.pread(self._file, 300, 0).decode(errors="replace").strip()
-                    raise errors.still_running(run, holder) from None
+                    raise _still_running(run, holder) from None
                 time.sleep(0.1)
         with contextlib.suppress(OSError):  # it is for people
             os.ftruncate(self._file, 0)
@@ -70,3 +70,8 @@ class Lock:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
+
+
+def _still_running(run: Path | str, holder: str) -> errors.UserError:
+    holder = f"process {holder}" if holder.isdigit() else holder or "another process"
+    return errors.UserError(f"the run is still going ({holder})", run, "wait for it, or stop it with Ctrl-C there")

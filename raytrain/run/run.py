@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,9 +40,9 @@ class Run:
         if not os.path.isfile(self.path / "experiment.json"):
             if os.path.isfile(self.path / "sweep.json"):
                 best = known_json(self.path / "sweep.json").get("best")
-                raise errors.a_sweep_s_runs(path, best if isinstance(best, int) else None)
+                raise _a_sweep_s_runs(path, best if isinstance(best, int) else None)
             near = [] if self.url else hints.files(self.path, [Path("runs")], "*/experiment.json")
-            raise errors.not_a_run(path, near)
+            raise _not_a_run(path, near)
 
     def __repr__(self) -> str:
         return f"Run({self.where!r})"
@@ -137,9 +138,17 @@ class Run:
         else:
             found = checkpoints.newest(self.checkpoints)
         if found is None and (self.path / "trial.json").is_file() and self.summary["status"] == "completed":
-            raise errors.weights_not_kept(self.path)
+            raise errors.UserError(
+                "a sweep keeps the weights of its best trial alone, or of the best --keep N",
+                self.path,
+                f"train this one again with `raytrain train {self.path}/experiment.json`",
+            )
         if found is None:
-            raise errors.no_checkpoint(self.path)
+            raise errors.UserError(
+                "the run has no checkpoint that verifies",
+                self.path,
+                "train it again, or restore its checkpoints folder",
+            )
         return found
 
     def model(self, which: str = "best") -> nn.Module:
@@ -178,3 +187,13 @@ def no_way_back(run: Path | str, why: str) -> errors.UserError:
         "put metrics.jsonl and checkpoints back from a copy, or train again with "
         f"`raytrain train {run}/experiment.json`",
     )
+
+
+def _not_a_run(path: Path | str, meant: Iterable[object] = ()) -> errors.UserError:
+    how = f"{errors.did_you_mean(meant)}give a folder that `raytrain train` made"
+    return errors.UserError("no run there (it has no experiment.json)", path, how)
+
+
+def _a_sweep_s_runs(path: Path | str, best: int | None) -> errors.UserError:
+    how = f"take {path}/trials/{best or 0:04d}, " + ("or another one" if best is None else "the best one")
+    return errors.UserError("this is a sweep, of which each trial is a run", path, how)

@@ -123,7 +123,13 @@ class CheckpointWriter:
             names: list[str] = []
             with contextlib.suppress(OSError):
                 names = checkpoints.committed(self.run / "checkpoints")
-            raise errors.storage_refuses(self.run, _reason(error), names[-1] if names else None) from error
+            raise errors.UserError(
+                f"the last checkpoint cannot be written: {_reason(error)}",
+                self.run,
+                f"mend that and go on from {names[-1]}, the newest that is there"
+                if names
+                else "mend that and train again",
+            ) from error
         if self.storage:
             self._finish_upload(self.storage, summary.get("status") == "interrupted")
 

@@ -78,7 +78,7 @@ def sweep(
     to_dict(value)
     reason = impossible(value)
     if reason:
-        raise errors.no_combination(reason)
+        raise errors.UserError("no combination of the axes' values makes an experiment", "in Sweep.axes", reason)
     with Session(options.address, options.verbose) as session:
         planned = make(value, session.resources, Path(options.out))
         shown = str(Path(options.out) / (options.name or f"{stem}-N"))
@@ -120,10 +120,17 @@ def resume(path: Path, value: Sweep, options: Options, observer: Logger, command
         there = config.leaves(kept.experiment)
         changed += [name for name, new in config.leaves(value.experiment).items() if new != there.get(name)]
         if changed:
-            raise errors.sweep_changed(changed, path)
+            raise errors.UserError(
+                f"a sweep that goes on cannot change {errors.listed(changed)}",
+                path,
+                "start a new sweep for that (trials, budget_seconds, concurrent, timeout_seconds, "
+                "retries, keep can change)",
+            )
         begun = sum(1 for _ in path.glob("trials/*/trial.json"))
         if begun > value.count:
-            raise errors.fewer_trials(begun, value.count, path)
+            raise errors.UserError(
+                f"{begun} trials have begun and {value.count} are asked for", path, f"take --trials {begun} or more"
+            )
         with Session(options.address, options.verbose) as session:
             planned = make(value, session.resources, path)
             if SweepRun(path).answer.get("data_fingerprint") != planned.fingerprints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,11 +95,19 @@ def parse(name: str, directions: Mapping[str, str]) -> Objective:
         try:
             target = float(timed[1])
         except ValueError:
-            raise errors.unknown_objective(name, known) from None
+            raise _unknown_objective(name, known) from None
         if not 0 < target <= 1:
             raise errors.out_of_range("time_to_accuracy", target, "above 0 and at most 1", "Sweep.objective")
         return Objective(name, "time_to_accuracy", "min", target)
     modes = {**directions, **_MODES}
     if name not in modes:
-        raise errors.unknown_objective(name, known)
+        raise _unknown_objective(name, known)
     return Objective(name, name, modes[name])
+
+
+def _unknown_objective(name: str, known: Sequence[str]) -> errors.UserError:
+    return errors.UserError(
+        f"no run reports {name!r}",
+        "in Sweep.objective",
+        f"{errors.nearest(name, known)}there are {errors.listed(known, 12)}",
+    )

@@ -59,9 +59,9 @@ class _Early(Scheduler):
         """It compares trials after each epoch, by one number."""
         kind = type(self).__name__
         if len(objectives) != 1:
-            raise errors.scheduler_misfit(kind, "compares by one objective", "Sweep.objective")
+            raise _scheduler_misfit(kind, "compares by one objective", "Sweep.objective")
         if not objectives[0].every_epoch:
-            raise errors.scheduler_misfit(kind, "compares by a metric of the task", "Sweep.objective")
+            raise _scheduler_misfit(kind, "compares by a metric of the task", "Sweep.objective")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ASHA(_Early):
         """There must be an epoch to save."""
         super().check(axes, objectives, trials, epochs)
         if epochs <= self.grace_epochs:
-            raise errors.scheduler_misfit(
+            raise _scheduler_misfit(
                 type(self).__name__, f"has nothing to save: {epochs} epochs, {self.grace_epochs} for all", "epochs"
             )
 
@@ -166,18 +166,18 @@ class PBT(_Early):
         super().check(axes, objectives, trials, epochs)
         kind = type(self).__name__
         if trials < 2:
-            raise errors.scheduler_misfit(kind, "needs a population of 2 trials or more", "Sweep.trials")
+            raise _scheduler_misfit(kind, "needs a population of 2 trials or more", "Sweep.trials")
         if epochs <= self.every_epochs:
-            raise errors.scheduler_misfit(
+            raise _scheduler_misfit(
                 kind, f"never compares: {epochs} epochs, one comparison in {self.every_epochs}", "epochs"
             )
         for axis in axes:
             if not any(axis.path == field or axis.path.startswith(f"{field}.") for field in MUTABLE):
-                raise errors.scheduler_misfit(
+                raise _scheduler_misfit(
                     kind, f"cannot change {axis.path} on the way (only {', '.join(MUTABLE)})", "Sweep.axes"
                 )
             if len(classes := {type(value).__name__ for value in axis.examples() if is_dataclass(value)}) > 1:
-                raise errors.scheduler_misfit(
+                raise _scheduler_misfit(
                     kind, f"cannot turn {axis.path} from {' into '.join(sorted(classes))} on the way", "Sweep.axes"
                 )
 
@@ -208,7 +208,7 @@ class PB2(PBT):
             raise errors.extra_missing("PB2", "scikit-learn", "sweep")
         for axis in axes:
             if axis.finite is not None or isinstance(axis, Int):
-                raise errors.scheduler_misfit("PB2", f"takes Uniform and LogUniform alone, not {axis.path}", "axes")
+                raise _scheduler_misfit("PB2", f"takes Uniform and LogUniform alone, not {axis.path}", "axes")
 
     def build(self, axes: tuple[Axis, ...], objective: Objective, epochs: int) -> TrialScheduler:
         """Tune's PB2."""
@@ -230,3 +230,7 @@ def _drawn(axis: Axis) -> list[Any] | Callable[[], Any]:
     import random
 
     return lambda: axis.draw(random.random())
+
+
+def _scheduler_misfit(kind: str, why: str, where: str) -> errors.UserError:
+    return errors.UserError(f"{kind} {why}", f"in {where}", "change that, or take another scheduler")

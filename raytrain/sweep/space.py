@@ -51,7 +51,7 @@ class Choice(Axis):
     def __post_init__(self) -> None:
         config.check(self)
         if not self.values:
-            raise errors.empty_axis(self.path, type(self).__name__)
+            raise _empty_axis(self.path, type(self).__name__)
 
     @property
     def finite(self) -> tuple[Any, ...]:
@@ -76,7 +76,7 @@ class _Range(Axis):
     def __post_init__(self) -> None:
         config.check(self)
         if not self.low < self.high or not math.isfinite(self.high - self.low):
-            raise errors.empty_axis(self.path, type(self).__name__, self.low, self.high)
+            raise _empty_axis(self.path, type(self).__name__, self.low, self.high)
 
     def clip(self, value: float) -> float:
         """The nearest of [low, high]."""
@@ -119,7 +119,7 @@ class Int(Axis):
     def __post_init__(self) -> None:
         config.check(self)
         if self.low >= self.high:
-            raise errors.empty_axis(self.path, "Int", self.low, self.high)
+            raise _empty_axis(self.path, "Int", self.low, self.high)
         if self.log and self.low <= 0:
             raise errors.out_of_range("low", self.low, "above 0 where log=True", f"Int({self.path!r})")
 
@@ -183,3 +183,9 @@ def _is_open(experiment: Experiment, path: str) -> bool:
             return False
         found = getattr(found, part)
     return dataclasses.is_dataclass(found)
+
+
+def _empty_axis(path: str, kind: str, low: float | None = None, high: float | None = None) -> errors.UserError:
+    if low is None:
+        return errors.UserError(f"axis {path} has no values", f"in {kind}", "give at least one")
+    return errors.UserError(f"axis {path} has no values from {low} to {high}", f"in {kind}", "let low be below high")

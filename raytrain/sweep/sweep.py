@@ -71,19 +71,30 @@ class Sweep:
             keep=at_least(1),
         )
         if not self.axes:
-            raise errors.empty_sweep()
+            raise errors.UserError(
+                "a sweep without axes", "in Sweep", 'say what differs, as in axes=(Grid("optimizer.lr", (0.1, 1)),)'
+            )
         known = [axis.path for axis in self.axes]
         for path in known:
             if known.count(path) > 1:
-                raise errors.axis_twice(path)
+                raise errors.UserError(f"two axes have the path {path}", "in Sweep.axes", "make one of them")
         objectives = self.objectives
         if not objectives or len({objective.name for objective in objectives}) < len(objectives) or len(objectives) > 2:
             raise errors.out_of_range("objective", self.objective, "of one name, or of two different ones", "Sweep")
         if self.trials is None and not all(isinstance(axis, Grid) for axis in self.axes):
-            raise errors.trials_missing([axis.path for axis in self.axes if not isinstance(axis, Grid)])
+            raise errors.UserError(
+                "how many trials is not said, and "
+                f"{errors.listed([axis.path for axis in self.axes if not isinstance(axis, Grid)])} is no Grid",
+                "in Sweep",
+                "set trials, or --trials 20",
+            )
         grid = len(combinations(self.axes))
         if self.trials is not None and self.trials > grid and all(isinstance(axis, Grid) for axis in self.axes):
-            raise errors.grid_is_smaller(self.trials, grid)
+            raise errors.UserError(
+                f"the grid has {grid} combinations and {self.trials} trials are asked for, which would repeat some",
+                "in Sweep",
+                "leave trials out, or make an axis of another kind",
+            )
         for axis in self.axes:
             _check_axis(self.experiment, axis, {other.path: other.examples()[0] for other in self.axes})
         self.search.check(self.axes, objectives)
@@ -124,7 +135,9 @@ def _check_axis(base: Experiment, axis: Axis, others: dict[str, Any]) -> None:
     """
     check_path(base, axis.path)
     if axis.path == "data.root" or axis.path.startswith("checkpoint"):
-        raise errors.axis_without_effect(axis.path)
+        raise errors.UserError(
+            f"{axis.path} cannot be an axis", "in Sweep.axes", "set it in the experiment; it is no part of the recipe"
+        )
     for value in axis.examples():
         try:
             apply(base, {axis.path: value})
@@ -132,7 +145,9 @@ def _check_axis(base: Experiment, axis: Axis, others: dict[str, Any]) -> None:
             try:
                 apply(base, {**others, axis.path: value})
             except errors.UserError:
-                raise errors.axis_refused(axis.path, str(refused)) from None
+                raise errors.UserError(
+                    f"axis {axis.path} has a value that its field refuses", "in Sweep.axes", str(refused)
+                ) from None
 
 
 def impossible(sweep: Sweep) -> str | None:
@@ -173,16 +188,18 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
             raise errors.broken_sweep(path, "it is no JSON") from None
         values, copy = experiment_file.read_json(path)
         if not isinstance(values, dict) or "sweep" not in values:
-            raise errors.holds_no_sweep(path, "it holds no sweep")
+            raise _holds_no_sweep(path, "it holds no sweep")
         return config.from_dict(Sweep, values["sweep"], path), copy
     if path.suffix != ".py":
-        raise errors.holds_no_sweep(path, f"its name ends in {path.suffix or 'nothing'}")
+        raise _holds_no_sweep(path, f"its name ends in {path.suffix or 'nothing'}")
     module = experiment_file.execute(path)
     found = getattr(module, "sweep", None)
     if not isinstance(found, Sweep) and isinstance(getattr(module, "experiment", None), Experiment):
-        raise errors.an_experiment_instead(path)
+        raise errors.UserError(
+            "this file defines an experiment and no sweep", path, f"run it with `raytrain train {path}`"
+        )
     if not isinstance(found, Sweep):
-        raise errors.holds_no_sweep(
+        raise _holds_no_sweep(
             path,  # raytrain.sweep, the function, may have been imported
             "it defines no `sweep`" if found is None or callable(found) else f"its `sweep` is a {type(found).__name__}",
         )
@@ -211,4 +228,10 @@ def to_dict(sweep: Sweep) -> dict[str, Any]:
         json.dumps(values)
         return values
     except (TypeError, ValueError) as error:
-        raise errors.cannot_save(str(error)) from None
+        raise experiment_file.cannot_save(str(error)) from None
+
+
+def _holds_no_sweep(path: Path, why: str) -> errors.UserError:
+    return errors.UserError(
+        f"not a sweep: {why}", path, "give a .py file that ends in `sweep = Sweep(...)`, or a sweep's directory"
+    )

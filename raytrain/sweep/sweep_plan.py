@@ -111,7 +111,11 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     data_axes = [a for a in value.axes if a.path.startswith("data") and not a.path.startswith("data.augment")]
     for axis in data_axes:
         if axis.finite is None:
-            raise errors.axis_not_finite(axis.path)
+            raise errors.UserError(
+                f"axis {axis.path} decides what is read, and has no end of values",
+                "in Sweep.axes",
+                "make it a Grid or a Choice",
+            )
     for values in combinations(data_axes):
         with contextlib.suppress(errors.UserError):
             one = value.trial(values)
@@ -122,7 +126,11 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     _check_room(value, scalings, resources, streams)
     fits = min(_at_once(value, scaling, resources, streams) for scaling, _ in scalings)
     if value.concurrent and value.concurrent > fits:
-        raise errors.too_many_at_once(value.concurrent, fits)
+        raise errors.UserError(
+            f"{value.concurrent} trials at once do not fit, {fits} do",
+            "in Sweep.concurrent",
+            f"take --concurrent {fits}",
+        )
     measured = any(objective.of_machine for objective in value.objectives)
     concurrent = min(value.concurrent or (1 if measured else fits), value.count)
     share = replace(resources, runs=concurrent)

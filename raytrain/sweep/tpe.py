@@ -32,7 +32,11 @@ class TPE(Search):
             raise errors.extra_missing("TPE", "optuna", "sweep")
         for axis in axes:
             if axis.finite is None and not isinstance(axis, Int | Uniform | LogUniform):
-                raise errors.search_misfit("TPE", f"takes no axis of kind {type(axis).__name__}", axis.path)
+                raise errors.UserError(
+                    f"TPE takes no axis of kind {type(axis).__name__}",
+                    f"in {axis.path}",
+                    "take another kind of axis, or RandomSearch()",
+                )
 
     def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:
         """A study in memory: what the trials gave is in their directories."""

@@ -70,4 +70,9 @@ class Classification(Task):
     def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
         """The output must be [1, classes]."""
         if output != (1, classes):
-            raise errors.head_mismatch(output, classes, where)
+            raise errors.UserError(
+                f"the model's head does not fit the classes: it gives {list(output)} for one sample and "
+                f"the data has {classes} classes",
+                f"in {where}",
+                f"let its build() end in {classes} outputs",
+            )

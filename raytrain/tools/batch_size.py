@@ -269,7 +269,11 @@ class _Probes:
         """
         trials = doubling(sizes(self.value), lambda size: self.attempt(precision, size, timed))
         if all(trial.outcome == "fails" for trial in trials):
-            raise errors.no_step(precision, str(trials[-1].why), type(self.value.model).__name__)
+            raise errors.UserError(
+                f"no training step in {precision} works, whatever the micro-batch: {trials[-1].why!s}",
+                f"in {type(self.value.model).__name__}",
+                "make `raytrain train` work first; its own error says where",
+            )
         return trials
 
     def attempt(self, precision: str, size: int, timed: bool) -> Trial:
@@ -328,7 +332,13 @@ class _Probes:
         for rank, answer in enumerate(self._answers()):
             if answer:
                 said = (self.folder / f"rank_{rank}.log").read_text(errors="replace").strip().splitlines()
-                raise errors.no_probe(answer.get("error") or f"{answer['died']}: {said[-1] if said else ''}")
+                why = answer.get("error") or f"{answer['died']}: {said[-1] if said else ''}"
+                raise errors.UserError(
+                    f"the processes that try micro-batches do not start: {why}",
+                    "",
+                    "look whether `raytrain train` works; classes of a script or a notebook belong into a "
+                    "file of their own",
+                )
 
     def _gpu(self, rank: int) -> dict[str, str]:
         """The environment by which a worker sees the GPUs that are its own."""

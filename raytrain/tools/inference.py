@@ -17,7 +17,7 @@ from raytrain.checkpoint import checkpoints
 from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.imagefolder import EXTENSIONS
 from raytrain.data.reader import Direct
-from raytrain.data.source import checked_indices
+from raytrain.data.source import checked_indices, classes_differ
 from raytrain.files import write_atomically
 from raytrain.run.run import Run
 from raytrain.tasks.classification import Classification
@@ -61,11 +61,15 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
         data = config.replace(data, "download", False)
     indices = checked_indices(data)
     if split not in indices:
-        raise errors.no_split(split, root or getattr(e.data, "root", type(data).__name__))
+        raise errors.UserError(
+            f"the data has no {split} split",
+            root or getattr(e.data, "root", type(data).__name__),
+            "choose another --split",
+        )
     index, path = indices[split], run.checkpoint(which)
     classes = tuple(checkpoints.load_state(path)["classes"])
     if index.classes != classes:
-        raise errors.classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
+        raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
     device = _device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(data, index)
@@ -102,7 +106,11 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
 
     e, device = run.experiment, _device()
     if not isinstance(e.task, Classification):
-        raise errors.not_a_classifier(run.path, type(e.task).__name__)
+        raise errors.UserError(
+            f"predict classifies images, and this run's task is {type(e.task).__name__}",
+            run.path,
+            "use its model from Python: raytrain.Run(path).model()",
+        )
     files = [file for path in paths for file in _images(Path(path))]
     path = run.checkpoint(which)
     state = checkpoints.load_state(path)
@@ -210,7 +218,7 @@ def check_output(file: Path, known: tuple[str, ...]) -> None:
         UserError: its suffix is none of the known ones, or its folder is not there or not writable.
     """
     if file.suffix not in known:
-        raise errors.unknown_suffix(file, known)
+        raise errors.UserError("unknown file type", file, f"end its name in {errors.listed(known)}")
     if not os.path.isdir(file.parent):
         raise errors.cannot_write(file, f"there is no folder {file.parent}")
     if os.path.isdir(file) or not os.access(file.parent, os.W_OK | os.X_OK):
@@ -229,7 +237,11 @@ def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProg
             return torch.export.export(model, (sample,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     except Exception as error:  # torch.export refuses in many types what it cannot trace
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-        raise errors.cannot_export(reason, type(run.experiment.model).__name__) from None
+        raise errors.UserError(
+            f"torch.export cannot trace the model: {reason}",
+            f"in {type(run.experiment.model).__name__}",
+            "mend what it names in the model, or export .pth or .safetensors",
+        ) from None
     finally:
         logging.disable(logged)
 
@@ -246,7 +258,7 @@ def _images(path: Path) -> list[str]:
         hidden = {file for file in below if any(part.startswith(".") for part in file.relative_to(path).parts)}
         found = sorted(str(file) for file in below if file not in hidden)
         if not found:
-            raise errors.nothing_to_predict(path)
+            raise errors.UserError("no images there", path, "give image files or a folder of them")
         return found
     if not os.path.isfile(path):
         raise errors.no_such_file(path, "image")
@@ -256,7 +268,11 @@ def _images(path: Path) -> list[str]:
 def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     """A source that reads single files as the run's own source prepared its images."""
     if stored[1] != stored[2]:
-        raise errors.not_square(stored)
+        raise errors.UserError(
+            f"predict prepares square images, and this run's are {stored[1]}x{stored[2]}",
+            "in its data",
+            "use its model from Python: raytrain.Run(path).model()",
+        )
     channels = 1 if stored[0] == 1 else 3
     if isinstance(data, ImageFolder):
         return replace(data, root="/", on_bad_sample="error")
@@ -269,7 +285,7 @@ def _file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...])
     try:
         paths = pa.array([os.path.abspath(file) for file in files])
     except UnicodeEncodeError as error:
-        raise errors.broken_file(error.object, "its name is not UTF-8", "rename it") from None
+        raise errors.UserError("the file is broken: its name is not UTF-8", error.object, "rename it") from None
     return Index(
         np.zeros(len(files), np.int64),
         classes,

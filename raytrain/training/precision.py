@@ -112,9 +112,9 @@ def check_device(name: str, device: torch.device) -> None:
         UserError: it does not. Where this process sees no GPU, a worker with one will look.
     """
     if name == "tf32" and device.type == "cpu":
-        raise errors.no_precision(name, "the workers are on CPUs", "fp32, bf16 or auto")
+        raise _no_precision(name, "the workers are on CPUs", "fp32, bf16 or auto")
     if name in ("tf32", "bf16") and device.type == "cuda" and torch.cuda.is_available() and not _ampere():
-        raise errors.no_precision(name, f"this is a {torch.cuda.get_device_name()}", "fp32, fp16 or auto")
+        raise _no_precision(name, f"this is a {torch.cuda.get_device_name()}", "fp32, fp16 or auto")
 
 
 def available(device: torch.device, scales: bool = True) -> list[str]:
@@ -175,3 +175,9 @@ def _ampere() -> bool:
 def memory_format(name: str) -> torch.memory_format:
     """PyTorch's value for `channels_last`, and contiguous for all else."""
     return torch.channels_last if name == "channels_last" else torch.contiguous_format
+
+
+def _no_precision(name: str, why: str, others: str) -> errors.UserError:
+    return errors.UserError(
+        f"{name} needs a GPU of compute capability 8.0 or higher, and {why}", "in precision", f"take {others}"
+    )
