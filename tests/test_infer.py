@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_confusion_matrix
 
-from raytrain import CNN, Digits, Experiment, ImageFolder, Run
+from raytrain import CNN, Classification, Digits, Experiment, ImageFolder, Run
 from raytrain.tools import inference
 
 __all__ = ["digit_files", "finished", "without_ray"]
@@ -78,6 +80,22 @@ def test_no_sample_is_lost_however_many_chunks_there_are(
 def test_evaluate_prints_a_table_for_people(finished: Run, capsys: Capture) -> None:
     said = succeeds(capsys, "evaluate", finished.path)
     assert "step_00000030 on val" in said and "accuracy" in said and "359" in said
+
+
+@dataclass(frozen=True)
+class Undefined(Classification):
+    """A metric that is a division by zero."""
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return super().metrics(sums) | {"undefined": math.nan}
+
+
+def test_evaluate_prints_null_for_a_metric_that_is_not_finite(tmp_path: Path, capsys: Capture) -> None:
+    run = make_run(tmp_path / "run", Experiment(CNN(channels=(2,)), Digits(), Undefined()), steps=2)
+    text = succeeds(capsys, "evaluate", run.path, "--json")
+    result = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert result["undefined"] is None and result["count"] == 359
+    assert "nan" in succeeds(capsys, "evaluate", run.path)
 
 
 @pytest.mark.parametrize(

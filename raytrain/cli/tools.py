@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +154,11 @@ def evaluate_command(arguments: list[str]) -> None:
 
     result = inference.evaluate(found, root, split, which)
     if as_json:
-        print(json.dumps(result))
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in result.items()
+        }
+        print(json.dumps(finite))  # JSON has no NaN; metrics.jsonl has null there too
         return
     from raytrain.report.console import show_evaluation
 

@@ -17,7 +17,8 @@ import numpy as np
 from raytrain import errors, order
 from raytrain.config import above, at_least, check
 from raytrain.data import decode
-from raytrain.data.source import Data, Index, classes_differ
+from raytrain.data.checks import classes_differ
+from raytrain.data.source import Data, Index
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The file names that are images, as in torchvision's ImageFolder; all others, and hidden ones, are reported as

@@ -20,7 +20,8 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.data import cache
-from raytrain.data.source import Data, Index, checked_read
+from raytrain.data.checks import checked_read
+from raytrain.data.source import Data, Index
 from raytrain.user_code.shipping import Shipped
 from raytrain.watchdog import doing
 

@@ -22,8 +22,8 @@ from torch import nn
 from raytrain import errors, order
 from raytrain.data import Index
 from raytrain.data.batch import Batch
+from raytrain.data.checks import checked_read
 from raytrain.data.prepare import Prepare
-from raytrain.data.source import checked_read
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Experiment
 from raytrain.tasks.task import Task

@@ -71,6 +71,8 @@ def check_model(
             what = f"the model cannot take a sample of this data: {sources.reason(error)}"
             axes = " (channels, height, width)" if len(sample) == 3 else ""
             how = f"make build(sample, classes) use the sample's shape{axes}, which is {sample} here"
+            if dtype != "float32":
+                how = f"convert the input, of {dtype}, in the module's forward(), or {how}"
             raise errors.UserError(what, sources.line_of(error) or f"in {where}", how) from None
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):

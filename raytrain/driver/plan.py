@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from raytrain import errors
 from raytrain.data import Data, Index
-from raytrain.data.source import check_samples, checked_indices
+from raytrain.data.checks import check_samples, checked_indices
 from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
 from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import scaled
@@ -170,7 +170,7 @@ class Plan:
                 "memory",
                 f"{size(self.state_bytes)} of weights, gradients and optimizer state "
                 + ("per copy, shared out among its workers" if e.parallel.sharded and workers > 1 else "per worker")
-                + "; images "
+                + ("; images " if train.input.kind == "image" else "; samples ")
                 + (f"resident, {size(self._resident_bytes)} per node" if self.mode == "resident" else "streamed"),
             ),
             ("run", self.run),
@@ -327,7 +327,7 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
         return "resident" if size <= room else "streaming"
     if data.mode == "resident" and size > room:
         raise errors.no_room(
-            "keeping all images resident", size, room, "in data.mode", "take --data.mode streaming, or smaller images"
+            "keeping all samples resident", size, room, "in data.mode", "take --data.mode streaming, or smaller samples"
         )
     return data.mode
 

@@ -26,7 +26,7 @@ def cpus_for_data(cpus_per_worker: float, workers: Mapping[str, int]) -> float:
     if most < 0.01:
         names = ", ".join(f"{node['NodeManagerHostname']} ({left[node['NodeID']]:g} CPUs)" for node in nodes[:4])
         raise errors.UserError(
-            f"no CPU for Ray Data, which streams the images: the workers hold all of {names}",
+            f"no CPU for Ray Data, which streams the samples: the workers hold all of {names}",
             "in scaling.cpus_per_worker",
             "take less for each worker, fewer workers, or --data.mode resident",
         )
@@ -44,14 +44,14 @@ def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, wor
 
     free, found = ray_internals.free_cpus(), []
     if any(cpus >= needs for cpus in free.values()):
-        return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is the storage of the images slow?"
+        return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is their storage slow?"
     for node in ray.nodes():
         if node["Alive"] and (cpus := node["Resources"].get("CPU", 0.0)):
             own, left = cpus_per_worker * workers.get(node["NodeID"], 0), free.get(node["NodeID"], 0.0)
             held = f"{own:g} held by this run's workers, " if own else ""
             other = f"{max(0.0, cpus - own - left):g} by tasks that read and by other jobs"
             found.append(f"{node['NodeManagerHostname']} has {cpus:g} CPUs, {held}{other}")
-    return f"no CPU for Ray Data, which reads the images, for {seconds:g} s: {'; '.join(found[:4])}"
+    return f"no CPU for Ray Data, which reads the samples, for {seconds:g} s: {'; '.join(found[:4])}"
 
 
 def why_no_room(scaling: Scaling) -> str:

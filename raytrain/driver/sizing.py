@@ -57,7 +57,7 @@ def scaled(scaling: Scaling, resources: Resources, threads: int | None, streams:
     elif streams and resources.beside(scaling.ranks, cpus, gpus) < DATA_CPUS:
         raise errors.UserError(
             f"{scaling.ranks} workers of {cpus:g} CPUs leave no CPU of {resources.listed} to Ray Data, which streams "
-            "the images",
+            "the samples",
             "in scaling.cpus_per_worker",
             "take less for each worker, fewer workers, or --data.mode resident",
         )

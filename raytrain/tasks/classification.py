@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """One label an image: cross entropy, top-1 and top-5 accuracy, and a confusion matrix."""
+    """One label a sample: cross entropy, top-1 and top-5 accuracy, and a confusion matrix."""
 
     directions: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max", "top5_accuracy": "max"}
     """The highest accuracy is the best."""
@@ -34,20 +34,20 @@ class Classification(Task):
         check(self, label_smoothing=(lambda share: 0 <= share < 1, "in [0, 1)"))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
-        """Cross entropy with label smoothing, to the targets of mixed images."""
+        """Return the cross entropy with label smoothing, to the targets of mixed images."""
         from torch.nn.functional import cross_entropy
 
-        logits = model(batch.images)
+        logits = model(batch.input)
         wanted = batch.labels if batch.targets is None else batch.targets
         return cross_entropy(logits, wanted, label_smoothing=self.label_smoothing, reduction="sum"), len(batch)
 
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        """Cross entropy (without smoothing), right answers among the first 1 and 5, and int64 [classes, classes]
-        counts of (label, answer)."""
+        """Return the cross entropy (without smoothing), right answers among the first 1 and 5, and counts of
+        (label, answer), int64 [classes, classes]."""
         import torch
         from torch.nn.functional import cross_entropy
 
-        logits = model(batch.images)
+        logits = model(batch.input)
         classes = logits.shape[1]
         best = logits.topk(min(5, classes), dim=1).indices
         pairs = torch.bincount(batch.labels * classes + best[:, 0], minlength=classes * classes)
@@ -68,7 +68,13 @@ class Classification(Task):
         return result
 
     def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
-        """The output must be [1, classes]."""
+        """Check that the data has labels and the output is [1, classes]."""
+        if not classes:
+            raise errors.UserError(
+                f"{type(self).__name__} needs labels, and the data has none",
+                "in task",
+                "give labels and classes to Index, or write a Task of your own, with a loss for this data",
+            )
         if output != (1, classes):
             raise errors.UserError(
                 f"the model's head does not fit the classes: it gives {list(output)} for one sample and "

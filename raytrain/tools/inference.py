@@ -15,9 +15,9 @@ import numpy as np
 from raytrain import config, errors
 from raytrain.checkpoint import checkpoints
 from raytrain.data import Data, ImageFolder, Index
+from raytrain.data.checks import checked_indices, classes_differ
 from raytrain.data.imagefolder import EXTENSIONS
 from raytrain.data.reader import Direct
-from raytrain.data.source import checked_indices, classes_differ
 from raytrain.files import write_atomically
 from raytrain.run.run import Run
 from raytrain.tasks.classification import Classification
@@ -35,7 +35,7 @@ _CHUNK = 256
 
 
 def evaluate(run: Run, root: str | None = None, split: str = "val", which: str = "best") -> dict[str, Any]:
-    """Evaluates a checkpoint on a whole split, every sample counted once.
+    """Evaluate a checkpoint on a whole split, every sample counted once.
 
     Args:
         root: another `data.root`, with the same classes.
@@ -46,7 +46,8 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
         The task's metrics, `count`, `confusion` where the task has one, and what was evaluated.
 
     Raises:
-        UserError: the data or the checkpoint is not there, does not verify, or has other classes.
+        UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
+            have another shape or dtype than those that the model was trained on.
     """
     import torch
 
@@ -70,6 +71,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     classes = tuple(checkpoints.load_state(path)["classes"])
     if index.classes != classes:
         raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
+    _check_input(data, index, path)
     device = _device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(data, index)
@@ -91,13 +93,13 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
 
 
 def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, Any]]:
-    """Classifies image files, and all images below folders.
+    """Classify image files, and all images below folders.
 
     Returns:
         For each image, in order: `path`, `label`, `probability` and `probabilities`, a list in the classes' order.
 
     Raises:
-        UserError: a path is not there, holds no image, or one cannot be read.
+        UserError: a path is not there, holds no image, or one cannot be read; or the run does not classify images.
     """
     import torch
 
@@ -111,9 +113,14 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
             run.path,
             "use its model from Python: raytrain.Run(path).model()",
         )
+    state = checkpoints.load_state(run.checkpoint(which))
+    if state.get("input_kind", "image") != "image":  # an older run has images
+        raise errors.UserError(
+            f"predict classifies image files, and this run's model takes no images (kind={state['input_kind']!r})",
+            run.path,
+            "use its model from Python: raytrain.Run(path).model()",
+        )
     files = [file for path in paths for file in _images(Path(path))]
-    path = run.checkpoint(which)
-    state = checkpoints.load_state(path)
     source = _file_source(e.data, tuple(state["stored"]))
     layout = memory_format(e.memory_format)
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
@@ -127,7 +134,7 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
         for loaded in loader.epoch(0):
             for batch in loaded.micro_batches(_CHUNK):
                 with precision.forward():
-                    outputs = model(batch.images)
+                    outputs = model(batch.input)
                 shares = outputs.float().softmax(dim=1).cpu()
                 for number, share in zip(batch.ids, shares, strict=True):
                     best = int(share.argmax())
@@ -140,6 +147,23 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
                         }
                     )
     return rows
+
+
+def _check_input(data: Data, index: Index, path: Path) -> None:
+    """Check that the model of a checkpoint takes the input that the data gives.
+
+    Raises:
+        UserError: it does not.
+    """
+    state = checkpoints.load_state(path)
+    before = state.get("input_dtype", "float32"), list(state["sample"])
+    now = index.input.seen_as, list(data.sample(index))
+    if now != before:
+        raise errors.UserError(
+            f"the model was trained on samples of {before[0]} {before[1]}, and the data has {now[0]} {now[1]}",
+            getattr(data, "root", type(data).__name__),
+            "give data of that shape and dtype",
+        )
 
 
 def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> None:
@@ -187,10 +211,10 @@ def _write(file: Path, content: bytes | memoryview) -> None:
 
 
 def export(run: Run, file: Path, which: str = "best") -> None:
-    """Writes the plain weights, by the file's suffix.
+    """Write the plain weights, by the file's suffix.
 
     `.pth` is a state dict for `torch.load`, without any prefix, on the CPU; `.safetensors` the same tensors; `.pt2` a
-    `torch.export` program that takes float32 images [batch, channels, height, width].
+    `torch.export` program that takes a batch of the first field: float32 images [batch, channels, height, width].
 
     Raises:
         UserError: another suffix, or the place cannot be written.

@@ -372,6 +372,7 @@ class Trainer:
             "metrics_sha256": self.log.sha256,
             "sample": self.sample,
             "input_dtype": self.indices["train"].input.seen_as,
+            "input_kind": self.indices["train"].input.kind,
             "stored": self.indices["train"].input.shape,
             "classes": self.classes,
             "workers": self.ranks.world,

@@ -28,7 +28,7 @@ _SAME = {
 _NEEDS = {
     "Model": "`def build(self, sample, classes): return {call}`",
     "Data": "`def index(self)`, which returns a dict of Index, and `def read(self, index, samples)`, which returns "
-    "uint8 images",
+    "arrays of samples",
     "Task": "`def loss(self, model, batch): return {call}, len(batch)`, the loss being the sum over the batch",
     "Optimizer": "`def build(self, parameters): return {call}`",
     "Hook": "`def after_step(self, trainer)`, which may return columns for metrics.jsonl",

@@ -13,7 +13,7 @@ import torch
 
 from raytrain.config import replace
 from raytrain.data import Augment, Data, Index
-from raytrain.data.source import check_samples, checked_indices, checked_read
+from raytrain.data.checks import check_samples, checked_indices, checked_read
 from raytrain.errors import BadSample, UserError
 
 LABELS = np.array([2, 0, 1, 0], np.int64)

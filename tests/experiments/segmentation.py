@@ -49,8 +49,7 @@ class Segmentation(Task):
 
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         answer, mask = model(batch.images).argmax(dim=1) == 1, batch["mask"] == 1
-        counts = {"both": (answer & mask).sum(), "either": (answer | mask).sum()}
-        return super().sums(model, batch) | counts
+        return super().sums(model, batch) | {"both": (answer & mask).sum(), "either": (answer | mask).sum()}
 
     def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         return super().metrics(sums) | {"iou": float(sums["both"] / max(sums["either"], 1))}

@@ -26,8 +26,8 @@ import torch
 from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, experiment_file
 from raytrain.checkpoint import checkpoints, retention
 from raytrain.checkpoint.checkpoints import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
+from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
-from raytrain.data.source import checked_read
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 

@@ -86,7 +86,7 @@ def test_a_run_whose_cpus_another_job_takes_says_so_and_goes_on_once_they_are_fr
             assert other.stdout and other.stdout.readline() == "held\n"
             _wait_for(lambda: notes.is_file() and notes.read_text().endswith("\n"))
             said = notes.read_text()
-            assert said.startswith("no CPU for Ray Data, which reads the images, for 30 s: "), said
+            assert said.startswith("no CPU for Ray Data, which reads the samples, for 30 s: "), said
             assert "has 2 CPUs, 1 held by this run's workers, 1 by tasks that read and by other jobs" in said
             stalled = metrics.read_text().count("\n")
             other.communicate()

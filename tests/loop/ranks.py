@@ -17,8 +17,8 @@ from torch import nn
 from raytrain import SGD, Experiment, Run, config, order
 from raytrain.data import Index
 from raytrain.data.augment import DRAWS, Normalise
+from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
-from raytrain.data.source import checked_read
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 

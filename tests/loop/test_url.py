@@ -20,9 +20,9 @@ from test_resume import BASE, Cut, rows, weights
 from raytrain import SGD, Experiment, Run, UserError, experiment_file
 from raytrain.checkpoint import checkpoints, location, pulse, side_thread, storage
 from raytrain.checkpoint.storage import Storage
+from raytrain.data.checks import checked_read
 from raytrain.data.loader import Loaded
 from raytrain.data.reader import Resident
-from raytrain.data.source import checked_read
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.losses import Step
 from raytrain.training.trainer import Trainer
