@@ -203,11 +203,11 @@ def test_one_line_is_printable_and_short(text: str, line: str) -> None:
 def test_an_unexpected_exception_is_one_line_and_a_traceback_in_a_file(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, message: str
 ) -> None:
-    def fail(arguments: list[str]) -> int:
+    def fail(name: str, arguments: list[str]) -> int:
         raise error
 
     monkeypatch.setattr(failure.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setitem(cli._COMMANDS, "train", fail)
+    monkeypatch.setattr(cli, "_call", fail)
     assert cli.run(["train"]) == 1
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1 and "Traceback" not in said

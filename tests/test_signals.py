@@ -168,14 +168,14 @@ def test_a_failure_after_a_signal_is_said_and_leaves_the_first_signals_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
     failure: BaseException, signals: tuple[int, ...], status: int,
 ) -> None:  # fmt: skip
-    def train(_: list[str]) -> None:
+    def train(name: str, arguments: list[str]) -> None:
         with Interrupts(tmp_path) as interrupts:
             interrupts.says, interrupts.saves = False, True
             for number in signals:
                 os.kill(os.getpid(), number)
         raise failure
 
-    monkeypatch.setitem(cli._COMMANDS, "train", train)
+    monkeypatch.setattr(cli, "_call", train)
     assert cli.run(["train"]) == status
     said = capfd.readouterr().err
     if len(signals) == 2:
@@ -187,12 +187,12 @@ def test_a_failure_after_a_signal_is_said_and_leaves_the_first_signals_status(
 def test_a_failure_without_a_signal_keeps_its_status_after_a_command_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(arguments: list[str]) -> None:
+    def train(name: str, arguments: list[str]) -> None:
         if arguments:
             os.kill(os.getpid(), signal.SIGINT)
         raise UserError("a mistake", "", "")
 
-    monkeypatch.setitem(cli._COMMANDS, "train", train)
+    monkeypatch.setattr(cli, "_call", train)
     assert [cli.run(["train", "x"]), cli.run(["train"])] == [130, 2]
 
 

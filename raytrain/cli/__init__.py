@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from raytrain import __version__, errors
 from raytrain.checkpoint import location
-from raytrain.cli.cluster import cluster_command
-from raytrain.cli.doctor import doctor_command
-from raytrain.cli.jobs import logs_command, status_command, stop_command, submit_command
-from raytrain.cli.parsing import wrapped
-from raytrain.cli.sweep import report_command, sweep_command
-from raytrain.cli.tools import batch_command, evaluate_command, export_command, lr_command, predict_command
-from raytrain.cli.train import resume_command, train_command
+from raytrain.cli.flags.arguments import first_argument, wrapped
 from raytrain.driver import limits
 from raytrain.driver.fit import Interrupted, RunFailed, advice, near
 from raytrain.driver.interrupts import asked, status_after, unwinding
 from raytrain.driver.session import leave
+from raytrain.report import failure
 from raytrain.report.output import Refused, guard_standard_streams
 
 
@@ -75,8 +72,6 @@ def _answer(arguments: list[str]) -> int:
     except Exception as error:
         if asked(error):
             raise
-        from raytrain.report import failure
-
         print(failure.line(error, "--verbose" in arguments), file=sys.stderr)
         return 1
 
@@ -110,31 +105,61 @@ def _command(arguments: list[str]) -> int:
             f"there is no working directory: {error.strerror}", "", "change to a folder that exists (`cd`)"
         ) from None
     limits.settle_home()
-    return _COMMANDS[arguments[0]](arguments[1:]) or 0
+    return _call(arguments[0], arguments[1:]) or 0
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
-    "train": train_command,
-    "lr": lr_command,
-    "batch": batch_command,
-    "resume": resume_command,
-    "sweep": sweep_command,
-    "report": report_command,
-    "evaluate": evaluate_command,
-    "predict": predict_command,
-    "export": export_command,
-    "cluster": cluster_command,
-    "submit": submit_command,
-    "status": status_command,
-    "logs": logs_command,
-    "stop": stop_command,
-    "doctor": doctor_command,
+def _call(name: str, arguments: list[str]) -> int | None:
+    """Read a command's flags, then import what runs the command, and run it.
+
+    The first module imports neither torch nor Ray, so that help and a mistake are answered at once.
+    """
+    path = first_argument(arguments)
+    if name == "resume" and path is not None and Path(path, "sweep.json").is_file():
+        name = "sweep"
+    command = _COMMANDS[name]
+    flags = importlib.import_module(f"raytrain.cli.flags.{command.module}")
+    given = getattr(flags, name)(arguments)
+    if given is None:  # it has printed help
+        return 0
+    return getattr(importlib.import_module(f"raytrain.cli.{command.module}"), name)(*given)
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A command of the command line.
+
+    Attributes:
+        module: the module of its flags in `raytrain.cli.flags`, and of what runs it in `raytrain.cli`; both have a
+            function named as the command.
+        purpose: what the command is for, a few words.
+        usage: its arguments.
+    """
+
+    module: str
+    purpose: str
+    usage: str
+
+
+_COMMANDS = {
+    "train": _Command("train", "Train an experiment", "EXPERIMENT [--field value ...]"),
+    "lr": _Command("tools", "Find a learning rate", "EXPERIMENT|RUN [--field value ...] [--out FILE]"),
+    "batch": _Command("tools", "Find a micro-batch", "EXPERIMENT|RUN [--field value ...] [--memory GIB] [--json]"),
+    "resume": _Command("train", "Resume a run", "RUN [--epochs N] [--scaling.workers N] [--experiment FILE]"),
+    "sweep": _Command("sweep", "Run a sweep", "SWEEP [--field value ...] [--out runs] [--name N]"),
+    "report": _Command("report", "Show a sweep again", "SWEEP"),
+    "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
+    "predict": _Command("tools", "Classify images", "RUN PATH ... [--out predictions.csv]"),
+    "export": _Command("tools", "Write the weights", "RUN FILE (.pth .safetensors .pt2)"),
+    "cluster": _Command("cluster", "Start a cluster", "init KIND [--out FILE] | check FILE | up FILE"),
+    "submit": _Command("jobs", "Train on a cluster", "EXPERIMENT|SWEEP --address URL [--field value ...] [--no_wait]"),
+    "status": _Command("jobs", "Look at jobs", "[JOB] --address URL [--json]"),
+    "logs": _Command("jobs", "Read a job's log", "JOB --address URL [--follow]"),
+    "stop": _Command("jobs", "Stop a job", "JOB --address URL"),
+    "doctor": _Command("doctor", "Check the machines", "[--address ADDR] [--out DIR] [--json]"),
 }
 
 
 def _help() -> str:
     lines = ["usage: raytrain COMMAND ...", "", "Distributed training of PyTorch vision models on Ray.", ""]
-    for name, command in _COMMANDS.items():
-        what, _, usage = str(command.__doc__).partition(": ")
-        lines.append(wrapped(usage.removeprefix(f"raytrain {name} "), f"  {name:<9} {what:<22}  "))
+    lines += [wrapped(command.usage, f"  {name:<9} {command.purpose:<22}  ") for name, command in _COMMANDS.items()]
     return "\n".join([*lines, "", wrapped("`raytrain COMMAND --help` says more; --version prints the version.")])

@@ -6,70 +6,22 @@ import dataclasses
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
-from raytrain import errors
-from raytrain.cli.parsing import (
-    first_argument,
-    parse,
-    show_usage,
-    without,
-)
-from raytrain.cli.sweep import parse_sweep
-from raytrain.cli.train import parse_training
-from raytrain.driver.fit import Options
+from raytrain.cli.flags.arguments import without
+from raytrain.cli.flags.jobs import Submit
 from raytrain.driver.interrupts import asked, status_after
-
-if TYPE_CHECKING:
-    from raytrain.jobs.dashboard import Dashboard
-
-
-_JOB = tyro.conf.arg(metavar="JOB", help="The job's id, which `submit` prints.")
+from raytrain.jobs import dashboard, jobs
+from raytrain.jobs.dashboard import Dashboard
+from raytrain.report import jobs as report
 
 
-@dataclass(frozen=True)
-class Submit(Options):
-    """How a job is sent to a cluster, and where its run is kept."""
-
-    out: str = ""
-    """Folder that all nodes share, or a URL, in which the run's directory is made."""
-    address: str | None = None
-    """URL of the cluster's dashboard, such as http://HOST:8265; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS."""
-    wait: bool = True
-    """Follow the job to its end; --no_wait prints its id and returns."""
-
-
-def submit_command(arguments: list[str]) -> int:
-    """Train on a cluster: raytrain submit EXPERIMENT|SWEEP --address URL [--field value ...] [--no_wait]"""
-    usage, path = "raytrain submit EXPERIMENT", first_argument(arguments)
-    if path is None:
-        show_usage(
-            arguments,
-            usage,
-            "Sends an experiment's or a sweep's file, with the project around it, to a cluster (--address URL of its "
-            "dashboard), runs it there with the flags given, follows it, and ends with its exit status: 143 where it "
-            "was stopped. --out is a folder that all nodes share, or a URL. --no_wait prints the job's id and returns.",
-        )
-        return 0
-    if Path(path).is_dir():
-        raise errors.UserError(
-            "a job takes a file, and this is a directory", path, "name the experiment's or the sweep's file"
-        )
-    from raytrain.sweep.sweep import is_sweep
-
-    command = "sweep" if is_sweep(path) else "train"
-    _, options, _ = (parse_sweep if command == "sweep" else parse_training)(arguments, "submit", Submit())
-    from raytrain.jobs import dashboard, jobs
-    from raytrain.report import jobs as report
-
+def submit(path: str, command: str, options: Submit, arguments: list[str]) -> int:
+    """Send an experiment or a sweep to a cluster, and follow the job unless --no_wait is given."""
     jobs.check_storage(options.out, folder=command == "sweep")
     head = dashboard.reach(options.address)
     sent = jobs.project(Path(path), options.out)
-    flags = without(arguments[1:], "--address", "--wait", "--no_wait")
+    flags = without(arguments, "--address", "--wait", "--no_wait")
     job = jobs.submit(head, sent, options.name or Path(path).stem, command, flags, options.out)
 
     if not options.wait:
@@ -80,10 +32,7 @@ def submit_command(arguments: list[str]) -> int:
 
 
 def _followed(head: Dashboard, job: str, wants_stop: Callable[[], bool]) -> int:
-    """Follows a job to its end; after Ctrl-C it is asked whether the job is to be stopped."""
-    from raytrain.jobs import jobs
-    from raytrain.report import jobs as report
-
+    """Follow a job to its end and return its exit status. After Ctrl-C, ask whether to stop the job."""
     log = report.Log()
     follower, stopped_by = jobs.Follower(head, job, log.show), 0
     try:
@@ -105,24 +54,8 @@ def _followed(head: Dashboard, job: str, wants_stop: Callable[[], bool]) -> int:
     return stopped_by if stopped_by and found.status == "STOPPED" else found.exit_status
 
 
-def status_command(arguments: list[str]) -> None:
-    """Look at jobs: raytrain status [JOB] --address URL [--json]"""
-
-    def command(
-        job: tyro.conf.Positional[Annotated[str, _JOB]] = "", address: str | None = None, json: bool = False
-    ) -> tuple[str, str | None, bool]:
-        """Lists the jobs of a cluster, or says what there is of one.
-
-        Args:
-            address: URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
-            json: Print one JSON object, or a list of them.
-        """
-        return job, address, json
-
-    name, address, as_json = parse(command, arguments, "raytrain status")
-    from raytrain.jobs import dashboard, jobs
-    from raytrain.report import jobs as report
-
+def status(name: str, address: str | None, as_json: bool) -> None:
+    """List the jobs of a cluster, or show one job."""
     head = dashboard.reach(address)
     found = [jobs.job(head, name)] if name else jobs.jobs(head)
     if as_json:
@@ -132,23 +65,8 @@ def status_command(arguments: list[str]) -> None:
         report.show(found)
 
 
-def logs_command(arguments: list[str]) -> int:
-    """Read a job's log: raytrain logs JOB --address URL [--follow]"""
-
-    def command(
-        job: tyro.conf.Positional[Annotated[str, _JOB]], address: str | None = None, follow: bool = False
-    ) -> tuple[str, str | None, bool]:
-        """Prints what a job has printed.
-
-        Args:
-            address: URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
-            follow: Go on to the job's end, and end with its exit status, as `submit` does.
-        """
-        return job, address, follow
-
-    name, address, follow = parse(command, arguments, "raytrain logs")
-    from raytrain.jobs import dashboard, jobs
-
+def logs(name: str, address: str | None, follow: bool) -> int:
+    """Print a job's log, and follow it if asked to."""
     head = dashboard.reach(address)
     jobs.job(head, name)
     if follow:
@@ -157,21 +75,8 @@ def logs_command(arguments: list[str]) -> int:
     return 0
 
 
-def stop_command(arguments: list[str]) -> int | None:
-    """Stop a job: raytrain stop JOB --address URL"""
-
-    def command(job: tyro.conf.Positional[Annotated[str, _JOB]], address: str | None = None) -> tuple[str, str | None]:
-        """Stops a job, which writes a checkpoint first, and waits for its end.
-
-        Args:
-            address: URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
-        """
-        return job, address
-
-    name, address = parse(command, arguments, "raytrain stop")
-    from raytrain.jobs import dashboard, jobs
-    from raytrain.report import jobs as report
-
+def stop(name: str, address: str | None) -> int | None:
+    """Stop a job, wait for its end, and report the end."""
     head = dashboard.reach(address)
     found = jobs.job(head, name)
     if not found.over:
@@ -183,3 +88,4 @@ def stop_command(arguments: list[str]) -> int | None:
             report.lost(head, name, str(error))
             return 1
     report.ended(found, jobs.log(head, name))
+    return None

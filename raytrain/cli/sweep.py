@@ -1,115 +1,20 @@
-"""The commands sweep and report."""
+"""The command sweep."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
 
-import tyro
-
-from raytrain import errors
-from raytrain.cli.parsing import (
-    FLAT,
-    STRATEGY_HELP,
-    AnyOptions,
-    describe,
-    first_argument,
-    parse,
-    show_usage,
-    take,
-    take_strategy,
-)
-from raytrain.cli.terminal import command_started
+from raytrain.cli.started import command_started
 from raytrain.driver.fit import Options
 from raytrain.driver.observe import watched
-from raytrain.experiment import Experiment
-from raytrain.sweep import Scheduler, Search, Sweep
+from raytrain.report.sweep import Table
+from raytrain.sweep import Sweep, driver
 
 
-def sweep_command(arguments: list[str]) -> None:
-    """Run a sweep: raytrain sweep SWEEP [--field value ...] [--out runs] [--name N]"""
-    usage, path = "raytrain sweep SWEEP", first_argument(arguments)
-    if path is None:
-        return show_usage(
-            arguments,
-            usage,
-            "Runs the sweep of a Python file (`sweep = Sweep(...)`), or goes on with that of a sweep's directory. "
-            "`raytrain sweep SWEEP --help` lists its fields, and those of its experiment.",
-        )
-    wanted, options, source = parse_sweep(arguments, "sweep", Options())
-    from raytrain.report.sweep import Table
-    from raytrain.sweep import driver
-
+def sweep(path: Path, wanted: Sweep, options: Options, source: Path | None) -> None:
+    """Run the sweep of a file, or resume that of a directory."""
     with watched(Table()) as observer:
-        if Path(path).is_dir():
-            driver.resume(Path(path), wanted, options, observer, command_started())
+        if path.is_dir():
+            driver.resume(path, wanted, options, observer, command_started())
         else:
             driver.sweep(wanted, options, observer, source, command_started())
-
-
-def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tuple[Sweep, AnyOptions, Path | None]:
-    """Reads the sweep that comes first, and its flags."""
-    from raytrain.sweep import sweep as sweeps
-
-    path = arguments[0]
-    value, source = sweeps.load(path)
-    for axis in value.axes:
-        if take(arguments[1:], f"--{axis.path}")[0]:
-            raise errors.UserError(f"--{axis.path} is what the sweep varies", "", "change the axis in its file")
-    base, arguments = take_strategy(value.experiment, arguments)
-
-    def parsed(
-        experiment: Annotated[Experiment, FLAT] = base,
-        options: Annotated[Options, FLAT] = default,
-        objective: tuple[str, ...] = tuple(objective.name for objective in value.objectives),
-        search: Search = value.search,
-        scheduler: Scheduler = value.scheduler,
-        trials: int | None = value.trials,
-        budget_seconds: float | None = value.budget_seconds,
-        concurrent: int | None = value.concurrent,
-        memory_gib: float | None = value.memory_gib,
-        timeout_seconds: float = value.timeout_seconds,
-        retries: int = value.retries,
-        keep: int = value.keep,
-    ) -> tuple[dict[str, Any], Options]:
-        """Runs a sweep.
-
-        Args:
-            objective: What to look for: one name, or two for a Pareto front.
-            search: What to try next.
-            scheduler: Which trials end early, or change on the way.
-            trials: How many; None tries every combination of Grid axes once.
-            budget_seconds: Seconds after which the sweep ends.
-            concurrent: Trials at once; None takes as many as fit.
-            memory_gib: Memory that a trial may take.
-            timeout_seconds: Seconds without a finished step after which a trial is stuck.
-            retries: How often a trial goes on after its process died or was stuck.
-            keep: The best so many trials keep their weights.
-        """
-        given = {name: found for name, found in locals().items() if name in sweeps.FLAGS}
-        if tuple(objective) == tuple(o.name for o in value.objectives):
-            given["objective"] = value.objective
-        return given, options
-
-    parsed.__annotations__["options"] = Annotated[type(default), FLAT]
-    about = f"{describe(source)}\n\n{STRATEGY_HELP}"
-    given, options = parse(parsed, arguments[1:], f"raytrain {command} {path}", about)
-    return dataclasses.replace(value, **given), options, source
-
-
-def report_command(arguments: list[str]) -> None:
-    """Show a sweep again: raytrain report SWEEP"""
-
-    def command(sweep: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SWEEP")]]) -> str:
-        """Prints a sweep's table, and writes its trials.csv and plots again.
-
-        Args:
-            sweep: The sweep's directory.
-        """
-        return sweep
-
-    path = parse(command, arguments, "raytrain report")
-    from raytrain.report import sweep
-
-    sweep.report(Path(path))

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from raytrain.tools.lr_range import Curve
 
-PLOTS = (".png", ".svg", ".pdf")
-"""The file names that a plot has."""
 
 _BLUE, _RED = "#1f5fa8", "#c0392b"
 

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import torch
+from pyarrow import csv, parquet
+from safetensors.torch import save
+from torch import nn
 
 from raytrain import config, errors
 from raytrain.checkpoint import checkpoints
 from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.checks import checked_indices, classes_differ
 from raytrain.data.imagefolder import EXTENSIONS
+from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct
 from raytrain.files import write_atomically
+from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
 from raytrain.tasks.classification import Classification
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-PREDICTIONS = (".csv", ".jsonl", ".parquet")
-"""The file names that `predict` writes."""
-WEIGHTS = (".pth", ".safetensors", ".pt2")
-"""The file names that `export` writes."""
+from raytrain.tools.output import PREDICTIONS, WEIGHTS, check_output
+from raytrain.training.evaluation import evaluate as add_up
+from raytrain.training.precision import Precision, memory_format
 
 _CHUNK = 256
 
@@ -49,13 +51,6 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
             have another shape or dtype than those that the model was trained on.
     """
-    import torch
-
-    from raytrain.data.loader import Loader
-    from raytrain.parallel.strategy import RankContext, Strategy
-    from raytrain.training.evaluation import evaluate as add_up
-    from raytrain.training.precision import Precision, memory_format
-
     e = run.experiment
     data = e.data if root is None else config.replace(e.data, "root", root)
     if getattr(data, "download", False):  # it was for training; a wrong root must not be filled
@@ -101,11 +96,6 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
     Raises:
         UserError: a path is not there, holds no image, or one cannot be read; or the run does not classify images.
     """
-    import torch
-
-    from raytrain.data.loader import Loader
-    from raytrain.training.precision import Precision, memory_format
-
     e, device = run.experiment, _device()
     if not isinstance(e.task, Classification):
         raise errors.UserError(
@@ -172,8 +162,6 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
     Raises:
         UserError: the suffix is none of these, or the place cannot be written.
     """
-    import json
-
     check_output(file, PREDICTIONS)
     flat = [
         {
@@ -187,14 +175,8 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
     if file.suffix == ".jsonl":
         _write(file, "".join(json.dumps(row) + "\n" for row in flat).encode())
         return
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
-
     content = io.BytesIO()
-    (pyarrow.csv.write_csv if file.suffix == ".csv" else pyarrow.parquet.write_table)(
-        pa.Table.from_pylist(flat), content
-    )
+    (csv.write_csv if file.suffix == ".csv" else parquet.write_table)(pa.Table.from_pylist(flat), content)
     _write(file, content.getbuffer())
 
 
@@ -219,9 +201,6 @@ def export(run: Run, file: Path, which: str = "best") -> None:
     Raises:
         UserError: another suffix, or the place cannot be written.
     """
-    import torch
-    from safetensors.torch import save
-
     check_output(file, WEIGHTS)
     model = run.model(which)
     program: Any = _traced(run, model, which) if file.suffix == ".pt2" else None
@@ -235,23 +214,7 @@ def export(run: Run, file: Path, which: str = "best") -> None:
     _write(file, content.getbuffer())
 
 
-def check_output(file: Path, known: tuple[str, ...]) -> None:
-    """Checks, before any work is done for it, that a file can be written.
-
-    Raises:
-        UserError: its suffix is none of the known ones, or its folder is not there or not writable.
-    """
-    if file.suffix not in known:
-        raise errors.UserError("unknown file type", file, f"end its name in {errors.listed(known)}")
-    if not os.path.isdir(file.parent):
-        raise errors.cannot_write(file, f"there is no folder {file.parent}")
-    if os.path.isdir(file) or not os.access(file.parent, os.W_OK | os.X_OK):
-        raise errors.cannot_write(file, "it is a folder" if os.path.isdir(file) else "permission denied")
-
-
 def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProgram:
-    import torch
-
     state = checkpoints.load_state(run.checkpoint(which))
     sample = torch.zeros(2, *state["sample"], dtype=getattr(torch, state.get("input_dtype", "float32")))
     logged = logging.root.manager.disable
@@ -271,8 +234,6 @@ def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProg
 
 
 def _device() -> torch.device:
-    import torch
-
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -304,8 +265,6 @@ def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
 
 
 def _file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:
-    import pyarrow as pa
-
     try:
         paths = pa.array([os.path.abspath(file) for file in files])
     except UnicodeEncodeError as error:

@@ -29,7 +29,8 @@ from raytrain import (
     UserError,
     experiment_file,
 )
-from raytrain.tools.batch_size import Found, Search, Trial, best, doubling, find, find_largest, sizes
+from raytrain.tools.batch_size import Found, Search, Trial, best, doubling, sizes
+from raytrain.tools.batch_trials import find, find_largest
 
 __all__ = ["without_ray"]
 

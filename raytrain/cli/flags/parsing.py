@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
@@ -10,7 +11,6 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import tyro
 
 from raytrain import errors
+from raytrain.cli.flags.arguments import take, wrapped
 from raytrain.driver.fit import Options
 from raytrain.experiment import Experiment, with_strategy
 from raytrain.parallel import STRATEGIES, Parallel
@@ -43,63 +44,10 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
 
 
-def wrapped(text: str, before: str = "") -> str:
-    """The text in lines of the terminal's width, 100 columns at the most; all but the first are indented like it."""
-    width = min(100, shutil.get_terminal_size().columns)
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=before,
-        subsequent_indent=" " * len(before),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
 def take_strategy(value: Experiment, arguments: list[str]) -> tuple[Experiment, list[str]]:
     """Takes `--parallel.strategy NAME` from the arguments: it decides which fields `parallel` has."""
     found, rest = take(arguments, "--parallel.strategy")
     return (with_strategy(value, found[-1]) if found else value), rest
-
-
-def take(arguments: list[str], *flags: str) -> tuple[list[str], list[str]]:
-    """The values of the given flags, each of which has one, and the arguments without them."""
-    found, rest, following = [], [], iter(arguments)
-    for argument in following:
-        flag, equals, text = argument.partition("=")
-        if flag in flags:
-            found.append(text if equals else next(following, ""))
-        else:
-            rest.append(argument)
-    return found, rest
-
-
-def without(arguments: list[str], *flags: str) -> list[str]:
-    """The arguments without the given flags and all of their values."""
-    rest, dropped = [], False
-    for argument in arguments:
-        if argument.startswith("--"):
-            dropped = "--" + argument[2:].partition("=")[0].replace("-", "_") in flags
-        if not dropped:
-            rest.append(argument)
-    return rest
-
-
-def first_argument(arguments: list[str]) -> str | None:
-    """Return the first argument where it is no flag."""
-    return arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
-
-
-def show_usage(arguments: list[str], usage: str, text: str) -> None:
-    """Print the usage of a command whose first argument is missing, where help is asked for.
-
-    Raises:
-        UserError: another flag stands there.
-    """
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: {usage} [--field value ...]\n\n{wrapped(text)}")
-        return
-    raise errors.bad_flag(f"{usage.rpartition(' ')[2]} must come first", usage.rpartition(" ")[0])
 
 
 def parse(command: Callable, arguments: list[str], usage: str, description: str | None = None) -> Any:
@@ -257,8 +205,6 @@ def _plain(text: str) -> str:
 
 def describe(source: Path | None) -> str:
     """The experiment file's docstring."""
-    import ast
-
     try:
         return ast.get_docstring(ast.parse(source.read_text())) or "" if source else ""
     except (OSError, SyntaxError):

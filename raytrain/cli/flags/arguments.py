@@ -1,0 +1,61 @@
+"""Arguments that are looked at before tyro reads the flags, and the text that is printed without it."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+from raytrain import errors
+
+
+def wrapped(text: str, before: str = "") -> str:
+    """The text in lines of the terminal's width, 100 columns at the most; all but the first are indented like it."""
+    width = min(100, shutil.get_terminal_size().columns)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=before,
+        subsequent_indent=" " * len(before),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def take(arguments: list[str], *flags: str) -> tuple[list[str], list[str]]:
+    """The values of the given flags, each of which has one, and the arguments without them."""
+    found, rest, following = [], [], iter(arguments)
+    for argument in following:
+        flag, equals, text = argument.partition("=")
+        if flag in flags:
+            found.append(text if equals else next(following, ""))
+        else:
+            rest.append(argument)
+    return found, rest
+
+
+def without(arguments: list[str], *flags: str) -> list[str]:
+    """The arguments without the given flags and all of their values."""
+    rest, dropped = [], False
+    for argument in arguments:
+        if argument.startswith("--"):
+            dropped = "--" + argument[2:].partition("=")[0].replace("-", "_") in flags
+        if not dropped:
+            rest.append(argument)
+    return rest
+
+
+def first_argument(arguments: list[str]) -> str | None:
+    """Return the first argument where it is no flag."""
+    return arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
+
+
+def show_usage(arguments: list[str], usage: str, text: str) -> None:
+    """Print the usage of a command whose first argument is missing, where help is asked for.
+
+    Raises:
+        UserError: another flag stands there.
+    """
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: {usage} [--field value ...]\n\n{wrapped(text)}")
+        return
+    raise errors.bad_flag(f"{usage.rpartition(' ')[2]} must come first", usage.rpartition(" ")[0])

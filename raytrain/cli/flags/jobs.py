@@ -1,0 +1,100 @@
+"""The flags of the commands for jobs on a cluster: submit, status, logs and stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from raytrain import errors
+from raytrain.cli.flags.arguments import first_argument, show_usage
+from raytrain.cli.flags.parsing import parse
+from raytrain.cli.flags.sweep import parse_sweep
+from raytrain.cli.flags.train import parse_training
+from raytrain.driver.fit import Options
+from raytrain.sweep.sweep import is_sweep
+
+_JOB = tyro.conf.arg(metavar="JOB", help="The job's id, which `submit` prints.")
+
+
+@dataclass(frozen=True)
+class Submit(Options):
+    """How a job is sent to a cluster, and where its run is kept."""
+
+    out: str = ""
+    """A folder that all nodes share, or a URL, in which the run's directory is made."""
+    address: str | None = None
+    """URL of the cluster's dashboard, such as http://HOST:8265; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS."""
+    wait: bool = True
+    """Follow the job to its end; --no_wait prints its id and returns."""
+
+
+def submit(arguments: list[str]) -> tuple[str, str, Submit, list[str]] | None:
+    """Return the file to send, the command that the job runs (train or sweep), the options, and all flags."""
+    usage, path = "raytrain submit EXPERIMENT", first_argument(arguments)
+    if path is None:
+        return show_usage(
+            arguments,
+            usage,
+            "Sends the file of an experiment or a sweep, with the project around it, to a cluster (--address URL of "
+            "its dashboard), runs it there with the flags given, follows the job, and ends with the job's exit status: "
+            "143 if it was stopped. --out is a folder that all nodes share, or a URL. --no_wait prints the job's id "
+            "and returns.",
+        )
+    if Path(path).is_dir():
+        raise errors.UserError(
+            "a job takes a file, and this is a directory", path, "name the experiment's or the sweep's file"
+        )
+    command = "sweep" if is_sweep(path) else "train"
+    _, options, _ = (parse_sweep if command == "sweep" else parse_training)(arguments, "submit", Submit())
+    return path, command, options, arguments[1:]
+
+
+def status(arguments: list[str]) -> tuple[str, str | None, bool]:
+    """Return the job's id (empty for all jobs), the dashboard's address, and whether JSON is wanted."""
+
+    def command(
+        job: tyro.conf.Positional[Annotated[str, _JOB]] = "", address: str | None = None, json: bool = False
+    ) -> tuple[str, str | None, bool]:
+        """List the jobs of a cluster, or show one job.
+
+        Args:
+            address: URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
+            json: Print one JSON object for a job, a JSON list for all jobs.
+        """
+        return job, address, json
+
+    return parse(command, arguments, "raytrain status")
+
+
+def logs(arguments: list[str]) -> tuple[str, str | None, bool]:
+    """Return the job's id, the dashboard's address, and whether to follow the job."""
+
+    def command(
+        job: tyro.conf.Positional[Annotated[str, _JOB]], address: str | None = None, follow: bool = False
+    ) -> tuple[str, str | None, bool]:
+        """Print what a job has printed.
+
+        Args:
+            address: URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
+            follow: Follow the job to its end and end with its exit status, as `submit` does.
+        """
+        return job, address, follow
+
+    return parse(command, arguments, "raytrain logs")
+
+
+def stop(arguments: list[str]) -> tuple[str, str | None]:
+    """Return the job's id and the dashboard's address."""
+
+    def command(job: tyro.conf.Positional[Annotated[str, _JOB]], address: str | None = None) -> tuple[str, str | None]:
+        """Stop a job, which first writes a checkpoint, and wait for its end.
+
+        Args:
+            address: URL of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
+        """
+        return job, address
+
+    return parse(command, arguments, "raytrain stop")

@@ -1,0 +1,179 @@
+"""The flags of the commands lr, batch, evaluate, predict and export."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from raytrain import errors
+from raytrain.cli.flags.arguments import first_argument, show_usage, take, without
+from raytrain.cli.flags.parsing import FLAT, RUN, describe, parse, take_strategy
+from raytrain.experiment import Experiment
+from raytrain.experiment_file import load
+from raytrain.optim.schedules import Rising
+from raytrain.run.run import Run
+from raytrain.tools.batch_size import Search as Trying
+from raytrain.tools.output import PLOTS, PREDICTIONS, WEIGHTS, check_output
+
+
+@dataclass(frozen=True)
+class OtherData:
+    """What to evaluate on."""
+
+    root: str | None = None
+    """Other data of the same classes, in the layout of the run's data."""
+
+
+def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, list[str]] | None:
+    """Return the path given, its experiment, the range of learning rates, the plot's file, and the command that trains
+    with these flags."""
+    usage, path = "raytrain lr EXPERIMENT", first_argument(arguments)
+    if path is None:
+        return show_usage(
+            arguments,
+            usage,
+            "Trains an experiment, or that of a run, for some steps (--steps 100) with a learning rate that rises from "
+            "--low 1e-07 to --high 10, and suggests the one at which the loss falls fastest. --out lr.png writes a "
+            "plot of the losses, and the losses themselves to lr.csv; for a run, both are written to its directory. "
+            "Training starts from the same weights as `raytrain train`.",
+        )
+    value, source = load(path)
+    _, given = take(arguments[1:], "--steps", "--low", "--high", "--out", "--optimizer.lr")
+    value, arguments = take_strategy(value, arguments)
+
+    def command(
+        experiment: Annotated[Experiment, FLAT] = value,
+        options: Annotated[Rising, FLAT] = Rising(),
+        out: str | None = None,
+    ) -> tuple[Experiment, Rising, str | None]:
+        """Find a learning rate.
+
+        Args:
+            out: The plot's file: .png, .svg or .pdf; the losses go to a .csv file of the same name. By default lr.png
+                in a run's directory; for an experiment, no file is written.
+        """
+        return experiment, options, out
+
+    value, rising, out = parse(command, arguments[1:], f"raytrain lr {path}", describe(source))
+    file = Path(out) if out else Path(path, "lr.png") if Path(path).is_dir() else None
+    if file:
+        check_output(file, PLOTS)
+        check_output(file.with_suffix(".csv"), (".csv",))
+    return Path(path), value, rising, file, ["raytrain", "train", path, *given]
+
+
+def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, list[str]] | None:
+    """Return the experiment, what to try, the experiment's file, whether JSON is wanted, and the command that trains
+    with these flags."""
+    usage, path = "raytrain batch EXPERIMENT", first_argument(arguments)
+    if path is None:
+        return show_usage(
+            arguments,
+            usage,
+            "Tries micro-batches of an experiment, or of that of a run, on this machine, in each precision. Prints the "
+            "largest micro-batch that fits into a worker's memory (--memory GIB), and the fastest one. The global "
+            "batch_size stays, and so does what is learnt: gradients accumulate to it. Trials run in processes of "
+            "their own; if one dies, its size does not fit.",
+        )
+    value, source = load(path)
+    given = without(
+        arguments[1:], "--precisions", "--memory", "--json", "--no_json", "--micro_batch_size", "--precision"
+    )
+    value, arguments = take_strategy(value, arguments)
+
+    def command(
+        experiment: Annotated[Experiment, FLAT] = value,
+        options: Annotated[Trying, FLAT] = Trying(),
+        json: bool = False,
+    ) -> tuple[Experiment, Trying, bool]:
+        """Find a micro-batch size.
+
+        Args:
+            json: Print one JSON object.
+        """
+        return experiment, options, json
+
+    value, search, as_json = parse(command, arguments[1:], f"raytrain batch {path}", describe(source))
+    return value, search, source, as_json, ["raytrain", "train", path, *given]
+
+
+def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, bool]:
+    """Return the run, another data root, the split, the checkpoint, and whether JSON is wanted."""
+
+    def command(
+        run: tyro.conf.Positional[Annotated[str, RUN]],
+        data: OtherData = OtherData(),
+        split: Literal["train", "val", "test"] = "val",
+        checkpoint: Literal["best", "last"] = "best",
+        json: bool = False,
+    ) -> tuple:
+        """Evaluate a checkpoint on every sample of a split.
+
+        Args:
+            split: The split to evaluate on.
+            checkpoint: The checkpoint to load.
+            json: Print one JSON object.
+        """
+        return run, data.root, split, checkpoint, json
+
+    path, *others = parse(command, arguments, "raytrain evaluate")
+    return Run(path), *others
+
+
+def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str]:
+    """Return the run, the images and folders, the file to write, and the checkpoint."""
+
+    def command(
+        run: tyro.conf.Positional[Annotated[str, RUN]],
+        paths: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH ...")]],
+        out: str | None = None,
+        checkpoint: Literal["best", "last"] = "best",
+    ) -> tuple:
+        """Classify image files, and all images below folders.
+
+        Args:
+            paths: Images, or folders of images.
+            out: A .csv, .jsonl or .parquet file to write; by default a table is printed.
+            checkpoint: The checkpoint to load.
+        """
+        return run, paths, out, checkpoint
+
+    path, images, out, which = parse(command, arguments, "raytrain predict")
+    swapped = [image for image in images if Path(image, "experiment.json").is_file()]
+    if swapped and not Path(path, "experiment.json").is_file():
+        run, given = swapped[0], [path, *(image for image in images if image != swapped[0])]
+        raise errors.UserError(
+            "RUN must come first", f"got {path}", f"write `{shlex.join(['raytrain', 'predict', run, *given])}`"
+        )
+    found, file = Run(path), Path(out) if out is not None else None
+    if file is not None:
+        check_output(file, PREDICTIONS)
+    if not images:
+        raise errors.bad_flag("no images are given", "raytrain predict")
+    return found, list(images), file, which
+
+
+def export(arguments: list[str]) -> tuple[Run, Path, str]:
+    """Return the run, the file to write, and the checkpoint."""
+
+    def command(
+        run: tyro.conf.Positional[Annotated[str, RUN]],
+        file: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE")]],
+        checkpoint: Literal["best", "last"] = "best",
+    ) -> tuple:
+        """Write a run's weights: plain parameter names without any prefix, tensors on the CPU.
+
+        Args:
+            file: The suffix chooses the format: .pth (a state dict), .safetensors or .pt2 (torch.export).
+            checkpoint: The checkpoint to load.
+        """
+        return run, file, checkpoint
+
+    path, file, which = parse(command, arguments, "raytrain export")
+    found = Run(path)
+    check_output(Path(file), WEIGHTS)
+    return found, Path(file), which

@@ -1,0 +1,29 @@
+"""The files that the tools write, and the checks made before any work is done for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from raytrain import errors
+
+PREDICTIONS = (".csv", ".jsonl", ".parquet")
+"""The suffixes that `predict` writes."""
+WEIGHTS = (".pth", ".safetensors", ".pt2")
+"""The suffixes that `export` writes."""
+PLOTS = (".png", ".svg", ".pdf")
+"""The suffixes of plots that `lr` writes."""
+
+
+def check_output(file: Path, known: tuple[str, ...]) -> None:
+    """Check that a file can be written.
+
+    Raises:
+        UserError: its suffix is not one of the known ones, or its folder does not exist or is not writable.
+    """
+    if file.suffix not in known:
+        raise errors.UserError("unknown file type", file, f"end its name in {errors.listed(known)}")
+    if not os.path.isdir(file.parent):
+        raise errors.cannot_write(file, f"there is no folder {file.parent}")
+    if os.path.isdir(file) or not os.access(file.parent, os.W_OK | os.X_OK):
+        raise errors.cannot_write(file, "it is a folder" if os.path.isdir(file) else "permission denied")
