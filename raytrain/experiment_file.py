@@ -16,7 +16,7 @@ from typing import Any
 from raytrain import config, errors
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
-from raytrain.user_code import hints, parts, sources
+from raytrain.user_code import copies, hints, parts, places, python_files, sources
 from raytrain.user_code.upgrades import upgrade
 
 HISTORY = "history"
@@ -90,11 +90,11 @@ def of_copy(run: Path) -> Experiment | None:
     Raises:
         UserError: the copy does not run.
     """
-    found = sources.Sources.read(run)
+    found = copies.read(run)
     if found is None or found.experiment is None:
         return None
     sources.activate(found)
-    return _defined(_import(config.EXPERIMENT_MODULE, run / sources.COPY, copied=True))
+    return _defined(_import(config.EXPERIMENT_MODULE, run / copies.COPY, copied=True))
 
 
 def _defined(module: ModuleType) -> Experiment | None:
@@ -134,12 +134,12 @@ def read_json(path: Path) -> tuple[Any, Path | None]:
     Raises:
         UserError: it is no JSON, or a module does not load.
     """
-    values, copy = upgrade(_json(path)), path.with_name(sources.COPY)
+    values, copy = upgrade(_json(path)), path.with_name(copies.COPY)
     if isinstance(values, dict) and isinstance(history := values.pop(HISTORY, None), list):
         _say_history(path, history)
     modules = set(_own_modules(values))
     if modules:
-        found = sources.Sources.read(path.parent)
+        found = copies.read(path.parent)
         sources.activate(found)
         if "experiment" in modules and (found is None or found.experiment is None or _is_main(copy)):
             sys.modules[config.EXPERIMENT_MODULE] = sys.modules["__main__"]  # a script looks at a run of its own
@@ -216,7 +216,7 @@ def _import(name: str, path: Path, copied: bool) -> ModuleType:
     try:
         return importlib.import_module(name)
     except errors.UserError as error:
-        _place(error, sources.line_of(error))
+        _place(error, places.line_of(error))
         raise
     except (Exception, SystemExit) as error:
         raise _does_not_load(error, path, copied) from None
@@ -232,19 +232,19 @@ def _place(error: errors.UserError, line: str) -> None:
 
 def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.UserError:
     if isinstance(error, TypeError) and (better := _wrong_class(error)):
-        _place(better, sources.line_of(error))
+        _place(better, places.line_of(error))
         return better
-    why = str(error.msg) if isinstance(error, SyntaxError) else sources.reason(error)
-    where, how = sources.line_of(error) or str(path), "mend that line and try again"
+    why = str(error.msg) if isinstance(error, SyntaxError) else places.reason(error)
+    where, how = places.line_of(error) or str(path), "mend that line and try again"
     module = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
     if copied and isinstance(error, FileNotFoundError):
         how = "a run keeps copies of Python files only: restore the file that it reads"
     elif copied and isinstance(error, ModuleNotFoundError):
-        how = f"install it, or copy the file or the folder {module} into {path.with_name(sources.MODULES)}"
+        how = f"install it, or copy the file or the folder {module} into {path.with_name(copies.MODULES)}"
     elif module in sys.stdlib_module_names and any(path.resolve().parent.glob(f"{module}.py")):
         how = f"rename {module}.py: Python's own module has that name"
     elif copied:  # `resume --experiment` needs the copy too, to compare what it defines
-        how = f"correct that line in the run's copy, {path.parent / (sources.copy_of(where) or path.name)}"
+        how = f"correct that line in the run's copy, {path.parent / (places.copy_of(where) or path.name)}"
     return errors.UserError(f"the experiment file does not load: {why}", where, how)
 
 
@@ -254,7 +254,7 @@ def _wrong_class(error: TypeError) -> errors.UserError | None:
         how = "write `@dataclass(frozen=True)`"
         return errors.UserError("a part of an experiment must be a frozen dataclass", "", how)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)] if "__init__()" in str(error) else []
-    own = [frame for frame in frames if sources.is_own(frame.f_code.co_filename)]
+    own = [frame for frame in frames if python_files.is_own(frame.f_code.co_filename)]
     for kind in own[-1].f_globals.values() if own else ():
         if isinstance(kind, type):
             try:

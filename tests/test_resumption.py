@@ -17,8 +17,7 @@ from raytrain.checkpoint.storage import Storage, publish
 from raytrain.driver.resumption import Correction
 from raytrain.files import write_atomically
 from raytrain.run.lock import Lock
-from raytrain.user_code import sources
-from raytrain.user_code.sources import Sources
+from raytrain.user_code import copies, sources
 
 __all__ = ["without_ray"]
 
@@ -79,7 +78,7 @@ def run(project: Path) -> Iterator[Path]:
     """A run of one epoch of two that has failed; what a test does leaves it as it is."""
     value, file = experiment_file.load(project / "exp.py")
     found = make_run(project.parent / "run", value, steps=4)
-    sources.keep(value, file, found.path)
+    copies.keep(value, file, found.path)
     (found.path / "summary.json").write_text(json.dumps({"status": "failed", "epochs": 1, "steps": 4}))
     before = content(found.path)
     yield found.path
@@ -141,7 +140,7 @@ def test_a_new_field_with_a_default_is_code(run: Path, project: Path, capsys: Ca
 def test_a_run_without_a_checkpoint_takes_another_model(project: Path, tmp_path: Path, capsys: Capture) -> None:
     value, file = experiment_file.load(project / "exp.py")
     found = make_run(tmp_path / "new", value, steps=1)
-    sources.keep(value, file, found.path)
+    copies.keep(value, file, found.path)
     (found.path / "summary.json").unlink()
     for manifest in found.path.glob("checkpoints/*/manifest.json"):
         manifest.unlink()
@@ -153,7 +152,7 @@ def test_a_file_that_is_as_the_runs_own_replaces_nothing(run: Path, capsys: Capt
     edit(run.parent / "project" / "exp.py", "1 / parts.ONE", "1 / max(parts.ONE, 1)")
     value, file = experiment_file.load(run.parent / "project" / "exp.py")
     before = content(run)
-    sources.keep(value, file, run)
+    copies.keep(value, file, run)
     assert "no code is replaced: exp.py and what it imports are as the run's copies" in succeeds(capsys, *going_on(run))
     correction = Correction(Run(run), file or Path())
     correction.save()
@@ -168,7 +167,7 @@ def test_a_run_says_that_it_goes_on_with_its_own_copies_of_edited_files(
     (project / "parts.py").write_text(FIXED)
     value, file = experiment_file.load(project / "exp.py")
     before = content(run)
-    sources.keep(value, file, run)
+    copies.keep(value, file, run)
     assert "goes on with its own copies" not in succeeds(capsys, "resume", run, "--dry_run")
     edit(project / "parts.py", "ONE = 1", "ONE = 2")
     monkeypatch.setattr(sources, "_KNOWN", {})  # as in a new process
@@ -191,7 +190,7 @@ def test_a_reader_meanwhile_finds_the_old_code_or_the_new(
         found = read(file)
         if file.name == "experiment.py" and file.parent == path and not (path / "replacing.json").exists():
             correction.save()
-            sources.settle(path)
+            copies.settle(path)
         return found
 
     monkeypatch.setattr(Path, "read_bytes", reads)
@@ -204,7 +203,7 @@ def test_source_files_in_any_encoding_replace_a_runs_code_as_they_are(other: Cal
     (project / "parts" / "__init__.py").write_bytes(text)
     Correction(Run(path), project / "exp.py").save()
     assert texts(path)["parts/__init__.py"] == text
-    sources.settle(path)
+    copies.settle(path)
     assert (path / "modules" / "parts" / "__init__.py").read_bytes() == text
 
 
@@ -215,8 +214,8 @@ def test_a_second_correction_is_recorded_after_the_first(other: Callable[[], Pat
         if number == 1:
             edit(project / "exp.py", "import parts", "import parts, more")
         Correction(Run(path), project / "exp.py").save()
-        sources.settle(path)
-        sources.settled(path)
+        copies.settle(path)
+        copies.settled(path)
     changes = [one["changed"] for one in Run(path).replaced]
     assert changes == [["exp.py", "more.py (new)", "parts.py (removed)", "parts/__init__.py (new)"], ["more.py"]]
 
@@ -356,7 +355,7 @@ experiment = """
     edit(project / "exp.py", "optimizer=SGD", "optimizer=Own")
     value, file = experiment_file.load(project / "exp.py")
     found = make_run(run.parent / "own", value, steps=4)
-    sources.keep(value, file, found.path)
+    copies.keep(value, file, found.path)
     (found.path / "summary.json").unlink()
     edit(project / "exp.py", "torch.optim.SGD", "torch.optim.Adam")
     assert "the optimizer is Adam and was SGD" in fails(capsys, *going_on(found.path))
@@ -380,7 +379,7 @@ def other(run: Path, project: Path, tmp_path: Path) -> Callable[[], Path]:
 
 
 def texts(run: Path) -> dict[str, bytes]:
-    found = Sources.read(run)
+    found = copies.read(run)
     assert found
     return {name: source.text for name, source in found.named.items()}
 
@@ -404,11 +403,11 @@ def test_a_run_has_the_new_code_from_one_write_on(
             write_atomically(file, text)
 
         with monkeypatch.context() as patch, pytest.raises(OSError, match="no"):
-            patch.setattr(sources, "write_atomically", stops)
-            sources.settle(path)
+            patch.setattr(copies, "write_atomically", stops)
+            copies.settle(path)
         assert texts(path) == new != old
-    sources.settle(path)
-    sources.settled(path)
+    copies.settle(path)
+    copies.settled(path)
     assert texts(path) == new and not (path / "modules" / "parts.py").exists()
     assert not (path / "replacing.json").exists() and len(Run(path).replaced) == 1
 
@@ -467,7 +466,7 @@ def test_a_run_at_a_url_has_the_new_code_from_one_write_on(
         (here / "url").write_text(url)
         publish(here)
         Correction(Run(url), project / "exp.py").save()
-        sources.settle(here)
+        copies.settle(here)
         done[0] = 0
         with monkeypatch.context() as patch:
             patch.setattr(Storage, "write", counted(write_))

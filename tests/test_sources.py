@@ -18,7 +18,7 @@ from projects import COPIED, PROJECT, write
 from raytrain import Digits, Experiment, Run, UserError, config, experiment_file
 from raytrain.checkpoint.location import mirror
 from raytrain.checkpoint.storage import Storage, publish
-from raytrain.user_code import sources
+from raytrain.user_code import copies, sources
 from raytrain.user_code.shipping import Shipped
 from raytrain.user_code.sources import Sources
 
@@ -43,7 +43,7 @@ def project(tmp_path: Path) -> Path:
 def saved(value: Experiment, source: Path | None, run: Path) -> Path:
     """A run's directory, as far as its experiment goes."""
     run.mkdir(parents=True)
-    sources.keep(value, source, run)
+    copies.keep(value, source, run)
     experiment_file.save(value, run / "experiment.json")
     return run
 
@@ -327,12 +327,12 @@ def test_an_error_names_the_users_file_while_it_has_the_text_that_runs_and_the_c
         code = f"""
             import traceback
             from raytrain import Run
-            from raytrain.user_code import sources
+            from raytrain.user_code import places
             model = Run({str(run)!r}).experiment.model
             try:
                 model.build(None, 1)
             except ZeroDivisionError as error:
-                print(sources.line_of(error), sources.place(type(model)))
+                print(places.line_of(error), places.place(type(model)))
                 print("return 1 / 0" in traceback.format_exc())
             """
         said = elsewhere(code, tmp_path).splitlines()
@@ -342,7 +342,7 @@ def test_an_error_names_the_users_file_while_it_has_the_text_that_runs_and_the_c
 def test_a_script_s_own_modules_are_kept_and_its_classes_stay_what_they_are(project: Path, tmp_path: Path) -> None:
     script = """
         import pathlib, pickle, sys
-        from raytrain import Classification, Experiment, Run, experiment_file; from raytrain.user_code import sources
+        from raytrain import Classification, Experiment, Run, experiment_file; from raytrain.user_code import copies
         from dataclasses import dataclass
         from nets import Net
         import source
@@ -355,7 +355,7 @@ def test_a_script_s_own_modules_are_kept_and_its_classes_stay_what_they_are(proj
             value = Experiment(Net(), source.Mine(), Local())
             run = pathlib.Path(sys.argv[1])
             run.mkdir()
-            sources.keep(value, None, run)
+            copies.keep(value, None, run)
             experiment_file.save(value, run / "experiment.json")
             again = Run(run).experiment
             print(again == value, type(again.model) is Net, type(again.task) is Local)
@@ -405,7 +405,7 @@ def test_an_installed_package_is_not_copied(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(folder)
     value = Experiment(__import__("installed_net").Net(), Digits())
     (tmp_path / "run").mkdir()
-    sources.keep(value, None, tmp_path / "run")
+    copies.keep(value, None, tmp_path / "run")
     assert not [*(tmp_path / "run").iterdir()] and sources.use(value) is None
     monkeypatch.delitem(sys.modules, "installed_net")
 
@@ -415,10 +415,10 @@ def test_a_trial_s_directory_has_the_sweeps_sources(project: Path, tmp_path: Pat
     sweep, trial = saved(value, source, tmp_path / "sweep"), tmp_path / "sweep" / "trials" / "0000"
     trial.mkdir(parents=True)
     for _ in range(2):
-        sources.link(sweep, trial)
+        copies.link(sweep, trial)
     for name in ("experiment.py", "sources.json", *(f"modules/{name}" for name in COPIED)):
         assert (trial / name).read_bytes() == (sweep / name).read_bytes()
-    assert Sources.read(trial) is Sources.read(sweep) is sources.use(value), "one set of modules in a process"
+    assert copies.read(trial) is copies.read(sweep) is sources.use(value), "one set of modules in a process"
 
 
 def test_damaged_copies_of_the_sources_are_an_error_in_a_line(project: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from raytrain.driver.failures import RunFailed, failed_here
 from raytrain.driver.failures import run_failure as _failure
 from raytrain.driver.worker import _recorded
 from raytrain.sweep.attempt import _one_line
-from raytrain.user_code import sources
+from raytrain.user_code import copies, places, sources
 
 Capture = pytest.CaptureFixture[str]
 PROJECT = {
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Path:
     """A run's directory, as far as its experiment goes."""
     value, source = experiment_file.load(write(tmp_path / "project", PROJECT) / "exp.py")
     (tmp_path / "run" / "logs").mkdir(parents=True)
-    sources.keep(value, source, tmp_path / "run")
+    copies.keep(value, source, tmp_path / "run")
     experiment_file.save(value, tmp_path / "run" / "experiment.json")
     return tmp_path / "run"
 
@@ -143,5 +143,5 @@ def test_a_trial_names_the_users_line_and_a_sweep_of_failed_ones_the_file_to_cor
     assert _one_line(caught.value) == f"ZeroDivisionError: division by zero ({line})"
     (run / "sweep.json").write_text("{}")
     why = f"no trial has a result: trial 0 failed: {_one_line(caught.value)}"
-    said_ = said(monkeypatch, capsys, RunFailed(why, run, None, edit=sources.to_edit(why)))
+    said_ = said(monkeypatch, capsys, RunFailed(why, run, None, edit=places.to_edit(why)))
     assert said_.endswith(f"correct {line} and start a new sweep\n")

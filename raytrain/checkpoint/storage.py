@@ -26,7 +26,7 @@ from raytrain import errors
 from raytrain.checkpoint import pulse
 from raytrain.checkpoint.location import URL, join, mirror, note_url, read_known, replace_file, url_of
 from raytrain.files import known_json
-from raytrain.user_code.sources import COPY, MODULES, ORIGINS, REPLACED, REPLACING
+from raytrain.user_code.copies import COPY, MODULES, ORIGINS, REPLACED, REPLACING
 from raytrain.watchdog import doing
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 
 from raytrain import errors
 from raytrain.data.source import Data, Field, Index, Kind
-from raytrain.user_code.sources import calling, place
+from raytrain.user_code.places import calling, place
 
 _TAKEN = ("bad", "label", "target")
 """Names of arrays that are no fields."""

@@ -10,7 +10,7 @@ from raytrain.checkpoint import storage
 from raytrain.driver import ray_internals
 from raytrain.driver.worker import to_edit
 from raytrain.files import known_json
-from raytrain.user_code import sources
+from raytrain.user_code import places
 
 ANSWER_SECONDS = 15
 """How long a worker may be silent before it is taken for lost, and how long to wait for room that there seems to be."""
@@ -112,7 +112,7 @@ def _last_words(run: Path, rank: int) -> str:
 
 def failed_here(error: BaseException, path: Path) -> RunFailed:
     """Return the failure for an exception in the driver, with the user's line where it came from the user's code."""
-    at = sources.line_of(error)
+    at = places.line_of(error)
     edit = to_edit(error, at)
     return RunFailed(last_line(error) + (f" ({at})" if edit else ""), path, None, edit=edit)
 

@@ -17,7 +17,7 @@ from raytrain.checkpoint import location, storage
 from raytrain.checkpoint.rows import parse_row, read_rows
 from raytrain.files import known_json, write_atomically
 from raytrain.loggers import Held, Logger, RunInfo
-from raytrain.user_code import sources
+from raytrain.user_code import places
 from raytrain.user_code.shipping import fresh
 
 _LOOK_SECONDS = 0.5
@@ -126,7 +126,7 @@ class Feed:
             self._pause = _PAUSE
         except (Exception, SystemExit) as error:
             if not self._said:
-                at = sources.line_of(error)
+                at = places.line_of(error)
                 why = errors.one_line(f"{type(error).__name__}: {error}" + (f" ({at})" if at else ""))
                 self._note(f"the logger {self.name} failed, and training goes on: {why}")
             self._said, self._opened = True, False

@@ -29,7 +29,7 @@ from raytrain.experiment import Experiment
 from raytrain.tasks.task import Task
 from raytrain.training import memory
 from raytrain.training.precision import Precision
-from raytrain.user_code.sources import line_of, place, reason
+from raytrain.user_code.places import line_of, place, reason
 
 _SAMPLES = 2
 """Samples of the step; BatchNorm needs more than one."""

@@ -38,7 +38,7 @@ from raytrain.run.begin import begin, check_writable, discard
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 from raytrain.run.metrics_log import read_metrics
 from raytrain.run.run import Run, no_way_back
-from raytrain.user_code import sources
+from raytrain.user_code import copies, places
 
 if TYPE_CHECKING:
     from raytrain.data.reader import Bad
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _FILES = (
     *("experiment.json", "environment.json", "skipped.json", "summary.json", "metrics.jsonl"),
     *("best.json", "last.json", LOCK, WRITER_LOCK),
-    *(sources.REPLACED, sources.REPLACING),
+    *(copies.REPLACED, copies.REPLACING),
 )
 """The files of a run's directory that training writes."""
 _ASIDE = ".*.*.[0-9]*"
@@ -59,7 +59,7 @@ def advice(path: Path) -> str:
     Args:
         path: its directory on this machine.
     """
-    found = sources.Sources.read(path)
+    found = copies.read(path)
     file = found.experiment.origin if found and found.experiment else "FILE"
     command = ["raytrain", "resume", location.url_of(path) or near(str(path)), "--experiment", near(file)]
     return f"go on with `{shlex.join(command)}`"
@@ -134,7 +134,7 @@ def train(
         kept = with_threads(value, planned)
 
         def fill(folder: Path) -> None:
-            sources.keep(value, source, folder)
+            copies.keep(value, source, folder)
             write_environment(folder, planned)
             experiment_file.save(kept, folder / "experiment.json")
 
@@ -195,7 +195,7 @@ def _advised(run: Run, correction: Correction | None) -> Iterator[None]:
     try:
         yield
     except errors.UserError as error:
-        if correction is None and (edit := sources.to_edit(error.where)):
+        if correction is None and (edit := places.to_edit(error.where)):
             error.how = f"correct {edit}, then {advice(run.path)}"
         raise
 
@@ -391,14 +391,14 @@ def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction
         if correction:
             correction.save()
             run.forget()
-        sources.settle(path)
+        copies.settle(path)
         if experiment_file.to_json(kept) != experiment_file.to_json(run.experiment):
             experiment_file.save(kept, path / "experiment.json")
-        asides = (*path.glob(_ASIDE), *(path / sources.MODULES).rglob(_ASIDE))
+        asides = (*path.glob(_ASIDE), *(path / copies.MODULES).rglob(_ASIDE))
         for leftover in (*asides, *logs.glob("*_*.json"), path / "stop", path / "summary.json"):
             leftover.unlink(missing_ok=True)
         storage.publish(path)
-        sources.settled(path)
+        copies.settled(path)
     except OSError as error:
         raise RunFailed(f"storage refuses the run's files: {reason(error)}", path, None) from error
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from raytrain import errors, order
 from raytrain.experiment import Experiment
 from raytrain.models import Model
-from raytrain.user_code import sources
+from raytrain.user_code import places
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +55,7 @@ def check_model(
     """
     import torch
 
-    where = sources.place(type(experiment.model))
+    where = places.place(type(experiment.model))
     try:
         module = build_model(experiment, sample, classes, "meta")
         if count_parameters(module) <= _TRIED_FOR_REAL:
@@ -68,12 +68,12 @@ def check_model(
         try:
             output = _pass(module, sample, dtype)
         except Exception as error:
-            what = f"the model cannot take a sample of this data: {sources.reason(error)}"
+            what = f"the model cannot take a sample of this data: {places.reason(error)}"
             axes = " (channels, height, width)" if len(sample) == 3 else ""
             how = f"make build(sample, classes) use the sample's shape{axes}, which is {sample} here"
             if dtype != "float32":
                 how = f"convert the input, of {dtype}, in the module's forward(), or {how}"
-            raise errors.UserError(what, sources.line_of(error) or f"in {where}", how) from None
+            raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
@@ -157,15 +157,15 @@ def build_checked(experiment: Experiment, sample: tuple[int, ...], classes: int)
 
     kind = type(experiment.model)
     own = kind if kind.build is Model.build else kind.build
-    where, how = f"in {sources.place(own)}", "write `def build(self, sample, classes)`, which returns an nn.Module"
+    where, how = f"in {places.place(own)}", "write `def build(self, sample, classes)`, which returns an nn.Module"
     try:
         module = build_model(experiment, sample, classes, "cpu")
     except errors.UserError:
         raise
     except Exception as error:
-        line = sources.line_of(error)
+        line = places.line_of(error)
         how = "correct that line" if line else how
-        raise errors.UserError(f"{kind.__name__}.build fails: {sources.reason(error)}", line or where, how) from None
+        raise errors.UserError(f"{kind.__name__}.build fails: {places.reason(error)}", line or where, how) from None
     if not isinstance(module, nn.Module):
         raise errors.UserError(f"build() must return an nn.Module, got {type(module).__name__}", where, how)
     return module

@@ -14,7 +14,7 @@ from raytrain.driver import model_check
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
 from raytrain.run.run import Run
-from raytrain.user_code import sources
+from raytrain.user_code import copies, places, sources
 
 RESUMABLE = (
     *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
@@ -41,7 +41,7 @@ def changed(before: Experiment, after: Experiment) -> list[str]:
 def edited(run: Run) -> str:
     """Return a note on the user's files that have another text than the run's copies of them; an empty string where
     there are none."""
-    found = sources.Sources.read(run.path)
+    found = copies.read(run.path)
     names = [Path(file).name for file in found.edited] if found else []
     if not names:
         return ""
@@ -66,7 +66,7 @@ class Correction:
 
     def __init__(self, run: Run, file: Path):
         self.run, self.file = run, file
-        self._before, self._was = run.experiment, sources.Sources.read(run.path)
+        self._before, self._was = run.experiment, copies.read(run.path)
         self._copy = experiment_file.of_copy(run.path)
         self.experiment, self._own = experiment_file.load_with_code(run.path / "experiment.json", file)
         self.sources = sources.active()
@@ -125,12 +125,12 @@ class Correction:
         sources.use(self._before)
         before = model_check.tensors(self._before, *shape)
         self.activate()
-        where = f"in {sources.place(type(value.model))}"
+        where = f"in {places.place(type(value.model))}"
         if wrong := _difference(before, after):
             raise self._refused(f"the checkpoints do not fit the new code: {wrong}", where)
         if self._before.task.highest_is_best != value.task.highest_is_best:
             what = f"the new code turns round which {value.task.monitor} is the best"
-            raise self._refused(what, f"in {sources.place(type(value.task))}")
+            raise self._refused(what, f"in {places.place(type(value.task))}")
 
     def _refused(self, what: str, where: str) -> errors.UserError:
         how = f"keep that as it was, or train a new run with `raytrain train {self.file}`"
@@ -152,9 +152,9 @@ class Correction:
         names = self.changed
         if names and self.sources:
             record = {"step": self._step(), "changed": names, "file": str(self.file.resolve())}
-            records = {"replaced": [*sources.replaced(self.run.path), record]}
+            records = {"replaced": [*copies.replaced(self.run.path), record]}
             text = json.dumps(records, indent=2) + "\n"
-            sources.replace(self.run.path, self.sources.files() | {sources.REPLACED: text.encode()})
+            copies.replace(self.run.path, copies.files_of(self.sources) | {copies.REPLACED: text.encode()})
 
     def _step(self) -> int:
         from raytrain.checkpoint.checkpoints import step_of  # which imports torch

@@ -28,7 +28,7 @@ from raytrain.experiment import Experiment
 from raytrain.files import append, write_atomically
 from raytrain.run.lock import WRITER_LOCK, Lock
 from raytrain.run.metrics_log import note
-from raytrain.user_code import sources
+from raytrain.user_code import places
 from raytrain.user_code.shipping import Shipped
 from raytrain.watchdog import Hang, Hung, Watchdog, doing
 
@@ -219,7 +219,7 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
             with contextlib.suppress(OSError):
                 append(log, traceback.format_exc())
         known = isinstance(error, errors.UserError)  # which says where by itself
-        at = "" if known else sources.line_of(error) or _last_place(error)
+        at = "" if known else places.line_of(error) or _last_place(error)
         record = {
             "time": time.time(),
             "lost": gpu_errors.lost(error) or _misses_another(error),
@@ -246,7 +246,7 @@ def to_edit(error: BaseException, at: str) -> str:
     refused = isinstance(error, MemoryError) or gpu_errors.code(error) is not None or _misses_another(error)
     if refused or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
         return ""
-    return sources.to_edit(error.where if isinstance(error, errors.UserError) else at)
+    return places.to_edit(error.where if isinstance(error, errors.UserError) else at)
 
 
 def _write_record(job: Job, record: dict[str, Any], there: storage.Storage | None) -> None:

@@ -20,7 +20,7 @@ from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
 from raytrain.report.output import Output
 from raytrain.tasks.classification import Classification
-from raytrain.user_code import sources
+from raytrain.user_code import copies
 
 _PLAIN_SECONDS = 10.0
 _LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE, _SHORTEST_BAR = 8, 28, 14, 12
@@ -92,7 +92,7 @@ class Console(Logger):
         self._run, status, where = run, summary["status"], run.where
         style = "bold green" if status == "completed" else "bold yellow"
         show(self.console, f"{status}: ", ", ".join(self._facts(summary)), before_style=style)
-        for one in sources.replaced(run.path):
+        for one in copies.replaced(run.path):
             show(self.console, "", f"code replaced after step {one['step']:,}: {', '.join(one['changed'])}")
         show(self.console, "", f"the run is {'in' if where == str(run.path) else 'at'} {where}")
         if status != "completed":

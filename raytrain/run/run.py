@@ -15,7 +15,7 @@ from raytrain.checkpoint import location, storage
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, needed_json
 from raytrain.run.metrics_log import damaged_lines, read_metrics
-from raytrain.user_code import hints, sources
+from raytrain.user_code import copies, hints, sources
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +82,7 @@ class Run:
     def replaced(self) -> list[dict[str, Any]]:
         """What `raytrain resume --experiment` has replaced of its code, the oldest first: `step`, the last one of the
         old code; `changed`, the names of the files; `file`, the new experiment file's path."""
-        return sources.replaced(self.path)
+        return copies.replaced(self.path)
 
     @property
     def checkpoints(self) -> Path:

@@ -33,7 +33,7 @@ from raytrain.run.metrics_log import MetricsLog
 from raytrain.sweep import record
 from raytrain.training import memory
 from raytrain.training.trainer import Trainer
-from raytrain.user_code import sources
+from raytrain.user_code import places
 
 _STUCK = "stuck.log"
 _ALIVE_SECONDS = 0.5
@@ -350,7 +350,7 @@ def adopt(run: Path, pool: Path) -> None:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, (errors.UserError, fit.RunFailed)):
         return " ".join(str(error).split())[:500]
-    said, line = " ".join(f"{type(error).__name__}: {error}".split())[:500], sources.line_of(error)
+    said, line = " ".join(f"{type(error).__name__}: {error}".split())[:500], places.line_of(error)
     return f"{said} ({line})" if line else said
 
 

@@ -43,7 +43,7 @@ from raytrain.sweep.sweep import Sweep, impossible, load, to_dict
 from raytrain.sweep.sweep_plan import SweepPlan, make
 from raytrain.sweep.sweep_run import SweepRun
 from raytrain.sweep.trial_loggers import TrialLoggers
-from raytrain.user_code import sources
+from raytrain.user_code import copies, places, sources
 
 _MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
 _LEAVE_SECONDS = 5.0
@@ -87,7 +87,7 @@ def sweep(
             return None
 
         def fill(folder: Path) -> None:
-            sources.keep(value, source, folder)
+            copies.keep(value, source, folder)
             _Driver(folder, planned, observer, command_started).write("running")
 
         path, lock = begin(options.out, options.name, stem, fill)
@@ -211,7 +211,7 @@ class _Driver:
         if all(one["objective"][0] is None for one in self.records()):
             why = self._why_nothing(status)
             sources.use(self.sweep.experiment)
-            raise RunFailed(why, self.path, None, edit=sources.to_edit(why))
+            raise RunFailed(why, self.path, None, edit=places.to_edit(why))
         return SweepRun(self.path)
 
     def _why_nothing(self, status: str) -> str:
@@ -462,7 +462,7 @@ class _Driver:
             record.update(folder, number=number, values=names, status="infeasible", error=str(refused), refused=True)
             self.tell(number)
             return None
-        sources.link(self.path, folder)
+        copies.link(self.path, folder)
         environment.write_environment(folder, planned)
         experiment_file.save(fit.with_threads(one, planned), folder / "experiment.json")
         decided = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}

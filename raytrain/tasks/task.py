@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from raytrain import errors
 from raytrain.config import check
 from raytrain.data.batch import Batch
-from raytrain.user_code.sources import place
+from raytrain.user_code.places import place
 
 if TYPE_CHECKING:
     import numpy as np

@@ -33,7 +33,7 @@ from raytrain.loggers import Logger
 from raytrain.tools.batch_size import Found, Search, Trial, doubling, sizes
 from raytrain.training import memory
 from raytrain.training.precision import available, check_device
-from raytrain.user_code import sources
+from raytrain.user_code import copies
 
 _IMAGES = 64
 """How many images are read, to stand for all."""
@@ -105,7 +105,7 @@ def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -
     """Writes what the processes need: the experiment, with its classes, some images and what memory there is."""
     e, train = planned.experiment, planned.indices["train"]
     experiment_file.save(e, folder / "experiment.json")
-    sources.keep(e, source, folder)
+    copies.keep(e, source, folder)
     arrays = _some_samples(e.data, train)
     labels = {} if train.labels is None else {"label": train.labels}
     np.savez(folder / "samples.npz", **arrays, **labels)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 
 from raytrain import errors
 from raytrain.hooks import Hook
-from raytrain.user_code import sources
+from raytrain.user_code import places
 from raytrain.user_code.shipping import fresh
 
 if TYPE_CHECKING:
@@ -131,4 +131,4 @@ def _not_json(hook: Hook, why: str) -> errors.UserError:
 
 
 def _refused(what: str, thing: Any, how: str) -> errors.UserError:
-    return errors.UserError(what, f"in {sources.place(thing)}", how)
+    return errors.UserError(what, f"in {places.place(thing)}", how)

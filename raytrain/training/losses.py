@@ -11,7 +11,7 @@ import torch
 from raytrain import errors
 from raytrain.parallel.strategy import Strategy
 from raytrain.tasks.task import Task
-from raytrain.user_code import sources
+from raytrain.user_code import places
 
 _REDUCE_SECONDS = 0.5
 """How often losses are reduced: each time, the host waits for the device, and all ranks for each other."""
@@ -96,7 +96,7 @@ class LossLog:
         if unit != self.unit:
             raise errors.UserError(
                 f"the task's loss counted {unit:g} for a sample and {self.unit:g} before",
-                f"in {sources.place(type(self.task).loss)}",
+                f"in {places.place(type(self.task).loss)}",
                 "count the same for every sample, and give samples a weight in the sum instead",
             )
         return unit

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from raytrain import errors
-from raytrain.user_code.sources import place
+from raytrain.user_code.places import place
 
 _SAME = {
     "crossentropyloss": "Classification",

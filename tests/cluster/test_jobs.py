@@ -26,7 +26,7 @@ from projects import COPIED, PROJECT, write
 from raytrain import cli, errors, experiment_file
 from raytrain.jobs import dashboard, jobs
 from raytrain.report import jobs as report
-from raytrain.user_code import sources
+from raytrain.user_code import copies, sources
 
 TOKEN = "5ecret" * 8
 pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # Ray's client gives it
@@ -400,7 +400,7 @@ def test_a_job_has_the_modules_beside_its_experiment_and_those_that_a_run_keeps(
     value, source = experiment_file.load("exp.py")
     run = working / "mine" / "runs" / "one"
     run.mkdir(parents=True)
-    sources.keep(value, source, run)
+    copies.keep(value, source, run)
     experiment_file.save(value, run / "experiment.json")
     sources.activate(None)
     found = jobs.project(run / "experiment.json", "/x")

@@ -20,7 +20,7 @@ from PIL import Image
 from raytrain import cli, order
 from raytrain.checkpoint import checkpoints
 from raytrain.run.metrics_log import read_metrics
-from raytrain.user_code.sources import Sources
+from raytrain.user_code import copies
 
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -144,7 +144,7 @@ def failing(folder: Path, sample: int | None) -> Path:
 
 
 def code(path: Path) -> dict[str, bytes]:
-    found = Sources.read(path)
+    found = copies.read(path)
     assert found
     return {name: source.text for name, source in found.named.items()}
 
