@@ -10,10 +10,6 @@ Declare an experiment once, as a value; run it on a laptop, a GPU box or a Ray c
 
 from __future__ import annotations
 
-from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's signals before the imports below)
-
-__version__ = "0.1.0"
-
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from raytrain import config as _config
 from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
+from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's signals before the imports below)
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.experiment_file import load as load_experiment
@@ -41,6 +38,7 @@ from raytrain.parallel import (
     TensorParallel,
 )
 from raytrain.run.run import Run
+from raytrain.run.version import VERSION as _VERSION
 from raytrain.sweep import (
     ASHA,
     PB2,
@@ -63,6 +61,8 @@ from raytrain.user_code import sources as _sources
 
 if TYPE_CHECKING:
     from raytrain.sweep.sweep_run import SweepRun
+
+__version__ = _VERSION
 
 __all__ = [
     "ASHA",
@@ -138,14 +138,15 @@ def train(
     quiet: bool = False,
     verbose: bool = False,
 ) -> Run:
-    """Trains an experiment, as `raytrain train` does.
+    """Train an experiment, as `raytrain train` does.
 
     Args:
         experiment: what to train.
-        out: folder in which the run's directory is made.
-        name: the directory's name; by default a number is given.
+        out: folder or URL in which the run's directory is made.
+        name: the directory's name; by default a number.
         address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
-        loggers: follow the run besides the experiment's, which `raytrain resume` calls again; these it does not.
+        loggers: follow the run besides the experiment's loggers. `raytrain resume` calls the experiment's loggers
+            again, but not these.
         quiet: print nothing.
         verbose: show Ray's own messages.
 
@@ -154,18 +155,15 @@ def train(
 
     Raises:
         UserError: the experiment cannot be run; nothing has been started.
-        raytrain.driver.fit.RunFailed: it started and failed.
-        raytrain.driver.fit.Interrupted: it was asked to stop.
+        raytrain.driver.fit.RunFailed: the run started and failed.
+        raytrain.driver.fit.Interrupted: a signal asked the run to stop.
     """
-    from raytrain.driver import fit
-    from raytrain.driver.observe import watched
-
     started = time.time()
     _refuse_while_loading()
-    with watched(_console(quiet), (*experiment.loggers, *loggers)) as observer:
-        run = fit.train(
-            experiment, fit.Options(out, name, address, verbose=verbose), observer, _source(experiment), started
-        )
+    from raytrain.cli import train as command  # the driver: `import raytrain` has no time for it
+
+    options = command.Options(out, name, address, verbose=verbose)
+    run = command.trained(experiment, options, _source(experiment), started, loggers, quiet)
     assert run is not None
     return run
 
@@ -180,31 +178,29 @@ def resume(
     verbose: bool = False,
     **changes: object,
 ) -> Run:
-    """Goes on with a run from its newest checkpoint, as `raytrain resume` does.
+    """Resume a run from its newest checkpoint, as `raytrain resume` does.
 
     Args:
         run: the run or its directory.
-        experiment: the corrected experiment file, to go on with it and what it imports in place of the run's own code.
-        loggers: follow the run besides the experiment's; one of the same values as in an earlier command goes on there.
+        experiment: the corrected experiment file: use it and the modules that it imports in place of the run's copies.
+        loggers: follow the run besides the experiment's loggers. A logger with the same field values as in an earlier
+            command continues there.
         changes: fields to change, such as `epochs=5`; a dotted path is given as `**{"scaling.workers": 4}`.
 
     Raises:
-        UserError: it is complete or still running, or a change is not one that a resumed run can make.
+        UserError: the run is complete or still running, or a resumed run cannot make the change.
     """
-    from raytrain.driver import fit
-    from raytrain.driver.observe import watched
-    from raytrain.driver.resumption import Correction
-
     started = time.time()
     _refuse_while_loading()
+    from raytrain.cli import train as command  # as in `train`
+
     run = Run(run.where if isinstance(run, Run) else run)
-    correction = Correction(run, Path(experiment)) if experiment else None
+    correction = command.Correction(run, Path(experiment)) if experiment else None
     value = correction.experiment if correction else run.experiment
     for path, change in changes.items():
         value = _config.replace(value, path, change)
-    options = fit.Options(address=address, verbose=verbose)
-    with watched(_console(quiet), (*value.loggers, *loggers)) as observer:
-        return fit.resume(run, value, options, observer, started, correction)
+    options = command.Options(address=address, verbose=verbose)
+    return command.resumed(run, value, options, correction, started, loggers, quiet)
 
 
 def sweep(
@@ -217,14 +213,14 @@ def sweep(
     quiet: bool = False,
     verbose: bool = False,
 ) -> SweepRun:
-    """Runs a sweep, as `raytrain sweep` does.
+    """Run a sweep, as `raytrain sweep` does.
 
     Args:
-        value: what to try.
+        value: the sweep.
         out: folder in which the sweep's directory is made.
-        name: the directory's name; by default a number is given.
+        name: the directory's name; by default a number.
         address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
-        loggers: follow the sweep as a whole; those of its experiment follow each trial.
+        loggers: follow the sweep as a whole; the experiment's loggers follow each trial.
         quiet: print nothing.
         verbose: show Ray's own messages.
 
@@ -233,40 +229,20 @@ def sweep(
 
     Raises:
         UserError: the sweep cannot be run; nothing has been started.
-        raytrain.driver.fit.Interrupted: it was asked to stop.
+        raytrain.driver.fit.Interrupted: a signal asked the sweep to stop.
     """
-    from raytrain.driver import fit
-    from raytrain.driver.observe import watched
-    from raytrain.sweep import driver
-
     started = time.time()
     _refuse_while_loading()
-    with watched(_table(quiet), loggers) as observer:
-        done = driver.sweep(
-            value, fit.Options(out, name, address, verbose=verbose), observer, _source(value.experiment), started
-        )
+    from raytrain.cli import sweep as command  # imports Ray and torch, which `import raytrain` does not
+
+    options = command.Options(out, name, address, verbose=verbose)
+    done = command.swept(value, options, _source(value.experiment), started, loggers, quiet)
     assert done is not None
     return done
 
 
-def _console(quiet: bool) -> Logger:
-    if quiet:
-        return Logger()
-    from raytrain.report.console import Console
-
-    return Console()
-
-
-def _table(quiet: bool) -> Logger:
-    if quiet:
-        return Logger()
-    from raytrain.report.sweep import Table
-
-    return Table()
-
-
 def _source(experiment: Experiment) -> Path | None:
-    """The user's file that the experiment comes from, by its classes."""
+    """Return the user's file that the experiment comes from, found by its classes."""
     found = _sources.use(experiment)
     first = (found.experiment or next(iter(found.modules.values()))) if found else None
     return Path(first.origin) if first else None

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytrain import __version__, errors
+from raytrain import errors
 from raytrain.checkpoint import location
 from raytrain.cli.flags.arguments import first_argument, wrapped
 from raytrain.driver import limits
@@ -18,6 +18,7 @@ from raytrain.driver.interrupts import asked, status_after, unwinding
 from raytrain.driver.session import leave
 from raytrain.report import failure
 from raytrain.report.output import Refused, guard_standard_streams
+from raytrain.run.version import VERSION
 
 
 def main() -> None:
@@ -94,7 +95,7 @@ def _command(arguments: list[str]) -> int:
         print(_help())
         return 0
     if arguments[0] == "--version":
-        print(f"raytrain {__version__}")
+        print(f"raytrain {VERSION}")
         return 0
     if arguments[0] not in _COMMANDS:
         raise errors.unknown_command(arguments[0], list(_COMMANDS))

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from raytrain.cli.started import command_started
 from raytrain.driver.fit import Options
 from raytrain.driver.observe import watched
+from raytrain.loggers import Logger
 from raytrain.report.sweep import Table
 from raytrain.sweep import Sweep, driver
+from raytrain.sweep.sweep_run import SweepRun
+
+
+def swept(
+    wanted: Sweep,
+    options: Options,
+    source: Path | None,
+    started: float,
+    loggers: Sequence[Logger] = (),
+    quiet: bool = False,
+) -> SweepRun | None:
+    """Run a sweep and return it; None for a dry run.
+
+    Args:
+        source: the sweep's file.
+        started: the Unix time at which the user's wait began.
+        loggers: follow the sweep as a whole.
+        quiet: print nothing.
+    """
+    with watched(Logger() if quiet else Table(), loggers) as observer:
+        return driver.sweep(wanted, options, observer, source, started)
 
 
 def sweep(path: Path, wanted: Sweep, options: Options, source: Path | None) -> None:
     """Run the sweep of a file, or resume that of a directory."""
+    if not path.is_dir():
+        swept(wanted, options, source, command_started())
+        return
     with watched(Table()) as observer:
-        if path.is_dir():
-            driver.resume(path, wanted, options, observer, command_started())
-        else:
-            driver.sweep(wanted, options, observer, source, command_started())
+        driver.resume(path, wanted, options, observer, command_started())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from raytrain.cli.started import command_started
@@ -10,17 +11,50 @@ from raytrain.driver.fit import Options
 from raytrain.driver.observe import watched
 from raytrain.driver.resumption import Correction
 from raytrain.experiment import Experiment
+from raytrain.loggers import Logger
 from raytrain.report.console import Console
 from raytrain.run.run import Run
 
 
 def train(value: Experiment, options: Options, source: Path | None) -> None:
     """Train an experiment."""
-    with watched(Console(), value.loggers) as observer:
-        fit.train(value, options, observer, source, command_started())
+    trained(value, options, source, command_started())
 
 
 def resume(run: Run, value: Experiment, options: Options, correction: Correction | None) -> None:
     """Resume a run."""
-    with watched(Console(), value.loggers) as observer:
-        fit.resume(run, value, options, observer, command_started(), correction)
+    resumed(run, value, options, correction, command_started())
+
+
+def trained(
+    value: Experiment,
+    options: Options,
+    source: Path | None,
+    started: float,
+    loggers: Sequence[Logger] = (),
+    quiet: bool = False,
+) -> Run | None:
+    """Train an experiment and return its run; None for a dry run.
+
+    Args:
+        source: the experiment's file.
+        started: the Unix time at which the user's wait began.
+        loggers: follow the run besides those of the experiment.
+        quiet: print nothing.
+    """
+    with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
+        return fit.train(value, options, observer, source, started)
+
+
+def resumed(
+    run: Run,
+    value: Experiment,
+    options: Options,
+    correction: Correction | None,
+    started: float,
+    loggers: Sequence[Logger] = (),
+    quiet: bool = False,
+) -> Run:
+    """Resume a run with a changed experiment; the other arguments are those of `trained`."""
+    with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
+        return fit.resume(run, value, options, observer, started, correction)

@@ -10,9 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from raytrain import __version__
 from raytrain.driver.plan import Plan
 from raytrain.files import write_atomically
+from raytrain.run.version import VERSION
 
 
 def write_environment(path: Path, planned: Plan) -> None:
@@ -23,7 +23,7 @@ def write_environment(path: Path, planned: Plan) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     values = {
         "began": datetime.datetime.now(datetime.UTC).isoformat(),
-        "raytrain": __version__,
+        "raytrain": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "ray": ray.__version__,
