@@ -32,7 +32,8 @@ from torchvision import datasets, transforms
 
 from raytrain import MLP, MNIST, SGD, Experiment, ImageFolder, Model, Scaling, Torchvision
 from raytrain.data import Index
-from raytrain.data.reader import Resident, Streaming
+from raytrain.data.reader import Resident
+from raytrain.data.streaming import Streaming
 from raytrain.driver import model_check
 from raytrain.experiment_file import save
 from raytrain.parallel.strategy import RankContext

@@ -19,7 +19,7 @@ from benchmarks import resident
 from benchmarks.resident import OPTIMIZER
 from benchmarks.side import MEAN, MODELS, STD, Turns, Workload, join
 from raytrain import Experiment, ImageFolder, Scaling
-from raytrain.data import reader
+from raytrain.data import Index, packing
 
 
 def main() -> None:
@@ -36,13 +36,13 @@ def main() -> None:
         index = data.index()["train"]
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
         started = time.perf_counter()
-        arrays, index, _ = reader.pack(data, index)
+        arrays, index, _ = packing.pack(data, index)
         packed = time.perf_counter() - started
         assert arrays is not None
         loss, seconds = epoch(workload, data, index, arrays["image"])
         ray.shutdown()
         started = time.perf_counter()
-        again, _, _ = reader.pack(data, index)  # no cluster is there: it could not be read anew
+        again, _, _ = packing.pack(data, index)  # no cluster is there: it could not be read anew
         turns.reply(
             len(index),
             packed + seconds,
@@ -55,7 +55,7 @@ def main() -> None:
     shutil.rmtree(cache, ignore_errors=True)
 
 
-def epoch(workload: Workload, data: ImageFolder, index: reader.Index, images: np.ndarray) -> tuple[float, float]:
+def epoch(workload: Workload, data: ImageFolder, index: Index, images: np.ndarray) -> tuple[float, float]:
     """(mean loss, seconds) of one epoch, without validation."""
     experiment = Experiment(
         MODELS[workload.model],

@@ -11,7 +11,7 @@ import torch
 from benchmarks.side import Turns, Workload, join
 from raytrain import ImageFolder
 from raytrain.data.loader import Loader, keep_memory
-from raytrain.data.reader import Streaming
+from raytrain.data.streaming import Streaming
 
 
 def main() -> None:

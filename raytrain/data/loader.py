@@ -15,8 +15,9 @@ import torch
 
 from raytrain import order
 from raytrain.data.batch import Batch
+from raytrain.data.blocks import Arrays
 from raytrain.data.prepare import Prepare, Tensors
-from raytrain.data.reader import Arrays, Epoch, Resident
+from raytrain.data.reader import Epoch, Resident
 from raytrain.data.source import Data, Index
 from raytrain.watchdog import awaited
 

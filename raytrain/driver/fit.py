@@ -41,7 +41,7 @@ from raytrain.run.run import Run, no_way_back
 from raytrain.user_code import copies, places
 
 if TYPE_CHECKING:
-    from raytrain.data.reader import Bad
+    from raytrain.data.blocks import Bad
 
 _FILES = (
     *("experiment.json", "environment.json", "skipped.json", "summary.json", "metrics.jsonl"),

@@ -14,7 +14,7 @@ from raytrain.files import needed_json, write_atomically
 from raytrain.loggers import Logger
 
 if TYPE_CHECKING:
-    from raytrain.data.reader import Bad
+    from raytrain.data.blocks import Bad
 
 
 def read(
@@ -35,14 +35,14 @@ def read(
     """
     import ray
 
-    from raytrain.data import reader
+    from raytrain.data import packing
 
     indices, images, skipped = {}, {}, {}
     for split in ("train", "val"):
         array, index, bad = None, found[split], []
         if mode == "resident" or data.on_bad_sample == "skip":
             known = None if before is None else before.get(split, [])
-            array, index, bad = reader.pack(data, index, mode == "resident", known, waits)
+            array, index, bad = packing.pack(data, index, mode == "resident", known, waits)
         if array is not None:
             images[split] = ray.put(array)
             del array
@@ -70,7 +70,7 @@ def write_skipped(path: Path, skipped: dict[str, list[Bad]]) -> None:
 
 def skipped_before(path: Path) -> dict[str, list[Bad]] | None:
     """The samples that a run has been without so far; None where it has no checkpoint to go on from."""
-    from raytrain.data.reader import Bad
+    from raytrain.data.blocks import Bad
 
     if not any((path / "checkpoints").glob("step_*/manifest.json")):
         return None

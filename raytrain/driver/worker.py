@@ -86,7 +86,8 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
     import torch
     import torch.distributed as dist
 
-    from raytrain.data.reader import Resident, Streaming
+    from raytrain.data.reader import Resident
+    from raytrain.data.streaming import Streaming
     from raytrain.parallel.strategy import RankContext
     from raytrain.training.trainer import Trainer
 

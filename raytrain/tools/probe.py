@@ -25,8 +25,9 @@ import torch.distributed as dist
 
 from raytrain import experiment_file
 from raytrain.data import Field, Index
+from raytrain.data.blocks import Arrays
 from raytrain.data.loader import Loaded, fits_device
-from raytrain.data.reader import Arrays, Epoch
+from raytrain.data.reader import Epoch
 from raytrain.driver import ray_internals
 from raytrain.parallel.strategy import RankContext
 from raytrain.training import memory

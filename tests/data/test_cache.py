@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from raytrain.data import Data, Digits, ImageFolder, Index, cache, reader
+from raytrain.data import Data, Digits, ImageFolder, Index, cache, packing
 from raytrain.errors import UserError
 
 N, SHAPE = 37, (3, 5, 7)
@@ -59,7 +59,7 @@ def folder(root: Path, **fields: Any) -> ImageFolder:
 
 
 def pack(data: ImageFolder) -> tuple[np.ndarray, Index, list[tuple[str, str]]]:
-    arrays, index, skipped = reader.pack(data, data.index()["train"])
+    arrays, index, skipped = packing.pack(data, data.index()["train"])
     assert arrays is not None
     return arrays["image"], index, [(bad.path, bad.reason) for bad in skipped]
 
@@ -329,34 +329,34 @@ def test_what_will_be_streamed_is_read_once_and_loses_the_samples_that_are_lost_
     index = data.index()["train"]
     (tmp_path / "data" / index.name(2)).write_bytes(b"no image")
     index = data.index()["train"]
-    streamed = reader.pack(data, index, keep=False)
+    streamed = packing.pack(data, index, keep=False)
     assert streamed[0] is None and reads.samples > 0
     (note,) = entries(tmp_path)
     assert note.suffix == ".json" and note.stat().st_size < 400
     reads.samples = 0
-    again = reader.pack(data, index, keep=False)
+    again = packing.pack(data, index, keep=False)
     assert reads.samples == 0 and again[2] == streamed[2] and len(again[1]) == len(streamed[1]) == 15
     assert [bad.path for bad in data.probe(index)] == [bad.path for bad in streamed[2]]
     with pytest.raises(UserError, match="cannot read sample: it is no image"):
-        reader.pack(folder(tmp_path / "data"), index, keep=False)
-    kept = reader.pack(data, index)
+        packing.pack(folder(tmp_path / "data"), index, keep=False)
+    kept = packing.pack(data, index)
     assert reads.samples > 0 and kept[2] == streamed[2] and kept[1].fingerprint() == streamed[1].fingerprint()
     note.unlink()
     reads.samples = 0
-    assert reader.pack(data, index, keep=False)[2] == streamed[2] and reads.samples == 0, "the images' entry knows, too"
+    assert packing.pack(data, index, keep=False)[2] == streamed[2] and reads.samples == 0, "the arrays' entry knows too"
 
 
 @pytest.mark.parametrize("damage", [b"", b"12\n[]", b"no line"])
 def test_a_damaged_note_of_unreadable_samples_is_no_note(tmp_path: Path, reads: SimpleNamespace, damage: bytes) -> None:
     data = folder(tmp_path / "data", on_bad_sample="skip")
     index = data.index()["train"]
-    reader.pack(data, index, keep=False)
+    packing.pack(data, index, keep=False)
     (note,) = entries(tmp_path)
     whole = note.read_bytes()
     note.write_bytes(damage)
-    assert reader.pack(data, index, keep=False)[2] == [] and reads.samples == 32 and note.read_bytes() == whole
+    assert packing.pack(data, index, keep=False)[2] == [] and reads.samples == 32 and note.read_bytes() == whole
     note.write_bytes(whole.replace(b"[", b"[ "))
-    assert reader.pack(data, index, keep=False)[2] == [] and reads.samples == 48
+    assert packing.pack(data, index, keep=False)[2] == [] and reads.samples == 48
 
 
 def test_an_error_leaves_no_entry(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -12,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytrain import order
-from raytrain.data import Data, Index, reader
-from raytrain.data.reader import Bad, Direct, Epoch, Resident, Streaming
+from raytrain.data import Data, Index, blocks, packing, streaming
+from raytrain.data.blocks import Arrays, Bad
+from raytrain.data.reader import Direct, Epoch, Resident
+from raytrain.data.streaming import Streaming
 from raytrain.errors import BadSample, UserError
 from raytrain.user_code.shipping import Shipped
 
@@ -75,7 +76,7 @@ def served(sizes: list[int], bad: list[Bad]) -> Callable[..., Iterator[object]]:
 
     def read_blocks(
         data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int, *_: object
-    ) -> Iterator[tuple[reader.Arrays, list[Bad]]]:
+    ) -> Iterator[tuple[Arrays, list[Bad]]]:
         assert total > 0, "there is nothing to stream"
         chosen, start = samples(np.arange(total)), 0
         while start < total:
@@ -94,7 +95,7 @@ def served(sizes: list[int], bad: list[Bad]) -> Callable[..., Iterator[object]]:
 def test_streamed_blocks_of_any_size_make_the_batches_of_resident(
     world: int, batch: int, first_step: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "read_blocks", served(sizes, []))
+    monkeypatch.setattr(streaming, "read_blocks", served(sizes, []))
     first_step = min(first_step, -(-103 // batch) - 1)
     for way in ways(world, 0, first_step, batch):
         expected, streamed = Resident({"image": IMAGES}).read(way), Streaming(Data(), INDEX, None).read(way)
@@ -105,7 +106,7 @@ def test_streamed_blocks_of_any_size_make_the_batches_of_resident(
 
 
 def test_a_bad_sample_in_the_stream_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "read_blocks", served([8], [Bad(0, "ants/1.jpg", "the file is empty", True)]))
+    monkeypatch.setattr(streaming, "read_blocks", served([8], [Bad(0, "ants/1.jpg", "the file is empty", True)]))
     with pytest.raises(UserError, match=r"cannot read sample: the file is empty, ants/1\.jpg"):
         next(Streaming(Data(), INDEX, None).read(ways(1, 0)[0]))
 
@@ -140,18 +141,18 @@ def test_a_split_is_read_here_while_that_is_soon_done_and_by_ray_from_then_on(
             )
 
     Slow.now, Slow.read_here = 0.0, 0
-    monkeypatch.setattr(reader, "time", SimpleNamespace(perf_counter=lambda: Slow.now))
-    monkeypatch.setattr(reader, "_HERE_SECONDS", seconds)
-    monkeypatch.setattr(reader, "read_blocks", read_blocks)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda _: "index"))
-    arrays, index, skipped = reader.pack(Slow(on_bad_sample="skip"), INDEX)
+    monkeypatch.setattr(packing, "time", SimpleNamespace(perf_counter=lambda: Slow.now))
+    monkeypatch.setattr(packing, "_HERE_SECONDS", seconds)
+    monkeypatch.setattr(streaming, "read_blocks", read_blocks)
+    monkeypatch.setattr(streaming, "ray", SimpleNamespace(put=lambda _: "index"))
+    arrays, index, skipped = packing.pack(Slow(on_bad_sample="skip"), INDEX)
     good = np.delete(np.arange(103), 70)
     assert arrays is not None and np.array_equal(arrays["image"], IMAGES[good])
     assert np.array_equal(index.labels, INDEX.labels[good])
     assert skipped == [Bad(70, "ants/70.jpg", "the file is empty", True)]
     assert Slow.read_here == here + (39 if here == 103 else 0), "a block with a bad sample is read again, one by one"
     with pytest.raises(UserError, match=r"cannot read sample: the file is empty, ants/70\.jpg"):
-        reader.pack(Slow(), INDEX)
+        packing.pack(Slow(), INDEX)
 
 
 class Array(Data):
@@ -195,7 +196,7 @@ def test_a_later_sample_of_another_form_is_an_error_and_never_cast(
     monkeypatch.setattr(Odd, "how", how)
     monkeypatch.setattr(Array, "bad", bad)
     with pytest.raises(UserError, match=message):
-        reader.pack(Odd(on_bad_sample="skip"), INDEX)
+        packing.pack(Odd(on_bad_sample="skip"), INDEX)
     with pytest.raises(UserError, match=message):
         list(Direct(Odd(on_bad_sample="skip"), INDEX).read(ways(1, None)[0]))
 
@@ -205,43 +206,45 @@ def test_a_batch_of_too_few_images_is_an_error_and_never_broadcast(monkeypatch: 
     with pytest.raises(
         UserError, match=r"uint8 \[39, 1, 4, 4\], got uint8 \[1, 1, 4, 4\] for sample 64 to sample 102, tr"
     ):
-        reader.pack(Odd(), INDEX)
+        packing.pack(Odd(), INDEX)
 
 
 def test_an_error_in_a_task_comes_back_as_the_error_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Odd, "how", "float")
-    monkeypatch.setattr(reader, "_fetch", lambda _: INDEX)
-    blocks = list(reader._read({"start": np.array([0]), "stop": np.array([103])}, Shipped(Odd()), None, np.array, 20))
-    assert [len(block["image"]) for block in blocks] == [20, 20, 20, 1]
+    monkeypatch.setattr(streaming, "_fetch", lambda _: INDEX)
+    yielded = list(
+        streaming._read({"start": np.array([0]), "stop": np.array([103])}, Shipped(Odd()), None, np.array, 20)
+    )
+    assert [len(block["image"]) for block in yielded] == [20, 20, 20, 1]
     with pytest.raises(UserError, match=r"got float64 .* for sample 70, train, in Odd.read"):
-        for block in blocks:
-            reader._arrays_and_bad(block)
+        for block in yielded:
+            blocks.arrays_and_bad(block)
 
 
 def test_a_run_that_goes_on_stays_without_the_samples_that_it_began_without(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Array(on_bad_sample="skip")
     monkeypatch.setattr(Array, "bad", (5, 40))
-    began = reader.pack(data, INDEX)
+    began = packing.pack(data, INDEX)
     monkeypatch.setattr(Array, "bad", (5,))  # the way to the other one is open again
     for keep in (True, False):
-        arrays, index, skipped = reader.pack(data, INDEX, keep, before=began[2])
+        arrays, index, skipped = packing.pack(data, INDEX, keep, before=began[2])
         assert skipped == began[2] and np.array_equal(index.labels, began[1].labels)
         assert (arrays is not None) == keep
         assert arrays is None or np.array_equal(arrays["image"], IMAGES[np.delete(np.arange(103), (5, 40))])
-    assert len(reader.pack(data, INDEX, before=None)[1]) == 102
+    assert len(packing.pack(data, INDEX, before=None)[1]) == 102
     monkeypatch.setattr(Array, "bad", (5, 40, 41))
     with pytest.raises(
         UserError, match=r"that could be read when the run began: broken, 41\.png; restore it and resume"
     ):
-        reader.pack(data, INDEX, before=began[2])
+        packing.pack(data, INDEX, before=began[2])
     with pytest.raises(UserError, match=r"that could be read when the run began: broken, 5\.png"):
-        reader.pack(data, INDEX, before=[])
+        packing.pack(data, INDEX, before=[])
 
 
 def test_a_sample_that_goes_bad_while_it_is_streamed_is_an_error_also_where_bad_ones_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reader, "read_blocks", served([8], [Bad(0, "ants/1.jpg", "the file is empty", True)]))
+    monkeypatch.setattr(streaming, "read_blocks", served([8], [Bad(0, "ants/1.jpg", "the file is empty", True)]))
     with pytest.raises(
         UserError, match=r"could be read when the run began: the file is empty, ants/1\.jpg; restore it"
     ):

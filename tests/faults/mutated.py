@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from raytrain.data import MNIST, ImageFolder, decode, mnist, reader
+from raytrain.data import MNIST, ImageFolder, decode, mnist, packing
 from raytrain.data.imagefolder import EXTENSIONS
 from raytrain.errors import BadSample, UserError
 
@@ -300,13 +300,13 @@ def read_images(root: Path) -> dict[str, Any]:
                 reason = error.reason
                 assert error.path == f"{root}/all/{name}" and reason and "\n" not in reason, error
             results[name] = (reason, time.perf_counter() - started)
-    reader._HERE_SECONDS = 600.0  # without Ray
+    packing._HERE_SECONDS = 600.0  # without Ray
     kept, streamed, equal = [], [], True
     cached = folder(root / "all", on_bad_sample="skip", cache=str(root / "cache"))
     for split, index in indices.items():
         clean = replace(data, root=str(root / "clean"))
-        expected, clean_index, none = reader.pack(clean, clean.index()[split])
-        found, rest, skipped = reader.pack(data, index)
+        expected, clean_index, none = packing.pack(clean, clean.index()[split])
+        found, rest, skipped = packing.pack(data, index)
         assert expected is not None and found is not None and not none
         at = {name: row for row, name in enumerate(rest.names(np.arange(len(rest))))}
         good = [at[name] for name in clean_index.names(np.arange(len(clean_index)))]
@@ -314,9 +314,9 @@ def read_images(root: Path) -> dict[str, Any]:
         equal = equal and len(found["image"]) == len(rest)
         kept += [bad.path for bad in skipped]
         for _ in range(2):  # the second time from the cache's note, if it keeps one
-            streamed.append([bad.path for bad in reader.pack(cached, index, keep=False)[2]])
+            streamed.append([bad.path for bad in packing.pack(cached, index, keep=False)[2]])
     try:
-        reader.pack(folder(root / "all", cache="off"), indices["train"])
+        packing.pack(folder(root / "all", cache="off"), indices["train"])
         message = ""
     except UserError as error:
         message = str(error)

@@ -88,9 +88,9 @@ from pathlib import Path
 import torch
 
 from raytrain import CNN, Classification, Experiment, ImageFolder, Scaling
-from raytrain.data import reader
+from raytrain.data import packing
 
-reader._HERE_SECONDS, reader._HERE_ROWS = 0.0, 32  # or Ray Data's tasks would have nothing to read
+packing._HERE_SECONDS, packing._HERE_ROWS = 0.0, 32  # or Ray Data's tasks would have nothing to read
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from raytrain import (
     Scaling,
     config,
 )
-from raytrain.data import reader
+from raytrain.data import packing
 from raytrain.driver.fit import RunFailed
 from raytrain.tools.inference import evaluate
 
@@ -100,8 +100,8 @@ def images(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_resident_and_streaming_give_the_same_batches_bit_for_bit_and_skip_the_same_samples(
     tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "_HERE_SECONDS", 0.0)  # or so few images would never be Ray Data's work
-    monkeypatch.setattr(reader, "_HERE_ROWS", 8)
+    monkeypatch.setattr(packing, "_HERE_SECONDS", 0.0)  # or so few images would never be Ray Data's work
+    monkeypatch.setattr(packing, "_HERE_ROWS", 8)
     data = ImageFolder(
         root=str(images),
         size=40,

@@ -17,8 +17,9 @@ from ranks import Ranks, losses, new_run, on_workers, train_rank
 from torch import nn
 
 from raytrain import CNN, DDP, SGD, Batch, Classification, Data, Digits, Experiment, Index
+from raytrain.data.blocks import Arrays
 from raytrain.data.checks import checked_read
-from raytrain.data.reader import Arrays, Epoch
+from raytrain.data.reader import Epoch
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 from raytrain.watchdog import Hang, Watchdog
