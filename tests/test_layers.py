@@ -105,7 +105,7 @@ def test_the_first_stages_import_the_standard_library_and_numpy_alone(name: str)
 
 @pytest.mark.parametrize("name", [name for name in INSIDE if among(name, WITHOUT_RAY)])
 def test_training_and_what_describes_a_run_know_nothing_of_ray(name: str) -> None:
-    wanted = {"raytrain.jobs.jobs": {"ray.job_submission.JobSubmissionClient"}, "raytrain.data.streaming": {"ray"}}
+    wanted = {"raytrain.jobs.client": {"ray.job_submission.JobSubmissionClient"}, "raytrain.data.streaming": {"ray"}}
     wanted = wanted.get(name, set())  # streaming reads blocks from Ray's object store
     assert {imported for imported in imports(INSIDE[name]) if imported.split(".")[0] == "ray"} == wanted
 

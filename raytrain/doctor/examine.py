@@ -60,8 +60,7 @@ def _refused() -> tuple[str, str] | None:
 
 def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Survey:
     """Asks the nodes of the cluster that is connected."""
-    import ray
-    from ray import cloudpickle
+    import ray.cloudpickle  # a machine without a cluster is examined without it
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     names = _names(nodes)
@@ -69,7 +68,7 @@ def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Sur
     head, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
 
     package = sys.modules["raytrain"]
-    cloudpickle.register_pickle_by_value(package)  # a node may lack raytrain, or have another
+    ray.cloudpickle.register_pickle_by_value(package)  # a node may lack raytrain, or have another
     try:
         asked = []
         for node in nodes:
@@ -95,7 +94,7 @@ def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Sur
                 more["job_port"] = node.get("DashboardAgentListenPort")
             found.append(Facts.of(said, **more))
     finally:
-        cloudpickle.unregister_pickle_by_value(package)
+        ray.cloudpickle.unregister_pickle_by_value(package)
     free = ray.available_resources().get("CPU", 0.0)
     loopback = all(ipaddress.ip_address(node["NodeManagerAddress"]).is_loopback for node in nodes)
     return Survey(here, tuple(found), tuple(silent), address, out, free, not loopback, ray_internals.least_nodes())

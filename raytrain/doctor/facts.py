@@ -22,12 +22,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raytrain.driver.credentials import token_file
 from raytrain.driver.network import gloo, interfaces, nccl, of_host_name
 from raytrain.driver.resources import host_memory
 from raytrain.driver.session import answers
+
+if TYPE_CHECKING:
+    from raytrain.checkpoint.storage import Storage
 
 _TORCH = """
 import json, torch
@@ -158,11 +161,9 @@ def probe(out: str, file: str, write: bool = False) -> str | None:
     """Writes a file that holds its own name, or reads one; why that failed, or None."""
     try:
         if "://" in out:
-            from raytrain.checkpoint.storage import Storage
-
             if write:
-                Storage(out).write(file, file.encode())
-            return None if write or Storage(out).read(file) == file.encode() else "it has other contents"
+                _storage(out).write(file, file.encode())
+            return None if write or _storage(out).read(file) == file.encode() else "it has other contents"
         path = Path(out, file)
         if write:
             path.write_text(file)
@@ -175,6 +176,12 @@ def probe(out: str, file: str, write: bool = False) -> str | None:
         return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
 
 
+def _storage(out: str) -> Storage:
+    from raytrain.checkpoint.storage import Storage  # by the node's own raytrain: these functions are sent by value
+
+    return Storage(out)
+
+
 def clock() -> float:
     """The time of the machine that this runs on, in seconds since 1970."""
     return time.time()
@@ -184,10 +191,8 @@ def remove(out: str, files: Sequence[str]) -> None:
     """Removes what was written, where it is there."""
     with contextlib.suppress(Exception):
         if "://" in out:
-            from raytrain.checkpoint.storage import Storage
-
             for file in files:
-                Storage(out).remove(file)
+                _storage(out).remove(file)
         else:
             for file in files:
                 Path(out, file).unlink(missing_ok=True)

@@ -18,10 +18,13 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raytrain import errors
 from raytrain.driver import credentials
+
+if TYPE_CHECKING:
+    from raytrain.jobs.client import Client
 
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Where Ray's own client looks for an address."""
@@ -63,6 +66,12 @@ class Dashboard:
             return status, json.loads(body)
         except ValueError:
             return status, body.decode(errors="replace")
+
+    def client(self) -> Client:
+        """Return Ray's own client for this dashboard."""
+        from raytrain.jobs.client import Client  # imports Ray, which takes longer than most commands for jobs
+
+        return Client(self.url, self.headers)
 
 
 def reach(address: str | None) -> Dashboard:

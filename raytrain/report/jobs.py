@@ -18,7 +18,8 @@ from raytrain.report.layout import show as show_line
 
 if TYPE_CHECKING:
     from raytrain.jobs.dashboard import Dashboard
-    from raytrain.jobs.jobs import Job, Project
+    from raytrain.jobs.job import Job
+    from raytrain.jobs.project import Project
 
 _BEGINS = "Running entrypoint for job "
 _STYLES = {"SUCCEEDED": "bold green", "FAILED": "bold red", "STOPPED": "bold yellow"}

@@ -24,7 +24,7 @@ from head import BEGINS, Cut, Head, serving
 from projects import COPIED, PROJECT, write
 
 from raytrain import cli, errors, experiment_file
-from raytrain.jobs import dashboard, jobs
+from raytrain.jobs import dashboard, follow, job, project
 from raytrain.report import jobs as report
 from raytrain.user_code import copies, sources
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:Deprecati
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home without a token, and no address in the environment."""
-    monkeypatch.setattr(jobs, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(follow, "_PAUSE_SECONDS", 0.05)
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     (folder := tmp_path / "home").mkdir()
@@ -315,13 +315,13 @@ def test_a_head_whose_agent_has_no_port_is_said_with_what_to_do(
 def test_a_project_that_is_too_large_is_refused_with_its_largest_files(
     head: Head, working: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "_LIMIT", 450_000)
+    monkeypatch.setattr(project, "_LIMIT", 450_000)
     arguments = ("submit", "mine/digits.py", "--out", "/x", "--address", head.url)
     said = fails(capsys, *arguments)
     assert re.search(r"the largest files are big/weights.pth \(0.3 MiB\), big/more.pth \(0.2 MiB\), \S+ \(0.0", said)
     (working / ".rayignore").write_text("more.pth\n")
     assert cli.run([*arguments, "--no_wait"]) == 0 and capsys.readouterr().out
-    monkeypatch.setattr(jobs, "_MOST_FILES", 3)
+    monkeypatch.setattr(project, "_MOST_FILES", 3)
     assert "the project has too many files, 4 or more" in fails(capsys, *arguments)
 
 
@@ -377,18 +377,18 @@ def test_a_sweep_is_submitted_as_one(head: Head, working: Path) -> None:
 def test_the_project_is_the_directory_that_one_is_in_unless_it_is_a_home(
     working: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert jobs.project(Path("mine/digits.py"), "/x").experiment == "mine/digits.py"
+    assert project.project(Path("mine/digits.py"), "/x").experiment == "mine/digits.py"
     monkeypatch.chdir(tmp_path / "home")
-    found = jobs.project(working / "mine/digits.py", "/x")
+    found = project.project(working / "mine/digits.py", "/x")
     assert (found.folder, found.experiment, found.files) == (working / "mine", "digits.py", 1)
     (home / "digits.py").write_text("")
     put_token(home)
     (home / "work").mkdir()
     (home / "work" / "digits.py").write_text("")
-    assert jobs.project(Path("work/digits.py"), "/x").folder == home / "work"
-    assert jobs.project(Path("digits.py"), "/x").files == 2  # without the token
+    assert project.project(Path("work/digits.py"), "/x").folder == home / "work"
+    assert project.project(Path("digits.py"), "/x").files == 2  # without the token
     monkeypatch.chdir(working)
-    assert jobs.project(Path("runs/old/experiment.json"), "/x").folder == working / "runs/old"
+    assert project.project(Path("runs/old/experiment.json"), "/x").folder == working / "runs/old"
 
 
 def test_a_job_has_the_modules_beside_its_experiment_and_those_that_a_run_keeps(
@@ -396,16 +396,16 @@ def test_a_job_has_the_modules_beside_its_experiment_and_those_that_a_run_keeps(
 ) -> None:
     write(working / "mine", PROJECT)
     monkeypatch.chdir(working / "mine")
-    assert COPIED | {"exp.py"} <= set(jobs._sizes(jobs.project(Path("exp.py"), "/x").folder, ()))
+    assert COPIED | {"exp.py"} <= set(project._sizes(project.project(Path("exp.py"), "/x").folder, ()))
     value, source = experiment_file.load("exp.py")
     run = working / "mine" / "runs" / "one"
     run.mkdir(parents=True)
     copies.keep(value, source, run)
     experiment_file.save(value, run / "experiment.json")
     sources.activate(None)
-    found = jobs.project(run / "experiment.json", "/x")
+    found = project.project(run / "experiment.json", "/x")
     sent = {"experiment.py", "experiment.json", "sources.json", *(f"modules/{name}" for name in COPIED)}
-    assert found.folder == run and set(jobs._sizes(run, found.excludes)) == sent
+    assert found.folder == run and set(project._sizes(run, found.excludes)) == sent
 
 
 # How it goes, and how it ends
@@ -475,7 +475,7 @@ def test_a_log_whose_connection_breaks_is_shown_once_and_whole(
 def test_a_stream_that_is_silent_for_long_is_opened_again(
     head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "_QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(follow, "_QUIET_SECONDS", 0.3)
     over = threading.Event()
 
     def hangs(send: Callable[[str], None]) -> None:
@@ -510,7 +510,7 @@ def test_a_stream_that_does_not_end_with_the_job_is_left(head: Head, capsys: pyt
 def test_a_cluster_that_is_lost_is_no_success(
     head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    monkeypatch.setattr(jobs, "_LOST_SECONDS", 0.5)
+    monkeypatch.setattr(follow, "_LOST_SECONDS", 0.5)
 
     def lose(send: Callable[[str], None]) -> None:
         if gone == "job":
@@ -658,6 +658,6 @@ def test_a_job_that_is_not_there(head: Head, capsys: pytest.CaptureFixture[str],
 def test_what_the_job_s_start_printed_is_shown_where_it_did_not_start(capsys: pytest.CaptureFixture[str]) -> None:
     log = report.Log()
     log.show("Runtime env is setting up.\nno space")
-    log.close(jobs.Job("it", "FAILED", "raytrain train x.py", message="it failed"))
+    log.close(job.Job("it", "FAILED", "raytrain train x.py", message="it failed"))
     said = capsys.readouterr()
     assert said.out == "Runtime env is setting up.\nno space\n" and said.err == "error: the job failed: it failed\n"
