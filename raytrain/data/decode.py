@@ -1,7 +1,7 @@
-"""Bytes of an image file to a square of uint8 pixels: torchvision for JPEG, Pillow for the rest.
+"""Decode the bytes of an image file to a square of uint8 pixels: torchvision for JPEG, Pillow for the rest.
 
-On JPEG torchvision is the faster one. On PNG a damaged file ends torchvision's process with a segmentation fault
-(0.29), so that no error could name the file.
+torchvision decodes JPEG faster. A damaged PNG ends torchvision's process with a segmentation fault (0.29), so that no
+error could name the file.
 
 The format is read from the bytes, never from the name. Grey, RGBA, palette, CMYK and 16-bit images become RGB (or
 grey, as asked), and EXIF orientation is applied. Only JPEGs and images that are resized need torch, which takes a
@@ -10,35 +10,28 @@ process a second to import.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 import struct
 import zlib
-from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 89_478_485
 """Larger images are refused before they are decoded (Pillow's limit against decompression bombs)."""
 MAX_BYTES = 6 * MAX_PIXELS
-"""Larger files are refused before they are read: so much are the largest images, as 16-bit RGB without compression."""
+"""Larger files are refused before they are read. It is the size of the largest image as uncompressed 16-bit RGB."""
 
 VERSION = 2
-"""To be counted up with every change to what pixels come out: the disk cache asks for it."""
+"""Increase it with every change of the decoded pixels: entries of the disk cache are named by it."""
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""What Pillow may try. It has a reader of PostScript, too, which would run Ghostscript on the file."""
+"""The formats that Pillow may try. Its reader of PostScript would run Ghostscript on the file."""
 _MAX_SCANNED = 500 * MAX_PIXELS
-"""Pixels that a JPEG's scans may go over, together: some 4 seconds. A scan may be 14 bytes of a file, and goes over all
-of the image."""
+"""Pixels that all scans of a JPEG may visit together: some 4 seconds. A scan takes 14 bytes of a file or more, and
+visits the whole image."""
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
 
 _PNG, _JPEG, _SCAN = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xda"
@@ -49,7 +42,7 @@ _PLAIN = {(8, 0, 0, 0, 0): "L", (8, 2, 0, 0, 0): "RGB"}
 
 
 def square(raw: bytes, size: int, channels: int) -> np.ndarray:
-    """Decodes an image, cuts its central square and resizes that.
+    """Decode an image, cut its central square and resize it.
 
     Args:
         raw: the file's bytes.
@@ -68,12 +61,12 @@ def square(raw: bytes, size: int, channels: int) -> np.ndarray:
     top, left = (height - side) // 2, (width - side) // 2
     image = image[:, top : top + side, left : left + side]
     if side != size:
-        image = _resized(image, size)
+        image = _with_torch().resized(image, size)
     return np.ascontiguousarray(image)
 
 
 def pixels(raw: bytes, channels: int) -> np.ndarray:
-    """Decodes an image to uint8 [channels, height, width].
+    """Decode an image to uint8 [channels, height, width].
 
     Raises:
         ValueError: as `square`.
@@ -92,25 +85,21 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
         scans = raw.count(_SCAN)
         if scans * width * height > _MAX_SCANNED:
             raise ValueError(f"{scans:,} scans are too many for an image of {width:,} x {height:,} pixels")
-        import torch
-
-        _load_torchvisions_operators()
-        # The operator itself, because torchvision.io's functions warn that they are deprecated since 0.29.
-        if not hasattr(torch.ops.image, "decode_jpeg"):
+        if not _with_torch().has_decoder():
             return _with_pillow(image, channels)
-    try:  # its modes are 1 for grey and 3 for RGB; True applies the EXIF orientation
-        return torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), channels, True).numpy()
+    try:
+        return _with_torch().decoded(raw, channels)
     except RuntimeError as error:
         raise ValueError(re.sub(r".*\.cpp:\d+, ", "", str(error).partition("\n")[0])) from None
 
 
 def libraries() -> str:
-    """The versions of all that pixels depend on."""
+    """Return the versions of the libraries that the pixels depend on."""
     return " ".join(f"{name} {version(name)}" for name in ("pillow", "torch", "torchvision"))
 
 
 def suspicious(head: bytes, tail: bytes) -> bool:
-    """Whether a file's first 32 and last 64 bytes leave doubt that it is a whole image: it is then worth decoding."""
+    """Return whether a file's first 32 and last 64 bytes leave doubt that it is a whole image."""
     if head.startswith(_JPEG):
         return b"\xff\xd9" not in tail
     if head.startswith(_PNG):
@@ -118,30 +107,17 @@ def suspicious(head: bytes, tail: bytes) -> bool:
     return True
 
 
-def _resized(image: np.ndarray, size: int) -> np.ndarray:
-    import torch
-    from torch.nn.functional import interpolate
+def _with_torch():
+    """Return the functions that need torch, imported late: torch takes a process a second to import, and a PNG of the
+    right size does not need it."""
+    from raytrain.data import decode_torch
 
-    # Pillow's arrays may be read-only, of which torch warns.
-    tensor = torch.from_numpy(image if image.flags.writeable else image.copy())
-    return interpolate(tensor[None], size=(size, size), mode="bilinear", antialias=True)[0].numpy()
-
-
-@cache
-def _load_torchvisions_operators() -> None:
-    """Registers torch.ops.image from its library alone: to import torchvision takes as long as to import torch."""
-    import torch
-
-    spec = find_spec("torchvision")
-    if spec is not None and spec.origin is not None:
-        for library in Path(spec.origin).parent.glob("image*.so"):
-            with contextlib.suppress(OSError):
-                torch.ops.load_library(library)
+    return decode_torch
 
 
 def _plain_png(raw: bytes) -> Image.Image | None:
-    """The image of a PNG of the plainest kind, by Pillow's decoder but without its parser, which takes longer
-    than that for a small image; None for what is not of that kind, or damaged: the parser says what about it."""
+    """Return the image of a plain PNG, by Pillow's decoder but without its parser, which takes longer than the decoder
+    for a small image. Return None for other and damaged files, which the parser then takes or refuses."""
     if raw[:16] != _PNG_START or len(raw) < 45:
         return None
     width, height, *kind = _PNG_HEADER.unpack_from(raw, 16)
@@ -155,8 +131,6 @@ def _plain_png(raw: bytes) -> Image.Image | None:
         position = end + 4
     if raw[position : position + 8] != b"\0\0\0\0IEND":  # other chunks: they may hold an orientation
         return None
-    from PIL import Image
-
     try:
         return Image.frombytes(mode, (width, height), b"".join(parts), "zip", mode, 0)
     except ValueError:
@@ -164,8 +138,6 @@ def _plain_png(raw: bytes) -> Image.Image | None:
 
 
 def _open(raw: bytes) -> Image.Image:
-    from PIL import Image, UnidentifiedImageError
-
     try:
         return Image.open(io.BytesIO(raw), formats=_FORMATS)
     except UnidentifiedImageError:
@@ -177,8 +149,6 @@ def _open(raw: bytes) -> Image.Image:
 
 
 def _with_pillow(image: Image.Image, channels: int) -> np.ndarray:
-    from PIL import ImageOps
-
     try:
         tags = getattr(image, "tag_v2", {})  # a TIFF's: a tile is decoded as a whole, however small the image
         if tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_LENGTH, 0) > MAX_PIXELS:

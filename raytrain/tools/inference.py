@@ -22,7 +22,7 @@ from raytrain import config, errors
 from raytrain.checkpoint import checkpoints
 from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.checks import checked_indices, classes_differ
-from raytrain.data.imagefolder import EXTENSIONS
+from raytrain.data.image_files import EXTENSIONS
 from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct
 from raytrain.files import write_atomically

@@ -1,0 +1,46 @@
+"""The parts of decoding that need torch: JPEG and resizing."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+
+def has_decoder() -> bool:
+    """Return whether torchvision's JPEG decoder is there."""
+    _load_torchvisions_operators()
+    return hasattr(torch.ops.image, "decode_jpeg")
+
+
+def decoded(raw: bytes, channels: int) -> np.ndarray:
+    """Decode a JPEG to uint8 [channels, height, width], with its EXIF orientation.
+
+    Raises:
+        RuntimeError: the file is damaged.
+    """
+    # The operator itself, because torchvision.io's functions warn that they are deprecated since 0.29. Its modes are 1
+    # for grey and 3 for RGB; True applies the EXIF orientation.
+    return torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), channels, True).numpy()
+
+
+def resized(image: np.ndarray, size: int) -> np.ndarray:
+    """Resize uint8 [channels, height, width] to [channels, size, size]."""
+    # Pillow's arrays may be read-only, of which torch warns.
+    tensor = torch.from_numpy(image if image.flags.writeable else image.copy())
+    return interpolate(tensor[None], size=(size, size), mode="bilinear", antialias=True)[0].numpy()
+
+
+@cache
+def _load_torchvisions_operators() -> None:
+    """Register torch.ops.image from its library alone: importing torchvision takes as long as importing torch."""
+    spec = find_spec("torchvision")
+    if spec is not None and spec.origin is not None:
+        for library in Path(spec.origin).parent.glob("image*.so"):
+            with contextlib.suppress(OSError):
+                torch.ops.load_library(library)
