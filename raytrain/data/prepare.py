@@ -8,18 +8,26 @@ import numpy as np
 import torch
 
 from raytrain import order
-from raytrain.data.augment import DRAWS, Normalise, center_crop
 from raytrain.data.source import Data, Field, Index
+from raytrain.data.transforms import (
+    DRAWS,
+    Normalise,
+    apply_erase,
+    apply_policy,
+    center_crop,
+    crop_and_flip,
+    mix_pairs,
+)
 
 Tensors = dict[str, torch.Tensor]
 """The arrays of some samples on the device, by name; `label` is int64 [n]."""
 
 
 class Prepare:
-    """The changes that a source asks for, for the samples of one split.
+    """Crop, augment and normalise the samples of one split as its source declares.
 
-    Each field is returned in memory of its own. A slice of a batch begins at any address, and the last bits of a matrix
-    product depend on that address: a rank's part of a batch must give the same bits wherever it lay in the whole.
+    Each field is returned in memory of its own. The last bits of a matrix product depend on the address of its input,
+    and a slice of a batch begins at an address that depends on the number of ranks.
     """
 
     def __init__(
@@ -53,21 +61,21 @@ class Prepare:
 
         Args:
             ids: int64 [n], the samples.
-            mixed: whether pairs may be mixed. Then there is `target`, float32 [n, classes], too.
+            mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes].
         """
         augment, side, draws = self.data.augment, self.data.crop, order.uniform(seed, epoch, ids, DRAWS)
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
-            return augment(values, side, draws, None if field.kind == "image" else field.fill)
+            return crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)
 
         changed = dict(arrays) | self._cut(arrays, cut)
         for name, normalise in self.normalise.items():
-            images = normalise(augment.apply_policy(changed[name], seed, epoch, ids))
-            augment.apply_erase(images, seed, epoch, ids)
+            images = normalise(apply_policy(augment, changed[name], seed, epoch, ids))
+            apply_erase(augment, images, seed, epoch, ids)
             changed[name] = images
         if mixed and augment.mixes:
             (name,) = self.normalise
-            target = augment.mix_pairs(changed[name], changed["label"], self.classes, seed, epoch, ids)
+            target = mix_pairs(augment, changed[name], changed["label"], self.classes, seed, epoch, ids)
             assert target is not None
             changed["target"] = target
         return changed

@@ -13,7 +13,8 @@ from torchvision.transforms.v2 import functional as F
 
 from raytrain import order
 from raytrain.config import replace
-from raytrain.data.augment import DRAWS, Augment, Normalise, center_crop
+from raytrain.data.augment import Augment
+from raytrain.data.transforms import DRAWS, Normalise, apply_erase, apply_policy, center_crop, crop_and_flip, mix_pairs
 from raytrain.errors import UserError
 
 Crop = Literal["center", "random", "random_resized"]
@@ -41,11 +42,11 @@ def ramp(n: int, height: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("crop", ["center", "random", "random_resized"])
 def test_shapes_and_types(crop: Crop, channels: int, side: int | None, flip: float) -> None:
     batch = images(6, channels, 28, 30)
-    result = Augment(crop=crop, flip=flip, padding=2)(batch, side, draws(6))
+    result = crop_and_flip(Augment(crop=crop, flip=flip, padding=2), batch, side, draws(6))
     assert result.shape == (6, channels, *((side, side) if side else (28, 30)))
     assert result.dtype == (torch.float32 if crop == "random_resized" else torch.uint8)
     assert result.min() >= 0 and result.max() <= 255
-    assert Augment(crop=crop, flip=flip)(batch[:0], side, draws(0)).shape == (0, *result.shape[1:])
+    assert crop_and_flip(Augment(crop=crop, flip=flip), batch[:0], side, draws(0)).shape == (0, *result.shape[1:])
 
 
 def test_only_a_flip_or_a_random_crop_is_random() -> None:
@@ -59,7 +60,7 @@ def test_only_a_flip_or_a_random_crop_is_random() -> None:
 def test_the_central_crop_is_the_middle_window(height: int, width: int, top: int, left: int) -> None:
     batch = images(2, 3, height, width)
     assert torch.equal(center_crop(batch, 6), batch[:, :, top : top + 6, left : left + 6])
-    assert torch.equal(Augment()(batch, 6, draws(2)), center_crop(batch, 6))
+    assert torch.equal(crop_and_flip(Augment(), batch, 6, draws(2)), center_crop(batch, 6))
     assert center_crop(batch, None) is batch
 
 
@@ -67,7 +68,7 @@ def test_the_central_crop_is_the_middle_window(height: int, width: int, top: int
 @pytest.mark.parametrize("side", [None, 9])
 def test_a_random_crop_is_a_window_of_the_padded_image_and_every_window_occurs(side: int | None, padding: int) -> None:
     batch = images(1, 3, 12, 12).expand(2_000, 3, 12, 12)
-    result = Augment(crop="random", padding=padding)(batch, side, draws(2_000)).numpy()
+    result = crop_and_flip(Augment(crop="random", padding=padding), batch, side, draws(2_000)).numpy()
     padded = np.pad(batch[0].numpy(), ((0, 0), (padding, padding), (padding, padding)))
     size = side or 12
     places = 12 + 2 * padding - size + 1
@@ -87,7 +88,7 @@ def test_a_random_crop_is_a_window_of_the_padded_image_and_every_window_occurs(s
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_a_flip_mirrors_the_columns_of_the_share_asked_for_and_leaves_the_others(share: float) -> None:
     batch, numbers = images(3_000, 1, 4, 5), draws(3_000)
-    result = Augment(flip=share)(batch, None, numbers)
+    result = crop_and_flip(Augment(flip=share), batch, None, numbers)
     flipped = torch.from_numpy(numbers[:, 4] < share)
     assert torch.equal(result[flipped], batch[flipped].flip(-1))
     assert torch.equal(result[~flipped], batch[~flipped])
@@ -99,13 +100,13 @@ def test_a_resized_crop_of_all_is_the_image_itself(height: int, width: int) -> N
     batch = images(4, 3, height, width)
     ratio = width / height
     augment = Augment(crop="random_resized", scale=(1.0, 1.0), ratio=(ratio, ratio))
-    assert (augment(batch, None, draws(4)) - batch).abs().max() / 255 < 1e-4
+    assert (crop_and_flip(augment, batch, None, draws(4)) - batch).abs().max() / 255 < 1e-4
 
 
 @pytest.mark.parametrize(("height", "width"), [(200, 200), (160, 240)])
 def test_a_resized_crop_shows_a_box_of_the_area_and_the_ratio_asked_for(height: int, width: int) -> None:
     augment, side, n = Augment(crop="random_resized", scale=(0.1, 0.5), ratio=(0.8, 1.25)), 32, 500
-    result = augment(ramp(n, height, width), side, draws(n)).double().numpy()
+    result = crop_and_flip(augment, ramp(n, height, width), side, draws(n)).double().numpy()
     rows, columns = result[:, 0], result[:, 1]
     assert np.abs(rows - rows[:, :, :1]).max() < 1e-2 and np.abs(columns - columns[:, :1]).max() < 1e-2
     # Between the borders the value is the place: low + (i + 1/2) size / side - 1/2.
@@ -131,7 +132,7 @@ def test_a_sample_is_changed_alike_in_any_batch(seed: int, chosen: list[int], cr
     augment = Augment(crop=crop, padding=2, flip=0.5)
 
     def change(ids: np.ndarray) -> torch.Tensor:
-        return augment(stored[ids], side, order.uniform(seed, 3, ids, DRAWS))
+        return crop_and_flip(augment, stored[ids], side, order.uniform(seed, 3, ids, DRAWS))
 
     assert torch.equal(change(ids), change(np.arange(32))[ids])
     assert torch.equal(change(ids[:1]), change(ids)[:1])
@@ -151,10 +152,10 @@ def test_a_policy_and_erasing_change_a_sample_alike_in_any_batch(
     augment = Augment(policy=policy, erase=0.7)
 
     def change(ids: np.ndarray) -> torch.Tensor:
-        changed = augment.apply_policy(stored[ids], seed, 3, ids)
+        changed = apply_policy(augment, stored[ids], seed, 3, ids)
         assert changed.dtype == torch.uint8
         changed = normalise(changed)
-        augment.apply_erase(changed, seed, 3, ids)
+        apply_erase(augment, changed, seed, 3, ids)
         return changed
 
     assert torch.equal(change(ids), change(np.arange(32))[ids])
@@ -163,11 +164,11 @@ def test_a_policy_and_erasing_change_a_sample_alike_in_any_batch(
 
 def test_a_policy_takes_the_floats_of_a_resized_crop_as_the_nearest_whole_numbers() -> None:
     augment, batch, ids = Augment(policy="randaugment"), images(8, 3, 9, 9), np.arange(8)
-    expected = augment.apply_policy(batch, 0, 0, ids)
+    expected = apply_policy(augment, batch, 0, 0, ids)
     for floats in (batch.float(), batch + 0.4, batch - 0.4):
-        assert torch.equal(augment.apply_policy(floats, 0, 0, ids), expected)
-    assert Augment().apply_policy(batch, 0, 0, ids) is batch
-    assert augment.apply_policy(batch[:0], 0, 0, ids[:0]).shape == (0, 3, 9, 9)
+        assert torch.equal(apply_policy(augment, floats, 0, 0, ids), expected)
+    assert apply_policy(Augment(), batch, 0, 0, ids) is batch
+    assert apply_policy(augment, batch[:0], 0, 0, ids[:0]).shape == (0, 3, 9, 9)
 
 
 def test_the_strength_and_number_of_a_policys_changes_are_those_asked_for() -> None:
@@ -175,7 +176,7 @@ def test_the_strength_and_number_of_a_policys_changes_are_those_asked_for() -> N
 
     def distance(ops: int, magnitude: int) -> float:
         augment = Augment(policy="randaugment", policy_ops=ops, policy_magnitude=magnitude)
-        return (augment.apply_policy(batch, 0, 0, ids).double() - batch).abs().mean().item()
+        return (apply_policy(augment, batch, 0, 0, ids).double() - batch).abs().mean().item()
 
     assert distance(2, 0) < distance(2, 9) < distance(2, 30)
     assert distance(1, 9) < distance(2, 9) < distance(4, 9)
@@ -185,7 +186,7 @@ def test_the_strength_and_number_of_a_policys_changes_are_those_asked_for() -> N
 def test_the_share_of_images_asked_for_has_a_rectangle_erased(share: float) -> None:
     n = 1_000
     batch = torch.ones(n, 2, 12, 12)
-    Augment(erase=share).apply_erase(batch, 0, 0, np.arange(n))
+    apply_erase(Augment(erase=share), batch, 0, 0, np.arange(n))
     erased = batch[:, 0] == 0
     assert torch.equal(batch[:, 0], batch[:, 1])
     count = int(erased.any(2).any(1).sum())
@@ -199,7 +200,7 @@ def test_a_mixed_images_targets_are_the_shares_of_its_two_samples(mixup: float, 
     n = 2_000
     labels = torch.arange(n) * 3 % 7
     batch = torch.arange(n).remainder(2).float()[:, None, None, None].repeat(1, 1, 10, 10)  # 0 and 1 in turn
-    targets = Augment(mixup=mixup, cutmix=cutmix).mix_pairs(batch, labels, 7, 0, 0, np.arange(n))
+    targets = mix_pairs(Augment(mixup=mixup, cutmix=cutmix), batch, labels, 7, 0, 0, np.arange(n))
     assert targets is not None and targets.shape == (n, 7) and targets.dtype == torch.float32
     torch.testing.assert_close(targets.sum(1), torch.ones(n))
     second = targets[torch.arange(n), labels[torch.arange(n) // 2 * 2 + 1]]  # the share of the sample that is 1
@@ -217,7 +218,7 @@ def test_a_pair_is_mixed_alike_in_any_batch() -> None:
 
     def mix(ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         batch = normalise(images(32, 3, 12, 11)[ids])
-        targets = augment.mix_pairs(batch, labels[ids], 5, 7, 2, ids)
+        targets = mix_pairs(augment, batch, labels[ids], 5, 7, 2, ids)
         assert targets is not None
         return batch, targets
 
@@ -225,13 +226,13 @@ def test_a_pair_is_mixed_alike_in_any_batch() -> None:
     for ids in (np.array([4, 5]), np.array([30, 31, 0, 1, 16, 17])):
         for found, expected in zip(mix(ids), everything, strict=True):
             assert torch.equal(found, expected[ids])
-    assert Augment().mix_pairs(everything[0], labels, 5, 7, 2, np.arange(32)) is None
+    assert mix_pairs(Augment(), everything[0], labels, 5, 7, 2, np.arange(32)) is None
 
 
 def test_another_epoch_changes_a_sample_otherwise() -> None:
     batch, ids = images(8, 3, 32, 32), np.arange(8)
     augment = Augment(crop="random_resized", flip=0.5)
-    first, second = (augment(batch, None, order.uniform(0, epoch, ids, DRAWS)) for epoch in (0, 1))
+    first, second = (crop_and_flip(augment, batch, None, order.uniform(0, epoch, ids, DRAWS)) for epoch in (0, 1))
     assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 

@@ -11,9 +11,9 @@ import torch
 
 from raytrain import order
 from raytrain.data import Augment, Data, Index
-from raytrain.data.augment import DRAWS, Normalise, center_crop
 from raytrain.data.loader import Loaded, Loader
 from raytrain.data.reader import Resident
+from raytrain.data.transforms import DRAWS, Normalise, center_crop, crop_and_flip, mix_pairs
 
 N, BATCH, SEED = 103, 16, 5
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 3, 24, 20), dtype=np.uint8)
@@ -96,7 +96,9 @@ def test_images_are_the_samples_cropped_augmented_and_normalised_with_their_labe
         for parts in steps(loaders(data, 2), 1):
             ids, images, labels = whole(parts)
             draws = order.uniform(SEED, 1, ids, DRAWS)
-            expected = Normalise(data.mean, data.std)(data.augment(torch.from_numpy(IMAGES[ids]), 16, draws))
+            expected = Normalise(data.mean, data.std)(
+                crop_and_flip(data.augment, torch.from_numpy(IMAGES[ids]), 16, draws)
+            )
             assert images.dtype == torch.float32 and images.shape == (len(ids), 3, 16, 16)
             assert torch.equal(images, expected)
             assert labels.dtype == torch.int64 and np.array_equal(labels, INDEX.labels[ids])
@@ -160,7 +162,7 @@ def test_mixing_only_mixes_what_comes_without_it() -> None:
     unmixed = Data(crop=16, augment=replace(EVERYTHING, mixup=0.0, cutmix=0.0))
     for before, after in zip(steps(loaders(unmixed, 1), 0), steps(loaders(MIXED, 1), 0), strict=True):
         ids, images, labels = whole(before)
-        expected = MIXED.augment.mix_pairs(images, labels, 10, SEED, 0, ids) if len(ids) == BATCH else None
+        expected = mix_pairs(MIXED.augment, images, labels, 10, SEED, 0, ids) if len(ids) == BATCH else None
         assert torch.equal(whole(after)[1], images)
         assert targets(after, BATCH) == (None if expected is None else expected.tolist())
 

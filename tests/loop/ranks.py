@@ -16,9 +16,9 @@ from torch import nn
 
 from raytrain import SGD, Experiment, Run, config, order
 from raytrain.data import Index
-from raytrain.data.augment import DRAWS, Normalise
 from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
+from raytrain.data.transforms import DRAWS, Normalise, crop_and_flip
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 
@@ -105,7 +105,7 @@ def cropped(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch of an experiment that only crops and flips: what the model sees, and what it shall answer."""
     draws = order.uniform(e.seed, epoch, ids, DRAWS)
-    return Normalise(e.data.mean, e.data.std)(e.data.augment(images, None, draws)), labels
+    return Normalise(e.data.mean, e.data.std)(crop_and_flip(e.data.augment, images, None, draws)), labels
 
 
 def reference(

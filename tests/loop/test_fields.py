@@ -15,9 +15,9 @@ from ranks import Ranks, losses, new_run, train_rank
 from torch import nn
 
 from raytrain import MLP, Data, Deterministic, Experiment, Field, Index, Parallel, Run, Scaling, config, order
-from raytrain.data.augment import DRAWS
 from raytrain.data.checks import checked_read
 from raytrain.data.prepare import Prepare
+from raytrain.data.transforms import DRAWS
 from raytrain.errors import UserError
 from raytrain.experiment_file import load, save
 from raytrain.tools.inference import evaluate, export, predict

@@ -14,7 +14,7 @@ from torch import nn
 
 from raytrain import CNN, DDP, SGD, Digits, Experiment, Run, order
 from raytrain.data import Index
-from raytrain.data.augment import Normalise
+from raytrain.data.transforms import Normalise
 
 BASE = Experiment(
     model=CNN(channels=(8, 16), batch_norm=True),

@@ -28,7 +28,7 @@ from raytrain import (
     Run,
     Task,
 )
-from raytrain.data.augment import Normalise
+from raytrain.data.transforms import Normalise
 
 BASE = Experiment(
     model=CNN(channels=(8, 16)),
