@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -39,6 +40,17 @@ def test_help_lists_every_command(capsys: Capture) -> None:
         assert all(re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE) for command in named), said
     assert set(cli._COMMANDS) == named | {"report"}
     assert succeeds(capsys, "--version") == f"raytrain {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["train", DIGITS], ["lr", DIGITS], ["batch", DIGITS], ["cluster", "check"]])
+def test_help_fills_its_lines(capsys: Capture, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    """Not the lines of the docstrings in the source."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.rstrip() for line in succeeds(capsys, *arguments, "--help").splitlines()]
+    for line, after in itertools.pairwise(lines):
+        text, more = (re.match(r"( {8,}|  -.{10,}?  +)(\S.*)", one) for one in (line, after))
+        if text and more and more[1].isspace() and more.start(2) == text.start(2):
+            assert len(line) + 1 + len(more[2].split()[0]) > 78, line
 
 
 @pytest.mark.parametrize(

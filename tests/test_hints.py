@@ -87,13 +87,20 @@ def test_a_missing_file_suggests_those_of_like_names(
     monkeypatch.chdir(tmp_path)
     for file in ("experiments/digits.py", "experiments/other.py", "runs/first/experiment.json", "mine.py"):
         Path(file).parent.mkdir(exist_ok=True, parents=True)
-        Path(file).touch()
+        Path(file).write_text("experiment = None\n")
+    (tmp_path / "sweeps").mkdir()
+    Path("sweeps/find.py").write_text("from raytrain import Sweep\nsweep: Sweep = None\n")
     for given in ("digits", "digit.py", "experiments/digits", "experiments/digts.py"):
         assert "did you mean experiments/digits.py?" in fails(capsys, "train", given), given
     assert "did you mean mine.py?" in fails(capsys, "train", "mine")
     assert "did you mean experiments/digits.py or experiments/other.py?" in fails(capsys, "train", "experiments")
     assert "check the spelling" in fails(capsys, "train", "nothing")
-    assert "no such sweep file, digits; did you mean experiments/digits.py?" in fails(capsys, "sweep", "digits")
+    assert "no such sweep file, sweeps/fnd; did you mean sweeps/find.py?" in fails(capsys, "sweep", "sweeps/fnd")
+    assert "sweeps/sweep.json; did you mean sweeps/find.py?" in fails(capsys, "sweep", "sweeps")
+    instead = "experiments/digits.py holds an experiment: `raytrain train experiments/digits.py` trains it"
+    assert f"no such sweep file, digits; {instead}" in fails(capsys, "sweep", "digits")
+    Path("experiments/digits.py").write_text("experiment = (\n")  # not Python
+    assert "no such sweep file, digits; check the spelling" in fails(capsys, "sweep", "digits")
     for command in ("evaluate", "resume"):
         assert "first; did you mean runs/first? give a folder" in fails(capsys, command, "first")
     assert "frist; did you mean runs/first? give a folder" in fails(capsys, "evaluate", "frist")

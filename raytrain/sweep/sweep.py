@@ -179,8 +179,14 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
     if path.is_dir():
         path = path / "sweep.json"
     if not path.is_file():
-        sweeps = hints.files(named, [Path("runs")], "*/sweep.json")
-        raise errors.no_such_file(path, "sweep file", [*hints.files(named, [Path("experiments")], "*.py"), *sweeps][:4])
+        sweeps = hints.files(named, [Path("experiments")], "*.py", assigns="sweep")
+        meant = [*sweeps, *hints.files(named, [Path("runs")], "*/sweep.json")]
+        others = hints.files(named, [Path("experiments")], "*.py", assigns="experiment")
+        if others and not meant:
+            raise errors.UserError(
+                "no such sweep file", path, f"{others[0]} holds an experiment: `raytrain train {others[0]}` trains it"
+            )
+        raise errors.no_such_file(path, "sweep file", meant[:4])
     if path.suffix == ".json":
         try:
             json.loads(path.read_text())

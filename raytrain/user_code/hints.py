@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -52,12 +53,13 @@ def flags(given: str, known: Sequence[str]) -> list[str]:
     return []
 
 
-def files(given: Path | str, folders: Iterable[Path], wanted: str) -> list[Path]:
-    """Return what is there under a name like that of a missing file or folder, best first, at most four.
+def files(given: Path | str, folders: Iterable[Path], wanted: str, assigns: str | None = None) -> list[Path]:
+    """Return existing files or folders with names like that of a missing one, best first, at most four.
 
     Args:
         folders: where to look besides the folder that was named.
         wanted: the pattern of what is looked for, such as `*.py`, or `*/experiment.json` for the folders of runs.
+        assigns: only Python files that assign this name at their top level, such as `sweep`.
     """
     given, found = Path(given), {}
     for folder in (given, given.parent, *folders):
@@ -65,10 +67,22 @@ def files(given: Path | str, folders: Iterable[Path], wanted: str) -> list[Path]
             for path in sorted(folder.glob(wanted)):
                 path = path.parent if "/" in wanted else path
                 found.setdefault(path.resolve(), path)
-        except (OSError, ValueError):  # it cannot be read, or is no name of a folder
+        except (OSError, ValueError):  # the folder cannot be read, or its name is not valid
             continue
-    inside = [path for path in found.values() if path.parent == given]
+    paths = [path for path in found.values() if assigns is None or assigns in _assigned(path)]
+    inside = [path for path in paths if path.parent == given]
     if inside:
         return inside[:4]
-    names = {path.stem: path for path in reversed(found.values())}
+    names = {path.stem: path for path in reversed(paths)}
     return [names[name] for name in difflib.get_close_matches(given.stem, names, n=4, cutoff=_ALIKE)]
+
+
+def _assigned(path: Path) -> set[str]:
+    """Return the names that a Python file assigns at its top level; none if it cannot be read."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    targets = [node for one in body for node in (one.targets if isinstance(one, ast.Assign) else [one])]
+    targets = [one.target if isinstance(one, ast.AnnAssign) else one for one in targets]
+    return {one.id for one in targets if isinstance(one, ast.Name)}

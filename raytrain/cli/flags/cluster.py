@@ -63,10 +63,10 @@ def _check(arguments: list[str]) -> tuple[str, bool]:
         """Check the file of a cluster offline; nothing is started. The exit status is 2 if there are errors.
 
         An error cannot work, or exposes the cluster. A warning works, but costs something or may change.
+        Of a script, only the lines marked EDIT are checked.
 
         Args:
-            file: A YAML file for `ray up`, a RayCluster or RayJob of KubeRay, or a script of `raytrain cluster init`
-                (only its lines to edit are checked).
+            file: A YAML file for `ray up` or KubeRay, or a script of `raytrain cluster init`.
             json: Print one JSON object.
         """
         return file, json

@@ -19,6 +19,7 @@ import tyro
 
 from raytrain import errors
 from raytrain.cli.flags.arguments import take, wrapped
+from raytrain.cli.flags.field_help import join_lines
 from raytrain.driver.fit import Options
 from raytrain.experiment import Experiment, with_strategy
 from raytrain.parallel import STRATEGIES, Parallel
@@ -54,6 +55,10 @@ def parse(command: Callable, arguments: list[str], usage: str, description: str 
     """Parses by tyro; its messages become the catalogue's one line."""
     said = io.StringIO()
     wants_help = any(argument in ("-h", "--help") for argument in arguments)
+    if wants_help:
+        roots = [parameter.default for parameter in inspect.signature(command).parameters.values()]
+        for kind in {type(part) for part in (*roots, *_parts(command).values()) if dataclasses.is_dataclass(part)}:
+            join_lines(kind)
     try:
         with contextlib.redirect_stdout(_Folded(sys.stdout)) if wants_help else _complaints(said):
             parsed, unknown = tyro.cli(

@@ -53,8 +53,7 @@ def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, lis
         """Find a learning rate.
 
         Args:
-            out: The plot's file: .png, .svg or .pdf; the losses go to a .csv file of the same name. By default lr.png
-                in a run's directory; for an experiment, no file is written.
+            out: The plot's file: .png, .svg or .pdf. The losses go to a .csv file beside it. A run's default is lr.png.
         """
         return experiment, options, out
 
