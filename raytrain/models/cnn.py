@@ -21,7 +21,7 @@ class CNN(Model):
     batch_norm: bool = False
     """Normalise each block's channels over the rank's micro-batch."""
     dropout: float = 0.0
-    """Share of the last features that are dropped while training, in [0, 1)."""
+    """Probability of dropping one of the last features in training, in [0, 1)."""
 
     def __post_init__(self) -> None:
         check(
@@ -31,8 +31,8 @@ class CNN(Model):
         )
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
-        """The blocks, flattened into the head."""
-        from torch import nn
+        """Return the blocks, flattened into the head."""
+        from torch import nn  # `--help` needs the fields only
 
         inputs, height, width = sample
         layers: list[nn.Module] = []

@@ -21,7 +21,7 @@ class MLP(Model):
     hidden: tuple[int, ...] = (512, 512)
     """Widths of the hidden layers."""
     dropout: float = 0.0
-    """Share of hidden units that are dropped while training, in [0, 1)."""
+    """Probability of dropping a hidden unit in training, in [0, 1)."""
 
     def __post_init__(self) -> None:
         check(
@@ -31,8 +31,8 @@ class MLP(Model):
         )
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
-        """Flatten, then linear layers of the hidden widths, then the head."""
-        from torch import nn
+        """Return linear layers of the hidden widths, then the head, on flattened samples."""
+        from torch import nn  # `--help` needs the fields only
 
         widths = [prod(sample), *self.hidden]
         layers: list[nn.Module] = [nn.Flatten()]
@@ -48,5 +48,5 @@ class SimpleModel(Model):
     """The model of the DDP tutorials: 784-10-10-10 on MNIST (Linear, ReLU, Linear, ReLU, Linear)."""
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
-        """Two hidden layers of ten units."""
+        """Return an MLP with two hidden layers of ten units."""
         return MLP(hidden=(10, 10)).build(sample, classes)

@@ -1,10 +1,10 @@
-"""Optimizers and learning-rate schedules, declared as values."""
+"""Optimizers, declared as values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain.config import Rule, above, at_least, check, within
 
@@ -32,7 +32,7 @@ class Optimizer:
         return {"lr": above(0), "weight_decay": at_least(0), "backbone_lr_factor": above(0)}
 
     def groups(self, module: torch.nn.Module) -> list[dict[str, Any]]:
-        """The module's trained parameters in PyTorch's groups; `factor` is each one's on the learning rate."""
+        """Return the module's trained parameters in PyTorch's groups, each with the `factor` on its learning rate."""
         below_head = {id(parameter) for parameter in backbone(module)} if self.backbone_lr_factor != 1 else set()
         found: dict[tuple[bool, bool], dict[str, Any]] = {}
         for parameter in (parameter for parameter in module.parameters() if parameter.requires_grad):
@@ -44,12 +44,12 @@ class Optimizer:
         return list(found.values())
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        """Returns PyTorch's optimizer over the given parameters, or groups of them as `groups` makes them."""
+        """Return PyTorch's optimizer over parameters, or over groups of them as `groups` returns them."""
         raise NotImplementedError(f"{type(self).__name__} needs a build(parameters)")
 
 
 def backbone(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The trained parameters of all layers but the last, which is the head."""
+    """Return the trained parameters of all layers but the last, the head."""
     named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     head = named[-1][0].rpartition(".")[0] if named else ""
     return [parameter for name, parameter in named if name.rpartition(".")[0] != head]
@@ -73,8 +73,8 @@ class SGD(Optimizer):
         )
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        """torch.optim.SGD."""
-        import torch
+        """Return torch.optim.SGD."""
+        import torch  # `--help` needs the fields only
 
         parameters = list(parameters)
         optimizer = torch.optim.SGD(
@@ -85,8 +85,8 @@ class SGD(Optimizer):
             weight_decay=self.weight_decay,
             **_implementation(parameters, sharded_fused=False),
         )
-        # The fused form fails where some parameters have had a gradient before and others have not, and takes memory as
-        # it finds it for the momentum after a first step that overflowed in fp16. From zero the first step is the same.
+        # The fused form fails if only some parameters have had a gradient before. After a first step that overflowed in
+        # fp16, it reads uninitialised memory as momentum. With zeros the first step is the same.
         for parameter in _each(parameters) if self.momentum else ():
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
@@ -102,6 +102,7 @@ class Adam(Optimizer):
     """Decay rates of the two moments, each in [0, 1)."""
     eps: float = 1e-8
     """Added to the denominator."""
+    _decoupled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check(
@@ -112,11 +113,11 @@ class Adam(Optimizer):
         )
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        """torch.optim.Adam."""
-        import torch
+        """Return torch.optim.Adam or AdamW."""
+        import torch  # `--help` needs the fields only
 
-        parameters = list(parameters)
-        return torch.optim.Adam(
+        parameters, kind = list(parameters), torch.optim.AdamW if self._decoupled else torch.optim.Adam
+        return kind(
             parameters,
             lr=self.lr,
             betas=self.betas,
@@ -132,30 +133,16 @@ class AdamW(Adam):
 
     weight_decay: float = 1e-2
     """Decoupled weight decay."""
-
-    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        """torch.optim.AdamW."""
-        import torch
-
-        parameters = list(parameters)
-        return torch.optim.AdamW(
-            parameters,
-            lr=self.lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            **_implementation(parameters),
-        )
+    _decoupled: ClassVar[bool] = True
 
 
 def _each(parameters: list[Any]) -> list[torch.nn.Parameter]:
-    """Parameters that may come in groups."""
+    """Return all parameters, which may come in groups."""
     return [p for one in parameters for p in (one["params"] if isinstance(one, dict) else [one])]
 
 
 def _implementation(parameters: list[Any], sharded_fused: bool = True) -> dict[str, bool]:
-    """How PyTorch's optimizer computes: fused, but not a mixture of sharded and plain tensors, which it takes only one
-    by one."""
+    """Return how PyTorch's optimizer computes: fused, or one by one for a mixture of sharded and plain tensors."""
     sharded = [hasattr(parameter, "device_mesh") for parameter in _each(parameters)]
     if any(sharded) and not all(sharded):
         return {"fused": False, "foreach": False}

@@ -10,21 +10,21 @@ from raytrain.config import above, at_least, check
 
 @dataclass(frozen=True)
 class Schedule:
-    """The base of all schedules: a factor on the learning rate, a pure function of the step. Constant by default."""
+    """The base of all schedules: a factor on the learning rate as a pure function of the step. Constant by default."""
 
     def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """The factor for a step, counted from 0 over the whole run."""
+        """Return the factor for a step, counted from 0 over the whole run."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same learning rate throughout."""
+    """A constant learning rate."""
 
 
 @dataclass(frozen=True)
 class StepLR(Schedule):
-    """Multiplies the learning rate by `gamma` every `step_size` epochs (torch.optim.lr_scheduler.StepLR)."""
+    """Multiply the learning rate by `gamma` every `step_size` epochs (torch.optim.lr_scheduler.StepLR)."""
 
     step_size: int = 7
     """Epochs between two drops."""
@@ -35,7 +35,7 @@ class StepLR(Schedule):
         check(self, step_size=at_least(1), gamma=above(0))
 
     def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """gamma to the number of drops so far."""
+        """Return gamma to the power of the number of drops so far."""
         return self.gamma ** (step // steps_per_epoch // self.step_size)
 
 
@@ -52,7 +52,7 @@ class Cosine(Schedule):
         check(self, warmup_epochs=at_least(0), final=at_least(0))
 
     def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """The factor in the middle of the ramp or of the cosine."""
+        """Return the factor on the ramp or on the cosine."""
         warmup, total = round(self.warmup_epochs * steps_per_epoch), steps_per_epoch * epochs
         if step < warmup:
             return (step + 1) / warmup
@@ -62,11 +62,11 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up along half a cosine and down along another (Smith and Topin, 2018; torch.optim.lr_scheduler.OneCycleLR), with
-    the optimizer's learning rate at the top."""
+    """Rise along half a cosine to the optimizer's learning rate, then fall along another (Smith and Topin, 2018;
+    torch.optim.lr_scheduler.OneCycleLR)."""
 
     rise: float = 0.3
-    """Share of the run's steps that go up."""
+    """Share of the run's steps in which the learning rate rises."""
     first: float = 0.04
     """Factor of the first step."""
     final: float = 4e-6
@@ -76,7 +76,7 @@ class OneCycle(Schedule):
         check(self, rise=(lambda share: 0 < share < 1, "between 0 and 1"), first=above(0), final=at_least(0))
 
     def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """The factor on one of the two cosines."""
+        """Return the factor on one of the two cosines."""
         total = steps_per_epoch * epochs
         top = max(self.rise * total - 1, 1e-9)
         if step <= top:
@@ -86,8 +86,7 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class Rising(Schedule):
-    """Exponentially from `low` to `high`, for the learning-rate range test: the factors are the rates, those of an
-    optimizer whose learning rate is 1."""
+    """Rise exponentially from `low` to `high`: the range test, with an optimizer whose learning rate is 1."""
 
     steps: int = 100
     """Steps from the lowest learning rate to the highest."""
@@ -105,7 +104,7 @@ class Rising(Schedule):
         )
 
     def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """The learning rate: the same multiple of the last step's in every step."""
+        """Return the learning rate, which grows by the same factor in every step."""
         return self.low * (self.high / self.low) ** (step / (self.steps - 1))
 
 

@@ -25,8 +25,8 @@ class Classification(Task):
     """The highest accuracy is the best."""
 
     monitor: str = "val_accuracy"
-    """The metric that chooses the best checkpoint: val_accuracy, val_loss, or val_top5_accuracy where there are more
-    than five classes."""
+    """The metric that chooses the best checkpoint: val_accuracy, val_loss, or val_top5_accuracy for more than
+    five classes."""
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes while training (Szegedy et al., 2016)."""
 
@@ -35,7 +35,7 @@ class Classification(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the cross entropy with label smoothing, to the targets of mixed images."""
-        from torch.nn.functional import cross_entropy
+        from torch.nn.functional import cross_entropy  # `--help` needs the fields only
 
         logits = model(batch.input)
         wanted = batch.labels if batch.targets is None else batch.targets
@@ -44,15 +44,14 @@ class Classification(Task):
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the cross entropy (without smoothing), right answers among the first 1 and 5, and counts of
         (label, answer), int64 [classes, classes]."""
-        import torch
-        from torch.nn.functional import cross_entropy
+        import torch  # `--help` needs the fields only
 
         logits = model(batch.input)
         classes = logits.shape[1]
         best = logits.topk(min(5, classes), dim=1).indices
         pairs = torch.bincount(batch.labels * classes + best[:, 0], minlength=classes * classes)
         return {
-            "loss": cross_entropy(logits.float(), batch.labels, reduction="none").double().sum(),
+            "loss": torch.nn.functional.cross_entropy(logits.float(), batch.labels, reduction="none").double().sum(),
             "count": torch.tensor(len(batch)),
             "top1": (best[:, 0] == batch.labels).sum(),
             "top5": (best == batch.labels[:, None]).any(dim=1).sum(),
@@ -60,7 +59,7 @@ class Classification(Task):
         }
 
     def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Mean loss, accuracy, and top-5 accuracy where there are more than five classes."""
+        """Return the mean loss, the accuracy, and the top-5 accuracy for more than five classes."""
         count = float(sums["count"])
         result = {"loss": float(sums["loss"]) / count, "accuracy": float(sums["top1"]) / count}
         if len(sums["confusion"]) > 5:

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 
 class Sums:
-    """Adds up a task's tensors: integers as int64, which is exact, and floats as float64.
+    """Add up a task's tensors: integers as int64, which is exact, and floats as float64.
 
     Args:
-        shards: sums that are kept apart until the end, and then added in their order. Where each shard is one rank's,
-            floats have the same bits on any number of ranks.
+        shards: the number of sums that are kept apart until the end, and then added in order. If each shard belongs
+            to one rank, floats have the same bits on any number of ranks.
     """
 
     def __init__(self, shards: int = 1) -> None:
@@ -22,7 +22,7 @@ class Sums:
         self._totals: dict[str, torch.Tensor] = {}
 
     def add(self, sums: dict[str, torch.Tensor], shard: int = 0) -> None:
-        """Adds one batch's tensors (any shapes, the same names and shapes every time)."""
+        """Add one batch's tensors: any shapes, with the same names and shapes every time."""
         for name, value in sums.items():
             wide = value.detach().to(torch.float64 if value.is_floating_point() else torch.int64)
             if name not in self._totals:
@@ -30,7 +30,7 @@ class Sums:
             self._totals[name][shard] += wide
 
     def reduce(self, device: torch.device) -> dict[str, np.ndarray]:
-        """The totals over all ranks. A collective: every rank calls it, also one that had no batch."""
+        """Return the totals over all ranks. A collective: every rank calls it, even without a batch."""
         totals = self._totals
         if dist.is_initialized() and dist.get_world_size() > 1:
             shapes = {name: (tuple(value.shape), value.dtype) for name, value in totals.items()}

@@ -1,4 +1,4 @@
-"""Task: the seam for what is learnt. A task says what loss a batch has and which sums its metrics need."""
+"""Task: a loss, and the sums that its metrics need."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Task:
     """The base of all tasks. Subclass it in an experiment file, as a frozen dataclass, to bring your own.
 
-    Everything is said in sums over samples, so that losses and metrics are exact for any number of workers: raytrain
-    adds the sums up over micro-batches and ranks and divides once.
+    A task returns sums over samples: raytrain adds them up over micro-batches and ranks and divides once, so losses and
+    metrics are exact for any number of workers.
     """
 
     directions: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min"}
@@ -37,7 +37,7 @@ class Task:
         check(self)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
-        """The loss summed over the batch's samples (a scalar with gradient), and how many samples that were.
+        """Return the loss summed over the batch's samples (a scalar with gradient), and the number of samples.
 
         Raises:
             NotImplementedError: always, in the base class.
@@ -45,18 +45,18 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__} needs a loss(model, batch)")
 
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        """What evaluation adds up over all samples: tensors of any shape, `loss` and `count` among them."""
-        import torch
+        """Return what evaluation adds up over all samples: tensors of any shape, with `loss` and `count` among them."""
+        import torch  # `--help` needs the fields only
 
         loss, count = self.loss(model, batch)
         return {"loss": loss, "count": torch.tensor(count)}
 
     def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Turns the sums over all samples into numbers, `loss` among them."""
+        """Return the metrics from the sums over all samples, `loss` among them."""
         return {"loss": float(sums["loss"] / sums["count"])}
 
     def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
-        """Checks, before anything starts, that the model's output for one sample (its shape) suits the task.
+        """Check, before anything starts, that the shape of the model's output for one sample suits the task.
 
         Raises:
             UserError: it does not.

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from raytrain import CNN, MLP, Model, SimpleModel, Torchvision, UserError
+from raytrain.models import torchvision_modules
 
 
 def parameters(module: nn.Module, trained: bool = False) -> int:
@@ -202,8 +203,6 @@ def test_a_file_of_as_many_classes_fills_the_head_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["densenet121", "vit_b_16", "resnet18", "mnasnet0_5"])
 def test_names_in_torchvisions_older_files_are_understood(name: str) -> None:
-    from raytrain.models import torchvision
-
     with torch.device("meta"):
         module, other = (Torchvision(name=name).build((3, 224, 224), classes) for classes in (2, 1000))
     state: Any = OrderedDict()
@@ -215,12 +214,12 @@ def test_names_in_torchvisions_older_files_are_understood(name: str) -> None:
             key = key.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.")
         if not key.endswith("num_batches_tracked"):
             state[key] = value
-    torchvision._fill(module, state, "file", assign=True)
+    torchvision_modules.fill(module, state, "file", assign=True)
     given = {value.shape for value in state.values()}
     assert [p.shape[0] for p in module.parameters() if p.shape not in given] == [2, 2]
     state.popitem(last=False)
     with pytest.raises(UserError, match="1 tensors are missing and 0 have another shape, for example"):
-        torchvision._fill(module, state, "file", assign=True)
+        torchvision_modules.fill(module, state, "file", assign=True)
 
 
 @pytest.mark.parametrize(
