@@ -31,18 +31,18 @@ slow-test: setup
 # Kills N drivers of sweeps, and N/4 more under ASHA; ten minutes for 20 of them on two cores.
 N ?= 20
 sweep-faults: setup
-	$(BIN)/python tests/faults/table.py $(N)
+	PYTHONPATH=tests $(BIN)/python -m harness.faults.sweeps_table $(N)
 
 # Injects N faults of each kind into real runs; with 3, one run of each kind, it takes 30 minutes on two cores.
 SEED ?= 0
 FAULTS = $(if $(filter-out file,$(origin N)),$(N),3)
 faults: setup
-	$(BIN)/python tests/faults/runs_table.py $(FAULTS) $(SEED)
+	PYTHONPATH=tests $(BIN)/python -m harness.faults.runs_table $(FAULTS) $(SEED)
 
 # From `raytrain cluster up` to the cluster's end on three hosts (namespaces of this machine), N times, then faults: needs root.
 CYCLES = $(if $(filter-out file,$(origin N)),$(N),10)
 cluster-test: setup
-	$(BIN)/python tests/cluster/cluster_table.py $(CYCLES)
+	PYTHONPATH=tests $(BIN)/python -m harness.cluster.table $(CYCLES)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from s3_server import Server, settings
+from helpers.ranks import Ranks
+from helpers.s3_server import Server, settings
 
 # A shell that runs tests in the background has SIGINT ignored, nohup SIGHUP, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,6 +37,14 @@ def s3() -> Iterator[str]:
             patch.setenv(name, value)
         yield "s3://bucket"
     server.close()
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Processes that are the ranks of a run."""
+    pool = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")

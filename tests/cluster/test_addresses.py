@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import ROOT, SHARED, Hosts, why_not
+from harness.cluster.hosts import ROOT, SHARED, Hosts, why_not
 
 _RAY = f"PYTHONPATH={SHARED}/code RAY_AUTH_MODE=disabled RAY_TMPDIR=/tmp/cluster"
 _TRAIN = (

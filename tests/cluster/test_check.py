@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
-from defects import DEFECTS
+from harness.cluster.defects import DEFECTS
+from helpers.cluster_files import FILLED, filled
 
 from raytrain import cli, cluster, errors
 from raytrain.cluster import fields, names
@@ -41,22 +42,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def check(text: str) -> list[Finding]:
     Path("cluster.yaml").write_text(text)
     return cluster.check(Path("cluster.yaml"))
-
-
-FILLED = {
-    "-0123456789abcdef0": "-0a1b2c3d4e5f60718",
-    "192.0.2.": "10.1.2.",
-    "your-project": "vision-4711",
-    "youraccount": "visionruns",
-    "registry.example.com": "registry.visions.io:5000",
-}
-
-
-def filled(text: str) -> str:
-    """A file whose placeholders and lines marked EDIT were edited."""
-    for placeholder, value in FILLED.items():
-        text = text.replace(placeholder, value)
-    return re.sub(r"^(\s*[^#\s].*?)\s+# EDIT.*$", r"\1", text, flags=re.MULTILINE)
 
 
 def edited(kind: str, old: str, new: str) -> str:

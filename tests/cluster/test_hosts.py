@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import LAUNCHER, Hosts, why_not
+from harness.cluster.hosts import LAUNCHER, Hosts, why_not
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-import cluster_table as table
 import pytest
+from harness.cluster import table as table
 
 
 class Stand:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_check import filled
+from helpers.cluster_files import filled
 
 from raytrain import cli, cluster
 from raytrain.cluster import start

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sweeps import COMMANDS, Pace, undisturbed
+from harness.faults.sweeps import COMMANDS, Pace, undisturbed
+from harness.faults.writes import audited
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,3 +39,10 @@ def ray_here() -> Iterator[None]:
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def every_write_told(ray_here: None) -> Iterator[None]:
+    """Tells `harness.faults.writes` of each write of this process."""
+    with audited():
+        yield

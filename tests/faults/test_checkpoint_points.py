@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from points import STEPS, Disk, Killed, check, outcome, standing_for_os, train
+from harness.faults.points import STEPS, Disk, Killed, check, outcome, standing_for_os, train
 
 COUNTS: dict[str, int] = {}
 

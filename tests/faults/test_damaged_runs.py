@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import DIGITS
+from helpers.commands import DIGITS
 
 from raytrain import cli
 from raytrain.run.lock import Lock

@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import mutated
 import pytest
-from commands import fails, no_runs, without_ray
+from harness.faults import mutated
+from helpers.commands import fails, no_runs, without_ray
 
 from raytrain import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runs import WAYS, play, undisturbed
+from harness.faults.runs import WAYS, play, undisturbed
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from points import EPOCH, SETTINGS, Killed, best, content, row
+from harness.faults.points import EPOCH, SETTINGS, Killed, best, content, row
 
 from raytrain.checkpoint import checkpoints, location, retention, side_thread
 from raytrain.checkpoint.storage import Storage

@@ -12,7 +12,19 @@ import time
 from pathlib import Path
 
 import pytest
-from sweeps import EIGHT, TWO_WORKERS, Command, Pace, check_files, check_whole, killed, load, outcome, run, statuses
+from harness.faults.sweeps import (
+    EIGHT,
+    TWO_WORKERS,
+    Command,
+    Pace,
+    check_files,
+    check_whole,
+    killed,
+    load,
+    outcome,
+    run,
+    statuses,
+)
 
 from raytrain.checkpoint import checkpoints
 from raytrain.sweep import record

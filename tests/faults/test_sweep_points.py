@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_run_points import Writes, _watching, audited, one_line, run
+from harness.faults.writes import Writes, one_line, run, watching
 
 from raytrain.driver import resources
 from raytrain.report.files import write_whole
 from raytrain.sweep import driver, record, sweep_plan
 
-__all__ = ["audited"]
+pytestmark = pytest.mark.usefixtures("every_write_told")
+
 
 SWEEP = """
 from raytrain import *
@@ -31,12 +32,12 @@ sweep = Sweep(
 @contextmanager
 def unwatched() -> Iterator[None]:
     """The context in which no write goes wrong: those of a trial's own process."""
-    kept = _watching[:]
-    _watching.clear()
+    kept = watching[:]
+    watching.clear()
     try:
         yield
     finally:
-        _watching[:] = kept
+        watching[:] = kept
 
 
 class NoRay:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from processes import tree
+from helpers.processes import tree
 from torch import nn
 
 import raytrain

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import tree
-from test_kill import command, rows_so_far, wait_for_step
+from helpers.killed_runs import command, rows_so_far, wait_for_step
+from helpers.processes import tree
 
 import raytrain
 from raytrain import Run

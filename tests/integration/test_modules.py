@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from processes import tree
-from projects import PROJECT, write
-from test_kill import command, rows, wait_for_step, weights
+from helpers.killed_runs import command, rows, wait_for_step, weights
+from helpers.processes import tree
+from helpers.projects import PROJECT, write
 
 SWEEP = """
 from dataclasses import replace

@@ -14,15 +14,13 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.processes import tree
+from helpers.readme import COMMANDS, README, ROOT, the
 from PIL import Image
-from processes import tree
 
 from raytrain import Digits, Run
 from raytrain.sweep.sweep_run import SweepRun
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"^    ((?:raytrain|make) .*)$", README, re.MULTILINE)
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
@@ -60,13 +58,6 @@ def refused(command: str, home: Path) -> str:
                           env={**os.environ, "PATH": path})  # fmt: skip
     assert done.returncode == 2, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stderr
-
-
-def the(start: str) -> str:
-    """The one command of README that begins so."""
-    found = [command for command in COMMANDS if command.startswith(start)]
-    assert len(found) == 1, f"{start}: {found}"
-    return found[0]
 
 
 def test_every_command_of_the_readme_is_run_here_or_with_the_jobs() -> None:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import tree
-from test_readme import the
+from helpers.processes import tree
+from helpers.readme import the
 
 from raytrain import Run
 from raytrain.driver import ray_internals

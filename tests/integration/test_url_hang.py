@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import tree
-from s3_server import Gate, settings
-from test_kill import command, rows, rows_so_far, wait_for_step, weights
+from helpers.killed_runs import command, rows, rows_so_far, wait_for_step, weights
+from helpers.processes import tree
+from helpers.s3_server import Gate, settings
 
 from raytrain import Run
 from raytrain.checkpoint import location, storage
 
-PACED = str(Path(__file__).parents[1] / "faults" / "paced.py")
+PACED = str(Path(__file__).parents[1] / "harness" / "faults" / "paced.py")
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from processes import tree
-from test_kill import command, rows, wait_for_step, weights
+from helpers.killed_runs import command, rows, wait_for_step, weights
+from helpers.processes import tree
 
 from raytrain import Run
 from raytrain.checkpoint import location

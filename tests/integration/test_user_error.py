@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-from projects import write
-from test_kill import command, rows, weights
+from helpers.killed_runs import command, rows, weights
+from helpers.projects import write
 
 from raytrain import order
 

@@ -1,0 +1,142 @@
+"""A cluster's address: who answers there is found in seconds, before Ray is let at it, and said in a line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.commands import DIGITS, fails
+
+from raytrain import errors
+from raytrain.driver import credentials, session
+
+TOKEN = "5ecret" * 8
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Starts what answers as a cluster of a version of Ray does, to those who have the token."""
+    import grpc
+
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # set here, so that it is taken back
+    servers = []
+
+    def start(version: str) -> str:
+        from ray.core.generated import gcs_service_pb2
+
+        messages: Any = gcs_service_pb2  # whose names are made as it is imported
+
+        def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+            if ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+            return messages.CheckAliveReply(ray_version=version).SerializeToString()
+
+        alive = grpc.method_handlers_generic_handler(
+            "ray.rpc.NodeInfoGcsService", {"CheckAlive": grpc.unary_unary_rpc_method_handler(answer)}
+        )
+        server = grpc.server(ThreadPoolExecutor(1), handlers=[alive])
+        servers.append(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        return f"127.0.0.1:{port}"
+
+    yield start
+    for server in servers:
+        server.stop(None)
+
+
+def refused(capsys: pytest.CaptureFixture[str], address: str) -> str:
+    return fails(capsys, "train", DIGITS, "--dry_run", "--address", address)
+
+
+def test_another_token_none_and_another_version_are_refused(
+    gcs: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    address = gcs("2.59.0")
+    assert f"wants a token and there is none here ({tmp_path}/.ray/auth_token: No such" in refused(capsys, address)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    assert f"the cluster refuses the token of RAY_AUTH_TOKEN, {address}; " in refused(capsys, address)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    assert "the cluster has Ray 2.59.0 and this machine 2.60.0" in refused(capsys, address)
+    monkeypatch.setenv("RAY_ADDRESS", address)  # what `auto` means
+    assert "the cluster has Ray 2.59.0" in refused(capsys, "auto")
+
+
+def test_what_listens_and_is_no_cluster(gcs: object, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+
+        def hang_up() -> None:
+            for _ in range(2):
+                other.accept()[0].close()
+
+        done = pool.submit(hang_up)
+        port = other.getsockname()[1]
+        assert "no Ray cluster answers: what is there is none, 127.0.0.1:" in refused(capsys, f"127.0.0.1:{port}")
+        done.result(10)
+
+
+def test_the_session_of_a_run_is_below_a_folder_that_only_its_user_enters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = os.getuid()
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 20)))  # the path of a socket has 107 characters
+    assert credentials.private_folder() == Path(f"/tmp/raytrain-{user}")
+    with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as base:
+        monkeypatch.setenv("TMPDIR", base)
+        folder = Path(base, f"raytrain-{user}")
+        for _ in range(2):
+            assert credentials.private_folder() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700
+            folder.chmod(0o755)  # which the second call takes back
+        folder.rmdir()
+        for squat in (lambda: folder.symlink_to(tmp_path), lambda: folder.write_text("")):
+            squat()
+            with pytest.raises(errors.UserError, match="set RAY_TMPDIR"):
+                credentials.private_folder()
+            folder.unlink()
+        monkeypatch.setattr(os, "getuid", lambda: user + 1)
+        Path(base, f"raytrain-{user + 1}").mkdir()  # another user was here first
+        with pytest.raises(errors.UserError, match="need a folder that is yours"):
+            credentials.private_folder()
+        monkeypatch.setenv("RAY_TMPDIR", base)
+        assert credentials.private_folder() == Path(base)
+
+
+def test_the_logs_of_a_run_are_what_a_person_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Ray's logs, those of a run that failed, with the end of long ones."""
+    ray, logs = tmp_path / "ray", tmp_path / "logs"
+    for name, text in (
+        ("raylet.out", b"x" * (1 << 20) + b"the node ran out of memory\n"),
+        ("raylet.err", b""),
+        ("worker-1.err", b":job_id:01000000\n:actor_name:RayTrainWorker\n"),
+        ("worker-2.err", b":job_id:01000000\nSegmentation fault\n"),
+        ("events/event_GCS.log", b"{}"),
+        ("dashboard_agent.log", b"text"),
+    ):
+        (ray / name).parent.mkdir(parents=True, exist_ok=True)
+        (ray / name).write_bytes(text)
+    monkeypatch.setattr(session.ray_internals, "session_logs", lambda: ray)
+    monkeypatch.setitem(session.sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    own = session.Session(None, False)
+    monkeypatch.setitem(session.sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    for failed, kept in ((False, []), (True, ["raylet.out", "worker-2.err"])):
+        (logs / "train-1").mkdir(parents=True)
+        for name, text in (("rank_0.log", "text"), ("rank_1.log", ""), ("place_0.json", "{}"), ("workers.jsonl", "{}")):
+            (logs / name).write_text(text)
+        own.keep_logs(logs, failed)
+        assert sorted(path.name for path in logs.glob("ray/*")) == kept
+        assert {path.name for path in logs.iterdir()} - {"ray"} == {"rank_0.log", "workers.jsonl"}
+    text = (logs / "ray" / "raylet.out").read_bytes()
+    assert len(text) < (1 << 20) + 100 and text.endswith(b"the node ran out of memory\n")

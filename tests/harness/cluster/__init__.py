@@ -1,0 +1,1 @@
+"""Clusters of hosts that are namespaces of this machine."""

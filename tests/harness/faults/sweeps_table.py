@@ -1,0 +1,89 @@
+"""Kills the drivers of sweeps at many moments, and says in a table what came of it.
+
+    PYTHONPATH=tests python -m harness.faults.sweeps_table 20
+
+As many kills as are asked for under the scheduler `Complete`, where the outcome must be the undisturbed sweep's bit for
+bit; and a quarter as many under `ASHA`, where what it stops depends on which trial comes first, and where trials that
+have ended must stay as they are, none be lost and none repeated.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import ray
+import torch
+
+from harness.faults.sweeps import COMMANDS, EIGHT, EIGHT_ASHA, Kill, Pace, Story, killed, outcome, statuses, undisturbed
+
+_LIKELY = (2, 2, 2, 10, 1)
+_HEAD = "| kill | seed | scheduler | second | phase | had ended | gone after | recovered | equal |"
+
+
+def main(kills: int) -> int:
+    """Prints the table as it grows; returns 1 where a kill was not made good."""
+    print(f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}\n")
+    print(f"{_HEAD}\n|{'---|' * _HEAD[1:].count('|')}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        pace = undisturbed(Path(folder) / "whole")
+        whole = outcome(Path(folder) / "whole")
+        stories: list[Story] = []
+        bad = _some(Path(folder), kills, 100, "Complete", pace, whole, stories)
+        bad += _some(Path(folder), -(-kills // 4), 200, "ASHA", pace, whole, stories)
+        late = 0.0
+        for kill in (kill for story in stories for kill in story.kills):
+            kill.command.check_agents_gone()
+            late = max(late, kill.command.agents_gone or 0.0)
+    print(
+        f"\n{bad} of {len(stories)} sweeps were not made good. Of each kill all was gone in the end, Ray's agents",
+        end=" ",
+    )
+    print(f"{late:.0f} s after it at the latest.")
+    return int(bad > 0)
+
+
+def _some(out: Path, kills: int, seed: int, scheduler: str, pace: Pace, whole: dict, stories: list[Story]) -> int:
+    """Kills under one scheduler; returns how many sweeps were not made good."""
+    bad = count = 0
+    while count < kills:
+        seed += 1
+        story = Story(out / f"sweep-{seed}", seed)
+        wanted = min(random.Random(seed).randint(2, 4), kills - count)
+        recovered, equal, complaint = True, "yes", ""
+        try:
+            story = killed(story.sweep, seed, wanted, pace, _LIKELY, EIGHT_ASHA if scheduler == "ASHA" else EIGHT)
+            if scheduler == "ASHA":
+                equal = f"({list(statuses(story.sweep).values()).count('stopped')} stopped)"
+            elif outcome(story.sweep) != whole:
+                equal, complaint = "NO", "the outcome is another one"
+        except AssertionError as error:
+            recovered, equal, complaint = False, "NO", str(error.args[0])
+            story = error.args[1] if len(error.args) > 1 else story
+        stories.append(story)
+        for kill in story.kills:
+            count += 1
+            print(_row(count, story, scheduler, kill, recovered, equal), flush=True)
+        if complaint:
+            bad += 1
+            count += not story.kills
+            print(f"\nseed {seed}: {complaint[:3000]}\n", flush=True)
+    return bad
+
+
+def _row(count: int, story: Story, scheduler: str, kill: Kill, recovered: bool, equal: str) -> str:
+    return (
+        f"| {count} | {story.seed} | {scheduler} | {kill.seconds:.1f} | {kill.phase} | {kill.ended} of 8 "
+        f"| {kill.command.gone or 0:.1f} s | {'yes' if recovered else 'NO'} | {equal} |"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
+    finally:
+        for command in COMMANDS:
+            command.abandon()

@@ -1,0 +1,1 @@
+"""What tests share: runs on several ranks, commands, projects of users, servers."""

@@ -1,0 +1,53 @@
+"""An experiment that every strategy can train, and a task in which something happens at one sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from raytrain import (
+    CNN,
+    FSDP,
+    SGD,
+    Augment,
+    Batch,
+    Classification,
+    Cosine,
+    Digits,
+    Experiment,
+)
+
+BASE = Experiment(
+    model=CNN(channels=(8, 16)),
+    data=Digits(augment=Augment(crop="random", padding=1, flip=0.5)),
+    optimizer=SGD(lr=0.05, momentum=0.9),
+    schedule=Cosine(warmup_epochs=0.5),
+    batch_size=64,
+    micro_batch_size=8,
+    memory_format="channels_last",
+    epochs=2,
+    clip_norm=1.0,
+)
+
+
+BLOCKS = FSDP(block_parameters=500)
+
+
+@dataclass(frozen=True)
+class Eventful(Classification):
+    """What happens when one sample is trained on: its rank's loss is multiplied, or a stop is asked for."""
+
+    sample: int = 700
+    factor: float = 1.0
+    stop: str = ""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        loss, count = super().loss(model, batch)
+        if model.training and self.sample in batch.ids:
+            loss = loss * self.factor
+            if self.stop:
+                Path(self.stop).touch()
+        return loss, count

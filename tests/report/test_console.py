@@ -1,0 +1,238 @@
+"""The console: what is printed of a run, at 80 columns and in files."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.commands import VALUE
+from rich.cells import cell_len
+from rich.console import Console as RichConsole
+from torch import nn
+
+from raytrain import Batch, Classification, Run, Task
+from raytrain.driver import plan, resources
+from raytrain.experiment import Experiment
+from raytrain.loggers import Held, RunInfo
+from raytrain.report.console import Console, show_evaluation
+
+ROW = {"kind": "epoch", "epoch": 1, "step": 3, "train_loss": 2.0, "val_loss": 0.5, "val_accuracy": 0.9877}
+ROW |= {"samples_per_second": 10.0, "seconds": 1.0}
+
+
+@dataclass(frozen=True)
+class Graded(Classification):
+    """Classification that monitors its error."""
+
+    directions = {"error": "min"}  # noqa: RUF012
+    monitor: str = "val_error"
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        found = super().metrics(sums)
+        return found | {"error": 1 - found["accuracy"]}
+
+
+@dataclass(frozen=True)
+class LongNames(Task):
+    directions = {"mean_absolute_percentage_error_of_the_left_lung": "min", "学习率误差平均绝对百分比误差的值": "min"}  # noqa: RUF012
+    monitor: str = "val_mean_absolute_percentage_error_of_the_left_lung"
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return super().metrics(sums) | dict.fromkeys(self.directions, 0.5)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        return model(batch.images).square().sum(), len(batch)
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.console.file, io.StringIO)
+    return console.console.file.getvalue()
+
+
+def pipe() -> Console:
+    return Console(RichConsole(file=io.StringIO(), soft_wrap=True, width=200))
+
+
+def terminal(width: int = 80) -> Console:
+    file = io.StringIO()
+    return Console(RichConsole(file=file, force_terminal=True, color_system=None, soft_wrap=True, width=width))
+
+
+def planned(value: Experiment = VALUE, run: str = "") -> plan.Plan:
+    return plan.make(value, resources.local_resources, run)
+
+
+def info(run: Run, laid_out: plan.Plan, earlier: Sequence[Mapping[str, Any]] = ()) -> RunInfo:
+    samples = len(laid_out.indices["train"])
+    return RunInfo(run.path, run.where, laid_out.experiment, laid_out.steps_per_epoch, samples, earlier)
+
+
+def run_of(folder: Path, **summary: Any) -> Run:
+    """A run whose experiment cannot be loaded: nothing does in order to print."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "experiment.json").write_text("damaged")
+    (folder / "summary.json").write_text(json.dumps({"status": "completed", **summary}))
+    return Run(folder)
+
+
+@pytest.fixture(autouse=True)
+def no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def test_the_table_and_the_closing_line_show_the_monitored_metric(tmp_path: Path) -> None:
+    console, laid_out = pipe(), planned(replace(VALUE, task=Graded(), epochs=3))
+    summary = {"monitor": "val_error", "val_accuracy": 0.9877, "val_error": 0.0123, "val_loss": 0.5}
+    run = run_of(tmp_path, **summary, best_epoch=2, epochs=3, steps=69)
+    console.planned(laid_out.lines())
+    console.start(info(run, laid_out, []), Held())
+    console.rows([{"kind": "step", "step": 3, "epoch": 1, "loss": 1.0, "lr": 0.04871}, {**ROW, "val_error": 0.0123}])
+    console.finish(info(run, laid_out), run.summary)
+    titles, figures, *rest = shown(console).splitlines()[-7:]
+    assert titles.split() == "epoch step lr train loss val loss val accuracy val error samples/s seconds".split()
+    assert figures.split() == "1/3 3 0.0487 2.0000 0.5000 0.9877 0.0123 10 1.0".split()
+    assert rest[0] == "completed: epoch 3 of 3, best val_error 0.0123 in epoch 2"
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "said"),
+    [
+        ("interrupted", 0, "interrupted: no step was done"),
+        ("interrupted", 1, "interrupted: epoch 1 of 3,000, step 1 of 69,000"),
+        ("interrupted", 23, "interrupted: epoch 1 of 3,000, step 23 of 69,000, best val_accuracy 0.5000 in epoch 1"),
+        ("interrupted", 24, "interrupted: epoch 2 of 3,000, step 24 of 69,000, best val_accuracy 0.5000 in epoch 1"),
+        ("completed", 230, "completed: epoch 10 of 3,000, stopped early, best val_accuracy 0.5000 in epoch 1"),
+        ("completed", 69_000, "completed: epoch 3,000 of 3,000, best val_accuracy 0.5000 in epoch 1"),
+    ],
+)
+def test_epoch_n_of_m_is_the_last_one_trained_of_those_the_experiment_asks_for(
+    tmp_path: Path, status: str, steps: int, said: str
+) -> None:
+    laid_out, console = planned(replace(VALUE, epochs=3000)), pipe()
+    best: dict[str, Any] = {"val_accuracy": 0.5, "best_epoch": 1} if steps >= 23 else {"best_epoch": None}
+    early = {"stopped_early": True} if steps == 230 else {}
+    run = run_of(tmp_path, status=status, epochs=steps // 23, steps=steps, **best, **early)
+    console.planned(laid_out.lines())  # Ctrl-C while Ray starts comes before `started`
+    console.finish(info(run, laid_out), run.summary)
+    assert f"\n{said}\n" in shown(console)
+
+
+def test_the_bar_counts_epochs_as_the_table_and_the_closing_line_do(tmp_path: Path) -> None:
+    laid_out, console = planned(replace(VALUE, epochs=44)), terminal()
+    console.planned(laid_out.lines())
+    steps = [{"kind": "step", "step": step, "epoch": 7, "loss": 1.0, "lr": 0.1} for step in (139, 140)]
+    console.start(info(run_of(tmp_path), laid_out, [{**ROW, "epoch": 6, "step": 138}]), Held())
+    console.rows(steps)
+    assert console._bar is not None
+    fields = console._bar.tasks[0].fields
+    console.close()
+    assert fields["epoch"] == "epoch 7/44" and fields["figures"].startswith("step 140/1,012  loss 1.0000  lr 0.1")
+    assert [line.split()[0] for line in shown(console).splitlines() if line.startswith(" 6/")] == ["6/44"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("epochs", [3, 44, 100, 999_999])
+@pytest.mark.parametrize("task", [Classification(), Graded(), LongNames(), LongNames(monitor="val_loss")])
+def test_no_line_of_a_run_wraps(tmp_path: Path, width: int, epochs: int, task: Task) -> None:
+    long = tmp_path / ("long" * 12) / ("名前" * 20)
+    laid_out = planned(replace(VALUE, epochs=epochs, task=task), str(long / "run"))
+    laid_out = replace(laid_out, notes=("a note " * 30, f"see {long}/{'x' * 50}"))
+    names = [name for name in task.declared() if name != "val_loss"]
+    best = {"val_loss": 1e-9, **dict.fromkeys(names, 123456.789)}
+    run = run_of(
+        long / "run", monitor=task.monitor, **best, best_epoch=epochs, epochs=epochs, steps=epochs * 23, seconds=1e6
+    )
+    console = terminal(width)
+    console.planned(laid_out.lines())
+    console.status("reading " * 30)
+    rows: list[dict[str, Any]] = [{"kind": "step", "step": 1, "epoch": 1, "loss": -1.23456e-7, "lr": 1.2345e-5}]
+    figures = {"train_loss": -1.23456e-7, "val_loss": None, **dict.fromkeys(names, -98765.4321)}
+    times = {"samples_per_second": 123456789.0, "seconds": 1234567.0}
+    rows += [{"kind": "epoch", "epoch": epochs, "step": 23 * epochs, **figures, **times}]
+    console.start(info(run, laid_out, rows), Held())
+    console.rows([{**rows[0], "step": 2}])
+    console.rows([{**rows[0], "step": 23 * epochs, "epoch": epochs}])
+    console.workers("lost", "the node " * 20, "step_00000007")
+    console.note(f"{long}/x: " + "refused " * 20)
+    console.rows(
+        [{"kind": "precision", "chosen": "fp32", "milliseconds": dict.fromkeys(("fp32", "bf16", "fp16"), 1e5)}]
+    )
+    console.finish(info(run, laid_out), run.summary)
+    lines = (
+        re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown(console)).replace("\r", "\n").splitlines()
+    )  # \r: the bar, drawn again
+    for line in lines:
+        assert cell_len(line) <= width or str(long) in line.split()[0], line
+    table = next(line for line in lines if line.startswith(f"{'epoch':>{2 * len(str(epochs)) + 1}}  "))
+    assert "lr" in table.split() and "step" in table.split(), "both fit at 80 columns"
+    if type(task) is Classification and epochs <= 44:
+        assert table.split()[-2:] == ["samples/s", "seconds"], "all columns fit at 80 columns"
+    if width == 200:
+        assert "seconds" in table
+
+
+def test_a_file_has_a_line_for_each_fact(tmp_path: Path) -> None:
+    laid_out, console = planned(VALUE, str(tmp_path / ("x" * 200))), pipe()
+    console.planned(laid_out.lines())
+    run = run_of(tmp_path / "a run", epochs=2, steps=46)
+    console.finish(info(run, laid_out), run.summary)
+    out = shown(console).splitlines()
+    assert f"     run  {laid_out.run}" in out and f"the run is in {run.path}" in out
+    assert out[-3:] == [
+        f"next:  raytrain evaluate '{run.path}'",
+        f"       raytrain predict '{run.path}' IMAGE ...",
+        f"       raytrain export '{run.path}' model.pth",
+    ]
+
+
+def test_the_console_prints_a_run_whose_experiment_is_gone(tmp_path: Path) -> None:
+    console, run = pipe(), run_of(tmp_path, epochs=2, steps=46)
+    (tmp_path / "experiment.json").unlink()
+    laid_out = planned(replace(VALUE, task=LongNames(monitor="val_loss")))
+    console.planned(laid_out.lines())
+    console.finish(info(run, laid_out), run.summary)
+    assert "completed: epoch 2 of 2" in shown(console)
+    assert "raytrain predict" not in shown(console), "it is no classification"
+
+
+def test_an_evaluation_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    figures = {"mean_absolute_percentage_error_of_the_left_lung_and_of_the_right_lung": 1.5e-7, "学习率" * 10: 0.25}
+    result = {"loss": 0.5, **figures, "nothing": float(np.nan), "count": 12345, "split": "val"}
+    show_evaluation(
+        {**result, "checkpoint": "step_1", "skipped": ["/a/" + "b" * 90, "c", "d", "e"]}, "/runs/" + "r" * 90
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["step_1 on val, of", "/runs/" + "r" * 90]
+    assert lines[2].split() == ["loss", "0.5000"] and "1.5e-07" in "".join(lines) and "12,345" in "".join(lines)
+    assert all(cell_len(line) <= 80 or line.split()[0].startswith(("/runs/", "/a/")) for line in lines)
+    assert lines[-1].split() == ["c,", "d", "and", "1", "more"]
+
+
+def test_the_bar_moves_where_epochs_end_between_two_looks(tmp_path: Path) -> None:
+    laid_out, console = planned(replace(VALUE, epochs=44)), terminal()
+    console.planned(laid_out.lines())
+    console.start(info(run_of(tmp_path), laid_out, []), Held())
+    step = {"kind": "step", "step": 161, "epoch": 7, "loss": 1.0, "lr": 0.1}
+    console.rows([step, {**ROW, "epoch": 7, "step": 161}])
+    assert console._bar is not None and console._bar.tasks[0].fields["epoch"] == "epoch 7/44"
+    console.close()
+
+
+def test_the_bar_leaves_room_for_the_echo_of_ctrl_c(tmp_path: Path) -> None:
+    laid_out, console = planned(), terminal()
+    console.planned(laid_out.lines())
+    console.start(info(run_of(tmp_path), laid_out, []), Held())
+    console.rows([{"kind": "step", "step": 16, "epoch": 1, "loss": 1.0, "lr": 0.1}])
+    console.close()
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\r", shown(console))
+    bars = [line for line in said.splitlines() if "━" in line]
+    assert bars and all(cell_len(line.rstrip()) <= 77 for line in bars), bars

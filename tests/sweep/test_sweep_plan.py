@@ -1,0 +1,173 @@
+"""How a sweep shares the nodes out among its trials, without Ray: every trial has room, alone and beside the others."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.commands import fails, no_runs, without_ray
+
+from raytrain import MLP, PBT, Choice, Digits, Experiment, Grid, HyperBand, Int, Scaling, Sweep, UserError
+from raytrain.driver.resources import Node, Resources
+from raytrain.sweep import sweep_plan
+from raytrain.sweep.space import Axis
+
+__all__ = ["no_runs", "without_ray"]
+
+BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), epochs=4)
+LR = Grid("optimizer.lr", (0.1, 0.01, 0.001, 1.0))
+WORKERS = Grid("scaling.workers", (1, 2))
+
+
+def nodes(*cpus: float, gpus: tuple[float, ...] = ()) -> Resources:
+    counts = (*gpus, *[0.0] * len(cpus))
+    found = (Node(f"n{place}", count, counts[place], 2**34) for place, count in enumerate(cpus))
+    return Resources(tuple(found), "a cluster")
+
+
+def planned(out: Path, resources: Resources, *axes: Axis, scaling: Scaling | None = None, **fields: object):  # type: ignore[no-untyped-def]
+    base = replace(BASE, scaling=scaling or Scaling())
+    mode = fields.pop("mode", "resident")
+    base = replace(base, data=Digits(mode=mode))  # type: ignore[arg-type]
+    return sweep_plan.make(Sweep(base, axes, **fields), lambda: resources, out)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("resources", "scaling", "axes", "mode", "concurrent", "cpus"),
+    [
+        (nodes(2), Scaling(), (LR,), "resident", 2, 1.0),
+        (nodes(2), Scaling(workers=2), (LR,), "resident", 1, 1.0),
+        (nodes(2), Scaling(workers=2), (LR,), "streaming", 1, 0.5),
+        (nodes(2), Scaling(workers=4), (LR,), "resident", 1, 0.5),
+        (nodes(1), Scaling(workers=2), (LR,), "streaming", 1, 0.25),
+        (nodes(2), Scaling(), (WORKERS,), "resident", 1, 2.0),
+        (nodes(4), Scaling(), (WORKERS, LR), "resident", 2, 2.0),
+        (nodes(2, 2), Scaling(), (LR,), "resident", 4, 1.0),
+        (nodes(3, 3), Scaling(workers=2), (LR,), "resident", 3, 1.0),
+        (nodes(2, 2), Scaling(), (LR,), "streaming", 4, 0.5),
+        (nodes(8, 1, 1), Scaling(threads_per_worker=4), (LR,), "resident", 2, 4.0),
+        (nodes(64, 4, gpus=(0, 4)), Scaling(), (LR,), "resident", 4, 1.0),
+        (nodes(64, 4, gpus=(0, 4)), Scaling(workers=2), (LR,), "resident", 2, 1.0),
+        (nodes(64), Scaling(cpus_per_worker=1), (LR,), "resident", 4, 1.0),
+    ],
+)
+def test_cpus_are_shared_out_by_node_among_the_trials_that_run_at_once(
+    tmp_path: Path,
+    resources: Resources,
+    scaling: Scaling,
+    axes: tuple[Axis, ...],
+    mode: str,
+    concurrent: int,
+    cpus: float,
+) -> None:
+    found = planned(tmp_path, resources, *axes, scaling=scaling, mode=mode)
+    assert found.concurrent == concurrent
+    assert found.scaling(replace(BASE, scaling=scaling)).cpus_per_worker == cpus
+
+
+@pytest.mark.parametrize("objective", ["samples_per_second", ("val_loss", "peak_memory_bytes"), "seconds"])
+def test_trials_whose_speed_is_the_objective_are_alone_unless_asked_for(tmp_path: Path, objective: object) -> None:
+    alone = planned(tmp_path, nodes(8), LR, objective=objective)
+    assert alone.concurrent == 1 and "each trial is measured alone" in dict(alone.lines(""))["at once"]
+    together = planned(tmp_path, nodes(8), LR, objective=objective, concurrent=3)
+    assert together.concurrent == 3 and "side by side" in dict(together.lines(""))["at once"]
+    assert "measured" not in dict(planned(tmp_path, nodes(8), LR, objective="val_loss").lines(""))["at once"]
+
+
+@pytest.mark.parametrize("scheduler", [PBT(), HyperBand()])
+def test_trials_that_take_turns_are_held_back_by_what_they_reserve(tmp_path: Path, scheduler: PBT | HyperBand) -> None:
+    small = Scaling(workers=2, cpus_per_worker=0.5)
+    found = planned(
+        tmp_path,
+        nodes(8),
+        Choice("optimizer.lr", (0.1, 0.2)),
+        scaling=small,
+        scheduler=scheduler,
+        trials=6,
+        concurrent=3,
+    )
+    reserved = found.scaling(replace(BASE, scaling=small))
+    assert found.concurrent == 3 and nodes(8).room(reserved.cpus_per_worker or 0) // 2 == 3
+
+
+def test_all_trials_of_a_sweep_have_room_in_any_order(tmp_path: Path) -> None:
+    """By clusters and sweeps drawn at random: `concurrent` trials fit, placed by a scheduler that chooses badly."""
+    draw = random.Random(3)
+    for _ in range(60):
+        resources = nodes(*(draw.choice((1, 2, 3, 4, 8)) for _ in range(draw.randint(1, 3))))
+        widths = tuple(sorted(draw.sample((1, 2, 4), draw.randint(1, 2))))
+        scaling = Scaling(threads_per_worker=draw.choice((None, 1, 2)))
+        mode = draw.choice(("resident", "streaming"))
+        try:
+            found = planned(tmp_path, resources, Grid("scaling.workers", widths), LR, scaling=scaling, mode=mode)
+        except UserError as refused:
+            assert re.search(r"a trial with scaling.workers=\d can never start: the run asks for", str(refused))
+            continue
+        each = {width: found.scaling(replace(BASE, scaling=replace(scaling, workers=width))) for width in widths}
+        for width, one in each.items():
+            assert resources.room(one.cpus_per_worker or 0) >= width, "alone"
+        for width, one in each.items():  # beside others of its kind
+            free = [node.cpus for node in resources.by_node]
+            for _ in range(found.concurrent * width):
+                room = [place for place, left in enumerate(free) if left + 1e-6 >= (one.cpus_per_worker or 0)]
+                assert room, (resources, widths, found.concurrent, one)
+                free[draw.choice(room)] -= one.cpus_per_worker or 0
+            if mode == "streaming" and found.concurrent > 1:
+                assert max(free) + 1e-6 >= resources.for_data, "Ray Data keeps a CPU"
+
+
+@pytest.mark.parametrize(
+    ("axes", "scaling", "says"),
+    [
+        (
+            (Grid("scaling.workers", (1, 8)),),
+            Scaling(),
+            r"scaling\.workers=8 can never start: the run asks for 8 workers",
+        ),
+        ((Int("scaling.workers", 1, 16, log=True),), Scaling(), r"scaling\.workers=16 can never start"),
+        (
+            (Grid("scaling.cpus_per_worker", (1.0, 3.0)),),
+            Scaling(),
+            r"scaling\.cpus_per_worker=3\.0 can never start: 1 worker of 3 CPUs cannot be placed",
+        ),
+        (
+            (Grid("scaling.workers", (1, 2)), Grid("scaling.cpus_per_worker", (1.0, 2.0))),
+            Scaling(),
+            r"scaling\.workers=2 and scaling\.cpus_per_worker=2\.0 can never start",
+        ),
+        (
+            (Grid("scaling", (Scaling(), Scaling(gpus_per_worker=1))),),
+            Scaling(),
+            r"gpus_per_worker=1.* can never start: the run asks for 1 GPUs",
+        ),
+        ((LR,), Scaling(workers=8), r"^the run asks for 8 workers and the cluster has 4"),
+        ((LR,), Scaling(workers="1:2"), "the number of workers of a trial is fixed"),
+        ((Grid("scaling.workers", (1, "1:2")), LR), Scaling(), "the number of workers of a trial is fixed"),
+    ],
+)
+def test_a_trial_that_can_never_start_is_refused_with_its_axis_value(
+    tmp_path: Path, axes: tuple[Axis, ...], scaling: Scaling, says: str
+) -> None:
+    trials = None if all(isinstance(axis, Grid) for axis in axes) else 2
+    with pytest.raises(UserError, match=says):
+        planned(tmp_path, nodes(2), *axes, scaling=scaling, trials=trials)
+
+
+def test_more_trials_at_once_than_the_widest_leaves_room_for_are_refused(tmp_path: Path) -> None:
+    assert planned(tmp_path, nodes(4), WORKERS, LR, concurrent=2).concurrent == 2
+    with pytest.raises(UserError, match="3 trials at once do not fit, 2 do"):
+        planned(tmp_path, nodes(4), WORKERS, LR, concurrent=3)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_sweep_with_a_trial_that_can_never_start_is_one_line_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, no_runs: Path
+) -> None:
+    file = tmp_path / "wide.py"
+    axis = "Grid('scaling.workers', (1, 640))"
+    file.write_text(f"from raytrain import *\nsweep = Sweep(Experiment(MLP(), Digits(), batch_size=640), ({axis},))\n")
+    said = fails(capsys, "sweep", file, "--out", no_runs)
+    assert "a trial with scaling.workers=640 can never start: the run asks for 640 workers" in said

@@ -1,0 +1,239 @@
+"""What is done with a trained run: evaluate, predict, export, and the mistakes that can be made with them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from helpers.commands import VALUE, digit_files, fails, finished, make_run, succeeds, without_ray
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_confusion_matrix
+
+from raytrain import CNN, Classification, Digits, Experiment, ImageFolder, Run
+from raytrain.tools import inference
+
+__all__ = ["digit_files", "finished", "without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+Capture = pytest.CaptureFixture[str]
+
+
+def logits(run: Run, split: str, which: str = "best") -> tuple[torch.Tensor, torch.Tensor]:
+    """What the run's model answers on a split, worked out plainly, one image at a time."""
+    data = Digits()
+    index = data.index()[split]
+    images = torch.from_numpy(data.read(index, np.arange(len(index)))).float()
+    model = run.model(which)
+    with torch.no_grad():
+        outputs = [model((image[None] / 255 - 0.305) / 0.376) for image in images]
+    return torch.cat(outputs), torch.from_numpy(np.array(index.labels))
+
+
+# evaluate
+
+
+@pytest.mark.parametrize(("split", "count"), [("val", 359), ("train", 1438)])
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_evaluate_counts_every_sample_once_and_equals_torchmetrics(
+    finished: Run, capsys: Capture, split: str, count: int, which: str
+) -> None:
+    said = succeeds(capsys, "evaluate", finished.path, "--split", split, "--checkpoint", which, "--json")
+    result, (outputs, labels) = json.loads(said), logits(finished, split, which)
+    assert result["count"] == count == len(labels) == np.sum(result["confusion"])
+    assert result["accuracy"] == pytest.approx(
+        multiclass_accuracy(outputs, labels, 10, average="micro").item(), abs=1e-6
+    )
+    assert result["top5_accuracy"] == pytest.approx(
+        multiclass_accuracy(outputs, labels, 10, average="micro", top_k=5).item(), abs=1e-6
+    )
+    assert result["loss"] == pytest.approx(nn.functional.cross_entropy(outputs, labels).item(), abs=1e-6)
+    assert result["confusion"] == multiclass_confusion_matrix(outputs, labels, 10).tolist()
+    assert result["classes"] == [str(digit) for digit in range(10)] and result["split"] == split
+    assert result["checkpoint"] == ("step_00000030" if which == "best" else "step_00000015")
+    assert result["skipped"] == [] and (which == "last" or result["accuracy"] > 0.8)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 359, 360])
+def test_no_sample_is_lost_however_many_chunks_there_are(
+    finished: Run, monkeypatch: pytest.MonkeyPatch, digit_files: Path, chunk: int
+) -> None:
+    expected = inference.evaluate(finished)
+    monkeypatch.setattr(inference, "_CHUNK", chunk)
+    result = inference.evaluate(finished)
+    assert result["confusion"] == expected["confusion"] and result["count"] == 359
+    files = sorted(str(file) for file in digit_files.rglob("*.png")) * 4
+    rows = inference.predict(finished, files)
+    assert [row["path"] for row in rows] == files
+
+
+def test_evaluate_prints_a_table_for_people(finished: Run, capsys: Capture) -> None:
+    said = succeeds(capsys, "evaluate", finished.path)
+    assert "step_00000030 on val" in said and "accuracy" in said and "359" in said
+
+
+@dataclass(frozen=True)
+class Undefined(Classification):
+    """A metric that is a division by zero."""
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return super().metrics(sums) | {"undefined": math.nan}
+
+
+def test_evaluate_prints_null_for_a_metric_that_is_not_finite(tmp_path: Path, capsys: Capture) -> None:
+    run = make_run(tmp_path / "run", Experiment(CNN(channels=(2,)), Digits(), Undefined()), steps=2)
+    text = succeeds(capsys, "evaluate", run.path, "--json")
+    result = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert result["undefined"] is None and result["count"] == 359
+    assert "nan" in succeeds(capsys, "evaluate", run.path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--split", "test"], "the data has no test split, Digits; choose another --split"),
+        (["--data.root", "/x"], "unknown field 'root', Digits"),
+    ],
+)
+def test_evaluate_on_what_the_data_does_not_have(
+    finished: Run, capsys: Capture, arguments: list[str], message: str
+) -> None:
+    assert message in fails(capsys, "evaluate", finished.path, *arguments)
+
+
+def pictures(root: Path, classes: str, count: int = 3) -> Path:
+    for label, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.random.default_rng(10 * label + number).integers(0, 255, (9, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.png")
+    return root
+
+
+def folders(tmp_path: Path, **fields: Any) -> Run:
+    root = pictures(tmp_path / "images" / "train", "ab") and pictures(tmp_path / "images" / "val", "ab").parent
+    data = ImageFolder(root=str(root), size=8, crop=None, mean=(0.5,), std=(0.5,), **fields)
+    return make_run(tmp_path / "folders", Experiment(model=CNN(channels=(4,)), data=data), steps=2)
+
+
+def test_evaluate_on_another_root_wants_the_same_classes(tmp_path: Path, capsys: Capture) -> None:
+    run = folders(tmp_path)
+    other = pictures(tmp_path / "other" / "train", "ab", 1) and pictures(tmp_path / "other" / "val", "ab", 5).parent
+    said = succeeds(capsys, "evaluate", run.path, "--data.root", other, "--json")
+    assert json.loads(said)["count"] == 10 and "top5_accuracy" not in json.loads(said)
+    (tmp_path / "images").rename(tmp_path / "away")
+    assert "no such folder" in fails(capsys, "evaluate", run.path)
+    wrong = pictures(tmp_path / "wrong" / "train", "ac", 1) and pictures(tmp_path / "wrong" / "val", "ac", 1).parent
+    assert "val lacks b and train lacks c" in fails(capsys, "evaluate", run.path, "--data.root", wrong)
+
+
+def test_evaluate_leaves_out_or_names_an_image_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> None:
+    for name, policy in (("one", "skip"), ("two", "error")):
+        (tmp_path / name).mkdir()
+        run = folders(tmp_path / name, on_bad_sample=policy)
+        bad = tmp_path / name / "images" / "val" / "b" / "1.png"
+        bad.write_bytes(b"no image")
+        if policy == "error":
+            assert f"{bad}; repair it, or leave it out" in fails(capsys, "evaluate", run.path)
+            continue
+        result = json.loads(succeeds(capsys, "evaluate", run.path, "--json"))
+        assert (result["count"], result["skipped"]) == (5, [str(bad)])
+        assert "skipped" in succeeds(capsys, "evaluate", run.path)
+
+
+# predict
+
+
+def test_predict_gives_each_image_the_class_that_the_model_gives_it(
+    finished: Run, capsys: Capture, digit_files: Path
+) -> None:
+    outputs = logits(finished, "val")[0][:12].softmax(dim=1)
+    lines = succeeds(capsys, "predict", finished.path, digit_files).splitlines()
+    assert len(lines) == 12 and [Path(line.split()[0]).stem for line in lines] == [f"{n:02}" for n in range(12)]
+    for line, share in zip(lines, outputs, strict=True):
+        _, label, probability = line.split()
+        assert label == str(int(share.argmax())) and float(probability) == pytest.approx(float(share.max()), abs=1e-4)
+    one = succeeds(capsys, "predict", finished.path, digit_files / "03.png", digit_files / "01.png").splitlines()
+    assert one == [lines[3], lines[1]], "in the order that was asked for"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_predictions_are_written_with_a_column_a_class(
+    finished: Run, capsys: Capture, digit_files: Path, tmp_path: Path, suffix: str
+) -> None:
+    file = tmp_path / f"predictions{suffix}"
+    said = succeeds(capsys, "predict", finished.path, digit_files, "--out", file)
+    assert said == f"wrote 12 predictions to {file}\n"
+    if suffix == ".csv":
+        with open(file, newline="") as opened:
+            rows = [dict(row) for row in csv.DictReader(opened)]
+    elif suffix == ".jsonl":
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    else:
+        rows = pyarrow.parquet.read_table(file).to_pylist()
+    assert len(rows) == 12 and list(rows[0]) == ["path", "label", "probability", *(f"p_{digit}" for digit in range(10))]
+    expected = logits(finished, "val")[0][:12].softmax(dim=1)
+    for row, share in zip(rows, expected, strict=True):
+        assert [float(row[f"p_{digit}"]) for digit in range(10)] == pytest.approx(share.tolist(), abs=1e-6)
+        assert float(row["probability"]) == float(row[f"p_{row['label']}"]) and Path(row["path"]).is_file()
+        assert math.isclose(sum(float(row[f"p_{digit}"]) for digit in range(10)), 1, abs_tol=1e-6)
+
+
+def test_predict_prepares_images_as_the_run_did(tmp_path: Path, capsys: Capture) -> None:
+    run = folders(tmp_path)
+    index, data = run.experiment.data.index()["val"], run.experiment.data
+    inputs = (torch.from_numpy(data.read(index, np.arange(6))) / 255 - 0.5) / 0.5
+    with torch.no_grad():
+        expected = run.model()(inputs).softmax(dim=1).max(dim=1).values
+    lines = succeeds(capsys, "predict", run.path, tmp_path / "images" / "val").splitlines()
+    assert [float(line.split()[2]) for line in lines] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+# export
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".pt2"])
+def test_export_writes_what_others_load(finished: Run, capsys: Capture, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"model{suffix}"
+    assert succeeds(capsys, "export", finished.path, file) == f"wrote {file}\n"
+    assert [path.name for path in tmp_path.iterdir()] == [file.name], "no partial file is left"
+    (tmp_path / "plain").touch()
+    assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    images = torch.randn(5, 1, 8, 8)
+    expected = finished.model()(images)
+    if suffix == ".pt2":
+        program = torch.export.load(file).module()
+        assert torch.allclose(program(images), expected, atol=1e-6)
+        assert program(images[:1]).shape == (1, 10) and program(torch.randn(33, 1, 8, 8)).shape == (33, 10)
+        return
+    state = load_file(file) if suffix == ".safetensors" else torch.load(file, weights_only=True)
+    module = VALUE.model.build((1, 8, 8), 10)
+    module.load_state_dict(state, strict=True)
+    assert torch.equal(module.eval()(images), expected)
+    assert all(value.device.type == "cpu" and not value.requires_grad for value in state.values())
+
+
+def test_export_takes_the_checkpoint_that_is_asked_for(finished: Run, capsys: Capture, tmp_path: Path) -> None:
+    for which in ("best", "last"):
+        succeeds(capsys, "export", finished.path, tmp_path / f"{which}.pth", "--checkpoint", which)
+        state = torch.load(tmp_path / f"{which}.pth", weights_only=True)
+        assert all(torch.equal(value, state[name]) for name, value in finished.model(which).state_dict().items())
+
+
+def test_the_python_api_does_the_same(finished: Run, digit_files: Path, tmp_path: Path) -> None:
+    assert inference.evaluate(finished)["count"] == 359
+    rows = inference.predict(finished, [str(digit_files)])
+    inference.write_predictions(rows, finished.classes(), tmp_path / "p.csv")
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 13
+    inference.export(finished, tmp_path / "m.pth")
+    assert (tmp_path / "m.pth").is_file()

@@ -1,0 +1,136 @@
+"""What the command suggests for a name that it does not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.commands import DIGITS, REPOSITORY, fails, no_runs, without_ray
+
+from raytrain.user_code import hints
+
+__all__ = ["no_runs", "without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+Capture = pytest.CaptureFixture[str]
+SWEEP = str(REPOSITORY / "experiments" / "sweep_amp_batch.py")
+FINETUNE = str(REPOSITORY / "experiments" / "finetune.py")
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--lr", "--optimizer.lr"),
+        ("-lr", "--optimizer.lr"),
+        ("--momentum", "--optimizer.momentum"),
+        ("--momentu", "--optimizer.momentum"),
+        ("--workers", "--scaling.workers"),
+        ("--no-nesterov", "--optimizer.nesterov"),
+        ("--optim.lr", "--optimizer.lr"),
+        ("--modle.channels", "--model.channels"),
+        ("--epoch", "--epochs"),
+        ("--dryrun", "--dry_run"),
+        ("--gpus", "--scaling.workers"),
+        ("--devices", "--scaling.workers"),
+        ("--num-workers", "--scaling.workers"),
+        ("--learning-rate", "--optimizer.lr"),
+        ("--max_epochs", "--epochs"),
+        ("--amp", "--precision"),
+        ("--output-dir", "--out"),
+        ("--every", "--checkpoint.every_steps"),
+        ("--deterministic", "--parallel.strategy deterministic"),
+        ("--fsdp", "--parallel.strategy fsdp"),
+    ],
+)
+def test_an_unknown_flag_suggests_the_path_that_ends_so_or_is_called_so_elsewhere(
+    capsys: Capture, flag: str, meant: str
+) -> None:
+    assert f"unknown flag {flag}; did you mean {meant}? " in fails(capsys, "train", DIGITS, flag, "1")
+
+
+@pytest.mark.parametrize("flag", ["--root", "--data.path", "--weights", "--xyz", "--data-dir", "--verbosely-wrong"])
+def test_a_flag_like_none_suggests_none(capsys: Capture, flag: str) -> None:
+    assert f"unknown flag {flag}; `raytrain train" in fails(capsys, "train", DIGITS, flag, "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", DIGITS, "--resume"], "unknown flag --resume; go on with a run by `raytrain resume RUN`"),
+        (["train", DIGITS, "epochs=3"], "unexpected argument 'epochs=3'; did you mean --epochs 3? "),
+        (["train", DIGITS, "--optimizer", "adam"], "where it is SGD; write `optimizer=Adam(...)` there; SGD's fields"),
+        (["train", DIGITS, "--optimizer=Adam"], "--optimizer takes no value: its class is chosen in the experiment's"),
+        (["train", DIGITS, "--model", "x"], "write `model=CNN(...)` there (or MLP, SimpleModel, Torchvision, or a"),
+        (["train", FINETUNE, "--model", "vit"], "--model takes no value; did you mean --model.name vit?"),
+        (["train", DIGITS, "--parallel", "fsdp"], "did you mean --parallel.strategy fsdp?"),
+        (["train", DIGITS, "--parallel.shard_over", "2"], "take it with --parallel.strategy fsdp"),
+        (["train", DIGITS, "--scaling", "2"], "--scaling takes no value; its fields have flags: --scaling.workers,"),
+        (["sweep", SWEEP, "--search", "TPE"], "where it is RandomSearch; write `search=TPE(...)` there"),
+        (["sweep", SWEEP, "--budget", "9"], "did you mean --budget_seconds?"),
+        (["train", DIGITS, "--epochs="], "error: --epochs must be a whole number, got ''; see"),
+        (["train", DIGITS, "--optimizer.lr", "fast"], "error: --optimizer.lr must be a number, got 'fast'; see"),
+        (["train", DIGITS, "--data.crop", "3.2"], "error: --data.crop must be None or INT, got '3.2'; see"),
+        (["export", "run"], "error: FILE must be given; see"),
+        (["train", ""], "EXPERIMENT must come first"),
+    ],
+)
+def test_a_mistake_says_what_to_write(
+    capsys: Capture, no_runs: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")  # the messages do not depend on the terminal
+    assert message in fails(capsys, *arguments)
+
+
+def test_a_missing_file_suggests_those_of_like_names(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("experiments/digits.py", "experiments/other.py", "runs/first/experiment.json", "mine.py"):
+        Path(file).parent.mkdir(exist_ok=True, parents=True)
+        Path(file).write_text("experiment = None\n")
+    (tmp_path / "sweeps").mkdir()
+    Path("sweeps/find.py").write_text("from raytrain import Sweep\nsweep: Sweep = None\n")
+    for given in ("digits", "digit.py", "experiments/digits", "experiments/digts.py"):
+        assert "did you mean experiments/digits.py?" in fails(capsys, "train", given), given
+    assert "did you mean mine.py?" in fails(capsys, "train", "mine")
+    assert "did you mean experiments/digits.py or experiments/other.py?" in fails(capsys, "train", "experiments")
+    assert "check the spelling" in fails(capsys, "train", "nothing")
+    assert "no such sweep file, sweeps/fnd; did you mean sweeps/find.py?" in fails(capsys, "sweep", "sweeps/fnd")
+    assert "sweeps/sweep.json; did you mean sweeps/find.py?" in fails(capsys, "sweep", "sweeps")
+    instead = "experiments/digits.py holds an experiment: `raytrain train experiments/digits.py` trains it"
+    assert f"no such sweep file, digits; {instead}" in fails(capsys, "sweep", "digits")
+    Path("experiments/digits.py").write_text("experiment = (\n")  # not Python
+    assert "no such sweep file, digits; check the spelling" in fails(capsys, "sweep", "digits")
+    for command in ("evaluate", "resume"):
+        assert "first; did you mean runs/first? give a folder" in fails(capsys, command, "first")
+    assert "frist; did you mean runs/first? give a folder" in fails(capsys, "evaluate", "frist")
+    assert "did you mean" not in fails(capsys, "evaluate", "x" * 5000)
+
+
+def test_a_folder_of_runs_suggests_the_runs_in_it(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("runs/first/experiment.json", "runs/second/experiment.json", "runs/tuned/sweep.json"):
+        Path(file).parent.mkdir(exist_ok=True, parents=True)
+        Path(file).touch()
+    for command in ("train", "lr", "evaluate", "resume"):
+        assert "did you mean runs/first or runs/second?" in fails(capsys, command, "runs"), command
+    assert "did you mean runs/first?" in fails(capsys, "train", "frist")
+    for given in ("runs", "tuned"):
+        assert "did you mean runs/tuned?" in fails(capsys, "sweep", given), given
+
+
+def test_predict_with_the_run_behind_the_images_says_the_right_order(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my run").mkdir()
+    (tmp_path / "my run" / "experiment.json").touch()
+    said = fails(capsys, "predict", "a.png", "my run", "b.png")
+    assert "RUN must come first, got a.png; write `raytrain predict 'my run' a.png b.png`" in said
+
+
+def test_several_paths_of_one_name_are_all_suggested() -> None:
+    assert hints.flags("--lr", ["optimizer.lr", "head.lr", "epochs"]) == ["optimizer.lr", "head.lr"]
+    assert hints.flags("--head.lrr", ["optimizer.lr", "head.lr"]) == ["head.lr"]
