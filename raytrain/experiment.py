@@ -24,29 +24,32 @@ from raytrain.user_code.upgrades import old_argument
 
 @dataclass(frozen=True)
 class Scaling:
-    """How many workers, and what each of them gets. Changes speed, never the order of samples or the global batch."""
+    """The number of workers and the resources of each. They change the speed, never the order of samples or the global
+    batch."""
 
     workers: int | str = 1
     """Ray Train workers, each a rank with a replica; 0 trains in the calling process, for debugging. MIN:MAX is
-    elastic: as many as there is room for and divide the batch, more or fewer as nodes come and go."""
+    elastic: as many workers as have room and divide the batch; the number follows nodes that join or leave."""
     gpus_per_worker: float | None = None
-    """GPUs of each worker; None gives one where the cluster has enough, and none otherwise."""
+    """GPUs of each worker; None gives one if the cluster has enough, and none otherwise."""
     cpus_per_worker: float | None = None
     """CPUs that Ray reserves for each worker; None shares them out and keeps one for Ray Data."""
     threads_per_worker: int | None = None
-    """Threads of PyTorch in each worker; None shares the cores out. The run keeps the number: it changes last bits."""
+    """PyTorch threads of each worker; None shares the cores out. A resumed run keeps the number: it changes last
+    bits."""
     placement: Literal["pack", "spread"] = "pack"
-    """Workers on as few nodes as they fit on, whose memory they share and which exchange gradients fastest, or on as
-    many as there are, each of which then reads and decodes less. Ray does so as far as there is room."""
+    """pack puts workers on as few nodes as possible, where they share memory and exchange gradients fastest; spread
+    uses as many nodes as possible, so that each node reads and decodes less. Ray follows it as far as resources
+    allow."""
     max_failures: int = 3
-    """How often in a row a run goes on by itself from its newest checkpoint after a worker or a node was lost; a new
-    checkpoint begins the count anew. Errors of the training itself, which would come again, end a run at once."""
+    """Restarts in a row, each from the newest checkpoint, after a worker or a node was lost; a new checkpoint resets
+    the count. An error in the training itself would repeat, so it ends the run at once."""
     hang_seconds: float = 300.0
-    """How long a run may make no progress before the rank that hangs is named with its stack and ended, and the run
-    goes on from its newest checkpoint, as after a lost worker. Three times as long for what a rank does for the first
-    time, such as to compile, and for checkpoints. 0 lets it wait for ever."""
+    """Seconds without progress after which the rank that hangs is reported with its stack and killed, and the run
+    restarts from its newest checkpoint, as after a lost worker. The limit is three times as long for what a rank does
+    for the first time, such as compiling, and for checkpoints. 0 waits for ever."""
     resize_seconds: float = 60.0
-    """How long an elastic run keeps its number of workers before it looks for room for more."""
+    """Seconds that an elastic run keeps its number of workers before it looks for room for more."""
 
     def __post_init__(self) -> None:
         check(
@@ -89,14 +92,14 @@ class Checkpoint:
     """When checkpoints are written and how many are kept."""
 
     every_steps: int | None = None
-    """Write one every so many steps, besides the one after each epoch."""
+    """Steps between checkpoints, besides the checkpoint after each epoch; None writes no others."""
     keep: int = 2
-    """How many of the newest to keep; the best one as of each of them is kept besides."""
+    """Number of newest checkpoints to keep, besides the best checkpoint known at each of them."""
     keep_every: int | None = None
-    """Keep those after every so many epochs too, such as 10, for good."""
+    """Epochs between checkpoints that are kept for good, such as 10; None keeps no others."""
     max_gib: float | None = None
-    """GiB that the checkpoints may take: beyond it the oldest go first, the best one last, and never the newest. While
-    one is written, it comes on top."""
+    """Most GiB of checkpoints: beyond it the oldest are removed first, the best last, and the newest never. A
+    checkpoint that is being written is not counted."""
 
     def __post_init__(self) -> None:
         check(self, every_steps=at_least(1), keep=at_least(1), keep_every=at_least(1), max_gib=above(0))
@@ -119,57 +122,57 @@ class Experiment:
     as `experiment` for the command line."""
 
     model: Model
-    """What is trained."""
+    """The model to train."""
     data: Data
-    """What it is trained on."""
+    """The data to train on."""
     task: Task = field(default_factory=Classification)
-    """What is learnt."""
+    """The loss and the metrics."""
     optimizer: Optimizer = field(default_factory=SGD)
-    """How weights are updated."""
+    """The optimizer, which updates the weights."""
     schedule: Schedule = field(default_factory=Constant)
     """How the learning rate changes."""
     parallel: Parallel = field(default_factory=DDP)
     """How the model is spread over the workers."""
     scaling: Scaling = field(default_factory=Scaling)
-    """How many workers there are."""
+    """The workers and their resources."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     """When checkpoints are written."""
     epochs: int = 1
     """Passes over the training data."""
     patience: int | None = None
-    """Stop after so many epochs without a better value of task.monitor."""
+    """Epochs without a better value of task.monitor after which training stops; None never stops early."""
     batch_size: int = 64
     """Samples in a step, over all workers together."""
     micro_batch_size: int | None = None
-    """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes a worker's whole part, or
-    a quarter of the batch under the deterministic strategy."""
+    """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes all samples of the worker,
+    or a quarter of the batch under the deterministic strategy."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows batch_size: times batch_size / lr_batch_size (Goyal et al., 2017, for SGD), or
     times the square root of that (Krizhevsky, 2014)."""
     lr_batch_size: int | None = None
-    """The batch size that optimizer.lr was chosen for, where lr_scaling is not none."""
+    """The batch size that optimizer.lr was chosen for; used by lr_scaling."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "auto"] = "fp32"
-    """What forward and backward passes compute in; weights stay float32. tf32 rounds the factors of matrix products, on
-    GPUs alone, where convolutions do so in fp32 too by PyTorch's default. auto tries all that the workers have before
-    the first step and takes the fastest whose loss and gradients are finite, which the run keeps."""
+    """Precision of forward and backward passes; weights stay float32. tf32 rounds the factors of matrix products, on
+    GPUs only; by PyTorch's default, convolutions on GPUs use it in fp32 too. auto times all precisions of the workers
+    before the first step and takes the fastest with finite loss and gradients; the run keeps the choice."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Order of images and convolutions' weights in memory. channels_last is faster; auto takes it for models that have
-    convolutions and can work so, and the run keeps the choice."""
+    """Memory layout of images and convolution weights. channels_last is faster; auto takes it for models with
+    convolutions that support it, and the run keeps the choice."""
     compile: bool = False
-    """Compile the model with torch.compile before training; on CPUs that needs a C++ compiler."""
+    """Compile the model with torch.compile before training; on CPUs this needs a C++ compiler."""
     clip_norm: float | None = None
-    """Largest norm of the whole gradient; longer ones are scaled down to it."""
+    """Largest norm of the whole gradient; larger gradients are scaled down to it. None does not clip."""
     unfreeze_epoch: int | None = None
-    """Train the last layer alone in the first so many epochs, and all layers then, for fine-tuning. It saves no time,
-    and BatchNorm's statistics follow the data from the beginning."""
+    """Epochs at the start in which only the last layer is trained, for fine-tuning; then all layers are. This saves no
+    time, and BatchNorm's statistics follow the data from the beginning."""
     ema_decay: float | None = None
-    """Average the weights over steps, such as 0.999 for the last thousand or so; the average is what is validated,
-    kept and exported. BatchNorm's statistics are not averaged."""
+    """Decay of an exponential moving average of the weights, such as 0.999 for about the last thousand steps. The
+    average is validated, kept and exported. BatchNorm's statistics are not averaged."""
     on_nonfinite: Literal["error", "skip"] = "error"
-    """What to do with a step whose loss or gradients are not finite: end the run, or leave the weights as they are and
-    count it. fp16 leaves out steps whose gradients overflow in any case."""
+    """What to do with a step whose loss or gradients are not finite: end the run, or skip the update and count the
+    step. fp16 always skips steps whose gradients overflow."""
     seed: int = 0
-    """Decides the initial weights, the order of samples, augmentation and dropout."""
+    """Seed of the initial weights, the order of samples, augmentation and dropout."""
     hooks: tuple[Hook, ...] = ()
     """Called while each rank trains; they may add columns to metrics.jsonl."""
     loggers: tuple[Logger, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and return its exit status; the one place where an exception becomes a line and a status."""
+    """Run one command and return its exit status. Only here do signals become exit statuses."""
     try:
         with unwinding():
             return status_after(_answer(arguments))
@@ -41,7 +42,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _answer(arguments: list[str]) -> int:
-    """Run one command and return its exit status; what a signal made of it is the caller's."""
+    """Run one command and turn its exceptions into a line and an exit status; raise those that a signal caused."""
     try:
         status = _command(arguments)
         sys.stdout.flush()
@@ -90,7 +91,7 @@ def _after(what: str, failed: RunFailed) -> str:
 
 
 def _command(arguments: list[str]) -> int:
-    """Run one command; what it raises is the caller's."""
+    """Run one command and return its exit status. Exceptions pass through."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -162,5 +163,7 @@ _COMMANDS = {
 
 def _help() -> str:
     lines = ["usage: raytrain COMMAND ...", "", "Distributed training of PyTorch vision models on Ray.", ""]
-    lines += [wrapped(command.usage, f"  {name:<9} {command.purpose:<22}  ") for name, command in _COMMANDS.items()]
+    for name, command in _COMMANDS.items():
+        unbroken = re.sub(r"\[[^]]*\]|\w+ FILE|--address URL", lambda found: found[0].replace(" ", "\0"), command.usage)
+        lines.append(wrapped(unbroken, f"  {name:<9} {command.purpose:<22}  ").replace("\0", " "))
     return "\n".join([*lines, "", wrapped("`raytrain COMMAND --help` says more; --version prints the version.")])

@@ -91,7 +91,7 @@ class Options:
     """Where a run is kept and what it runs on."""
 
     out: str = "runs"
-    """Folder in which the run's directory is made; on a cluster, one that all nodes share."""
+    """Folder or URL in which the run's directory is made; on a cluster, one that all nodes share."""
     name: str | None = None
     """Name of the run's directory; by default the experiment file's name and a number."""
     address: str | None = None

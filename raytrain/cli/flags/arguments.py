@@ -1,4 +1,4 @@
-"""Arguments that are looked at before tyro reads the flags, and the text that is printed without it."""
+"""Arguments that are read before tyro parses the flags, and help that is printed without tyro."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from raytrain import errors
 
 
 def wrapped(text: str, before: str = "") -> str:
-    """The text in lines of the terminal's width, 100 columns at the most; all but the first are indented like it."""
+    """Fold a text to the terminal's width, at most 100 columns.
+
+    Args:
+        before: precedes the first line; the other lines are indented by its length.
+    """
     width = min(100, shutil.get_terminal_size().columns)
     return textwrap.fill(
         text,
@@ -22,7 +26,7 @@ def wrapped(text: str, before: str = "") -> str:
 
 
 def take(arguments: list[str], *flags: str) -> tuple[list[str], list[str]]:
-    """The values of the given flags, each of which has one, and the arguments without them."""
+    """Return the values of some flags, each of which takes one value, and the arguments without them."""
     found, rest, following = [], [], iter(arguments)
     for argument in following:
         flag, equals, text = argument.partition("=")
@@ -34,7 +38,7 @@ def take(arguments: list[str], *flags: str) -> tuple[list[str], list[str]]:
 
 
 def without(arguments: list[str], *flags: str) -> list[str]:
-    """The arguments without the given flags and all of their values."""
+    """Return the arguments without some flags and their values."""
     rest, dropped = [], False
     for argument in arguments:
         if argument.startswith("--"):
@@ -45,15 +49,15 @@ def without(arguments: list[str], *flags: str) -> list[str]:
 
 
 def first_argument(arguments: list[str]) -> str | None:
-    """Return the first argument where it is no flag."""
+    """Return the first argument unless it is a flag."""
     return arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
 
 
 def show_usage(arguments: list[str], usage: str, text: str) -> None:
-    """Print the usage of a command whose first argument is missing, where help is asked for.
+    """Print the usage of a command that is called with --help alone.
 
     Raises:
-        UserError: another flag stands there.
+        UserError: the command's first argument is missing.
     """
     if arguments and arguments[0] in ("-h", "--help"):
         print(f"usage: {usage} [--field value ...]\n\n{wrapped(text)}")

@@ -1,4 +1,4 @@
-"""Flags from values, and one line for each mistake in them."""
+"""Flags from dataclass values, read by tyro; every mistake in them is one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAT = tyro.conf.arg(name="")
 
 
 STRATEGY_HELP = (
-    f"--parallel.strategy NAME is one of {', '.join(STRATEGIES)}, and decides which other --parallel flags there are."
+    f"--parallel.strategy NAME is one of {', '.join(STRATEGIES)}, and decides which other --parallel flags exist."
 )
 
 
@@ -46,13 +46,17 @@ RUN = tyro.conf.arg(metavar="RUN", help="The run's directory.")
 
 
 def take_strategy(value: Experiment, arguments: list[str]) -> tuple[Experiment, list[str]]:
-    """Takes `--parallel.strategy NAME` from the arguments: it decides which fields `parallel` has."""
+    """Apply `--parallel.strategy NAME`, which decides the fields of `parallel`; return the arguments without it."""
     found, rest = take(arguments, "--parallel.strategy")
     return (with_strategy(value, found[-1]) if found else value), rest
 
 
 def parse(command: Callable, arguments: list[str], usage: str, description: str | None = None) -> Any:
-    """Parses by tyro; its messages become the catalogue's one line."""
+    """Parse arguments by tyro.
+
+    Raises:
+        UserError: tyro's message, in one line.
+    """
     said = io.StringIO()
     wants_help = any(argument in ("-h", "--help") for argument in arguments)
     if wants_help:
@@ -79,7 +83,7 @@ def parse(command: Callable, arguments: list[str], usage: str, description: str 
 
 
 class _Folded:
-    """Standard output for tyro's help: its boxes fit the terminal, but the description is one line a paragraph."""
+    """Standard output that folds the description of tyro's help, where each paragraph is one line."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -98,7 +102,7 @@ class _Folded:
 
 @contextlib.contextmanager
 def _complaints(said: io.StringIO) -> Iterator[None]:
-    """Catches what tyro writes to standard error, in lines of 80 columns: on a narrow terminal it breaks words."""
+    """Capture what tyro writes to standard error, in lines of 80 columns: tyro breaks words on a narrow terminal."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
     try:
@@ -111,7 +115,7 @@ def _complaints(said: io.StringIO) -> Iterator[None]:
 
 
 def _unknown(unknown: list[str], command: Callable, usage: str) -> errors.UserError:
-    """The error for arguments that are none of a command's, with what may have been meant."""
+    """Return the error for unknown arguments, with a suggestion."""
     parts = _parts(command)
     known = [path for path, default in parts.items() if not dataclasses.is_dataclass(default)]
     flag, equals, value = unknown[0].partition("=")
@@ -141,8 +145,8 @@ def _unknown(unknown: list[str], command: Callable, usage: str) -> errors.UserEr
 
 
 def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> errors.UserError:
-    """The error for a part of an experiment that is given a value, as in `--optimizer Adam`: its class is chosen in the
-    file, its fields have flags."""
+    """Return the error for a value given to a part of an experiment, as in `--optimizer Adam`. The file chooses the
+    class; only the fields of a part have flags."""
     if isinstance(parts[path], tuple):
         how = f"write `{path}=(...,)` in the experiment's file; the fields of each have flags, --{path}.0.NAME"
         return errors.UserError(f"--{path} takes no value", "", how)
@@ -166,13 +170,13 @@ def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> error
 
 
 def _subclasses(base: type) -> list[type]:
-    """Raytrain's public classes below one."""
+    """Return raytrain's public subclasses of a class."""
     found = [one for sub in base.__subclasses__() for one in (sub, *_subclasses(sub))]
     return [one for one in found if one.__module__.startswith("raytrain.") and not one.__name__.startswith("_")]
 
 
 def _parts(command: Callable) -> dict[str, Any]:
-    """The defaults of a command's flags by their dotted paths, and of the dataclasses that hold them."""
+    """Return the defaults of a command's flags, and of the dataclasses that hold them, by dotted path."""
     parts: dict[str, Any] = {}
 
     def visit(path: str, default: Any) -> None:
@@ -191,7 +195,7 @@ def _parts(command: Callable) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """The sentence inside tyro's box: between its title and a rule, both drawn in ASCII where the output is."""
+    """Return the sentence inside tyro's error box, which stands between a title and a rule."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip().strip("│").strip() for line in text.splitlines()]
     is_rule = [set(line) <= set("─-╰╯") for line in lines]
     first = 2 if is_rule[1:2] == [True] else 1
@@ -209,7 +213,7 @@ def _plain(text: str) -> str:
 
 
 def describe(source: Path | None) -> str:
-    """The experiment file's docstring."""
+    """Return the docstring of an experiment file; empty if there is none."""
     try:
         return ast.get_docstring(ast.parse(source.read_text())) or "" if source else ""
     except (OSError, SyntaxError):
