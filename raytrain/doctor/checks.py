@@ -1,4 +1,4 @@
-"""What is wrong: each check is a pure function of what was found out, and each warning and failure has its remedy."""
+"""The checks: each is a pure function of the survey, and each warning and failure has a remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Level = Literal["ok", "warning", "failure"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check says of one machine. `remedy` is empty where all is well."""
+    """The result of a check on one machine. `remedy` is empty if all is well."""
 
     level: Level
     what: str
@@ -36,7 +36,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check says, and of which machine."""
+    """The result of a check, and its machine."""
 
     check: str
     machine: str
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found out.
+    """The facts of this machine and of the cluster's nodes.
 
     Attributes:
         here: this machine, where the command runs.
@@ -78,7 +78,7 @@ class Survey:
 
 
 def findings(survey: Survey) -> list[Finding]:
-    """What all checks say of all machines."""
+    """Return the results of all checks on all machines."""
     found = []
     for check in CHECKS:
         name = check.__name__.removeprefix("check_").replace("_", " ")

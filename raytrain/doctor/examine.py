@@ -1,4 +1,4 @@
-"""Asks this machine, and each node of a cluster by a task that is pinned to it."""
+"""Gather facts from this machine, and from each node of a cluster by a task pinned to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLOCKS = 3
 
 
 def examine(address: str | None = None, out: str = "runs") -> Survey:
-    """Asks this machine, and the nodes of the cluster at an address (or RAY_ADDRESS); without one Ray is not touched.
+    """Gather facts from this machine, and from the nodes of a cluster if there is an address (or RAY_ADDRESS).
 
     Args:
         address: host:port, or `auto`.
@@ -50,7 +50,7 @@ def examine(address: str | None = None, out: str = "runs") -> Survey:
 
 
 def _refused() -> tuple[str, str] | None:
-    """Why Ray would not be started here, and what helps."""
+    """Return why Ray would not start here, and the remedy."""
     try:
         limits.check()
     except errors.UserError as error:
@@ -59,7 +59,7 @@ def _refused() -> tuple[str, str] | None:
 
 
 def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Survey:
-    """Asks the nodes of the cluster that is connected."""
+    """Gather facts from the nodes of the connected cluster."""
     import ray.cloudpickle  # a machine without a cluster is examined without it
 
     nodes = [node for node in ray.nodes() if node["Alive"]]

@@ -1,4 +1,4 @@
-"""What one machine has, asked on that machine.
+"""The facts of one machine, gathered on that machine.
 
 `gather` travels to the nodes of a cluster by value, with the functions that it calls, since a node may lack raytrain.
 So what is here, and what it takes from other modules, needs the standard library alone, and its answer is JSON.
@@ -158,7 +158,7 @@ def gather(
 
 
 def probe(out: str, file: str, write: bool = False) -> str | None:
-    """Writes a file that holds its own name, or reads one; why that failed, or None."""
+    """Write a file that holds its own name, or read one. Return why that failed, or None."""
     try:
         if "://" in out:
             if write:
@@ -188,7 +188,7 @@ def clock() -> float:
 
 
 def remove(out: str, files: Sequence[str]) -> None:
-    """Removes what was written, where it is there."""
+    """Remove the files that were written."""
     with contextlib.suppress(Exception):
         if "://" in out:
             for file in files:

@@ -1,7 +1,7 @@
-"""The search for a micro-batch: the largest that fits into a worker's memory, and the fastest.
+"""The search for the largest micro-batch that fits into a worker's memory, and for the fastest.
 
-`batch_size` decides what is learnt and stays; gradients of micro-batches accumulate to it. Real steps are tried in
-processes of their own (`probe`), one a rank, which may die of it: that is an answer. Without Ray.
+The search never changes `batch_size`, which decides what is learnt: gradients of micro-batches accumulate to it.
+`batch_trials` tries real steps. Without Ray.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from raytrain.experiment import Experiment
 _IMAGES = 64
 """How many images are read, to stand for all."""
 _MARGIN = 0.95
-"""A less exact precision is suggested where its step takes at most this share of a more exact one's time."""
+"""A less exact precision is suggested if its step takes at most this share of a more exact one's time."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is tried."""
+    """The precisions to try, and the memory limit."""
 
     precisions: tuple[Literal["fp32", "tf32", "bf16", "fp16"], ...] = ()
-    """The precisions to try; by default all that the workers have, but for fp16 on CPUs."""
+    """The precisions to try; by default all that the workers support, except fp16 on CPUs."""
     memory: float | None = None
-    """GiB that a worker may take, beside what PyTorch takes by itself; by default its share of this machine's memory,
-    or its GPU's."""
+    """GiB that a worker may use, not counting PyTorch itself; by default its share of this machine's memory or of its
+    GPU's."""
 
     def __post_init__(self) -> None:
         check(self, memory=above(0))
@@ -37,16 +37,16 @@ class Search:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one micro-batch.
+    """The result of one micro-batch.
 
     Attributes:
         micro_batch: samples in one forward pass of a worker.
         accumulation: forward passes of a worker in a step.
-        outcome: whether it fits, is too large for the memory, or fails for another reason.
+        outcome: it fits, is too large for the memory (full), or fails for another reason.
         peak_bytes: memory of the worker that took most, beside what PyTorch takes by itself; on a GPU the device's.
             None where it does not fit.
-        samples_per_second: of all workers together; None where it was not timed.
-        why: the reason why it does not fit, in one line.
+        samples_per_second: of all workers together; None if it was not timed.
+        why: the reason why it does not fit or fails, in one line.
     """
 
     micro_batch: int
@@ -59,11 +59,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of one precision.
+    """The results of one precision.
 
     Attributes:
         precision: its name.
-        trials: one of each micro-batch that was tried, by size.
+        trials: one per micro-batch that was tried, by size.
     """
 
     precision: str
@@ -85,8 +85,10 @@ class Found:
 
 
 def best(found: Sequence[Found]) -> tuple[str, Trial] | None:
-    """The precision and the micro-batch to train with: the fastest, and a less exact precision only where it is
-    clearly faster. None where nothing fits."""
+    """Return the precision and the micro-batch to train with; None if nothing fits.
+
+    They are the fastest, but a less exact precision must be clearly faster.
+    """
     chosen: tuple[str, Trial] | None = None
     for one in found:
         rate = (one.fastest.samples_per_second if one.fastest else None) or 0.0
@@ -96,7 +98,7 @@ def best(found: Sequence[Found]) -> tuple[str, Trial] | None:
 
 
 def sizes(value: Experiment) -> list[int]:
-    """The micro-batches that an experiment can have: divisors of its `part` of the batch, ascending."""
+    """Return the micro-batches that an experiment can have, ascending: divisors of its `part` of the batch."""
     part, found = value.part, []
     for size in range(1, part + 1):
         if part % size == 0:
@@ -107,10 +109,10 @@ def sizes(value: Experiment) -> list[int]:
 
 
 def doubling(sizes: Sequence[int], attempt: Callable[[int], Trial]) -> tuple[Trial, ...]:
-    """Tries ascending sizes by doubling, until one does not fit, and then by bisection between the last two.
+    """Try ascending sizes by doubling until one does not fit, then by bisection between the last two.
 
-    A size that fails for another reason than memory, as BatchNorm does on one sample, ends the doubling only where a
-    smaller one was good.
+    A size that fails for another reason than memory, as BatchNorm does on one sample, ends the doubling only if a
+    smaller size fitted.
     """
     trials: list[Trial] = []
     low, high, at = -1, len(sizes), 0

@@ -36,23 +36,23 @@ from raytrain.training.precision import available, check_device
 from raytrain.user_code import copies
 
 _IMAGES = 64
-"""How many images are read, to stand for all."""
+"""Number of samples that are read; they stand for the whole split."""
 
 
 def find(
     value: Experiment, search: Search = Search(), source: Path | None = None, observer: Logger | None = None
 ) -> list[Found]:
-    """Tries micro-batches in each precision on this machine, in as many processes as the experiment has workers.
+    """Try micro-batches in each precision on this machine, in one process per rank of the experiment.
 
     Args:
-        source: the Python file that the experiment's own classes came from, where it has any.
-        observer: sees the plan, and what is being tried.
+        source: the Python file of the experiment's own classes, if it has any.
+        observer: gets the plan and the status.
 
     Returns:
-        What came of each precision, the most exact first.
+        The results of each precision, the most exact first.
 
     Raises:
-        UserError: the experiment cannot be run, or fails for another reason than its memory in every micro-batch.
+        UserError: the experiment cannot be run, or every micro-batch fails for another reason than memory.
     """
     with _probes(value, search, source, observer or Logger()) as probes:
         return [Found(name, probes.search(name, timed=True)) for name in probes.precisions]
@@ -61,15 +61,15 @@ def find(
 def find_largest(
     value: Experiment, memory: float | None = None, source: Path | None = None, observer: Logger | None = None
 ) -> Trial | None:
-    """The largest micro-batch that fits in the experiment's own precision (fp32 for auto); no time is taken.
+    """Return the largest micro-batch that fits in the experiment's own precision (fp32 for auto), without timing.
 
     Args:
-        memory: GiB that a worker may take, as in `Search`.
+        memory: GiB that a worker may use, as in `Search`.
         source: as in `find`.
         observer: as in `find`.
 
     Raises:
-        UserError: as of `find`.
+        UserError: as in `find`.
     """
     precision = "fp32" if value.precision == "auto" else value.precision
     with _probes(value, Search((precision,), memory), source, observer or Logger()) as probes:
@@ -78,7 +78,7 @@ def find_largest(
 
 @contextlib.contextmanager
 def _probes(value: Experiment, search: Search, source: Path | None, observer: Logger) -> Iterator[_Probes]:
-    """Plans, reads some images, and has no process left at the end, however that comes about."""
+    """Plan, read some samples, and stop all processes at the end, also after an error or a signal."""
     planned = plan.make(replace(value, precision="fp32", micro_batch_size=None), resources.local_resources, "")
     precisions = _precisions(planned.experiment, search)
     observer.planned(planned.lines())
@@ -102,7 +102,7 @@ def _precisions(value: Experiment, search: Search) -> list[str]:
 
 
 def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -> None:
-    """Writes what the processes need: the experiment, with its classes, some images and what memory there is."""
+    """Write what the processes need: the experiment with its classes, some samples, and the available memory."""
     e, train = planned.experiment, planned.indices["train"]
     experiment_file.save(e, folder / "experiment.json")
     copies.keep(e, source, folder)
@@ -123,7 +123,7 @@ def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -
 
 
 def _some_samples(data: Data, index: Index) -> dict[str, np.ndarray]:
-    """The arrays of the first samples of a spread over the split that can be read, each [few, ...]."""
+    """Return arrays of readable samples that are spread over the split, each [few, ...]."""
     few = index.take(np.linspace(0, len(index) - 1, min(_IMAGES, len(index))).astype(np.int64))
     reader = Direct(data, few)
     for samples, arrays in reader.read(Epoch(order.Shard(len(few), len(few), 0, 1), 0, None)):
@@ -133,7 +133,7 @@ def _some_samples(data: Data, index: Index) -> dict[str, np.ndarray]:
 
 
 class _Probes:
-    """The processes, one a rank, started when there is something to try and again after a death."""
+    """The processes, one per rank: started with the first trial, and again after one of them died."""
 
     def __init__(self, folder: Path, planned: Plan, precisions: list[str], observer: Logger):
         self.folder, self.value, self.precisions, self.observer = folder, planned.experiment, precisions, observer
@@ -142,10 +142,10 @@ class _Probes:
         self._processes: list[subprocess.Popen[str]] = []
 
     def search(self, precision: str, timed: bool) -> tuple[Trial, ...]:
-        """Tries micro-batches in one precision.
+        """Try micro-batches in one precision.
 
         Raises:
-            UserError: every one fails, and not for its memory.
+            UserError: every micro-batch fails for another reason than memory.
         """
         trials = doubling(sizes(self.value), lambda size: self.attempt(precision, size, timed))
         if all(trial.outcome == "fails" for trial in trials):
@@ -157,8 +157,10 @@ class _Probes:
         return trials
 
     def attempt(self, precision: str, size: int, timed: bool) -> Trial:
-        """Tries one micro-batch on all ranks: it fits where it fits on each, and does not where new processes say so.
-        Memory that a process has used before is in pieces, and what would have fit fails."""
+        """Try one micro-batch on all ranks: it fits if it fits on each.
+
+        A micro-batch that does not fit is tried again in new processes: the memory of a used one is fragmented.
+        """
         self.observer.status(f"{precision}: a micro-batch of {size}")
         new = not self._processes
         if new:
@@ -178,7 +180,7 @@ class _Probes:
         return Trial(size, value.accumulation, "fits", peak, value.batch_size / seconds if seconds else None)
 
     def stop(self) -> None:
-        """Ends the processes, and what they have started."""
+        """Kill the processes and their children."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -221,7 +223,7 @@ class _Probes:
                 )
 
     def _gpu(self, rank: int) -> dict[str, str]:
-        """The environment by which a worker sees the GPUs that are its own."""
+        """Return the environment that shows a worker its own GPUs only."""
         each = self.value.scaling.gpus_per_worker
         if not each:
             return {}
@@ -236,7 +238,7 @@ class _Probes:
         return self._answers()
 
     def _answers(self) -> list[dict[str, Any]]:
-        """The answer of each rank, or empty ones but for the first rank that has failed."""
+        """Return the answer of each rank; after a failure, only that of the first rank that failed is not empty."""
         answers: list[dict[str, Any]] = [{} for _ in self._processes]
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._processes):

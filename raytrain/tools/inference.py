@@ -1,4 +1,4 @@
-"""What is done with a trained run: evaluate, predict, export. In this process, without Ray's workers."""
+"""Evaluate, predict and export with a trained run, in this process, without Ray's workers."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _check_input(data: Data, index: Index, path: Path) -> None:
 
 
 def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> None:
-    """Writes predictions as .csv or .parquet (a column a class) or .jsonl.
+    """Write predictions as .csv or .parquet (one column per class) or .jsonl.
 
     Raises:
         UserError: the suffix is none of these, or the place cannot be written.
@@ -251,7 +251,7 @@ def _images(path: Path) -> list[str]:
 
 
 def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
-    """A source that reads single files as the run's own source prepared its images."""
+    """Return a source that reads single files and prepares images as the run's own source did."""
     if stored[1] != stored[2]:
         raise errors.UserError(
             f"predict prepares square images, and this run's are {stored[1]}x{stored[2]}",

@@ -1,5 +1,7 @@
-"""The learning-rate range test (Smith, 2017, "Cyclical Learning Rates for Training Neural Networks"): some steps with a
-rising learning rate, and the one to train with. In this process, without Ray."""
+"""The learning-rate range test (Smith, 2017, "Cyclical Learning Rates for Training Neural Networks").
+
+It trains some steps with a rising learning rate and suggests one to train with. It runs in this process, without Ray.
+"""
 
 from __future__ import annotations
 
@@ -89,20 +91,20 @@ class Smoothed:
         self._sum, self._weight = 0.0, 0.0
 
     def add(self, loss: float) -> float:
-        """Takes one more and returns the mean."""
+        """Add a loss and return the mean."""
         self._sum = _MEMORY * self._sum + (1 - _MEMORY) * loss
         self._weight = _MEMORY * self._weight + 1 - _MEMORY
         return self._sum / self._weight
 
 
 def find(value: Experiment, rising: Rising, observer: Logger) -> Curve:
-    """Trains from the initial weights (those of the model's file, where it has one) with a rising learning rate.
+    """Train from the initial weights (those of the model's file, if it has one) with a rising learning rate.
 
-    All but learning rate, its scaling and schedule is the experiment's; one worker computes the global batch, in the
-    micro-batches that each of the experiment's workers would.
+    Everything but the learning rate, its scaling and its schedule is the experiment's. One worker computes the global
+    batch, in the micro-batches of the experiment's workers.
 
     Args:
-        observer: sees the plan, and a row after every step.
+        observer: gets the plan, and a row after every step.
 
     Raises:
         UserError: the experiment cannot be run.
@@ -158,7 +160,7 @@ def _points(trainer: Trainer, steps: int, reader: Direct, observer: Logger) -> l
 
 
 def diverged(smoothed: list[float], steps: int) -> bool:
-    """Whether the last smoothed loss of a test of so many steps is not finite, or far above the best one."""
+    """Return whether the last smoothed loss of a test with `steps` steps is not finite or far above the best one."""
     if not math.isfinite(smoothed[-1]):
         return True
     best = min(smoothed)

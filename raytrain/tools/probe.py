@@ -1,6 +1,6 @@
-"""A process that tries training steps, and may die of it: the far side of `batch_size`, of which each rank is one.
+"""A process that tries training steps for `batch_trials`, one per rank; running out of memory may kill it.
 
-It reads commands from standard input and writes answers to standard output, a JSON object a line each.
+It reads commands from standard input and writes answers to standard output, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ _LEAST_STEPS, _MOST_STEPS = 3, 30
 
 
 def main() -> None:
-    """Serves trials until standard input ends. Arguments: the folder with the experiment and some images, this rank,
-    the number of ranks, and the file where ranks meet."""
+    """Serve trials until standard input ends.
+
+    Its arguments are the folder with the experiment and some samples, this rank, the world size, and the file for the
+    rendezvous of the ranks.
+    """
     folder, rank, world, store = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     driver = _Driver()
     try:
@@ -54,7 +57,7 @@ def main() -> None:
 
 
 class _Driver:
-    """The line to the driver. What models print goes to standard error."""
+    """The connection to the driver. The output of models goes to standard error."""
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w")
@@ -63,12 +66,12 @@ class _Driver:
         threading.Thread(target=self._read, daemon=True, name="commands").start()
 
     def commands(self) -> Iterator[dict[str, Any]]:
-        """What to try."""
+        """Yield the trials to run."""
         while True:
             yield self._commands.get()
 
     def say(self, answer: dict[str, Any]) -> None:
-        """Sends an answer."""
+        """Send an answer."""
         print(json.dumps(answer), file=self._answers, flush=True)
 
     def _read(self) -> None:
@@ -114,7 +117,7 @@ class _Trials:
             memory.cap(room if job["memory"] is None else min(room, job["memory"]))
 
     def attempt(self, precision: str, micro_batch: int, timed: bool) -> dict[str, Any]:
-        """Steps with a micro-batch of that size.
+        """Train steps with a micro-batch of that size.
 
         Returns:
             `peak`, bytes of memory beside PyTorch's own, and if `timed` `seconds` of a step; or `full` or `error`:
@@ -138,7 +141,7 @@ class _Trials:
         return answer
 
     def _warm_up(self) -> None:
-        """Starts the threads and loads the libraries that a step needs, which are not the model's memory."""
+        """Start the threads and load the libraries that a step needs: they do not count as the model's memory."""
         torch.set_num_threads(self.value.scaling.threads_per_worker or 1)
         device = self.ranks.device
         layer = torch.nn.Conv2d(3, 16, 3, device=device)
@@ -172,7 +175,7 @@ class _Trial:
         return self._whole_step(batches, few) if timed else None
 
     def _whole_step(self, batches: Iterator[Loaded], few: int) -> float:
-        """Seconds of a step, from one of fewer micro-batches where it is long."""
+        """Return the seconds of a step; a long step is extrapolated from one with fewer micro-batches."""
         all_, many = self.experiment.accumulation, few
         seconds = self._least(batches, few)
         if few < all_:
@@ -186,7 +189,7 @@ class _Trial:
         return seconds + (all_ - many) * min(seconds / many, max(more, 0.5 * seconds / many))
 
     def _batches(self) -> Iterator[Loaded]:
-        """Global batches, but for a short last one."""
+        """Yield global batches, without a short last one."""
         loader = self.trainer.loaders["train"]
         size = min(self.experiment.batch_size, len(loader))
         for epoch in count():
@@ -204,7 +207,7 @@ class _Trial:
         return least
 
     def _step(self, loaded: Loaded, passes: int) -> float:
-        """Seconds of a step of so many micro-batches; its batch lies in memory as a whole."""
+        """Return the seconds of a step of `passes` micro-batches; its whole batch lies in memory."""
         e, device = self.experiment, self.ranks.device
         most = passes * e.micro_batch
         size = min(loaded.size, most * e.replicas)
@@ -218,7 +221,7 @@ class _Trial:
         return time.perf_counter() - started
 
     def _slowest(self, seconds: float) -> float:
-        """The longest of all ranks' times. A collective."""
+        """Return the longest of all ranks' times. A collective."""
         found = torch.tensor(seconds, dtype=torch.float64, device=self.ranks.device)
         if self.ranks.world > 1:
             dist.all_reduce(found, op=dist.ReduceOp.MAX)
