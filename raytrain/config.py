@@ -1,7 +1,7 @@
 """Experiments are values: frozen dataclasses of JSON scalars, tuples and further dataclasses.
 
-One vocabulary: the dotted path of a field is its flag, its sweep axis and its key in the saved JSON. Standard
-library only, so that a command line's `--help` costs nothing.
+The dotted path of a field is its flag, its sweep axis and its key in the saved JSON. The module uses the standard
+library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Rule = tuple[Callable[[Any], bool], str]
 
 
 def above(low: float) -> Rule:
-    """A rule for `check`: greater than `low`."""
+    """Return a rule for `check`: greater than `low`."""
     return lambda value: low < value < math.inf, f"above {low}"
 
 
 def at_least(low: float) -> Rule:
-    """A rule for `check`: at least `low`."""
+    """Return a rule for `check`: at least `low`."""
     return lambda value: low <= value < math.inf, f"of at least {low}"
 
 
 def within(low: float, high: float) -> Rule:
-    """A rule for `check`: in the half-open interval [low, high)."""
+    """Return a rule for `check`: in the half-open interval [low, high)."""
     return lambda value: low <= value < high, f"in [{low}, {high})"
 
 
 def check(config: Any, **rules: Rule) -> None:
-    """Checks a dataclass's field types and the given rules; meant for `__post_init__`.
+    """Check the types of a dataclass's fields and the given rules, in its `__post_init__`.
 
-    A field that is None passes its rule (its type says whether None may be).
+    A field that is None passes its rule; its type says whether None is allowed.
 
     Raises:
         UserError: a field has the wrong type or is out of range.
@@ -60,10 +60,10 @@ def check(config: Any, **rules: Rule) -> None:
 
 
 def replace(config: T, path: str, value: Any) -> T:
-    """Returns a copy in which the field at the dotted `path` has `value`; validation runs again.
+    """Return a copy in which the field at the dotted `path` has `value`; validation runs again.
 
     Raises:
-        UserError: there is no such field (the nearest is named), or the value is refused.
+        UserError: there is no such field (the error names the nearest), or the value is refused.
     """
     head, _, rest = path.partition(".")
     if isinstance(config, tuple):
@@ -77,7 +77,7 @@ def replace(config: T, path: str, value: Any) -> T:
 
 
 def get(config: Any, path: str) -> Any:
-    """The value of the field at the dotted `path`, which must be there."""
+    """Return the value of the field at the dotted `path`, which must exist."""
     for name in path.split("."):
         config = config[int(name)] if isinstance(config, tuple) else getattr(config, name)
     return config
@@ -93,7 +93,7 @@ def paths(config: Any, prefix: str = "") -> list[str]:
 
 
 def leaves(config: Any) -> dict[str, Any]:
-    """The values of all leaf fields by dotted path, and under `path.class` the class of each open field."""
+    """Return the values of all leaf fields by dotted path, and under `path.class` the class of each open field."""
     flat: dict[str, Any] = {}
 
     def visit(value: Any, path: str) -> None:
@@ -111,7 +111,7 @@ def leaves(config: Any) -> dict[str, Any]:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """JSON values of a dataclass. A field that holds a subclass of its declared type names it under `class`."""
+    """Return the JSON values of a dataclass. A field with a subclass of its declared type names it under `class`."""
     result: dict[str, Any] = {}
     hints = _hints(type(config))
     for field in dataclasses.fields(config):
@@ -124,8 +124,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def labels(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What to call each of some values in a table or in JSON: itself, or a dataclass's name, with its fields where
-    another has the same name."""
+    """Return labels of values for a table or JSON: the value itself, or the name of a dataclass, with its fields if
+    another value has the same name."""
     names = [type(value).__name__ for value in values]
     return tuple(
         plain(value)
@@ -136,8 +136,8 @@ def labels(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
-    """The inverse of `to_dict`. Classes come from modules that are loaded already, as all of raytrain's rooms are: no
-    text in a JSON file makes this import or call anything else.
+    """Return the dataclass of JSON values: the inverse of `to_dict`. Classes come from loaded modules only, so that no
+    text in a JSON file can import or call anything else.
 
     Raises:
         UserError: an unknown or missing field, an unknown class, or a value that its field refuses.
@@ -170,12 +170,12 @@ def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
 def _class_name(cls: type) -> str:
     if "<locals>" in cls.__qualname__:
         raise errors.UserError(
-            f"class {cls.__name__} stands inside a function, so that no saved run could name it",
+            f"class {cls.__name__} is defined inside a function, so that a saved run cannot name it",
             f"in {cls.__module__}",
             "move it to the top level of its file",
         )
     module = "experiment" if cls.__module__ in (EXPERIMENT_MODULE, "__main__") else cls.__module__
-    if _public(cls.__module__, cls.__qualname__) is cls:  # which names it wherever in the package its module is
+    if _public(cls.__module__, cls.__qualname__) is cls:  # its module may move within the package
         module = "raytrain"
     return f"{module}:{cls.__qualname__}"
 
@@ -188,9 +188,9 @@ def _public(module_name: str, qualname: str) -> Any:
 
 def _find_class(name: Any, base: type[T], where: object) -> type[T]:
     module_name, _, qualname = str(name).partition(":")
-    # Runs of raytrain 0.1 name the module of a public class, which may have moved since.
+    # Runs of raytrain 0.1 name the module of a public class, which may have moved.
     public = _public(module_name, qualname)
-    # A class of a module that is not loaded is looked for in the run's copy of that module.
+    # If the module is not loaded, look in the run's copy of the experiment file.
     loaded = None if module_name == "experiment" else sys.modules.get(module_name)
     found: Any = loaded or sys.modules.get(EXPERIMENT_MODULE)
     for part in qualname.split("."):
@@ -208,7 +208,7 @@ def _find_class(name: Any, base: type[T], where: object) -> type[T]:
 
 
 def plain(value: Any) -> Any:
-    """A field's value as JSON has it: lists for tuples, and objects that name their classes for dataclasses."""
+    """Return a field's value for JSON: lists for tuples, and objects with their class for dataclasses."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if dataclasses.is_dataclass(value):  # one of several: each names its class
@@ -217,7 +217,7 @@ def plain(value: Any) -> Any:
 
 
 def _tuples(value: Any, item: type | None, where: object, path: str) -> Any:
-    """Tuples of JSON's lists; objects in them, which name their classes, become dataclasses of the type `item`."""
+    """Return tuples for JSON's lists. Objects with a class in them become dataclasses of the type `item`."""
     if isinstance(value, list):
         return tuple(_tuples(one, item, where, f"{path}{number}.") for number, one in enumerate(value))
     if isinstance(value, dict) and "class" in value:
@@ -226,7 +226,7 @@ def _tuples(value: Any, item: type | None, where: object, path: str) -> Any:
 
 
 class _OneOfSeveral:
-    """Stands for any dataclass of raytrain's or of the experiment file, where a field's type does not say which."""
+    """Any dataclass of raytrain or of the experiment file, for a field whose type names no class."""
 
 
 @cache

@@ -1,10 +1,10 @@
-"""Experiment: everything that decides a run's outcome, as one value."""
+"""Experiment: all that determines a run's result, as one value."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from raytrain import errors
 from raytrain.config import above, at_least, check
@@ -14,12 +14,11 @@ from raytrain.loggers import Logger
 from raytrain.models import Model
 from raytrain.optim.optimizers import SGD, Optimizer
 from raytrain.optim.schedules import Constant, Schedule
-from raytrain.parallel import DDP, STRATEGIES, Deterministic, Parallel
+from raytrain.parallel import DDP, STRATEGIES, Parallel
 from raytrain.parallel.base import multiples
 from raytrain.tasks.classification import Classification
 from raytrain.tasks.task import Task
 from raytrain.user_code import parts
-from raytrain.user_code.upgrades import old_argument
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Scaling:
     gpus_per_worker: float | None = None
     """GPUs of each worker; None gives one if the cluster has enough, and none otherwise."""
     cpus_per_worker: float | None = None
-    """CPUs that Ray reserves for each worker; None shares them out and keeps one for Ray Data."""
+    """CPUs that Ray reserves for each worker; None divides the CPUs among the workers and leaves one for Ray Data."""
     threads_per_worker: int | None = None
     """PyTorch threads of each worker; None shares the cores out. A resumed run keeps the number: it changes last
     bits."""
@@ -66,7 +65,7 @@ class Scaling:
             least, _, most = self.workers.partition(":")
             if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
                 raise errors.UserError(
-                    f"{self.workers!r} is no number of workers",
+                    f"workers must be an integer or MIN:MAX, got {self.workers!r}",
                     "in scaling.workers",
                     "take a number, or MIN:MAX such as 2:8, with MIN >= 1",
                 )
@@ -78,12 +77,12 @@ class Scaling:
 
     @property
     def least(self) -> int:
-        """The fewest ranks that the run goes on with."""
+        """The smallest number of ranks."""
         return int(self.workers.partition(":")[0]) if isinstance(self.workers, str) else max(1, self.workers)
 
     @property
     def ranks(self) -> int:
-        """The ranks that there are; of an elastic run, the most that there may be."""
+        """The number of ranks; the largest number for an elastic run."""
         return int(self.workers.partition(":")[2]) if isinstance(self.workers, str) else max(1, self.workers)
 
 
@@ -105,17 +104,6 @@ class Checkpoint:
         check(self, every_steps=at_least(1), keep=at_least(1), keep_every=at_least(1), max_gib=above(0))
 
 
-def _convert_deterministic(value: bool, arguments: dict[str, Any]) -> None:
-    """Replace `deterministic=True` of 0.1, a field beside DDP, by the strategy."""
-    parallel = arguments.get("parallel", DDP())
-    if value and isinstance(parallel, DDP):
-        arguments["parallel"] = Deterministic(reduction=parallel.reduction)
-    elif value and not isinstance(parallel, Deterministic):
-        what = f"deterministic=True does not work with parallel={type(parallel).__name__}(...)"
-        raise errors.UserError(what, "in Experiment", "write `parallel=Deterministic()`")
-
-
-@old_argument("deterministic", _convert_deterministic)
 @dataclass(frozen=True)
 class Experiment:
     """One training experiment: a model, the data, and how to train. Pass it to `raytrain.train`, or put it in a file
@@ -130,19 +118,19 @@ class Experiment:
     optimizer: Optimizer = field(default_factory=SGD)
     """The optimizer, which updates the weights."""
     schedule: Schedule = field(default_factory=Constant)
-    """How the learning rate changes."""
+    """The schedule of the learning rate."""
     parallel: Parallel = field(default_factory=DDP)
     """How the model is spread over the workers."""
     scaling: Scaling = field(default_factory=Scaling)
     """The workers and their resources."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    """When checkpoints are written."""
+    """When checkpoints are written and how many are kept."""
     epochs: int = 1
     """Passes over the training data."""
     patience: int | None = None
     """Epochs without a better value of task.monitor after which training stops; None never stops early."""
     batch_size: int = 64
-    """Samples in a step, over all workers together."""
+    """Samples in a step, over all workers (the global batch)."""
     micro_batch_size: int | None = None
     """Samples in one forward pass of a worker; smaller ones accumulate gradients. None takes all samples of the worker,
     or a quarter of the batch under the deterministic strategy."""
@@ -174,9 +162,9 @@ class Experiment:
     seed: int = 0
     """Seed of the initial weights, the order of samples, augmentation and dropout."""
     hooks: tuple[Hook, ...] = ()
-    """Called while each rank trains; they may add columns to metrics.jsonl."""
+    """Hooks, called on each rank during training; they may add columns to metrics.jsonl."""
     loggers: tuple[Logger, ...] = ()
-    """Follow the run in the driver and get its metrics; of a sweep, those of each trial."""
+    """Loggers, which receive the run's metrics in the driver; in a sweep, those of each trial."""
 
     def __post_init__(self) -> None:
         for name, base in _PARTS.items():
@@ -214,7 +202,7 @@ class Experiment:
                 "take --no_compile, or --parallel.strategy ddp",
             )
         if self.scaling.elastic:
-            _ = self.sizes  # which checks what follows for each of them
+            _ = self.sizes  # runs the checks below for each number of workers
             return
         self.parallel.check_settings(self.batch_size, self.scaling.ranks, self.precision, self.compile)
         part = self.part
@@ -248,10 +236,10 @@ class Experiment:
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of workers that it can be trained on, most first; one, where it is not elastic.
+        """The possible numbers of workers, the largest first; a single one unless the run is elastic.
 
         Raises:
-            UserError: the batch suits none of an elastic run's.
+            UserError: the batch suits no number of workers of an elastic run.
         """
         if isinstance(self.scaling.workers, int):
             return [self.scaling.workers]
@@ -273,22 +261,22 @@ class Experiment:
 
     @property
     def replicas(self) -> int:
-        """Copies of the model, each of which trains on its share of a batch."""
+        """The number of replicas of the model, each of which trains on its part of a batch."""
         return self.parallel.replicas(self.scaling.ranks)
 
     @property
     def part(self) -> int:
-        """Samples of a step that micro-batches divide: those of a copy of the model, or of a shard of the batch."""
+        """Samples of a step that micro-batches divide: those of a replica, or of a shard of the batch."""
         return self.parallel.part(self.batch_size, self.scaling.ranks)
 
     @property
     def micro_batch(self) -> int:
-        """Samples in one forward pass of a copy of the model."""
+        """Samples in one forward pass of a replica."""
         return self.parallel.micro_batch(self.part, self.micro_batch_size, self.scaling.ranks)
 
     @property
     def accumulation(self) -> int:
-        """Forward passes of a copy of the model in a step."""
+        """Forward passes of a replica in a step."""
         return self.batch_size // self.replicas // self.micro_batch
 
 
@@ -305,10 +293,10 @@ _PARTS = {
 
 
 def with_strategy(value: Experiment, name: str) -> Experiment:
-    """The experiment with another parallel strategy, by its name on the command line; as it is where it has that one.
+    """Return the experiment with another parallel strategy, by its name on the command line.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: no strategy has that name.
     """
     if name not in STRATEGIES:
         raise errors.UserError(

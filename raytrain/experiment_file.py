@@ -16,8 +16,9 @@ from typing import Any
 from raytrain import config, errors
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
+from raytrain.parallel import DDP, Deterministic
 from raytrain.user_code import copies, hints, parts, places, python_files, sources
-from raytrain.user_code.upgrades import upgrade
+from raytrain.user_code.upgrades import old_argument, upgrade
 
 HISTORY = "history"
 """In the best.json of a sweep whose scheduler changed values on the way: with which values the best trial trained from
@@ -25,11 +26,24 @@ which epoch on (`search.record.history`). The experiment beside it has the last 
 
 
 _loading: list[Path] = []
-"""The experiment files that are being run at the moment."""
+"""The experiment files that are being imported."""
+
+
+def _convert_deterministic(value: bool, arguments: dict[str, Any]) -> None:
+    """Replace `deterministic=True` of 0.1, a field beside DDP, by the strategy."""
+    parallel = arguments.get("parallel", DDP())
+    if value and isinstance(parallel, DDP):
+        arguments["parallel"] = Deterministic(reduction=parallel.reduction)
+    elif value and not isinstance(parallel, Deterministic):
+        what = f"deterministic=True does not work with parallel={type(parallel).__name__}(...)"
+        raise errors.UserError(what, "in Experiment", "write `parallel=Deterministic()`")
+
+
+old_argument("deterministic", _convert_deterministic)(Experiment)  # files that runs of 0.1 keep may pass it
 
 
 def load(path: Path | str) -> tuple[Experiment, Path | None]:
-    """Reads an experiment from a Python file that defines `experiment`, or from a run's experiment.json.
+    """Read an experiment from a Python file that defines `experiment`, or from a run's experiment.json.
 
     Returns:
         The experiment, and the Python file that it or its classes came from.
@@ -67,7 +81,7 @@ def load_with_code(path: Path, file: Path) -> tuple[Experiment, Experiment | Non
     from then on.
 
     Returns:
-        That experiment, and the one that the file itself defines, alone or in a sweep; None where it defines none.
+        That experiment, and the one that the file itself defines, alone or in a sweep; None if it defines none.
 
     Raises:
         UserError: the file is not there or does not run, or its classes do not take the run's values.
@@ -84,8 +98,8 @@ def load_with_code(path: Path, file: Path) -> tuple[Experiment, Experiment | Non
 
 
 def of_copy(run: Path) -> Experiment | None:
-    """Return the experiment that a run's own copy of the experiment file defines, without what flags made of it; None
-    where there is no copy, or it defines none. The run's modules are active from then on.
+    """Return the experiment that a run's copy of the experiment file defines, before flags changed it; None if there is
+    no copy or it defines none. The run's modules are active from then on.
 
     Raises:
         UserError: the copy does not run.
@@ -103,15 +117,15 @@ def _defined(module: ModuleType) -> Experiment | None:
 
 
 def save(experiment: Experiment, path: Path) -> None:
-    """Writes the experiment as JSON."""
+    """Write the experiment as JSON."""
     write_atomically(path, to_json(experiment))
 
 
 def to_json(experiment: Experiment) -> str:
-    """The experiment as a run keeps it.
+    """Return the experiment as JSON text.
 
     Raises:
-        UserError: it holds what JSON cannot, or a class that could not be found again.
+        UserError: it holds a value that JSON cannot hold, or a class that could not be found again.
     """
     try:
         return json.dumps(config.to_dict(experiment), indent=2) + "\n"
@@ -158,8 +172,8 @@ def _json(path: Path) -> Any:
 
 
 def _say_history(path: Path, history: list[Any]) -> None:
-    """Tell what a best.json does not repeat."""
-    with contextlib.suppress(KeyError, TypeError, AttributeError):  # it is a file that anybody can edit
+    """Tell that a best.json has the last of several values of a trial."""
+    with contextlib.suppress(KeyError, TypeError, AttributeError):  # users may edit the file
         steps = [
             f"from epoch {step['epoch']} on {', '.join(f'{name}={value}' for name, value in step['values'].items())}"
             for step in history
@@ -173,13 +187,13 @@ def _say_history(path: Path, history: list[Any]) -> None:
 
 
 def _is_main(copy: Path) -> bool:
-    """Whether the file is what this process runs, which must not run a second time."""
+    """Return whether the file is the main module of this process, which must not run twice."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     return main is not None and Path(main).is_file() and Path(main).read_bytes() == copy.read_bytes()
 
 
 def _own_modules(values: Any) -> Iterator[str]:
-    """The modules of all classes named in saved JSON that are not raytrain's own."""
+    """Yield the modules of all classes in saved JSON that are not raytrain's own."""
     if isinstance(values, list):
         for item in values:
             yield from _own_modules(item)
@@ -265,7 +279,7 @@ def _wrong_class(error: TypeError) -> errors.UserError | None:
 
 
 def refuse_while_loading() -> None:
-    """Keeps a script that ends in `raytrain.train(...)` from training when its experiment is merely read.
+    """Keep a script that ends in `raytrain.train(...)` from training while raytrain imports it for its experiment.
 
     Raises:
         UserError: an experiment file is being loaded.

@@ -103,6 +103,7 @@ class Adam(Optimizer):
     eps: float = 1e-8
     """Added to the denominator."""
     _decoupled: ClassVar[bool] = False
+    """Whether weight decay is decoupled from the gradient."""
 
     def __post_init__(self) -> None:
         check(
@@ -134,6 +135,7 @@ class AdamW(Adam):
     weight_decay: float = 1e-2
     """Decoupled weight decay."""
     _decoupled: ClassVar[bool] = True
+    """AdamW decouples it."""
 
 
 def _each(parameters: list[Any]) -> list[torch.nn.Parameter]:

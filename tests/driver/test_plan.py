@@ -455,7 +455,7 @@ def test_an_experiment_that_no_run_could_keep_is_refused() -> None:
     class Inner(Model):
         pass
 
-    with pytest.raises(UserError, match=r"class Inner stands inside a function.*; move it to the top level"):
+    with pytest.raises(UserError, match=r"class Inner is defined inside a function.*; move it to the top level"):
         make(model=Inner())
     with pytest.raises(UserError, match=r"cannot be saved as JSON: Object of type dtype .*; let fields hold numbers"):
         make(model=Fixed(dtype=torch.float32))
