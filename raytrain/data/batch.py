@@ -1,4 +1,4 @@
-"""What a task gets: named arrays of some samples."""
+"""A batch: named arrays of some samples, as a task gets them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """One rank's samples of a global batch, or some of them.
+    """A rank's samples of a global batch, or a micro-batch of them.
 
     Attributes:
         arrays: each [n, ...] and on the device, by the names of the source's fields, the model's input first; and
             `label`, int64 [n], for sources with classes; and `target`, float32 [n, classes], each class's share of an
-            image, where mixup or cutmix has mixed it. A task that looks at labels must take these instead: an image's
-            label is only one of its two.
-        ids: int64 [n], the samples' numbers in their split, on the host.
+            image, if mixup or cutmix has mixed it. A loss must then use `target`: the label is only one of the two.
+        ids: int64 [n], the samples' numbers in their split, on the CPU.
     """
 
     arrays: dict[str, torch.Tensor]
@@ -55,5 +54,5 @@ class Batch:
 
     @property
     def unmixed(self) -> Batch:
-        """The batch without targets, as an evaluation has it."""
+        """The batch without targets, as in an evaluation."""
         return Batch({name: array for name, array in self.arrays.items() if name != "target"}, self.ids)

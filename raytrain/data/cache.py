@@ -1,9 +1,9 @@
-"""Decoded samples on disk, so that the next run on the same files starts without decoding any.
+"""A disk cache of decoded samples, so that the next run on the same files starts without decoding.
 
-An entry is one Arrow IPC stream with the arrays of a split, memory-mapped when it is read, and behind it a digest of
-all of the file but the arrays. Of samples that are streamed it is a line of JSON that says which cannot be read, and
-its digest. Its name is a hash of what decides the arrays, so that an entry is right or absent, never out of date.
-Whatever goes wrong here (no room, no permission, a damaged file) means work without the cache.
+An entry is an Arrow IPC stream with the arrays of a split, which is memory-mapped when it is read, followed by a
+digest of the file without the arrays. For streamed samples it is a digest and a line of JSON with the samples that
+cannot be read. Its name is a hash of all that determines the arrays, so that an entry is never out of date. After any
+failure (no room, no permission, a damaged file), raytrain works without the cache.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from raytrain.data.source import Index
 FORMAT = 1
 """Number of the entries' format; a reader takes no other."""
 LIMIT = 20 << 30
-"""Bytes that all entries of a folder may take, or a tenth of the disk's free space where that is less. Those that were
-not used for longest go first."""
+"""Bytes that all entries of a folder may take, or a tenth of the disk's free space if that is less. The least recently
+used entries are removed first."""
 
 _ALONE = ".json"
-"""Suffix of an entry that has no arrays."""
+"""Suffix of an entry without arrays."""
 _EOS = b"\xff\xff\xff\xff\0\0\0\0"
 _DIGEST = 32
 _ABANDONED = 24 * 3600.0
@@ -41,15 +41,15 @@ Bad = list[tuple[int, str, str]]
 
 
 def default_folder() -> Path:
-    """$XDG_CACHE_HOME/raytrain, or ~/.cache/raytrain."""
+    """Return $XDG_CACHE_HOME/raytrain, or ~/.cache/raytrain."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raytrain"
 
 
 def entry(folder: Path, index: Index, recipe: str) -> Path:
-    """The path of a split's entry.
+    """Return the path of a split's entry.
 
     Args:
-        recipe: whatever decides the arrays besides the index: where the files are, how they are decoded.
+        recipe: all that determines the arrays besides the index: where the files are, how they are decoded.
     """
     assert index.times is not None
     digest = hashlib.sha256(f"{FORMAT}\0{index.fingerprint()}\0{recipe}\0".encode())
@@ -58,20 +58,20 @@ def entry(folder: Path, index: Index, recipe: str) -> Path:
 
 
 def load(path: Path, index: Index) -> tuple[dict[str, np.ndarray], Bad] | None:
-    """The arrays of a split, by the fields' names and each [n, ...], mapped from the disk, and the samples that could
-    not be read, whose arrays are zeros; None if there is no such entry, or it is damaged."""
+    """Return the arrays of a split by the fields' names, each [n, ...] and mapped from the disk, and the samples that
+    could not be read, whose arrays are zeros. Return None if there is no such entry, or it is damaged."""
     try:
         found = _open(path, index)
         if found is not None:
-            os.utime(path)  # it was used just now
+            os.utime(path)  # the time of its last use
         return found
     except OSError:
         return None
 
 
 def load_bad(path: Path, index: Index) -> Bad | None:
-    """The samples of a split that could not be read, by its entry with arrays or by one that has them alone; None if
-    there is neither, or it is damaged."""
+    """Return the samples of a split that could not be read, from its entry with or without arrays; None if there is
+    neither, or it is damaged."""
     found = load(path, index)
     if found is not None:
         return found[1]
@@ -85,8 +85,8 @@ def load_bad(path: Path, index: Index) -> Bad | None:
 
 
 def store(path: Path, index: Index, arrays: dict[str, np.ndarray] | None, bad: Bad) -> bool:
-    """Keeps the arrays of a split, and which samples could not be read; without arrays, that alone. Others see all of
-    the entry or nothing. Returns whether it is kept."""
+    """Store the arrays of a split, if given, and the samples that could not be read. Write the entry atomically, and
+    return whether it was stored."""
     path = path if arrays is not None else path.with_suffix(_ALONE)
     partial = path.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex}.partial")
     try:
@@ -118,7 +118,7 @@ def _open(path: Path, index: Index) -> tuple[dict[str, np.ndarray], Bad] | None:
         start, end = file.read_at(head, 0), file.read_at(len(_EOS) + _DIGEST, head + body)
         if end != _EOS + hashlib.sha256(start).digest():
             return None
-        batch = pa.ipc.open_stream(file).read_next_batch()  # its head is as we wrote it: safe to parse
+        batch = pa.ipc.open_stream(file).read_next_batch()  # the digest of its head matches: safe to parse
     header = json.loads(batch.schema.metadata[b"raytrain"])
     if batch.schema.names != [field.name for field in index.fields]:
         return None
@@ -153,15 +153,15 @@ def _write(path: Path, index: Index, arrays: dict[str, np.ndarray], bad: Bad) ->
 
 
 def _padded(size: int) -> int:
-    """Arrow's IPC pads buffers to 8 bytes."""
+    """Return a size as Arrow's IPC pads it, to 8 bytes."""
     return -(-size // 8) * 8
 
 
 def _make_room(path: Path, size: int) -> bool:
-    """Removes entries until one of `size` bytes fits in; returns whether it does."""
+    """Remove entries until one of `size` bytes fits; return whether it fits."""
     entries = []
     for other in path.parent.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another run is at it too
+        with contextlib.suppress(FileNotFoundError):  # another run has removed it
             status = other.stat()
             if other.suffix == ".partial" and status.st_mtime < time.time() - _ABANDONED:
                 other.unlink()
@@ -174,6 +174,6 @@ def _make_room(path: Path, size: int) -> bool:
     for _, taken, other in sorted(entries):
         if used + size <= limit:
             break
-        other.unlink(missing_ok=True)  # who has it mapped keeps it
+        other.unlink(missing_ok=True)  # processes that have mapped it keep it
         used -= taken
     return True

@@ -13,11 +13,11 @@ from raytrain.data.source import Data, Field, Index, Kind
 from raytrain.user_code.places import calling, place
 
 _TAKEN = ("bad", "label", "target")
-"""Names of arrays that are no fields."""
+"""Names of arrays that a field cannot have."""
 
 
 def checked_indices(data: Data) -> dict[str, Index]:
-    """Return what `data.index()` does, checked: int64 labels of the classes, at least one sample a split.
+    """Return the checked result of `data.index()`: int64 labels below the number of classes, and samples in each split.
 
     Raises:
         UserError: it fails, or returns something else.
@@ -47,7 +47,7 @@ def checked_indices(data: Data) -> dict[str, Index]:
 
 
 def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what `data.read(index, samples)` does, checked: the fields' arrays by name, each [k, *shape].
+    """Return the checked result of `data.read(index, samples)`: the fields' arrays by name, each [k, *shape].
 
     Raises:
         BadSample: a sample cannot be read.
@@ -59,7 +59,7 @@ def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.
     except errors.UserError:
         for sample in samples if len(samples) > 1 else ():
             _read(data, index, np.array([sample], np.int64))
-        raise  # no sample is wrong alone
+        raise  # each sample by itself is right
 
 
 def _read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
@@ -90,7 +90,7 @@ def _read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray
         named = f" as {field.name!r}" if len(index.fields) > 1 else ""
         what = f"read() must return {field.dtype} {list(expected)}{named}, got {got} for {of}"
         raise errors.UserError(what, where, _remedy(array, field))
-    # Torch takes neither read-only memory, such as a mapped file's, nor negative strides, as of `array[..., ::-1]`.
+    # Torch accepts neither read-only memory, such as a mapped file's, nor negative strides, as in `array[..., ::-1]`.
     return {field.name: np.require(found[field.name], requirements=("C", "W")) for field in index.fields}
 
 
@@ -121,7 +121,7 @@ def check_samples(data: Data, index: Index) -> None:
 
 
 def _wrong(index: Index) -> tuple[str, str] | None:
-    """What is wrong with an index, and the remedy; None where nothing is."""
+    """Return what is wrong with an index, and the remedy; None if it is right."""
     if wrong := _wrong_fields(index):
         return wrong
     labels, count = index.labels, index.count
@@ -192,7 +192,7 @@ def _wrong_fields(index: Index) -> tuple[str, str] | None:
 
 
 def _holds(dtype: str, value: Any) -> bool:
-    """Return whether a type of numbers has a value."""
+    """Return whether a numeric dtype can hold a value exactly."""
     try:
         return np.array(value, dtype).item() == value
     except (OverflowError, TypeError, ValueError):
@@ -221,13 +221,13 @@ def _wrong_labels(index: Index, labels: Any) -> tuple[str, str] | None:
 
 
 def _kind(value: Any) -> str:
-    """A value's type for a message; of a tuple or a list, that of its first item too."""
+    """Return a value's type for a message, for a tuple or a list with the type of its first item."""
     inner = f" of {type(value[0]).__name__}" if isinstance(value, tuple | list) and value else ""
     return f"a {type(value).__module__.partition('.')[0]}.{type(value).__name__}{inner}".replace("a builtins.", "a ")
 
 
 def _remedy(array: Any, field: Field) -> str:
-    """How to make a field's array of what `read` has returned."""
+    """Return how to make a field's array from what `read` has returned."""
     if not isinstance(array, np.ndarray):
         return "return a NumPy array"
     if array.dtype == field.dtype:

@@ -26,14 +26,14 @@ class Digits(Data):
     """Standard deviation of the pixels."""
 
     def index(self) -> dict[str, Index]:
-        """1,438 samples to train on and 359 to validate on, the same for every seed."""
+        """Return 1,438 training samples and 359 validation samples, the same for every seed."""
         labels = _load()[1]
         classes = tuple(str(digit) for digit in range(10))
         parts = dict(zip(("train", "val"), order.stratified(labels, 0.2, seed=0), strict=True))
         return {split: Index(labels[rows], classes, (1, 8, 8), split, rows) for split, rows in parts.items()}
 
     def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
-        """Pixels scaled from 0..16 to 0..255."""
+        """Return the pixels, scaled from 0..16 to 0..255."""
         assert index.rows is not None
         return (_load()[0][index.rows[samples]].astype(np.uint16) * 255 // 16).astype(np.uint8)
 

@@ -24,11 +24,11 @@ from raytrain.watchdog import awaited
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Of glibc's malloc.h."""
 _DEVICE_SHARE = 0.25
-"""Share of a GPU's free memory up to which all arrays of a split are kept there."""
+"""Share of a GPU's free memory that the arrays of a split may take to be kept there."""
 
 
 class Reader(Protocol):
-    """Where samples come from, such as `Resident` and `Streaming`."""
+    """A source of samples for a loader, such as `Resident` and `Streaming`."""
 
     def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yield (samples int64 [k], their arrays) of each step."""
@@ -40,8 +40,8 @@ class Pass(NamedTuple):
 
     Attributes:
         batch: what the task gets.
-        last: whether the step has no further one.
-        blank: whether it stands in for samples that are not there.
+        last: whether it is the last of its step.
+        blank: whether it is a sample of zeros, for a rank that has fewer micro-batches than others.
     """
 
     batch: Batch
@@ -55,13 +55,13 @@ class Loaded:
 
     Attributes:
         step: the step in its epoch.
-        size: how many samples all ranks have together.
-        ids: int64 [n], this rank's samples, on the host.
+        size: the number of samples of all ranks.
+        ids: int64 [n], this rank's samples, on the CPU.
         arrays: the samples' arrays as they are stored, each [n, ...] and on the device.
         prepare: turns (arrays, ids) into those that the task sees.
-        most: how many samples the rank has that has most.
+        most: the largest number of samples of any rank.
         first: the number of this rank's first shard, over all ranks.
-        cuts: how many samples each of its shards has; None where its part is one.
+        cuts: the number of samples of each of its shards; None if its part is one shard.
     """
 
     step: int
@@ -74,7 +74,7 @@ class Loaded:
     cuts: tuple[int, ...] | None = None
 
     def shards(self) -> Iterator[tuple[int, Loaded]]:
-        """(number, part) of each shard: one, which may be empty, or those of the cuts that have samples."""
+        """Yield (number, part) of each shard: the only one, which may be empty, or those of the cuts with samples."""
         if self.cuts is None:
             yield self.first, self
             return
@@ -91,8 +91,8 @@ class Loaded:
             yield self._batch(_rows(self.arrays, part), self.ids[part])
 
     def passes(self, size: int, together: bool) -> Iterator[Pass]:
-        """The micro-batches. There is at least one, and for ranks that work `together` as many as any rank has: what is
-        missing is a sample of zeros, which takes part in what the ranks exchange and must count for nothing."""
+        """Yield the micro-batches: at least one, and for ranks that work `together` as many as any rank has. A
+        sample of zeros stands for each missing one; it takes part in collectives and must not count."""
         count = max(1, -(-(self.most if together else len(self.ids)) // size))
         for number, batch in enumerate(self.micro_batches(size), 1):
             yield Pass(batch, number == count, blank=False)
@@ -105,7 +105,7 @@ class Loaded:
 
 
 class Loader:
-    """Gives one rank its part of the global batches of a split.
+    """Load one rank's part of the global batches of a split.
 
     Args:
         data: the source, for its crop, augmentation and normalisation.
@@ -113,9 +113,9 @@ class Loader:
         reader: where their arrays come from.
         batch: size of the global batch.
         train: whether to shuffle and augment.
-        memory_format: how the images that the model sees lie in memory.
-        shards: into how many shards the rank's part of a batch is cut; None leaves it whole.
-        on_device: whether all arrays are kept on the device; by default on a GPU with room.
+        memory_format: the memory layout of the images that the model sees.
+        shards: the number of shards of the rank's part of a batch; None does not cut it.
+        on_device: whether to keep all arrays on the device; by default on a GPU with enough memory.
     """
 
     def __init__(
@@ -152,19 +152,19 @@ class Loader:
         return self.shard.steps
 
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
-        """The steps of an epoch from `first_step` on."""
+        """Yield the steps of an epoch from `first_step` on."""
         way = Epoch(self.shard, self.seed, number if self.train else None, first_step)
         augmented = self.train and self.data.augment.random
         for step, (ids, arrays) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)
-            # How a short batch is split over the ranks might separate pairs.
+            # A short batch may be split over the ranks between the two samples of a pair.
             prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self._plain
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None
             yield Loaded(step, size, ids, arrays, prepare, most, first, cuts)
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, Tensors]]:
-        """(ids, arrays) of each step, on the device."""
+        """Yield (ids, arrays) of each step, on the device."""
         if self.on_device is None:
             for ids, arrays in awaited(self.reader.read(way)):
                 tensors = {name: self._to_device(array) for name, array in arrays.items()}
@@ -181,7 +181,7 @@ class Loader:
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _ahead(self, batches: Iterator[tuple[np.ndarray, Tensors]]) -> Iterator[tuple[np.ndarray, Tensors]]:
-        """On a GPU, copies the next batch on a stream of its own while the model works on this one."""
+        """Copy the next batch to a GPU on a separate stream while the model computes with this one."""
         if self.device.type != "cuda":
             yield from batches
             return
@@ -214,8 +214,8 @@ def _rows(arrays: Tensors, rows: slice) -> Tensors:
 
 @cache
 def keep_memory() -> None:
-    """Lets this process keep freed memory for the next batch. glibc gives large blocks back to the system, which then
-    fills each new one with zeros: for 64 images of 224 x 224 that takes longer than to normalise them."""
+    """Make this process keep freed memory for the next batch. glibc returns large blocks to the system, which fills
+    each new one with zeros: for 64 images of 224 x 224 that takes longer than normalising them."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)
@@ -223,13 +223,13 @@ def keep_memory() -> None:
 
 
 def fits_device(size: int, device: torch.device) -> bool:
-    """Return whether a split's arrays, of so many bytes, are kept on the device."""
+    """Return whether a split's arrays, of `size` bytes, are kept on the device."""
     return device.type == "cuda" and size <= _DEVICE_SHARE * _free(device)
 
 
 def _free(device: torch.device) -> float:
-    """Return the bytes that this process can still allocate on a GPU: those that the driver has and those that the
-    allocator keeps for reuse, up to the fraction of the GPU's memory that is the process's limit."""
+    """Return the bytes that this process can still allocate on a GPU: free memory and memory that the allocator keeps
+    for reuse, up to the process's limit."""
     free, total = torch.cuda.mem_get_info(device)
     taken = torch.cuda.memory_allocated(device)
     kept = torch.cuda.memory_reserved(device) - taken

@@ -1,4 +1,4 @@
-"""MNIST in torchvision's layout, read straight from its IDX files, gzipped or not.
+"""MNIST in torchvision's layout, read from its IDX files, gzipped or not.
 
 Source: Y. LeCun, C. Cortes and C. Burges, "The MNIST database of handwritten digits", 1998.
 """
@@ -43,7 +43,7 @@ class MNIST(Data):
     root: str = ""
     """Folder with torchvision's layout: ROOT/MNIST/raw/*-ubyte, plain or .gz."""
     download: bool = False
-    """Download what is missing (11 MB), checked by sha256."""
+    """Download missing files (11 MB), checked by sha256."""
     mean: tuple[float, ...] = field(default=(0.1307,), kw_only=True)
     """Mean of the pixels."""
     std: tuple[float, ...] = field(default=(0.3081,), kw_only=True)
@@ -54,7 +54,7 @@ class MNIST(Data):
         super().__post_init__()
 
     def index(self) -> dict[str, Index]:
-        """Reads the labels and checks that the images parse and are as many."""
+        """Return the labels, after checking that the images parse and that their number is the same."""
         if not self.root:
             raise errors.no_root("MNIST")
         if self.download:
@@ -70,7 +70,7 @@ class MNIST(Data):
         return splits
 
     def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
-        """Images as they are, [k, 1, 28, 28]."""
+        """Return the images, uint8 [k, 1, 28, 28]."""
         assert index.rows is not None
         return _idx(str(self._file(_FILES[index.split][0][0])), 3)[index.rows[samples]][:, None]
 
@@ -134,14 +134,14 @@ class MNIST(Data):
 
 
 _DEFLATES = 1_032
-"""Bytes that one byte of gzip holds at the most."""
+"""Largest number of bytes that one byte of gzip can hold."""
 _CHUNK = 1 << 20
 _REMEDY = "remove it and run again with --data.download, or copy it anew"
 
 
 @lru_cache(maxsize=4)
 def _idx(path: str, dimensions: int) -> np.ndarray:
-    """Reads an IDX file of unsigned bytes, gzipped or not, as uint8 with that many dimensions."""
+    """Return an IDX file of unsigned bytes, gzipped or not, as uint8 with that many dimensions."""
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -159,14 +159,14 @@ def _idx(path: str, dimensions: int) -> np.ndarray:
 
 
 def _array(file: io.BufferedIOBase, dimensions: int, length: int, packed: bool) -> np.ndarray:
-    """The array in an IDX file; nothing is inflated or allocated beyond what its header asks for.
+    """Return the array in an IDX file. Inflate and allocate no more than its header declares.
 
     Args:
-        length: of the file, in bytes as it lies on the disk.
+        length: the size of the file on the disk, in bytes.
         packed: whether it is gzipped.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is not such a file.
     """
     header = file.read(4 + 4 * dimensions)
     magic = bytes([0, 0, 8, dimensions])

@@ -1,4 +1,4 @@
-"""What a data source is to raytrain: an index of samples, and a way to read any of them."""
+"""The base class of data sources: an index of samples, and a way to read any of them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Field:
         shape: of one sample: (channels, height, width) of an image, (height, width) or (channels, height, width) of a
             mask.
         dtype: the name of a NumPy type of numbers. An image of integers has their full range, one of floats 0 to 1.
-        kind: what augmentation makes of it. An `image` is cropped, flipped, changed by a policy and normalised to
-            float32; a `mask` is cropped and flipped as the images are; `plain` reaches the model and the task as it is.
-        fill: the value beyond a mask's edges, where a random crop is padded; one that its dtype can hold.
+        kind: how augmentation treats it. An `image` is cropped, flipped, changed by a policy and normalised to
+            float32; a `mask` is cropped and flipped as the images are; `plain` fields reach the task unchanged.
+        fill: the value of a mask beyond its edges, in a padded random crop; its dtype must be able to hold it.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Field:
 
     @property
     def seen_as(self) -> str:
-        """The type that the model and the task see."""
+        """The dtype that the model and the task see."""
         return "float32" if self.kind == "image" else self.dtype
 
 
@@ -57,7 +57,7 @@ class Index:
     """The samples of one split, in a stable order; sample i is row i everywhere.
 
     A source of labelled images gives `labels`, `classes` and `shape`. Any other source gives `fields`, of which the
-    first is the model's input, and `count` where nothing else says how many samples there are.
+    first is the model's input, and `count` if no column has the number of samples.
 
     Attributes:
         labels: int64 [n]; None for a source without classes.
@@ -65,15 +65,15 @@ class Index:
         shape: (channels, height, width) of the stored uint8 images: the one field `image`, whatever `fields` says.
         split: train, val or test.
         rows: int64 [n], the sample's row in its source, for sources that number their samples.
-        paths: the sample's path below the root, for sources that keep a file a sample.
+        paths: the sample's path below the root, for sources with one file per sample.
         sizes: int64 [n], bytes of each file.
-        times: int64 [n], when each file was last changed; only the disk cache asks for it.
-        ignored: files that were found and are no samples.
+        times: int64 [n], when each file was last changed; used by the disk cache only.
+        ignored: files that are not samples.
         fields: the arrays that `Data.read` returns for each sample.
         count: the number of samples.
     """
 
-    # Typed as if they were always there: the code of a source that gives them need not ask.
+    # Typed as if they were never None, so that a source that sets them need not check.
     labels: np.ndarray = None  # type: ignore[assignment]
     classes: tuple[str, ...] = ()
     shape: tuple[int, int, int] = None  # type: ignore[assignment]
@@ -114,17 +114,17 @@ class Index:
         return {field.name: np.zeros((count, *field.shape), field.dtype) for field in self.fields}
 
     def name(self, sample: int) -> str:
-        """What to call a sample in a message."""
+        """Return the name of a sample for messages."""
         return str(self.paths[sample]) if self.paths is not None else f"sample {self._row(sample)}"
 
     def names(self, samples: np.ndarray) -> list[str]:
-        """What to call each of some samples (int64 [k]); for many of them much faster than `name`."""
+        """Return the names of some samples (int64 [k]); for many samples much faster than `name`."""
         if self.paths is None:
             return [self.name(sample) for sample in samples]
         return self.paths.take(samples).to_pylist()
 
     def take(self, samples: np.ndarray) -> Index:
-        """The index of some samples, in the order given (int64 [k])."""
+        """Return the index of some samples (int64 [k]), in their order."""
 
         def pick(array):
             return None if array is None else array[samples]
@@ -140,8 +140,8 @@ class Index:
         )
 
     def fingerprint(self) -> str:
-        """A hash of which samples these are: names or rows, sizes, labels and classes. A copy of the files has the
-        same, so times are left out."""
+        """Return a hash of the samples: names or rows, sizes, labels and classes. Times are left out, so that a copy of
+        the files has the same hash."""
         stored = self.fields if self.shape is None else self.shape
         digest = hashlib.sha256(repr((self.classes, stored, len(self))).encode())
         for array in (self.labels, self.rows, self.sizes):
@@ -162,23 +162,23 @@ class Index:
 class Data:
     """The base of all data sources. Subclass it in an experiment file, as a frozen dataclass, to bring your own.
 
-    The base's fields are given by name, so that `ImageFolder("shapes")` is a folder and a field of your own needs no
-    default.
+    The fields of the base class are keyword-only, so that `ImageFolder("shapes")` is a folder and your own fields need
+    no defaults.
     """
 
     mode: Literal["auto", "resident", "streaming"] = "auto"
-    """resident keeps all decoded images in shared memory, streaming decodes them as they are needed, auto takes
-    resident where it fits. Both give the same batches."""
+    """resident keeps all decoded samples in shared memory, streaming decodes them when they are needed, auto takes
+    resident if it fits. Both give the same batches."""
     on_bad_sample: Literal["error", "skip"] = "error"
-    """What to do with a sample that cannot be read: stop and name it, or leave it out on all workers."""
+    """What to do with a sample that cannot be read: stop and name it, or skip it on all workers."""
     crop: int | None = None
-    """Side of the square that the model sees, cut from the stored image; None takes all of it."""
+    """Side of the square that the model sees, cut from the stored image; None takes the whole image."""
     augment: Augment = dataclasses.field(default_factory=Augment)
-    """Random changes to training images."""
+    """Random changes of training images."""
     mean: tuple[float, ...] = (0.5,)
-    """Mean to subtract, one number or one a channel, in units of the full range."""
+    """Mean to subtract, one number or one per channel, in units of the full range."""
     std: tuple[float, ...] = (0.5,)
-    """Standard deviation to divide by, likewise."""
+    """Standard deviation to divide by, one number or one per channel."""
 
     def __post_init__(self) -> None:
         check(
@@ -189,7 +189,7 @@ class Data:
         )
 
     def index(self) -> dict[str, Index]:
-        """Lists the samples of each split: `train`, `val` and perhaps `test`. Runs on the driver, without Ray.
+        """Return the samples of each split: `train`, `val` and perhaps `test`. Runs on the driver, without Ray.
 
         Raises:
             UserError: the data is not there or does not parse.
@@ -206,16 +206,16 @@ class Data:
         raise NotImplementedError(f"{type(self).__name__} needs a read(index, samples)")
 
     def cache_entry(self, index: Index) -> Path | None:
-        """The file that keeps a split's decoded images from run to run (`data/cache.py`), named by all that decides
-        their pixels; None, as here, keeps none."""
+        """Return the file that caches a split's decoded samples (`data/cache.py`), named by all that determines their
+        values; None, the default, caches nothing."""
         return None
 
     def notes(self) -> list[str]:
-        """Lines that the plan shows about this data."""
+        """Return lines that the plan shows about this data."""
         return []
 
     def probe(self, index: Index) -> list[errors.BadSample]:
-        """Looks, on the driver and in little time, for samples that cannot be read."""
+        """Look for samples that cannot be read, quickly and on the driver. No-op by default."""
         return []
 
     def sample(self, index: Index) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What the user of a command may have meant: the flag for an unknown one, the file for one that is not there."""
+"""Suggestions for mistyped flags and files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ELSEWHERE = {
     **dict.fromkeys(("pretrained",), "model.weights"),
     **dict.fromkeys(("early_stopping", "early_stopping_patience"), "patience"),
 }
-"""Names that PyTorch's examples, Lightning, Accelerate, timm and torchrun give to fields."""
+"""Names of fields in PyTorch's examples, Lightning, Accelerate, timm and torchrun."""
 _ALIKE = 0.74
-"""The least similarity (difflib's ratio) of names that are taken for a slip."""
+"""The smallest similarity (difflib's ratio) of a mistyped name."""
 
 
 def flags(given: str, known: Sequence[str]) -> list[str]:
@@ -34,7 +34,7 @@ def flags(given: str, known: Sequence[str]) -> list[str]:
 
     Args:
         given: the flag, such as `--lr`.
-        known: the paths that there are.
+        known: all paths.
     """
     path = given.lstrip("-").replace("-", "_").lower().removeprefix("no_")
     elsewhere = _ELSEWHERE.get(path) or _ELSEWHERE.get(path.rpartition(".")[2])
@@ -57,8 +57,8 @@ def files(given: Path | str, folders: Iterable[Path], wanted: str, assigns: str 
     """Return existing files or folders with names like that of a missing one, best first, at most four.
 
     Args:
-        folders: where to look besides the folder that was named.
-        wanted: the pattern of what is looked for, such as `*.py`, or `*/experiment.json` for the folders of runs.
+        folders: where to look besides the folder of the missing one.
+        wanted: the pattern to look for, such as `*.py`, or `*/experiment.json` for the folders of runs.
         assigns: only Python files that assign this name at their top level, such as `sweep`.
     """
     given, found = Path(given), {}

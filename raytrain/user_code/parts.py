@@ -1,5 +1,5 @@
-"""The parts of an experiment: errors that say what to write where a part is none of raytrain's, or where a class of the
-user's is no dataclass of all that it declares."""
+"""Checks of the parts of an experiment: each must be a part of raytrain, and each class of the user's a dataclass with
+all that it declares."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAME = {
     "fullyshardeddataparallel": "FSDP",
     "datasetfolder": "ImageFolder",
 }
-"""raytrain's class for one of torch's, by the latter's name in small letters, where the names differ."""
+"""raytrain's class for one of torch's, by the lower-case name of the latter, if the names differ."""
 _NEEDS = {
     "Model": "`def build(self, sample, classes): return {call}`",
     "Data": "`def index(self)`, which returns a dict of Index, and `def read(self, index, samples)`, which returns "
@@ -35,7 +35,7 @@ _NEEDS = {
     "Logger": "`def log(self, rows)`, which takes rows of metrics.jsonl",
     "Schedule": "`def factor(self, step, steps_per_epoch, epochs)`, which returns the factor on optimizer.lr",
 }
-"""What a class of the user's own has."""
+"""The methods that a class of the user's needs."""
 _LONGEST = 60
 """Characters of a value in a message."""
 
@@ -49,7 +49,7 @@ def check_part(field: str, value: object, wanted: type, parts: Mapping[str, type
         parts: the base classes of all parts, by their fields.
 
     Raises:
-        UserError: it is something else, or one of its classes is not made as it must be.
+        UserError: it is something else, or one of its classes is not a complete dataclass.
     """
     if not isinstance(value, wanted):
         named = f"each of {field.removesuffix('[]')}" if field.endswith("[]") else field
@@ -71,7 +71,7 @@ def check_parts(field: str, values: object, wanted: type, parts: Mapping[str, ty
 
 @cache
 def check_class(kind: type) -> None:
-    """Check that all that a dataclass of the user's declares is among its fields.
+    """Check that a dataclass of the user's has all that it declares as fields.
 
     Raises:
         UserError: the decorator is missing, it has an `__init__` of its own, or a default without its type.
@@ -98,7 +98,7 @@ def check_class(kind: type) -> None:
 
 
 def _takes(kind: type, fields: Mapping[str, dataclasses.Field[Any]]) -> bool:
-    """Return whether a class can be made of its fields, and takes nothing else."""
+    """Return whether a class accepts its fields as arguments and nothing else."""
     signature = inspect.signature(kind)
     named = {one.name for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
     try:
@@ -109,7 +109,7 @@ def _takes(kind: type, fields: Mapping[str, dataclasses.Field[Any]]) -> bool:
 
 
 def _remedy(field: str, value: Any, wanted: type, parts: Mapping[str, type]) -> str:
-    """Return what to write in place of a value."""
+    """Return what to write instead of a value."""
     kind, base = value if isinstance(value, type) else type(value), wanted.__name__
     name = value if isinstance(value, str) else getattr(value, "__name__", kind.__name__)
     if isinstance(value, type) and issubclass(value, wanted):
@@ -143,7 +143,7 @@ def _set(field: str, value: str) -> str:
 
 
 def _call(base: str, value: Any, name: str) -> str:
-    """Return an expression that adapts one of torch's objects, a function or a class of the user's."""
+    """Return an expression that adapts an object of torch's, or a function or class of the user's."""
     if base == "Optimizer":
         torchs = _module(value).startswith("torch.optim")
         return f"{_full_name(value) if torchs else 'torch.optim.RMSprop'}(parameters, lr=self.lr)"
@@ -158,7 +158,7 @@ def _call(base: str, value: Any, name: str) -> str:
 
 
 def _described(value: Any) -> str:
-    """Return what a value is, for a message, with file and line where the user wrote it."""
+    """Return the description of a value for a message, with file and line of the user's code."""
     if isinstance(value, type):
         return f"the class {_full_name(value)}"
     if inspect.isroutine(value):

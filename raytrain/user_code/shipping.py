@@ -1,4 +1,4 @@
-"""Values with the user's classes on their way to other processes, which have no such modules."""
+"""Values with the user's classes, sent to other processes together with their source files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class Shipped(Generic[T]):
-    """An experiment, or a part of one, whose pickle brings the source files of its classes: whoever unpickles it
-    imports them under their names. A script's own classes travel by value, as cloudpickle has it.
+    """An experiment, or a part of one, whose pickle carries the source files of its classes: the process that unpickles
+    it imports them under their names. cloudpickle sends a script's own classes by value.
 
     Args:
         value: a frozen dataclass.
@@ -22,7 +22,7 @@ class Shipped(Generic[T]):
         self.value = value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The sources come first: a pickle is read in its order, and they are there when the classes are looked up.
+        # The sources come first: unpickling goes in order, and looks up the classes after the sources are active.
         return _unpacked, (sources.use(self.value), fresh(self.value))
 
 

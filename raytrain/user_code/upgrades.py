@@ -1,4 +1,4 @@
-"""Saved experiments of older versions: their values as this version has them."""
+"""Conversion of experiments that older versions have saved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def upgrade(values: Any) -> Any:
-    """Return the JSON values of an experiment, or of anything that holds some, with the names of this version."""
+    """Return the JSON values of an experiment, or of what holds experiments, with the names of this version."""
     if isinstance(values, list):
         return [upgrade(item) for item in values]
     if not isinstance(values, dict):
@@ -25,8 +25,8 @@ def upgrade(values: Any) -> Any:
 
 
 def old_argument(name: str, convert: Callable[[Any, dict[str, Any]], None]) -> Callable[[type[T]], type[T]]:
-    """Return a decorator of a class that accepts an argument of an older version: experiment files that runs keep, and
-    import again on every worker, may still pass it.
+    """Return a decorator that lets a class accept an argument of an older version. Experiment files that runs keep, and
+    that every worker imports again, may still pass it.
 
     Args:
         convert: changes the other arguments, given the old argument's value and them by name.
