@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's signals before the imports below)
+
+# isort: split
 from raytrain import config as _config
 from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
-from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's signals before the imports below)
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.experiment_file import load as load_experiment

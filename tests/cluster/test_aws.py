@@ -23,6 +23,7 @@ def ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An account's EC2; Ray writes its SSH key below a home of the test's."""
     (tmp_path / ".ssh").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)  # of the tests' own S3
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     at_once = SimpleNamespace(sleep=lambda _: None, time=time.time)  # Ray waits twice 15 s for a new role

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.processes import tree
 from torch import nn
 
 import raytrain
@@ -122,6 +121,8 @@ def test_training_in_the_driver_that_no_signal_reaches_ends_with_one_line(tmp_pa
     deadline = time.monotonic() + 120
     while not list((tmp_path / "run" / "checkpoints").glob("step_*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
+    from helpers.processes import tree  # here, for workers run this file too, without the folder of the tests
+
     processes = tree(process.pid)
     _, complaint = process.communicate(timeout=120)
     assert process.returncode == 1, complaint
