@@ -1,12 +1,12 @@
 """A run at a URL that `pyarrow.fs` opens, such as s3://bucket/runs/first.
 
-All code works on a directory on this machine, the run's mirror; this brings files up and down. The driver has a mirror
-of its own with the small files, and rank 0, which may be on another machine, one with the checkpoints that it writes.
-What is at the URL counts: a mirror is made to follow it before anything is read. The one exception is rank 0's mirror
-after an outage of storage: newer checkpoints that continue the run at the URL are used, and uploaded.
+All code works on a local directory, the run's mirror. This module uploads and downloads its files. The driver's mirror
+holds the small files. Rank 0 may run on another machine; its mirror holds the checkpoints that it writes. The files at
+the URL are authoritative: a mirror is synchronised with them before it is read. The one exception is rank 0's mirror
+after a storage outage: newer checkpoints that continue the run at the URL are used and uploaded.
 
-Storage may accept a connection and never answer, and a request cannot be cancelled. So each request has a thread of its
-own, and whoever asks gives up after `pulse.Pulse.limit` seconds without a sign of life.
+Storage may accept a connection and never answer, and a request cannot be cancelled. Each request therefore has its own
+thread, and the caller gives up after `pulse.Pulse.limit` seconds without progress.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from raytrain import errors
 from raytrain.checkpoint import pulse
-from raytrain.checkpoint.location import URL, join, mirror, note_url, read_known, replace_file, url_of
-from raytrain.files import known_json
-from raytrain.user_code.copies import COPY, MODULES, ORIGINS, REPLACED, REPLACING
+from raytrain.checkpoint.location import URL, replace_file
+from raytrain.user_code.copies import MODULES
 from raytrain.watchdog import doing
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ T = TypeVar("T")
 
 _LEAST_SPEED = 1 << 17
 """Bytes a second at which an object goes up at the least: S3 says nothing until it has the whole of it."""
-_ENVIRONMENT = "environment.json"
-_OWN = (ORIGINS, COPY, REPLACED, "environment.json", "skipped.json", "experiment.json")
-"""What the driver writes; the last makes it a run."""
+ENVIRONMENT = "environment.json"
 _FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
 """What rank 0 writes, in the order in which it is brought up; the metrics come before a checkpoint's manifest."""
 
@@ -249,7 +246,7 @@ class Storage:
             same = name in there and self.read(f"checkpoints/{name}/{checkpoints.MANIFEST}")
             if same != (folder / name / checkpoints.MANIFEST).read_bytes():
                 shutil.rmtree(folder / name)
-        for name in ("metrics.jsonl", _ENVIRONMENT):
+        for name in ("metrics.jsonl", ENVIRONMENT):
             (run / name).unlink(missing_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 self._fetch(name, run / name)
@@ -268,7 +265,7 @@ class Storage:
         names = checkpoints.committed(run / "checkpoints")
         ahead = [name for name in names if (checkpoints.step_of(name) or 0) > (checkpoints.step_of(newest) or -1)]
         try:
-            if not ahead or (run / _ENVIRONMENT).read_bytes() != self.read(_ENVIRONMENT):
+            if not ahead or (run / ENVIRONMENT).read_bytes() != self.read(ENVIRONMENT):
                 return []
             if newest:
                 check_rows(run / "metrics.jsonl", json.loads(self.read(f"checkpoints/{newest}/{checkpoints.STATE}")))
@@ -363,205 +360,6 @@ class Storage:
 _CHUNK = 8 << 20
 _KEPT = (URL, "lock", "stop")
 """What a mirror has besides."""
-
-
-def check(out: str, name: str | None) -> None:
-    """Checks that runs can be written below a URL, with a small object that is removed again.
-
-    Raises:
-        UserError: they cannot, or the name is taken.
-    """
-    storage = Storage(out)
-
-    def probe() -> bool:
-        storage.write(".raytrain-probe", b"x")
-        storage.remove(".raytrain-probe")
-        begun = ("/experiment.json", "/metrics.jsonl", "/manifest.json")  # a command may have been killed before
-        return name is not None and any(file.endswith(begun) for file in storage.names(name))
-
-    if answered(out, probe):
-        raise errors.name_taken(join(out, str(name)))
-
-
-def runs(out: str) -> list[str]:
-    """Return the names of all folders below a URL.
-
-    Raises:
-        UserError: nothing answers there.
-    """
-    found = answered(out, lambda: Storage(out).names("", recursive=False))
-    return [path.partition("/")[0] for path in found]
-
-
-def discard(path: Path) -> bool:
-    """Remove what is at the URL of a run in which nothing was trained; return whether that has gone, or whether the run
-    has no URL."""
-    url = url_of(path)
-    if url is None:
-        return True
-    try:
-        storage = Storage(url)
-        names = storage.names()
-        if any(name == "metrics.jsonl" or name.startswith("checkpoints/") for name in names):
-            return False
-        for name in sorted(names, key=lambda name: name != "experiment.json"):  # without that it is no run any more
-            storage.remove(name)
-        return True
-    except (OSError, errors.UserError):
-        return False
-
-
-def opened(url: str) -> Path:
-    """The driver's mirror of a run at a URL, made to follow it.
-
-    Raises:
-        UserError: nothing answers there.
-    """
-    path = mirror(url)
-    answered(url, lambda: Storage(url).pull(path))
-    note_url(path, url)
-    return path
-
-
-def publish(path: Path) -> None:
-    """Upload what the driver writes before a run goes on, and remove what the last attempt left; nothing for a run in a
-    directory."""
-    url = url_of(path)
-    if url is None:
-        return
-    pulse.pulse(url).limit = pulse.ANSWER_SECONDS  # which an earlier attempt of this process may have shortened
-
-    def bring() -> None:
-        storage = Storage(url)
-        marks = (n for n in storage.names("logs") if n.startswith(("logs/rank_", "logs/place_")))
-        for name in ("stop", "summary.json", *marks):
-            storage.remove(name)
-        modules = [file.relative_to(path).as_posix() for file in sorted((path / MODULES).rglob("*.py"))]
-        replacing = (path / REPLACING).is_file()
-        if replacing:
-            storage.write(REPLACING, path / REPLACING)  # first: the other files are the new code only all together
-        for name in (*modules, *_OWN):
-            if (path / name).is_file():
-                storage.write(name, path / name)
-        if replacing:
-            for name in storage.names(MODULES).keys() - {*modules}:
-                storage.remove(name)
-            storage.remove(REPLACING)
-
-    answered(url, bring)
-
-
-def refresh(path: Path) -> None:
-    """Makes the driver's mirror follow the URL; nothing for a run in a directory."""
-    url = url_of(path)
-    if url is not None:
-        with contextlib.suppress(OSError, errors.UserError):
-            Storage(url).pull(path)
-
-
-@contextlib.contextmanager
-def followed(path: Path, say: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Bring rows down and a request to stop up, in a side thread; all small files at the end. Nothing for a run in a
-    directory.
-
-    Args:
-        say: called with a line when storage falls silent, and when it answers again.
-    """
-    url = url_of(path)
-    if url is None:
-        yield
-        return
-    storage, done, asked, silent = Storage(url), threading.Event(), False, False
-
-    def follow() -> None:
-        nonlocal asked, silent
-        while not done.wait(pulse.POLL_SECONDS):
-            try:
-                wanted = (path / "stop").exists()
-                if wanted and not asked:
-                    storage.write("stop", b"x")
-                asked = wanted
-                storage.rows(path)
-                if silent:
-                    say(f"{url} answers again")
-                silent = False
-            except OSError:
-                if storage.pulse.silence >= pulse.ANSWER_SECONDS and not silent:
-                    silent = True
-                    say(f"{url}: {storage.pulse.error()}; training goes on, and its checkpoints wait with rank 0")
-
-    thread = threading.Thread(target=follow, daemon=True, name="storage")
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        with contextlib.suppress(OSError):
-            storage.remove("stop")
-            storage.pull(path)
-
-
-def hasten(path: Path) -> None:
-    """Ask rank 0 to stop, past storage, where it is on this machine, and let requests be given up sooner from here on;
-    nothing for a run in a directory."""
-    url = url_of(path)
-    if url is not None:
-        pulse.pulse(url).limit = pulse.HURRY_SECONDS
-        with contextlib.suppress(OSError):
-            (mirror(url, "workers") / "stop").touch()
-
-
-def silence(path: Path) -> float:
-    """Return for how many seconds storage of a run has not answered; 0 for a run in a directory."""
-    url = url_of(path)
-    return pulse.pulse(url).silence if url else 0.0
-
-
-def left_behind(path: Path) -> str:
-    """Say which checkpoint of a run that was asked to stop could not be uploaded, and where it is; empty where nothing
-    is known to be missing."""
-    url = url_of(path)
-    if url is None:
-        return ""
-    kept = mirror(url, "workers")
-    here, there = (str(known_json(folder / "last.json").get("checkpoint", "")) for folder in (kept, path))
-    if read_known(kept / _ENVIRONMENT) != read_known(path / _ENVIRONMENT) or here <= there:
-        silent = pulse.pulse(url)
-        return f"{url}: {silent.error()}; the last checkpoint may be missing" if silent.silence else ""
-    return (
-        f"{here} could not be uploaded to {url} and is kept in {kept}; once storage answers, "
-        f"`raytrain resume {url}` on this machine goes on from it"
-    )
-
-
-def newest(path: Path) -> str:
-    """The name of a run's newest committed checkpoint, wherever it is; empty where there is none."""
-    url = url_of(path)
-    if url is None:
-        manifests = (path / "checkpoints").glob("step_*/manifest.json")
-        return max((manifest.parent.name for manifest in manifests), default="")
-    try:
-        return max(Storage(url).committed(), default="")
-    except (OSError, errors.UserError):
-        return ""
-
-
-def conclude(path: Path) -> None:
-    """Brings up the driver's own summary of a run whose workers wrote none; nothing for a run in a directory."""
-    url = url_of(path)
-    if url is not None:
-        with contextlib.suppress(OSError, errors.UserError):
-            Storage(url).write("summary.json", path / "summary.json")
-
-
-def at_work(url: str) -> tuple[Storage, Path]:
-    """The storage of a run at a URL for a rank, and the directory on its machine in which it works."""
-    storage, path = Storage(url), mirror(url, "workers")
-    (path / "logs").mkdir(parents=True, exist_ok=True)
-    (path / "stop").unlink(missing_ok=True)
-    replace_file(path / "experiment.json", storage.read("experiment.json"))
-    return storage, path
 
 
 def _open(url: str) -> tuple[Any, str]:

@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import remote
 from raytrain.driver import ray_internals
 from raytrain.driver.worker import to_edit
 from raytrain.files import known_json
@@ -43,7 +43,7 @@ class NoRoom(RunFailed):
 
 def run_failure(error: BaseException, path: Path) -> RunFailed:
     """The root cause: the rank whose error came first, not those that then missed it."""
-    storage.refresh(path)
+    remote.refresh(path)
     found = [known_json(file) for file in (path / "logs").glob("rank_*.json")]
     records = [record for record in found if record.keys() >= {"time", "rank", "lost", "error", "at"}]
     if hung := [record for record in records if record.get("hung")]:

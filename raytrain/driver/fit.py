@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain import config, errors, experiment_file
-from raytrain.checkpoint import location, storage
+from raytrain.checkpoint import location, remote
 from raytrain.checkpoint.rows import check_rows
 from raytrain.data import Index
 from raytrain.driver import plan, resumption, supervise
@@ -143,7 +143,7 @@ def train(
             planned = replace(planned, run=location.url_of(path) or str(path))
             observer.planned(planned.lines())
             try:
-                storage.publish(path)
+                remote.publish(path)
                 return _run(Run(path), planned, kept, session, options, observer, command_started)
             except errors.UserError:  # found while the data was read, before anything was trained
                 discard(path)
@@ -330,7 +330,7 @@ def _run(
                 observer.planned([*planned.skipped, ("", f"all of them are in {path / 'skipped.json'}")])
             observer.start(_info(run, planned, before), Held())
             tail = Tail(path / "metrics.jsonl", offset, observer)
-            with storage.followed(path, observer.note):
+            with remote.followed(path, observer.note):
                 if planned.experiment.scaling.workers == 0:
                     supervise.work_here(job, tail, interrupts)
                 else:
@@ -340,7 +340,7 @@ def _run(
                 interrupts.stop_if_asked()
         except Leave:
             interrupted = True
-            if left := storage.left_behind(path):
+            if left := remote.left_behind(path):
                 observer.note(left)
             _summarise(path, planned, "interrupted")
         except errors.UserError:
@@ -397,7 +397,7 @@ def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction
         asides = (*path.glob(_ASIDE), *(path / copies.MODULES).rglob(_ASIDE))
         for leftover in (*asides, *logs.glob("*_*.json"), path / "stop", path / "summary.json"):
             leftover.unlink(missing_ok=True)
-        storage.publish(path)
+        remote.publish(path)
         copies.settled(path)
     except OSError as error:
         raise RunFailed(f"storage refuses the run's files: {reason(error)}", path, None) from error
@@ -456,4 +456,4 @@ def _summarise(path: Path, planned: Plan, status: str, error: str | None = None)
             "workers": planned.experiment.scaling.ranks,
         }
         write_atomically(path / "summary.json", json.dumps(values | ({"error": error} if error else {}), indent=2))
-        storage.conclude(path)
+        remote.conclude(path)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import remote
 from raytrain.driver.guard import numbers, say
 
 _came: list[int] = []
@@ -198,7 +198,7 @@ class Interrupts:
         if self.signal:
             with contextlib.suppress(OSError):
                 (self.path / "stop").touch()
-            storage.hasten(self.path)
+            remote.hasten(self.path)
 
     @property
     def seconds(self) -> float:

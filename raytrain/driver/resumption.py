@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors, experiment_file
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import remote
 from raytrain.driver import model_check
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
@@ -117,7 +117,7 @@ class Correction:
         Raises:
             UserError: it does not fit.
         """
-        if not storage.newest(self.run.path):
+        if not remote.newest(self.run.path):
             return
         value, index = planned.experiment, planned.indices["train"]
         shape = value.data.sample(index), len(index.classes)
@@ -159,7 +159,7 @@ class Correction:
     def _step(self) -> int:
         from raytrain.checkpoint.checkpoints import step_of  # which imports torch
 
-        return step_of(storage.newest(self.run.path)) or 0
+        return step_of(remote.newest(self.run.path)) or 0
 
 
 def _difference(before: model_check.Tensors, after: model_check.Tensors) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
-from raytrain.checkpoint import pulse, storage
+from raytrain.checkpoint import pulse, remote
 from raytrain.driver import ray_internals
 from raytrain.driver.demand import Demand, resources_needed, smaller_sizes, workers_at_most
 from raytrain.driver.failures import ANSWER_SECONDS, GONE, NoRoom, RunFailed, run_failure
@@ -103,7 +103,7 @@ class Supervisor:
         """
         with self.demand:
             while True:
-                before = storage.newest(self.job.run)
+                before = remote.newest(self.job.run)
                 try:
                     self._train()
                     # Workers whose storage is silent leave no status there.
@@ -115,7 +115,7 @@ class Supervisor:
                     self._say("waiting", str(failure))
                     self.session.let_nodes_tell()
                 except RunFailed as failure:
-                    self.failures = 1 if storage.newest(self.job.run) != before else self.failures + 1
+                    self.failures = 1 if remote.newest(self.job.run) != before else self.failures + 1
                     if not failure.lost or self.failures > self.scaling.max_failures or self.interrupts.signal:
                         raise
                     self._say("lost", str(failure))
@@ -132,7 +132,7 @@ class Supervisor:
                 self.interrupts.ask()
                 if self.can_leave and not self.tail.seen:
                     self.interrupts.stop_if_asked()  # no step is done: there is nothing to save
-                if self.interrupts.seconds > _LEAVE_SECONDS and storage.silence(self.job.run) > pulse.HURRY_SECONDS:
+                if self.interrupts.seconds > _LEAVE_SECONDS and remote.silence(self.job.run) > pulse.HURRY_SECONDS:
                     self.interrupts.stop_if_asked()
                 if time.monotonic() - self.looked > _LOOK_SECONDS:
                     self._look()
@@ -141,7 +141,7 @@ class Supervisor:
             fitting.join(0 if self.can_leave else 10)  # where the connection is ours, its end is theirs
             raise
         if fitting.failure is None:
-            storage.refresh(self.job.run)
+            remote.refresh(self.job.run)
         self.tail.poll()
         if fitting.failure is not None:
             raise fitting.failure
@@ -174,7 +174,7 @@ class Supervisor:
         """Asks the workers for a checkpoint and an end, as a signal does."""
         with contextlib.suppress(OSError):  # the directory may be away: the next look will find the same
             (self.job.run / "stop").touch()
-            storage.hasten(self.job.run)
+            remote.hasten(self.job.run)
             self.resizing = why
 
     def _prepare_again(self) -> None:
@@ -186,7 +186,7 @@ class Supervisor:
         while True:
             with contextlib.suppress(errors.UserError):  # which storage is that does not answer
                 if not ready:
-                    storage.publish(run)
+                    remote.publish(run)
                     ready = True
             for workers in self.planned.sizes if ready else ():
                 with contextlib.suppress(errors.UserError):
@@ -232,7 +232,7 @@ class Supervisor:
 
     def _say(self, event: str, why: str) -> None:
         """Shows and keeps what became of the workers."""
-        newest = storage.newest(self.job.run)
+        newest = remote.newest(self.job.run)
         if event == "waiting" == self.said:
             return
         self.said = event
@@ -300,7 +300,7 @@ def _trainer(job: Job, shares: bool) -> Any:
 
 def _nodes_of(run: Path) -> set[str]:
     """The ids of the nodes that the workers said they are on."""
-    storage.refresh(run)
+    remote.refresh(run)
     found = set()
     for file in (run / "logs").glob("place_*.json"):
         with contextlib.suppress(ValueError, OSError):

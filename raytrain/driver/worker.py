@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from raytrain import errors
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import remote, storage
 from raytrain.data import Index
 from raytrain.driver import gpu_errors, logs
 from raytrain.driver.guard import end_now
@@ -102,7 +102,7 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         torch.cuda.set_device(ranks.device)
     there = None
     if job.url:
-        there, path = storage.at_work(job.url)
+        there, path = remote.at_work(job.url)
         job = replace(job, run=path)
     if dist.is_initialized():
         context = ray.get_runtime_context()

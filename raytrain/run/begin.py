@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from raytrain import errors
-from raytrain.checkpoint import location, storage
+from raytrain.checkpoint import location, remote
 from raytrain.files import existing, reason, remove, sync
 from raytrain.run.lock import LOCK, Lock
 
@@ -64,7 +64,7 @@ def discard(path: Path) -> bool:
     metrics or a checkpoint stays."""
     if os.path.lexists(path / "metrics.jsonl") or os.path.lexists(path / "checkpoints"):
         return False
-    if not storage.discard(path):
+    if not remote.discard(path):
         return False
     shutil.rmtree(path, ignore_errors=True)
     return True
@@ -112,7 +112,7 @@ def _remove_abandoned(out: Path) -> None:
 def _begin_at_url(out: str, name: str | None, stem: str, fill: Callable[[Path], None]) -> tuple[Path, Lock]:
     tried = ""
     while True:
-        url = location.join(out, name or f"{stem}-{_next_number(stem, [*storage.runs(out), tried])}")
+        url = location.join(out, name or f"{stem}-{_next_number(stem, [*remote.runs(out), tried])}")
         path = location.mirror(url)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def check_writable(out: Path | str, name: str | None) -> None:
     if name is not None and (name in ("", ".", "..") or "/" in name):
         raise errors.UserError(f"{name!r} is no name for a run's folder", "in --name", "give one word without a slash")
     if location.is_url(out):
-        return storage.check(str(out), name)
+        return remote.check(str(out), name)
     out = Path(out).expanduser()
     if str(out).encode(errors="replace").decode() != str(out):
         raise errors.not_writable(out, "its name is not UTF-8 text")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain import errors, experiment_file
-from raytrain.checkpoint import location, storage
+from raytrain.checkpoint import location, remote, storage
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, needed_json
 from raytrain.run.metrics_log import damaged_lines, read_metrics
@@ -36,7 +36,7 @@ class Run:
 
     def __init__(self, path: Path | str):
         self.url = str(path) if location.is_url(path) else location.url_of(Path(path))
-        self.path = storage.opened(self.url) if self.url else Path(path)
+        self.path = remote.opened(self.url) if self.url else Path(path)
         if not os.path.isfile(self.path / "experiment.json"):
             if os.path.isfile(self.path / "sweep.json"):
                 best = known_json(self.path / "sweep.json").get("best")

@@ -1,4 +1,4 @@
-"""Restoring a trainer from the newest checkpoint of its run."""
+"""The JSON state of a trainer's checkpoint, and restoring a trainer from the newest checkpoint of its run."""
 
 from __future__ import annotations
 
@@ -37,6 +37,29 @@ class Saved:
     optimizer: dict[str, Any]
     unit: float | None
     metrics_bytes: int
+
+
+def state_of(trainer: Trainer, hooks: list[dict[str, Any]], log: MetricsLog) -> dict[str, Any]:
+    """Return the JSON part of a checkpoint: progress, and what identifies the run's data and metrics.
+
+    Args:
+        hooks: the hooks' state dicts, which all ranks collect together.
+        log: the open metrics log.
+    """
+    index = trainer.indices["train"]
+    return {
+        "progress": dict(vars(trainer.progress)),
+        "metrics_bytes": log.size,
+        "metrics_sha256": log.sha256,
+        "sample": trainer.sample,
+        "input_dtype": index.input.seen_as,
+        "input_kind": index.input.kind,
+        "stored": index.input.shape,
+        "classes": trainer.classes,
+        "workers": trainer.ranks.world,
+        "unit": trainer.losses.unit,
+        "hooks": hooks,
+    }
 
 
 def restore(trainer: Trainer) -> Saved | None:

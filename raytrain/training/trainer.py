@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import errors, order
+from raytrain import order
 from raytrain.checkpoint.storage import Storage
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
@@ -33,12 +31,11 @@ from raytrain.training.ema import EMA
 from raytrain.training.evaluation import evaluate
 from raytrain.training.hooks import Hooks, read
 from raytrain.training.losses import LossLog, Reduced, Step
+from raytrain.training.optimizer import build_optimizer
 from raytrain.training.precision import Precision, check_device, memory_format
 from raytrain.training.progress import Progress
+from raytrain.training.stop_request import StopRequest
 from raytrain.watchdog import BACKWARD, FORWARD, doing
-
-_AWAY_SECONDS = 30.0
-"""How long the run's directory may be away, as where its disk is not mounted for a moment."""
 
 
 class Trainer:
@@ -73,6 +70,7 @@ class Trainer:
         self.experiment, self.ranks, self.indices, self.readers = value, ranks, indices, readers
         self.hooks = Hooks(value.hooks, hooks)
         self.run, self.command_started, self.storage = Run(run), command_started, storage
+        self.stop_request = StopRequest(run)
         self.sample, self.classes = value.data.sample(indices["train"]), indices["train"].classes
         self.weights = weights
         torch.set_num_threads(value.scaling.threads_per_worker or 1)
@@ -86,7 +84,6 @@ class Trainer:
         self.writer: CheckpointWriter | None = None
         self.stopping = False
         self.first_step_seconds = math.nan
-        self._there = time.monotonic()  # when the run's directory was last seen
 
     # A whole training
 
@@ -118,7 +115,10 @@ class Trainer:
                 stack.callback(self.writer.close)  # whatever happens, the last checkpoint is written
             if e.precision == "auto":
                 choose_precision(self)
-            self._build_optimizer(saved.optimizer if saved else None)
+            self.optimizer, self.parameters = build_optimizer(e.optimizer, self.strategy, saved and saved.optimizer)
+            self.backbone = backbone(self.strategy.module)
+            if self.ema:
+                self.ema.start(self.strategy.module, self.strategy.shard, {id(p) for p in self.parameters})
             self.weights = None
             self.hooks.start(self)
             stack.enter_context(self.strategy.kernels())
@@ -153,41 +153,6 @@ class Trainer:
             memory_format=memory_format(e.memory_format),
             shards=e.parallel.batch_shards(self.ranks.world),
         )
-
-    def _build_optimizer(self, state: dict[str, Any] | None) -> None:
-        """Build the optimizer and the averages of the weights.
-
-        Args:
-            state: the optimizer's, of a checkpoint.
-        """
-        e, strategy, module = self.experiment, self.strategy, self.strategy.module
-        groups = e.optimizer.groups(module)
-        parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
-        self.parameters = [parameter for parameter in parameters if strategy.owns(parameter)]
-        self.backbone = backbone(module)
-        self.optimizer = e.optimizer.build(groups)
-        own = {id(parameter) for parameter in self.parameters}
-        for parameter in parameters:
-            if id(parameter) not in own:
-                self.optimizer.state.pop(parameter, None)
-        if state is not None:
-            state["state"] = {
-                number: {
-                    name: strategy.shard(value, parameters[number]) if isinstance(value, torch.Tensor) else value
-                    for name, value in values.items()
-                }
-                for number, values in state["state"].items()
-                if id(parameters[number]) in own
-            }
-            groups = self.optimizer.state_dict()["param_groups"]
-            # How it computes depends on the strategy. What the experiment declares is not the checkpoint's: a sweep's
-            # scheduler may have changed it. The other names of a group are the optimizer's state.
-            declared = ("fused", "foreach", "factor", *(field.name for field in fields(e.optimizer)))
-            for saved, group in zip(state["param_groups"], groups, strict=True):
-                saved |= {name: group[name] for name in declared if name in group}
-            self.optimizer.load_state_dict(state)
-        if self.ema:
-            self.ema.start(module, strategy.shard, own)
 
     def train(self) -> str:
         """Train up to the end or a request to stop, within `started`; see `fit`."""
@@ -293,7 +258,7 @@ class Trainer:
     def flush(self) -> bool:
         """Write the rows of the steps since the last time; return whether to stop. A collective."""
         doing.begin("adding up losses", self.progress.step)
-        steps, stop = self.losses.reduce(self._asked_to_stop() if self.ranks.rank == 0 else False)
+        steps, stop = self.losses.reduce(self.stop_request.made() if self.ranks.rank == 0 else False)
         rows = [self._row(step) for step in steps]
         now = time.monotonic()
         self.progress.epoch_seconds += now - self.clock
@@ -366,22 +331,9 @@ class Trainer:
         tensors = self.snapshot()
         if self.log is None or self.writer is None or tensors is None:
             return
-        state = {
-            "progress": dict(vars(self.progress)),
-            "metrics_bytes": self.log.size,
-            "metrics_sha256": self.log.sha256,
-            "sample": self.sample,
-            "input_dtype": self.indices["train"].input.seen_as,
-            "input_kind": self.indices["train"].input.kind,
-            "stored": self.indices["train"].input.shape,
-            "classes": self.classes,
-            "workers": self.ranks.world,
-            "unit": self.losses.unit,
-            "hooks": hooks,
-        }
         model = tensors.pop("model")
         tensors["precision"] = self.precision.state_dict()
-        self.writer.start(self.progress.step, model, tensors, state)
+        self.writer.start(self.progress.step, model, tensors, resume.state_of(self, hooks, self.log))
 
     def snapshot(self) -> dict[str, Any] | None:
         """Return copies of a checkpoint's tensors on rank 0, None on others. A collective."""
@@ -427,22 +379,6 @@ class Trainer:
             }
             self.writer.finish(summary)
         return status
-
-    def _asked_to_stop(self) -> bool:
-        """Return whether the run was asked to stop.
-
-        Raises:
-            UserError: its directory has gone, so that nothing of it can be kept.
-        """
-        if os.path.isdir(self.run.path):
-            self._there = time.monotonic()
-        elif time.monotonic() - self._there > _AWAY_SECONDS:
-            raise errors.UserError(
-                f"the run's directory has not been there for {_AWAY_SECONDS:.0f} s",
-                self.run.path,
-                "it was moved or removed, or its disk is not mounted: resume the run where its directory is",
-            )
-        return os.path.exists(self.run.path / "stop")
 
     def _seed(self, *parts: int) -> None:
         seed = order.key(self.experiment.seed, *parts) >> 1

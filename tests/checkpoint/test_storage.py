@@ -18,7 +18,7 @@ from helpers.commands import make_run
 from pyarrow import fs
 
 from raytrain import CNN, Digits, Experiment, Run, UserError, cli
-from raytrain.checkpoint import checkpoints, location, pulse, retention, storage
+from raytrain.checkpoint import checkpoints, location, pulse, remote, retention, storage
 from raytrain.checkpoint.storage import Storage
 from raytrain.run.begin import begin, check_writable
 from raytrain.watchdog import doing
@@ -298,26 +298,26 @@ def test_the_driver_says_that_storage_is_silent_and_a_request_to_stop_shortens_t
 ) -> None:
     monkeypatch.setattr(pulse, "POLL_SECONDS", 0.02)
     Storage(slow_url).write("experiment.json", b"{}")
-    path, kept, said = storage.opened(slow_url), location.mirror(slow_url, "workers"), []
+    path, kept, said = remote.opened(slow_url), location.mirror(slow_url, "workers"), []
     kept.mkdir(parents=True)
-    with storage.followed(path, said.append):
+    with remote.followed(path, said.append):
         hangs.open.clear()
         wait_until(lambda: len(said) == 1)
-        assert storage.silence(path) > 0.2
+        assert remote.silence(path) > 0.2
         hangs.open.set()
         wait_until(lambda: len(said) == 2)
         hangs.open.clear()
-        storage.hasten(path)
+        remote.hasten(path)
         assert (kept / "stop").exists()
-        wait_until(lambda: storage.silence(path) > 0)
+        wait_until(lambda: remote.silence(path) > 0)
         pulse.pulse(slow_url).limit = 0.1
     assert said[0].startswith(f"{slow_url}: no answer for ") and "training goes on" in said[0]
     assert said[1] == f"{slow_url} answers again"
     hangs.open.set()
-    storage.publish(path)
+    remote.publish(path)
     assert pulse.pulse(slow_url).limit == pulse.ANSWER_SECONDS
-    storage.hasten(path.parent)
-    assert storage.silence(path.parent) == 0, "a run in a directory has no storage"
+    remote.hasten(path.parent)
+    assert remote.silence(path.parent) == 0, "a run in a directory has no storage"
 
 
 def test_storage_that_never_answers_is_one_line(hangs: Hangs, slow_url: str) -> None:
@@ -325,10 +325,10 @@ def test_storage_that_never_answers_is_one_line(hangs: Hangs, slow_url: str) -> 
     run = Run(slow_url)
     hangs.open.clear()
     silent = rf"storage does not answer: no answer for 0 s, {slow_url}; check the address"
-    for ask in (lambda: storage.opened(slow_url), lambda: storage.publish(run.path), run.model):
+    for ask in (lambda: remote.opened(slow_url), lambda: remote.publish(run.path), run.model):
         with pytest.raises(UserError, match=silent):
             ask()
-    assert storage.newest(run.path) == ""
+    assert remote.newest(run.path) == ""
 
 
 @pytest.mark.parametrize("differs", ["", "environment.json", "metrics.jsonl"])
@@ -360,19 +360,19 @@ def test_what_could_not_be_uploaded_is_said_with_the_command_that_does(there: St
     Storage(there.url).write("experiment.json", b"{}")
     there.write("environment.json", b"{}")
     there.write("last.json", b'{"checkpoint": "step_00000001"}')
-    path, kept = storage.opened(there.url), location.mirror(there.url, "workers")
-    assert storage.left_behind(path) == ""
+    path, kept = remote.opened(there.url), location.mirror(there.url, "workers")
+    assert remote.left_behind(path) == ""
     kept.mkdir(parents=True)
     (kept / "environment.json").write_text("{}")
     (kept / "last.json").write_text('{"checkpoint": "step_00000002"}')
-    said = storage.left_behind(path)
+    said = remote.left_behind(path)
     assert f"step_00000002 could not be uploaded to {there.url} and is kept in {kept}" in said
     assert f"`raytrain resume {there.url}` on this machine" in said
     (kept / "environment.json").write_text('{"of": "another run"}')
-    assert storage.left_behind(path) == ""
+    assert remote.left_behind(path) == ""
     shutil.rmtree(kept)
     there.pulse.wait()
-    assert "the last checkpoint may be missing" in storage.left_behind(path)
+    assert "the last checkpoint may be missing" in remote.left_behind(path)
     there.pulse.live()
 
 

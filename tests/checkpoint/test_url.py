@@ -18,7 +18,7 @@ import torch
 from helpers.cut_runs import BASE, Cut, rows, weights
 
 from raytrain import SGD, Experiment, Run, UserError, experiment_file
-from raytrain.checkpoint import checkpoints, location, pulse, side_thread, storage
+from raytrain.checkpoint import checkpoints, location, pulse, remote, side_thread, storage
 from raytrain.checkpoint.storage import Storage
 from raytrain.data.checks import checked_read
 from raytrain.data.loader import Loaded
@@ -67,7 +67,7 @@ def train(path: Path, there: Storage | None = None, each: Callable[[Trainer], ob
 
 
 def train_at(url: str, each: Callable[[Trainer], object] = lambda worker: None) -> str:
-    there, path = storage.at_work(url)
+    there, path = remote.at_work(url)
     return train(path, there, each)
 
 
@@ -162,7 +162,7 @@ def test_rows_and_a_request_to_stop_travel_between_two_checkpoints(
     monkeypatch.setattr(writer, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(pulse, "POLL_SECONDS", 0.05)
     driver, seen = location.mirror(url), []
-    location.note_url(storage.opened(url), url)
+    location.note_url(remote.opened(url), url)
 
     def each(worker: Trainer) -> None:
         if worker.progress.step == 8:  # the checkpoint is that of step 5
@@ -171,7 +171,7 @@ def test_rows_and_a_request_to_stop_travel_between_two_checkpoints(
             (driver / "stop").touch()
             time.sleep(1.0)
 
-    with storage.followed(driver):
+    with remote.followed(driver):
         assert train_at(url, each) == "interrupted"
     assert [row["step"] for row in seen][:6] == [1, 2, 3, 4, 5, 6][: len(seen)] and len(seen) >= 5
     assert Run(url).summary["status"] == "interrupted" and "stop" not in Storage(url).names()
@@ -180,9 +180,9 @@ def test_rows_and_a_request_to_stop_travel_between_two_checkpoints(
 
 
 def test_the_experiment_decides_alone(url: str) -> None:
-    path = storage.at_work(url)[1]
+    path = remote.at_work(url)[1]
     (path / "experiment.json").write_text("of an older attempt")
-    assert storage.at_work(url)[1] == path
+    assert remote.at_work(url)[1] == path
     assert Run(path).experiment == VALUE and isinstance(VALUE, Experiment) and Run(path).url is None
 
 

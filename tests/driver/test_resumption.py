@@ -13,7 +13,8 @@ from helpers.projects import write
 
 from raytrain import Run, UserError, experiment_file
 from raytrain.checkpoint.location import mirror
-from raytrain.checkpoint.storage import Storage, publish
+from raytrain.checkpoint.remote import publish
+from raytrain.checkpoint.storage import Storage
 from raytrain.driver.resumption import Correction
 from raytrain.files import write_atomically
 from raytrain.run.lock import Lock

@@ -408,9 +408,9 @@ def test_training_ends_where_the_directory_of_the_run_has_gone(
 ) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     here = worker(run, replace(VALUE, epochs=1000))
-    monkeypatch.setattr("raytrain.training.trainer._AWAY_SECONDS", 0.5)
+    monkeypatch.setattr("raytrain.training.stop_request._MISSING_SECONDS", 0.5)
     there = tmp_path / "moved"
     threading.Timer(0.5, os.rename, (run, there)).start()
-    with pytest.raises(UserError, match="the run's directory has not been there for"):
+    with pytest.raises(UserError, match="the run's directory has been missing for"):
         here.fit()
     assert not run.exists() and (there / "metrics.jsonl").stat().st_size

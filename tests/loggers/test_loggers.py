@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from raytrain import CNN, Digits, Experiment, Held, Logger, RunInfo, UserError, config, load_experiment
-from raytrain.checkpoint import storage
+from raytrain.checkpoint import location, storage
 from raytrain.driver import feed as feeds
 from raytrain.driver.feed import Feed
 from raytrain.driver.observe import Loggers, watched
@@ -378,14 +378,14 @@ def test_run_at_a_url_tells_there_how_far_its_logger_came(tmp_path: Path) -> Non
     """Another machine goes on, with a mirror of its own."""
     CALLS.clear()
     there, run = Simulated(tmp_path / "there", 60), Simulated(tmp_path / "mirror", 60)
-    storage.note_url(run.path, f"file://{there.path}")
+    location.note_url(run.path, f"file://{there.path}")
     for _ in range(EPOCH):
         run.train()
     (run.path / "last.json").rename(there.path / "last.json")
     feed_of(run, Seen())._try(lambda: None)
     assert CALLS["a"] == [("start", Held()), ("log", 1, 2, 3, 4, 5, 6, 7, 7)]
     other = Simulated(tmp_path / "other", 60)
-    storage.note_url(other.path, f"file://{there.path}")
+    location.note_url(other.path, f"file://{there.path}")
     storage.Storage(f"file://{there.path}").pull(other.path)
     assert feed_of(other, Seen())._kept(other.path) == Held(7, 1)
 

@@ -17,7 +17,8 @@ from helpers.projects import COPIED, PROJECT, write
 
 from raytrain import Digits, Experiment, Run, UserError, config, experiment_file
 from raytrain.checkpoint.location import mirror
-from raytrain.checkpoint.storage import Storage, publish
+from raytrain.checkpoint.remote import publish
+from raytrain.checkpoint.storage import Storage
 from raytrain.user_code import copies, sources
 from raytrain.user_code.shipping import Shipped
 from raytrain.user_code.sources import Sources
