@@ -16,14 +16,14 @@ def expired(
     every: int | None = None,
     budget: int | None = None,
 ) -> list[str]:
-    """Which of the committed checkpoints to remove, in this order.
+    """Return which committed checkpoints to remove, in this order.
 
     Args:
         sizes: bytes of each, by name.
-        keep: how many of the newest stay.
-        best: which was the best one as of each; those of the newest stay, since a run may go back to any of these.
-        every: steps; checkpoints of multiples of it stay too.
-        budget: bytes that all may take: beyond it the oldest go, then the best one, and never the newest.
+        keep: how many of the newest to keep.
+        best: the best checkpoint as of each; those of the newest are kept, since a run may resume from any of these.
+        every: keep also the checkpoints whose step is a multiple of it.
+        budget: bytes of all checkpoints: beyond it remove the oldest, then the best one, and never the newest.
     """
     names = sorted(sizes, key=lambda name: step_of(name) or 0)
     newest = names[-keep:]
@@ -40,13 +40,13 @@ def expired(
 
 
 def prune(folder: Path, expired: Callable[[Mapping[str, int]], list[str]]) -> None:
-    """Removes committed checkpoints, and older folders that never became one.
+    """Remove expired checkpoints, and older folders without a manifest.
 
     Args:
-        expired: which to remove, by name and bytes.
+        expired: returns which to remove, by name and bytes.
 
     Raises:
-        OSError: storage refused it; what is half removed is no checkpoint any more.
+        OSError: storage refused it. A checkpoint that is partly removed has no manifest.
     """
     there = names_in(folder)
     names = [name for name in there if os.path.isfile(f"{folder}/{name}/{MANIFEST}")]
@@ -57,7 +57,7 @@ def prune(folder: Path, expired: Callable[[Mapping[str, int]], list[str]]) -> No
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Removes what lies beyond `step`: checkpoints that did not verify, or that a resumed run will write again.
+    """Remove the checkpoints after `step`, which did not verify, or which a resumed run will write again.
 
     Raises:
         OSError: storage refused it.

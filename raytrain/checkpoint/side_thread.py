@@ -10,40 +10,40 @@ _PAUSE, _PATIENCE = 0.25, 30.0
 
 
 class Background:
-    """Writes in a side thread while training goes on, one thing at a time."""
+    """Run writes in a side thread, one at a time, while training goes on."""
 
     def __init__(self) -> None:
         self._pool, self._writing = ThreadPoolExecutor(1, "checkpoint"), None
 
     def start(self, write: Callable[[], None]) -> None:
-        """Hands over what is to be written, once that before it is there.
+        """Wait for the previous write, then start the next one.
 
         Raises:
-            OSError: that before it could not be written.
+            OSError: the previous write failed.
         """
         self.wait()
         self._writing: Future[None] | None = self._pool.submit(write)
 
     def wait(self) -> None:
-        """Waits until all is written.
+        """Wait for the current write.
 
         Raises:
-            OSError: it could not be.
+            OSError: the write failed.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def close(self) -> None:
-        """Waits, whatever has become of it."""
+        """Wait for the current write, ignore its error, and end the thread."""
         self._pool.shutdown()
 
 
 def retry(write: Callable[[], None]) -> None:
-    """Writes what must not be lost: where storage refuses it, again and again for half a minute, in growing pauses.
+    """Write, and retry with exponential back-off for 30 s.
 
     Raises:
-        OSError: it refused to the last.
+        OSError: the last attempt failed.
     """
     deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
     while True:

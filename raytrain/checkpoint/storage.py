@@ -37,10 +37,10 @@ T = TypeVar("T")
 
 
 _LEAST_SPEED = 1 << 17
-"""Bytes a second at which an object goes up at the least: S3 says nothing until it has the whole of it."""
+"""Lowest upload rate in bytes a second that is waited for: S3 answers only once it has the whole object."""
 ENVIRONMENT = "environment.json"
 _FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
-"""What rank 0 writes, in the order in which it is brought up; the metrics come before a checkpoint's manifest."""
+"""The files that rank 0 writes. The metrics are uploaded before a checkpoint's manifest."""
 
 
 class Storage:
@@ -50,7 +50,7 @@ class Storage:
         sending: the checkpoint that is being uploaded; it must stay in the mirror.
 
     Raises:
-        UserError: pyarrow knows no such place, or nothing answers in time.
+        UserError: pyarrow cannot open the URL, or storage does not answer in time.
     """
 
     def __init__(self, url: str):
@@ -59,15 +59,15 @@ class Storage:
         self._made: set[str] = set()
 
     def _ask(self, work: Callable[[Callable[[], None]], T], changes: str | None = None, size: int = 0) -> T:
-        """Return what a thread of its own makes of storage.
+        """Run a request in its own thread and return its result.
 
         Args:
-            work: gets what it calls at each sign of life.
-            changes: the object that it writes or removes.
-            size: bytes that go up before there is a sign of life; this takes longer, unless other requests fail too.
+            work: the request; it calls its argument whenever it makes progress.
+            changes: the object that the request writes or removes.
+            size: bytes that are uploaded before storage answers; the timeout grows with it, unless other requests fail.
 
         Raises:
-            TimeoutError: there was none in time. The thread is left behind, and what it does may still be done.
+            TimeoutError: no progress in time. The thread is abandoned, and its request may still be carried out.
         """
         answers: list[T] = []
         failures: list[BaseException] = []
@@ -100,10 +100,11 @@ class Storage:
         return answers[0]
 
     def names(self, folder: str = "", recursive: bool = True) -> dict[str, int | None]:
-        """The files below, with their bytes, by their path from the root; folders too, with None, where not recursive.
+        """Return the sizes of the files below, by their path from the root. A listing that is not recursive has folders
+        too, with None.
 
         Raises:
-            OSError: storage refused it, as all that follow.
+            OSError: storage refused the request; all methods below raise this too.
         """
         from pyarrow import fs
 
@@ -131,7 +132,7 @@ class Storage:
         return self._ask(work)
 
     def write(self, name: str, content: Path | bytes) -> None:
-        """Write a file, or copy one of this machine."""
+        """Write an object from bytes or from a local file."""
         path = f"{self._root}/{name}"
         folder = path.rpartition("/")[0]
 
@@ -141,7 +142,9 @@ class Storage:
                 self._made.add(folder)
             with contextlib.ExitStack() as stack:
                 source = stack.enter_context(open(content, "rb")) if isinstance(content, Path) else None
-                first = source.read(_CHUNK) if source else content  # before anything is there that is not whole
+                first = (
+                    source.read(_CHUNK) if source else content
+                )  # a file that cannot be read leaves no partial object
                 target = stack.enter_context(self._files.open_output_stream(path))
                 target.write(first)
                 while source and (more := source.read(_CHUNK)):
@@ -151,14 +154,14 @@ class Storage:
         self._ask(work, name, os.path.getsize(content) if isinstance(content, Path) else len(content))
 
     def remove(self, name: str) -> None:
-        """Remove a file, where there is one."""
+        """Remove an object if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._ask(lambda _: self._files.delete_file(f"{self._root}/{name}"), name)
 
-    # Down
+    # Download
 
     def pull(self, target: Path) -> None:
-        """Makes the small files of a mirror those that are at the URL."""
+        """Make the small files of a mirror equal to those at the URL."""
         top = self.names("", recursive=False)
         folders = [*self.names("logs"), *self.names(MODULES)]
         there = [*(name for name, size in top.items() if size is not None), *folders]
@@ -172,7 +175,7 @@ class Storage:
                 file.unlink()
 
     def rows(self, target: Path) -> None:
-        """Brings the rows down that a mirror's metrics.jsonl lacks, what storage refused, and the ranks' notes."""
+        """Download the new rows of metrics.jsonl and the new lines of the logs of failed checkpoints and of notes."""
         for name in ("metrics.jsonl", "logs/checkpoints.log", "logs/notes.log"):
             file = target / name
             have = file.stat().st_size if file.exists() else 0
@@ -184,7 +187,7 @@ class Storage:
                         log.write(more)
 
     def committed(self) -> dict[str, int]:
-        """The checkpoints whose manifest is there, the oldest first, and their bytes."""
+        """Return the sizes of the checkpoints that have a manifest, the oldest first."""
         from raytrain.checkpoint.checkpoints import MANIFEST, step_of
 
         sizes: dict[str, int] = {}
@@ -197,10 +200,10 @@ class Storage:
         return {name: sizes[name] for name in sorted(whole, key=lambda name: step_of(name) or 0)}
 
     def fetch(self, name: str, folder: Path) -> Path:
-        """Brings a checkpoint down; one that is here, is the same and verifies stays. One rank of a machine does it.
+        """Download a checkpoint, unless an equal one that verifies is here. A lock lets one rank of a machine do this.
 
         Raises:
-            UserError: it does not verify.
+            UserError: the checkpoint does not verify.
         """
         from raytrain.checkpoint import checkpoints
 
@@ -219,21 +222,22 @@ class Storage:
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
             for part in checkpoints.PARTS:
-                with contextlib.suppress(FileNotFoundError):  # which `verify` says
+                with contextlib.suppress(FileNotFoundError):  # `verify` reports it
                     self._fetch(f"checkpoints/{name}/{part}", path / part)
             replace_file(path / checkpoints.MANIFEST, manifest)
             checkpoints.verify(path)
             return path
 
     def verified(self, folder: Path) -> Iterator[Path]:
-        """The checkpoints at the URL that verify once they are here, the newest first."""
+        """Download and yield the checkpoints at the URL that verify, the newest first."""
         for name in reversed(self.committed()):
             with contextlib.suppress(errors.UserError):
                 yield self.fetch(name, folder)
 
     def loadable(self, run: Path, device: torch.device) -> Iterator[Loaded]:
-        """Those that can be read as well; before them, newer ones of the mirror that continue the run at the URL. What
-        else the mirror has is forgotten: storage counts."""
+        """Yield the checkpoints that verify and can be read: first newer ones of the mirror that continue the run at
+        the URL, then those at the URL. In between, remove the mirror's checkpoints that differ from those at the URL,
+        and download metrics.jsonl and environment.json again."""
         from raytrain.checkpoint import checkpoints
 
         run.mkdir(parents=True, exist_ok=True)
@@ -255,9 +259,9 @@ class Storage:
                 yield checkpoints.load(path, device)
 
     def _ahead(self, run: Path, there: Mapping[str, int]) -> list[str]:
-        """Return the checkpoints of rank 0's mirror that are newer than all at the URL, the newest first. None where
-        the mirror is of another run of that name, or the run has gone on elsewhere: the mirror must have the rows that
-        the newest checkpoint at the URL vouches for."""
+        """Return the checkpoints of rank 0's mirror that are newer than all at the URL, the newest first. There are
+        none if the mirror belongs to another run of that name, or the run was continued elsewhere: the mirror must have
+        the rows that the newest checkpoint at the URL requires."""
         from raytrain.checkpoint import checkpoints
         from raytrain.checkpoint.rows import check_rows
 
@@ -273,14 +277,14 @@ class Storage:
             return []
         return ahead[::-1]
 
-    # Up
+    # Upload
 
-    def push(self, run: Path, superfluous: Callable[[Mapping[str, int]], list[str]]) -> None:
-        """Upload the checkpoints that are not there yet, each with its manifest last, then what points to them; then
-        remove those that need not stay, and what never became one.
+    def push(self, run: Path, expired: Callable[[Mapping[str, int]], list[str]]) -> None:
+        """Upload new checkpoints, each with its manifest last, then metrics, `best.json` and `last.json`; then remove
+        expired and incomplete checkpoints.
 
         Args:
-            superfluous: which of some checkpoints, by name and bytes, need not stay.
+            expired: returns which of some checkpoints to remove, by name and bytes.
         """
         from raytrain.checkpoint import checkpoints
 
@@ -299,12 +303,12 @@ class Storage:
             else:
                 self.remove(name)
         there = self.committed()
-        gone, steps = superfluous(there), {name: checkpoints.step_of(name) or 0 for name in there}
+        gone, steps = expired(there), {name: checkpoints.step_of(name) or 0 for name in there}
         last = max(steps.values(), default=-1)
         self._remove_checkpoints(lambda name, step: name in gone or (name not in there and step < last))
 
     def push_checkpoint(self, run: Path, name: str, there: Mapping[str, int | None]) -> None:
-        """Upload a checkpoint that is not there yet, with the rows that it vouches for; its manifest last.
+        """Upload a checkpoint that is not at the URL yet, with the rows before it; its manifest last.
 
         Args:
             there: the files of all checkpoints at the URL, and their bytes.
@@ -312,7 +316,7 @@ class Storage:
         from raytrain.checkpoint import checkpoints
 
         path, manifest = run / "checkpoints" / name, f"checkpoints/{name}/{checkpoints.MANIFEST}"
-        if there.get(manifest) != (path / checkpoints.MANIFEST).stat().st_size:  # or half of it is
+        if there.get(manifest) != (path / checkpoints.MANIFEST).stat().st_size:  # or an upload was cut off
             for part in checkpoints.PARTS:
                 self.write(f"checkpoints/{name}/{part}", path / part)
             self.push_metrics(run)
@@ -324,11 +328,11 @@ class Storage:
             self.write("metrics.jsonl", run / "metrics.jsonl")
 
     def drop_after(self, step: int) -> None:
-        """Removes what lies beyond a step, as `checkpoint.drop_after`."""
+        """Remove the checkpoints after a step, as `retention.drop_after` does in a directory."""
         self._remove_checkpoints(lambda _, found: found > step)
 
     def _remove_checkpoints(self, goes: Callable[[str, int], bool]) -> None:
-        """Removes checkpoints by their names and steps; the manifest goes first."""
+        """Remove checkpoints by name and step; a manifest is removed before the other files."""
         from raytrain.checkpoint.checkpoints import MANIFEST, step_of
 
         found = [path for path in self.names("checkpoints") if len(path.split("/")) == 3]
@@ -339,7 +343,7 @@ class Storage:
                 self.remove(path)
 
     def _fetch(self, name: str, file: Path) -> None:
-        partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")  # no thread left behind has the same
+        partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")  # unique: an abandoned thread may write another
 
         def work(sign: Callable[[], None]) -> None:
             with self._files.open_input_stream(f"{self._root}/{name}") as source:
@@ -359,7 +363,7 @@ class Storage:
 
 _CHUNK = 8 << 20
 _KEPT = (URL, "lock", "stop")
-"""What a mirror has besides."""
+"""Files of a mirror that are not at the URL."""
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -369,10 +373,10 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 def answered(url: str, ask: Callable[[], T]) -> T:
-    """Return what storage answers.
+    """Return the result of a request.
 
     Raises:
-        UserError: it refuses, or says nothing for long.
+        UserError: storage refuses it, or does not answer in time.
     """
     try:
         return ask()

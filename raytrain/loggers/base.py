@@ -76,10 +76,11 @@ class Logger:
 
     def finish(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
         """The end of the command: the content of summary.json, or of sweep.json. `summary["status"]` is `completed`
-        or `interrupted`, of a sweep also `out_of_time`. After a failure only `close` is called."""
+        or `interrupted`, of a sweep also `out_of_time`. After a failed run
+        only `close` is called, not `finish`."""
 
     def close(self) -> None:
-        """Called last, also after an error."""
+        """Release what `state` holds. Called last: after `finish`, after a failed run, or after a method has raised."""
 
     # A run
 

@@ -1,4 +1,4 @@
-"""Writing a run's checkpoints: aside while training goes on, what points to them, and which of them stay."""
+"""Writing a run's checkpoints in a side thread, the files that name the best and the last, and retention."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from raytrain.watchdog import doing
 
 _REFUSALS = "logs/checkpoints.log"
 _WAIT = 0.005
-"""Of its time, how much training may wait for checkpoints; what it has not waited it may wait later."""
+"""Share of its time that training may wait for checkpoints. Unused wait budget accumulates."""
 _LONGEST = 10.0
-"""Seconds that it may wait for one: storage may hang."""
+"""Seconds that training waits for one checkpoint at most: storage may hang."""
 _AGAIN_SECONDS = 30.0
-"""How long after a failed upload the next attempt is, if there is no other checkpoint before."""
+"""Seconds until a failed upload is retried, unless a newer checkpoint is uploaded before."""
 
 
 @dataclass
 class _Due:
-    """A checkpoint that is to be written, and how far that has come."""
+    """A checkpoint that is to be written, and whether it is committed."""
 
     step: int
     model: dict[str, Any]
@@ -43,23 +43,23 @@ class _Due:
 
 
 class CheckpointWriter:
-    """Write a run's checkpoints in a side thread, one at a time; rank 0 has it.
+    """Write a run's checkpoints in a side thread, one at a time, on rank 0.
 
-    Storage that refuses a checkpoint does not end the run: what it said goes to `logs/checkpoints.log`, those written
-    before stay, and the next one is written when it is due. At the end of the run the last one must be written.
+    A failed write does not end the run: the error goes to `logs/checkpoints.log`, earlier checkpoints stay, and the
+    next one is written when it is due. Only the last checkpoint of a run must be written.
 
     Another side thread uploads the checkpoints of a run at a URL. Training waits for the upload before it copies the
     next state, but not while storage is silent.
 
     Args:
         run: the run's directory.
-        log: the metrics that a checkpoint vouches for.
-        settings: which checkpoints stay.
+        log: the metrics log, committed before each checkpoint.
+        settings: the retention.
         epoch: steps of an epoch.
-        storage: the URL that all of it is brought up to; None where the run is in a directory.
+        storage: uploads the run to its URL; None where the run is in a directory.
 
     Attributes:
-        began: when the time began that training waits for checkpoints a share of; `time.monotonic()`, seconds.
+        began: start of the time of which training may wait a share for checkpoints; `time.monotonic()`, seconds.
     """
 
     def __init__(self, run: Path, log: MetricsLog, settings: Checkpoint, epoch: int, storage: Storage | None = None):
@@ -80,34 +80,33 @@ class CheckpointWriter:
             threading.Thread(target=self._keep_uploading, args=[storage], daemon=True, name="uploads").start()
 
     def start(self, step: int, model: dict[str, Any], optimizer: dict[str, Any], state: dict[str, Any]) -> None:
-        """Hands over copies of a training state; `wait` comes before they are made, so that they are the only ones."""
+        """Start to write copies of a training state. Call `wait` before making them, so that memory holds one set."""
         self._due = _Due(step, model, optimizer, state)
         self._written.clear()
-        self.background.start(self._try)
+        self.background.start(self._write_due)
 
     def wait(self) -> None:
-        """Wait for the checkpoint before, and let go of it, whatever has become of it."""
+        """Wait until the previous checkpoint is written or has failed, release its tensors, and wait for its upload."""
         self.background.wait()
         self._due = None
-        self._await_upload()
+        self._wait_for_upload()
 
     def settle(self) -> None:
-        """Waits, when the next step is all but done, for the checkpoint under way: with that committed, a crash costs
-        no more steps than lie between two. Storage that is always slow does not hold training up for longer than a
-        two-hundredth of its time; storage that is slow now and then is waited for."""
+        """Wait, just before the weights change, for the checkpoint that is being written: this bounds the lost work to
+        one checkpoint interval. Training waits at most 0.5 % of its time."""
         if not self._written.is_set():
             now = time.monotonic()
             left = _WAIT * (now - self.began) - self._waited
             self._written.wait(min(max(left, 0.0), _LONGEST))
             self._waited += time.monotonic() - now
-            self._written.set()  # or the steps after it would wait as well
+            self._written.set()  # otherwise the following steps would wait as well
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write the last checkpoint, where that has not been done, all metrics, and the summary.
+        """Write the last checkpoint if it is not committed yet, all metrics, and the summary.
 
         Raises:
-            UserError: the disk or the storage at the URL did not take them for half a minute. A run that was asked to
-                stop does not wait for storage: what that does not take stays in the mirror.
+            UserError: the disk or the storage at the URL refused them through all retries. A run that was asked to
+                stop does not retry uploads: files that are not uploaded stay in the mirror.
         """
         self.background.wait()
 
@@ -134,7 +133,7 @@ class CheckpointWriter:
             self._finish_upload(self.storage, summary.get("status") == "interrupted")
 
     def _finish_upload(self, there: Storage, stops: bool) -> None:
-        def bring() -> None:
+        def upload() -> None:
             self._push(there)
             there.push_metrics(self.run)
             there.write("summary.json", self.run / "summary.json")
@@ -142,9 +141,9 @@ class CheckpointWriter:
         try:
             if stops:
                 there.pulse.limit = HURRY_SECONDS
-                bring()
+                upload()
             else:
-                side_thread.retry(bring)
+                side_thread.retry(upload)
         except OSError as error:
             if not stops:
                 raise errors.UserError(
@@ -154,8 +153,8 @@ class CheckpointWriter:
                 ) from error
 
     def resume(self, name: str | None, step: int, best: dict[str, Any]) -> None:
-        """Goes on from a checkpoint, or from the start: what points to a later one, or to none since a kill came
-        before, points to it.
+        """Continue from a checkpoint, or from the start: update `best.json` and `last.json`, which may name a later
+        checkpoint, or lack this one after a kill, and apply the retention.
 
         Args:
             name: the checkpoint's.
@@ -176,19 +175,19 @@ class CheckpointWriter:
             self._point(name, step, best)
         if self.storage:
             self.storage.drop_after(step if name else -1)
-            self.storage.push(self.run, self._superfluous)
-        retention.prune(self.run / "checkpoints", self._superfluous)
+            self.storage.push(self.run, self._expired)
+        retention.prune(self.run / "checkpoints", self._expired)
 
-    def _superfluous(self, sizes: Mapping[str, int]) -> list[str]:
+    def _expired(self, sizes: Mapping[str, int]) -> list[str]:
         budget = None if self.settings.max_gib is None else int(self.settings.max_gib * 2**30)
         return retention.expired(sizes, self.settings.keep, self._bests, self.every, budget)
 
     def upload(self, there: Storage) -> None:
-        """Upload the checkpoints that are not at the URL; what storage refuses is noted, once for each."""
+        """Upload the checkpoints that are not at the URL. Log an error once for each checkpoint."""
         step = self._saved
         try:
             self._push(there)
-        except Exception as error:  # pyarrow has some that are no OSError
+        except Exception as error:  # some errors of pyarrow are not an OSError
             if step > self._tried:
                 self._note(error, step)
         finally:
@@ -197,14 +196,14 @@ class CheckpointWriter:
                 self._changed.notify_all()
 
     def _push(self, there: Storage) -> None:
-        with self._pushing:  # each request of which has an end
+        with self._pushing:  # held for a bounded time: each request has a timeout
             step = self._saved
             if step > self._uploaded:
-                there.push(self.run, self._superfluous)
+                there.push(self.run, self._expired)
             self._uploaded = step
 
     def _keep_uploading(self, there: Storage) -> None:
-        """Upload checkpoints as they are written, and again what failed; in a side thread of its own."""
+        """Upload checkpoints as they are written, and retry failed uploads, in a side thread."""
         while True:
             with self._changed:
                 again = _AGAIN_SECONDS if self._uploaded < self._saved else None
@@ -213,15 +212,15 @@ class CheckpointWriter:
                 return
             self.upload(there)
 
-    def _await_upload(self) -> None:
-        """Wait until an upload of the newest checkpoint was tried, unless storage is silent."""
+    def _wait_for_upload(self) -> None:
+        """Wait until an upload of the newest checkpoint was attempted, unless storage does not answer."""
         with self._changed:
             while self.storage and self._tried < self._saved and self.storage.pulse.silence < HURRY_SECONDS:
-                doing.tick()  # each request has an end
+                doing.tick()  # each request has a timeout
                 self._changed.wait(0.1)
 
     def _follow(self, storage: Storage) -> None:
-        """Bring rows up between two checkpoints, and a request to stop down; in a side thread of its own."""
+        """Upload rows between two checkpoints and download a request to stop, in a side thread."""
         sent: dict[str, int] = {}
         while not self._closed.wait(POLL_SECONDS):
             with contextlib.suppress(OSError):
@@ -236,7 +235,7 @@ class CheckpointWriter:
                         sent[name] = size
 
     def _point(self, name: str, step: int, best: dict[str, Any]) -> None:
-        """Writes what points to the last checkpoint, and to the best one where that has changed."""
+        """Write `last.json`, and `best.json` where the best checkpoint has changed."""
         if best != self._best:
             write_atomically(self.run / "best.json", json.dumps(best, indent=2))
             self._best = best
@@ -244,15 +243,15 @@ class CheckpointWriter:
         write_atomically(self.run / "last.json", json.dumps(last, indent=2))
 
     def close(self) -> None:
-        """Wait for the checkpoint under way, whatever has become of it."""
+        """Wait until the current checkpoint and its upload are done or have failed, and end the side threads."""
         self.background.close()
-        self._await_upload()
+        self._wait_for_upload()
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
 
-    def _try(self) -> None:
-        """Writes the checkpoint that is due; in the side thread."""
+    def _write_due(self) -> None:
+        """Write the checkpoint that is due, in the side thread."""
         try:
             self._commit()
             self._say()
@@ -262,30 +261,30 @@ class CheckpointWriter:
             self._written.set()
 
     def _commit(self) -> None:
-        """Writes the checkpoint that is due and what points to it, from where an attempt before it came to."""
+        """Write the checkpoint that is due and its pointers, and prune. A retry does not repeat a finished commit."""
         due = self._due
         if due is None:
             return
         if not due.committed:
-            self.log.commit()  # a checkpoint vouches for the rows before it
+            self.log.commit()  # a checkpoint requires the rows before it
             checkpoints.save(self.run / "checkpoints", due.step, due.model, due.optimizer, due.state)
             due.committed = True
             self._written.set()
         folder, name, best = self.run / "checkpoints", checkpoints.name_of(due.step), due.state["progress"]["best"]
         if not os.path.isfile(folder / str(best.get("checkpoint")) / checkpoints.MANIFEST):
-            best = self._best  # storage refused that one: the best of those that are there
+            best = self._best  # that one was not written: keep the previous best
         self._point(name, due.step, best)
         self._bests[name] = best.get("checkpoint", name)
         try:
-            retention.prune(folder, self._superfluous_here)
+            retention.prune(folder, self._expired_locally)
         finally:
-            with self._changed:  # now, so that what is uploaded next is not pruned meanwhile
+            with self._changed:  # after pruning, so that the next upload is not pruned
                 self._due, self._saved = None, due.step
                 self._changed.notify_all()
 
-    def _superfluous_here(self, sizes: Mapping[str, int]) -> list[str]:
-        """As `_superfluous`, but for the one that is being uploaded."""
-        return [name for name in self._superfluous(sizes) if not self.storage or name != self.storage.sending]
+    def _expired_locally(self, sizes: Mapping[str, int]) -> list[str]:
+        """Return the expired checkpoints without the one that is being uploaded."""
+        return [name for name in self._expired(sizes) if not self.storage or name != self.storage.sending]
 
     def _note(self, error: Exception, step: int | None) -> None:
         where = "" if step is None else f"step {step}: "
@@ -293,7 +292,7 @@ class CheckpointWriter:
         self._say()
 
     def _say(self) -> None:
-        """Write down what storage refused, once it takes that."""
+        """Write the pending errors to the log, if the disk accepts them; else keep them."""
         with self._saying, contextlib.suppress(OSError):
             if self._unsaid:
                 with contextlib.suppress(FileExistsError):
