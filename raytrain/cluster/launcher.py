@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from raytrain.cluster import fields, names, security, upkeep, versions
 from raytrain.cluster.description import RAY_START, SIZES, Cluster
 from raytrain.cluster.document import Finding, Place
-from raytrain.driver import ray_internals
+from raytrain.driver.ray_internals import cluster_file
 
 _STOP = re.compile(r"\bray stop\b|\bp?kill\b")
 _PORT = re.compile(r"--port[= ](\d+)")
@@ -27,7 +27,7 @@ def check(top: Place) -> list[Finding]:
 
 def _by_ray(top: Place, found: list[Finding]) -> list[Finding]:
     """What Ray itself says, where the rules here have not said it."""
-    refused = ray_internals.refused_cluster(top.plain())
+    refused = cluster_file.refused_cluster(top.plain())
     if refused is None:
         return []
     path, message = refused
@@ -42,7 +42,7 @@ def _by_ray(top: Place, found: list[Finding]) -> list[Finding]:
 
 def _names(cluster: Cluster) -> Iterator[Finding]:
     """Fields that nobody reads."""
-    schema = ray_internals.cluster_schema().get("properties", {})
+    schema = cluster_file.cluster_schema().get("properties", {})
     top = cluster.top
     if not schema:
         yield top.warning("this is not the Ray that raytrain knows: its schema was not asked", "run `make setup`")

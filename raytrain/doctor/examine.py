@@ -14,7 +14,8 @@ from raytrain import errors
 from raytrain.checkpoint import location
 from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, clock, gather, probe, remove
-from raytrain.driver import limits, ray_internals
+from raytrain.driver import limits
+from raytrain.driver.ray_internals import cluster_state
 from raytrain.driver.session import Session, ask
 from raytrain.files import existing
 
@@ -97,7 +98,7 @@ def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Sur
         ray.cloudpickle.unregister_pickle_by_value(package)
     free = ray.available_resources().get("CPU", 0.0)
     loopback = all(ipaddress.ip_address(node["NodeManagerAddress"]).is_loopback for node in nodes)
-    return Survey(here, tuple(found), tuple(silent), address, out, free, not loopback, ray_internals.least_nodes())
+    return Survey(here, tuple(found), tuple(silent), address, out, free, not loopback, cluster_state.least_nodes())
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:

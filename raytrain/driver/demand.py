@@ -6,7 +6,7 @@ import contextlib
 from itertools import pairwise
 from typing import Any
 
-from raytrain.driver import ray_internals
+from raytrain.driver.ray_internals import cluster_state
 from raytrain.driver.session import answers
 from raytrain.experiment import Experiment
 
@@ -78,7 +78,7 @@ def workers_at_most(need: dict[str, float]) -> int:
     """How many workers the nodes have room for that are there and are not about to go."""
     import ray
 
-    going = ray_internals.draining()
+    going = cluster_state.draining()
     return sum(
         int(min(node["Resources"].get(kind, 0.0) / count for kind, count in need.items()))
         for node in ray.nodes()

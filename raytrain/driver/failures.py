@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from raytrain.checkpoint import remote
-from raytrain.driver import ray_internals
+from raytrain.driver.ray_internals import ray_train
 from raytrain.driver.worker import to_edit
 from raytrain.files import known_json
 from raytrain.user_code import places
@@ -59,7 +59,7 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
         first = min(broken, key=lambda record: record["time"])
         return RunFailed(f"the GPU of rank {first['rank']} failed: {first['error']}", path, first["rank"], lost=True)
     stopped = getattr(error, "controller_failure", None)
-    if isinstance(stopped, ray_internals.Unreachable):
+    if isinstance(stopped, ray_train.Unreachable):
         return RunFailed(str(stopped), path, None)
     start = _name(stopped)
     if start == "WorkerGroupStartupTimeoutError":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raytrain import errors
-from raytrain.driver import ray_internals
+from raytrain.driver.ray_internals import cluster_state
 from raytrain.experiment import Scaling
 
 
@@ -42,7 +42,7 @@ def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, wor
     """
     import ray
 
-    free, found = ray_internals.free_cpus(), []
+    free, found = cluster_state.free_cpus(), []
     if any(cpus >= needs for cpus in free.values()):
         return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is their storage slow?"
     for node in ray.nodes():
@@ -67,7 +67,7 @@ def why_no_room(scaling: Scaling) -> str:
     waits = [name for name, group in placement_group_table().items() if group["state"] in ("PENDING", "RESCHEDULING")]
     if not any(name.endswith(job) for name in waits):
         return "it has its room, and its process is starting"
-    gpus, free, found = scaling.gpus_per_worker or 0.0, ray_internals.free_cpus(), []
+    gpus, free, found = scaling.gpus_per_worker or 0.0, cluster_state.free_cpus(), []
     for node in ray.nodes():
         if node["Alive"]:
             left = f", {_counted(free[node['NodeID']], 0)} free" if node["NodeID"] in free else ""

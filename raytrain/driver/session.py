@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from raytrain import errors
-from raytrain.driver import limits, logs, ray_internals, resources
+from raytrain.driver import limits, logs, resources
 from raytrain.driver.credentials import private_folder, token
 from raytrain.driver.interrupts import end_with, ends_at_once, waiting
+from raytrain.driver.ray_internals import cluster_state, own_node
 from raytrain.driver.resources import Node, Resources
 from raytrain.driver.session_folder import SessionFolder, remove_dead
 
@@ -64,7 +65,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
         there = [(node["NodeManagerHostname"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
         heads = [node for node in there if "node:__internal_head__" in node[1]]
-        grown = [*heads, *(("a node to come", node) for node in ray_internals.nodes_to_come())]
+        grown = [*heads, *(("a node to come", node) for node in cluster_state.nodes_to_come())]
         least = int(min(node["memory"] for _, node in (*there, *grown) if "memory" in node))
         counted = (
             tuple(
@@ -93,9 +94,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
             limits.give_token()
             folders = self._make_folders()
             small = (
-                contextlib.nullcontext() if self.verbose else ray_internals.small_node()
+                contextlib.nullcontext() if self.verbose else own_node.small_node()
             )  # which shows no worker's output
-            with small, ray_internals.own_signals():
+            with small, own_node.own_signals():
                 ray.init(
                     address="local",
                     num_cpus=int(resources.local_resources().cpus),
@@ -115,7 +116,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if not self.found:
             self._imports.join()
             if not self.verbose:
-                ray_internals.without_messages()
+                own_node.without_messages()
 
     def stop(self) -> None:
         """End what `start` started and remove its files, or end the connection."""
@@ -123,7 +124,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         try:
             if not self.found and ray is not None:
                 if self.own and (ends_at_once() or (self.places and not self.answers())):
-                    ray_internals.abandon_node()
+                    own_node.abandon_node()
                 elif not ends_at_once():
                     with waiting():
                         ray.shutdown()
@@ -169,7 +170,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             for nothing in folder.glob("train-*"):  # Ray Train's, which keeps nothing there
                 shutil.rmtree(nothing)
             running = self.own and ray is not None and ray.is_initialized()
-            session = ray_internals.session_logs() if failed and running else None
+            session = own_node.session_logs() if failed and running else None
             if session is not None:
                 _copy_logs(session, folder / "ray")
 
@@ -199,7 +200,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         found = _knock(str(self.address))
         if found:
             try:
-                there = ray_internals.ask_version(found, secret)
+                there = cluster_state.ask_version(found, secret)
             except PermissionError:
                 refused = errors.token_refused if secret else errors.token_missing
                 raise refused(str(self.address), where) from None
@@ -301,7 +302,7 @@ def leave(status: int) -> NoReturn:
     """End this process at once, after all that it has written: to take torch and Ray down in order takes seconds."""
     end_with(status)
     ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized() and not (ray_internals.abandoned() or ends_at_once()):
+    if ray is not None and ray.is_initialized() and not (own_node.abandoned() or ends_at_once()):
         ray.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -318,7 +319,7 @@ def _knock(address: str) -> str | None:
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "auto")
-        found = ray_internals.found_cluster() if address == "auto" else address
+        found = cluster_state.found_cluster() if address == "auto" else address
         if found is None:
             return None
         address = found

@@ -14,12 +14,12 @@ from typing import Any
 
 from raytrain import errors
 from raytrain.checkpoint import pulse, remote
-from raytrain.driver import ray_internals
 from raytrain.driver.demand import Demand, resources_needed, smaller_sizes, workers_at_most
 from raytrain.driver.failures import ANSWER_SECONDS, GONE, NoRoom, RunFailed, run_failure
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.observe import Tail
 from raytrain.driver.plan import Plan
+from raytrain.driver.ray_internals import cluster_state, compiler, ray_train
 from raytrain.driver.session import Session
 from raytrain.driver.worker import Job, work, work_on_cluster
 from raytrain.files import append, known_json, read_json
@@ -158,7 +158,7 @@ class Supervisor:
         if self.resizing or self.session.own:
             return
         workers = self.job.experiment.scaling.ranks
-        if (going := ray_internals.draining()) and (going := going & _nodes_of(self.job.run)):
+        if (going := cluster_state.draining()) and (going := going & _nodes_of(self.job.run)):
             self._resize(f"{len(going)} of the run's nodes will go")
         elif self.scaling.elastic and self.tail.seen:
             larger = [size for size in self.planned.sizes if size > workers]
@@ -261,13 +261,13 @@ class _Fitting(threading.Thread):
 
     def cancel(self) -> None:
         """Ends it, with all that it started."""
-        ray_internals.cancel(self.trainer)
+        ray_train.cancel(self.trainer)
 
 
 def _work_on_cluster(settings: dict[str, Any]) -> None:
     value = settings["job"].experiment
     if not (value.compile or value.parallel.sharded):  # torch's sharded tensors import the compiler themselves
-        ray_internals.defer_compiler()
+        compiler.defer_compiler()
     work_on_cluster(settings)
 
 
@@ -279,7 +279,7 @@ def _trainer(job: Job, shares: bool) -> Any:
     os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")  # half a minute where a worker is stopped
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # it is the supervisor who looks
     scaling = job.experiment.scaling
-    return ray_internals.trainer(shares)(
+    return ray_train.trainer(shares)(
         _work_on_cluster,
         train_loop_config={"job": job},
         scaling_config=ScalingConfig(
@@ -288,7 +288,7 @@ def _trainer(job: Job, shares: bool) -> Any:
             resources_per_worker=resources_needed(job.experiment),
             placement_strategy=scaling.placement.upper(),
         ),
-        torch_config=ray_internals.torch_config(job.experiment.parallel.backend(bool(scaling.gpus_per_worker))),
+        torch_config=ray_train.torch_config(job.experiment.parallel.backend(bool(scaling.gpus_per_worker))),
         run_config=RunConfig(
             name=f"train-{time.time_ns()}",
             storage_path=str(job.run / "logs"),

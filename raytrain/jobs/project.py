@@ -11,8 +11,8 @@ from pathlib import Path
 
 from raytrain import errors
 from raytrain.checkpoint import location
-from raytrain.driver import ray_internals
 from raytrain.driver.credentials import token_file
+from raytrain.driver.ray_internals import project_files
 
 _LIMIT = 256 * 2**20
 """Ray refuses more than 512 MiB and warns from half of that: the head keeps the package in its memory."""
@@ -108,7 +108,7 @@ def _sizes(folder: Path, excludes: Sequence[str]) -> dict[str, int]:
 
     enough = False
     try:
-        ray_internals.packed(folder, excludes, found)
+        project_files.packed(folder, excludes, found)
     except _Enough:
         enough = True
     except OSError as error:

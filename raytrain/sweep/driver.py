@@ -25,9 +25,10 @@ from typing import Any
 
 from raytrain import config, errors, experiment_file
 from raytrain.checkpoint import location
-from raytrain.driver import environment, fit, plan, ray_internals, reading
+from raytrain.driver import environment, fit, plan, reading
 from raytrain.driver.fit import Interrupted, Options, RunFailed
 from raytrain.driver.interrupts import Interrupts, Leave
+from raytrain.driver.ray_internals import ray_train
 from raytrain.driver.room import why_no_room
 from raytrain.driver.session import Session
 from raytrain.experiment import Scaling
@@ -413,7 +414,7 @@ class _Driver:
                 )
             proposed = {}
         # Where trials wait for each other, all of them must be there: what they reserve holds them back.
-        together = s.scheduler.together and (max(self.planned.widths) == 1 or ray_internals.shares_groups())
+        together = s.scheduler.together and (max(self.planned.widths) == 1 or ray_train.shares_groups())
         alive = len(waiting) if together else self.planned.concurrent
         metric: dict[str, Any] = (
             {"metric": trial.SCORE, "mode": self.objectives[0].mode} if scheduler is not None else {}

@@ -10,7 +10,7 @@ from typing import Any
 from ray import tune
 
 from raytrain import config, experiment_file
-from raytrain.driver import ray_internals
+from raytrain.driver.ray_internals import compiler, ray_train
 from raytrain.experiment import Scaling
 from raytrain.parallel.deterministic import fix_workspace
 from raytrain.sweep import attempt, record
@@ -36,7 +36,7 @@ def room_for(scaling: Scaling) -> dict[str, Any]:
     bundle = {"CPU": scaling.cpus_per_worker, "GPU": scaling.gpus_per_worker or 0.0}
     if scaling.ranks <= 1:
         return {"bundles": [bundle], "strategy": "PACK"}
-    if not ray_internals.shares_groups():  # Ray Train makes a group of its own, and Tune takes no request for nothing
+    if not ray_train.shares_groups():  # Ray Train makes a group of its own, and Tune takes no request for nothing
         return {"bundles": [{"memory": 1}], "strategy": "PACK"}
     return {"bundles": [{}, *[bundle] * scaling.ranks], "strategy": scaling.placement.upper()}
 
@@ -145,7 +145,7 @@ class Trial(tune.Trainable):
         if "parallel" in self.values:  # a later trial of this process may need it
             fix_workspace()
         if not (value.compile or value.parallel.sharded):
-            ray_internals.defer_compiler()
+            compiler.defer_compiler()
         self.attempt = self._attempt()
 
     def _attempt(self) -> Attempt:

@@ -28,7 +28,7 @@ from raytrain.data import Field, Index
 from raytrain.data.blocks import Arrays
 from raytrain.data.loader import Loaded, fits_device
 from raytrain.data.reader import Epoch
-from raytrain.driver import ray_internals
+from raytrain.driver.ray_internals import compiler
 from raytrain.parallel.strategy import RankContext
 from raytrain.training import memory
 from raytrain.training.trainer import Trainer
@@ -89,7 +89,7 @@ class _Trials:
         job = json.loads((folder / "job.json").read_text())
         self.folder, self.value = folder, experiment_file.load(folder)[0]
         if not (self.value.compile or self.value.parallel.sharded):
-            ray_internals.defer_compiler()  # as the workers do
+            compiler.defer_compiler()  # as the workers do
         gpu = bool(self.value.scaling.gpus_per_worker)
         self.ranks = RankContext.alone(self.value.scaling.gpus_per_worker, rank, world)
         with np.load(folder / "samples.npz") as samples:

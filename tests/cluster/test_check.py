@@ -22,7 +22,7 @@ from helpers.cluster_files import FILLED, filled
 from raytrain import cli, cluster, errors
 from raytrain.cluster import fields, names
 from raytrain.cluster.document import LARGEST_BYTES, Finding, read
-from raytrain.driver import ray_internals
+from raytrain.driver.ray_internals import cluster_file
 
 ROOT = Path(__file__).parents[2]
 YAML = ("aws", "gcp", "azure", "on-premises", "kuberay", "kuberay-job")
@@ -264,7 +264,7 @@ def test_a_file_that_is_no_one_mapping_has_a_finding(text: str) -> None:
 @pytest.mark.parametrize("kind", YAML)
 def test_no_rule_fails_on_a_value_of_another_kind(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each value in turn becomes a text, a number, a list, a mapping or nothing; slow Ray sees every eighth."""
-    by_ray = ray_internals.refused_cluster
+    by_ray = cluster_file.refused_cluster
     whole = yaml.safe_load(filled(cluster.text(kind)))
 
     def places(value: object, path: tuple = ()) -> list[tuple]:
@@ -278,7 +278,7 @@ def test_no_rule_fails_on_a_value_of_another_kind(kind: str, monkeypatch: pytest
         for key in path[:-1]:
             part = part[key]
         part[path[-1]] = odd[number % len(odd)]
-        monkeypatch.setattr(ray_internals, "refused_cluster", (lambda _: None) if number % 8 else by_ray)
+        monkeypatch.setattr(cluster_file, "refused_cluster", (lambda _: None) if number % 8 else by_ray)
         for finding in check(yaml.dump(copy, Dumper=yaml.CSafeDumper)):
             assert finding.line >= 1 and finding.what and finding.how, path
 

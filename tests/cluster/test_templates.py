@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from raytrain import cli, cluster
-from raytrain.driver import ray_internals
+from raytrain.driver.ray_internals import cluster_file
 
 ROOT = Path(__file__).parents[2]
 LAUNCHED = ("aws", "gcp", "azure", "on-premises")
@@ -27,8 +27,8 @@ def test_the_top_level_file_is_that_for_aws() -> None:
 @pytest.mark.parametrize("kind", LAUNCHED)
 def test_rays_own_schema_takes_the_files(kind: str) -> None:
     values = yaml.safe_load(cluster.text(kind))
-    assert ray_internals.refused_cluster(values) is None
-    assert ray_internals.refused_cluster({**values, "cluster_name": 7}) == (
+    assert cluster_file.refused_cluster(values) is None
+    assert cluster_file.refused_cluster({**values, "cluster_name": 7}) == (
         ("cluster_name",),
         "7 is not of type 'string'",
     )

@@ -126,7 +126,7 @@ def test_the_logs_of_a_run_are_what_a_person_reads(tmp_path: Path, monkeypatch: 
     ):
         (ray / name).parent.mkdir(parents=True, exist_ok=True)
         (ray / name).write_bytes(text)
-    monkeypatch.setattr(session.ray_internals, "session_logs", lambda: ray)
+    monkeypatch.setattr(session.own_node, "session_logs", lambda: ray)
     monkeypatch.setitem(session.sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     own = session.Session(None, False)

@@ -16,8 +16,8 @@ from torch import nn
 
 import raytrain
 from raytrain import CNN, MLP, SGD, Checkpoint, Digits, Experiment, Model, Run, Scaling
-from raytrain.driver import ray_internals
 from raytrain.driver.fit import Interrupted, RunFailed
+from raytrain.driver.ray_internals import own_node, ray_train, versions
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -84,11 +84,11 @@ def names(folder: Path) -> set[str]:
 def test_the_fast_trainer_gives_the_run_of_the_stock_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.train.torch import TorchTrainer
 
-    assert ray_internals.trainer() is not TorchTrainer
+    assert ray_train.trainer() is not TorchTrainer
     raytrain.train(BASE, out=str(tmp_path), name="fast", quiet=True)
     assert_nothing_is_left()
-    monkeypatch.setattr(ray_internals, "VERSION", "2.59")
-    assert ray_internals.trainer() is TorchTrainer
+    monkeypatch.setattr(versions, "VERSION", "2.59")
+    assert ray_train.trainer() is TorchTrainer
     raytrain.train(BASE, out=str(tmp_path), name="stock", quiet=True)
     assert weights(tmp_path / "fast") == weights(tmp_path / "stock")
     assert names(tmp_path / "fast") == names(tmp_path / "stock")
@@ -99,25 +99,25 @@ def test_the_stock_trainer_takes_over_where_a_private_name_is_missing(monkeypatc
     from ray.train.torch import TorchTrainer
     from ray.train.v2._internal.execution.controller import TrainController
 
+    assert ray_train.trainer() is not TorchTrainer
     monkeypatch.delattr(TrainController, "get_result")
-    ray_internals._fast.cache_clear()
-    assert ray_internals.trainer() is TorchTrainer
+    assert ray_train.trainer() is TorchTrainer
 
 
 def test_a_node_has_stock_processes_where_ray_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private.node import Node
 
     stock = Node.start_monitor
-    with ray_internals.small_node():
+    with own_node.small_node():
         assert Node.start_monitor is not stock
     assert Node.start_monitor is stock
-    monkeypatch.setattr(ray_internals, "VERSION", "2.59")
-    with ray_internals.small_node():
+    monkeypatch.setattr(versions, "VERSION", "2.59")
+    with own_node.small_node():
         assert Node.start_monitor is stock
 
 
 def test_an_error_of_a_rank_is_shown_with_its_rank_and_place_and_leaves_nothing(tmp_path: Path) -> None:
-    message = r"^rank 1: ValueError: the cable is loose \(.*test_launch.py:\d+\)$"
+    message = r"^rank 1: ValueError: the cable is loose \(.*test_compiler.py:\d+\)$"
     with pytest.raises(RunFailed, match=message) as failure:
         raytrain.train(replace(BASE, model=Fragile()), out=str(tmp_path), name="run", quiet=True)
     assert failure.value.rank == 1
@@ -159,9 +159,10 @@ def test_a_second_interrupt_ends_the_workers_too(tmp_path: Path, monkeypatch: py
 COMPILER = """
 import sys
 import torch
-from raytrain import SGD, Adam, AdamW, Torchvision; from raytrain.driver import ray_internals as launch
+from raytrain import SGD, Adam, AdamW, Torchvision
+from raytrain.driver.ray_internals import compiler
 
-launch.defer_compiler()
+compiler.defer_compiler()
 for optimizer in (SGD(momentum=0.9), Adam(), AdamW()):
     for model in (torch.nn.Linear(3, 2), Torchvision(name="resnet18").build((3, 32, 32), 2)):
         built = optimizer.build(model.parameters())
@@ -171,9 +172,10 @@ for optimizer in (SGD(momentum=0.9), Adam(), AdamW()):
             built.step()
             built.zero_grad()
         built.load_state_dict(built.state_dict())
-deferred = isinstance(sys.modules["torch._dynamo"], launch._Dynamo)
+deferred = isinstance(sys.modules["torch._dynamo"], compiler._Dynamo)
 {access}
-assert not isinstance(sys.modules["torch._dynamo"], launch._Dynamo) and not isinstance(torch._dynamo, launch._Dynamo)
+assert not isinstance(sys.modules["torch._dynamo"], compiler._Dynamo)
+assert not isinstance(torch._dynamo, compiler._Dynamo)
 print("deferred", deferred)
 """
 

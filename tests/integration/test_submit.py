@@ -24,7 +24,7 @@ from helpers.processes import tree
 from helpers.readme import the
 
 from raytrain import Run
-from raytrain.driver import ray_internals
+from raytrain.driver.ray_internals import cluster_state
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,8 +134,8 @@ def test_without_a_token_dashboard_jobs_gcs_and_client_ports_let_nobody_in(clust
         assert (status_of(url, None, method), status_of(url, "wrong", method)) == (401, 403), url
     for token in ("", "wrong"):
         with pytest.raises(PermissionError):
-            ray_internals.ask_version(cluster.address, token)
-    assert ray_internals.ask_version(cluster.address, cluster.token) == "2.60.0"
+            cluster_state.ask_version(cluster.address, token)
+    assert cluster_state.ask_version(cluster.address, cluster.token) == "2.60.0"
     import grpc
 
     with grpc.insecure_channel(f"127.0.0.1:{cluster.ports['ray-client-server-port']}") as channel:

@@ -1,0 +1,113 @@
+"""What a cluster says of its nodes: those that drain, free CPUs, nodes to come, its version."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from raytrain.driver.ray_internals.versions import known
+
+
+def draining() -> set[str]:
+    """The ids of nodes that are about to go: a spot instance that is called back, or `ray drain-node`."""
+    if known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private.state import state
+
+            return set(state.get_draining_nodes() or {})
+    return set()
+
+
+def free_cpus() -> dict[str, float]:
+    """The CPUs of each node, by its id, that nothing has reserved; empty where Ray is not as it was."""
+    if known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private.state import available_resources_per_node
+
+            return {node: found.get("CPU", 0.0) for node, found in available_resources_per_node().items()}
+    return {}
+
+
+def found_cluster() -> str | None:
+    """The cluster that `auto` means: the one that is seen to run on this machine, or else the last one started, which
+    may be gone."""
+    try:
+        from ray._private.services import find_gcs_addresses
+        from ray._private.utils import read_ray_address
+    except ImportError:
+        return None
+    running = find_gcs_addresses()
+    return next(iter(running)) if len(running) == 1 else read_ray_address() or None
+
+
+def ask_version(address: str, token: str) -> str | None:
+    """The version of Ray of the cluster at HOST:PORT, within seconds, where `ray.init` would try for long and print
+    each try; None where that cannot be asked so.
+
+    Raises:
+        PermissionError: the cluster lets nobody in with this token.
+        ConnectionError: what is there is no cluster.
+    """
+    try:
+        import grpc
+        from ray.core.generated import gcs_service_pb2
+    except ImportError:
+        return None
+    if not known() or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return None
+    messages: Any = gcs_service_pb2  # whose names are made as it is imported
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        alive = channel.unary_unary(
+            "/ray.rpc.NodeInfoGcsService/CheckAlive",
+            request_serializer=messages.CheckAliveRequest.SerializeToString,
+            response_deserializer=messages.CheckAliveReply.FromString,
+        )
+        try:
+            metadata = (("authorization", f"Bearer {token}"),) if token else ()
+            return alive(messages.CheckAliveRequest(), timeout=8, metadata=metadata).ray_version
+        except grpc.RpcError as error:
+            code = error.code()  # type: ignore[attr-defined]
+            if code == grpc.StatusCode.UNAUTHENTICATED:
+                raise PermissionError from None
+            slow = code == grpc.StatusCode.DEADLINE_EXCEEDED
+            raise ConnectionError("nothing within 8 s" if slow else "what is there is none") from None
+
+
+def nodes_to_come() -> list[dict[str, float]]:
+    """Return the resources of each worker node that the autoscaler may start, those that run already among them; none
+    where this machine is not the head of a cluster that `ray up` launched."""
+    try:
+        values = _description()
+        most, head = int(values.get("max_workers", 2)), values["head_node_type"]
+        kinds = [kind for name, kind in values["available_node_types"].items() if name != head]
+        return [
+            {name: float(count) for name, count in (kind.get("resources") or {}).items()}
+            for kind in kinds
+            for _ in range(int(kind.get("max_workers", most)))
+        ][:most]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return []
+
+
+def least_nodes() -> int:
+    """Return how many nodes a cluster that `ray up` launched should have: the head, and the min_workers of its file; 0
+    where this machine is not its head."""
+    try:
+        kinds = _description()["available_node_types"].values()
+        return 1 + sum(int(kind.get("min_workers") or 0) for kind in kinds)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return 0
+
+
+def _description() -> dict[str, Any]:
+    """The description of the cluster whose head this machine is, where Ray's autoscaler reads it; empty elsewhere."""
+    import ray
+    import yaml
+
+    own = ray.get_runtime_context().get_node_id()
+    if any(node["NodeID"] == own and "node:__internal_head__" in node["Resources"] for node in ray.nodes()):
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            return yaml.safe_load((Path.home() / "ray_bootstrap_config.yaml").read_text())
+    return {}

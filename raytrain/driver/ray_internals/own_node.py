@@ -1,0 +1,108 @@
+"""The Ray node that a command starts for itself: with fewer processes, and ended at once where it must be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from raytrain.driver.ray_internals.versions import known, nothing
+
+
+@contextlib.contextmanager
+def small_node() -> Iterator[None]:
+    """Lets `ray.init` start a node without the processes that serve only Ray's own tools."""
+    names = ("start_api_server", "start_monitor", "start_log_monitor")
+    node: Any = None
+    before: dict[str, Any] = {}
+    if known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private.node import Node as node
+
+            before = {name: getattr(node, name) for name in names}
+    for name in before:
+        setattr(node, name, nothing)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(node, name, method)
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """Keep `ray.init` from taking SIGTERM, for which its handler leaves a start half done."""
+    utils: Any = None
+    if known():
+        with contextlib.suppress(ImportError):
+            from ray._private import utils
+    taken = getattr(utils, "set_sigterm_handler", None)
+    if taken is not None:
+        utils.set_sigterm_handler = nothing
+    try:
+        yield
+    finally:
+        if taken is not None:
+            utils.set_sigterm_handler = taken
+
+
+def abandon_node() -> None:
+    """End what is left of the node of one's own, a part of which has died or which must end at once: `ray.shutdown`
+    would wait for that part, and end this process with it.
+
+    The raylet's children, workers and agents, would find out that it is gone within half a minute.
+    """
+    import ray
+
+    with contextlib.suppress(AttributeError):
+        node: Any = ray._private.worker.global_worker.node  # type: ignore[attr-defined]
+        own = [started.process.pid for each in node.all_processes.values() for started in each]
+        children = _descendants(own)
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _ABANDONED.append(True)
+
+
+def _descendants(pids: list[int]) -> list[int]:
+    """Return the processes that descend from some, by /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = list(pids)
+    for pid in found:  # it grows on the way
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[len(pids) :]
+
+
+def abandoned() -> bool:
+    """Whether the node of one's own was ended so."""
+    return bool(_ABANDONED)
+
+
+_ABANDONED: list[bool] = []
+
+
+def session_logs() -> Path | None:
+    """Where the node of one's own keeps its logs, if there is one."""
+    import ray
+
+    with contextlib.suppress(AttributeError):
+        return Path(ray._private.worker.global_worker.node.get_logs_dir_path())  # type: ignore[union-attr]
+    return None
+
+
+def without_messages() -> None:
+    """Keeps Ray from printing, in this process, what the cluster says of a worker that died: who runs the worker says
+    it, in a line."""
+    if known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private import worker
+
+            worker.print_to_stdstream  # noqa: B018  (what is replaced must be there)
+            worker.print_to_stdstream = nothing

@@ -1,0 +1,109 @@
+"""Ray Train's trainer and process group: the fast one, or the stock one where Ray is another version."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from raytrain.driver import network
+from raytrain.driver.ray_internals.cancelling import Cancellable
+from raytrain.driver.ray_internals.versions import known
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+
+_ADDRESS_SECONDS = 14.0
+"""How long the nodes may take to tell their addresses, and again to try the others': half a minute in all."""
+
+
+def trainer(shares: bool = False) -> type[TorchTrainer]:
+    """Return the trainer to use: the fast one, or the stock one where Ray is not as it was.
+
+    Args:
+        shares: whether the fast one's workers take the bundles of the placement group that this process is in.
+    """
+    from ray.train.torch import TorchTrainer
+
+    if known():
+        with contextlib.suppress(ImportError, AttributeError):
+            from raytrain.driver.ray_internals import fast_train  # whose names Ray may lack
+
+            fast_train.check()
+            return fast_train.SharingTrainer if shares else fast_train.FastTrainer
+    return TorchTrainer
+
+
+def shares_groups() -> bool:
+    """Return whether a trainer's workers can take the bundles of the placement group that the trainer is in."""
+    return issubclass(trainer(shares=True), Cancellable)
+
+
+class Unreachable(Exception):
+    """Ranks on several nodes would not reach each other."""
+
+
+def torch_config(backend: str) -> TorchConfig:
+    """Return Ray Train's configuration of the process group, which on several nodes first checks that the ranks' nodes
+    reach each other at the addresses that gloo and NCCL would use; the stock one where Ray is not as it was."""
+    from ray.train.torch import TorchConfig
+
+    if not known():
+        return TorchConfig(backend=backend)
+
+    class Backend(TorchConfig().backend_cls):  # type: ignore[misc]  (a property of an instance)
+        def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
+            check_addresses(worker_group, backend)
+            super().on_start(worker_group, backend_config)
+
+    class Checked(TorchConfig):
+        @property
+        def backend_cls(self) -> Any:
+            return Backend
+
+    return Checked(backend=backend)
+
+
+def check_addresses(worker_group: Any, backend: str) -> None:
+    """Have one worker of each host look for the others, where there are several.
+
+    Nodes with one address are of one host, whose workers reach each other on its loopback.
+
+    Raises:
+        Unreachable: a node is not reached; the text names it, its interface and address, and the variable to set.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError
+
+    first: dict[str, int] = {}
+    for rank, worker in enumerate(worker_group.get_workers()):
+        first.setdefault(worker.metadata.node_ip, rank)
+    if len(first) < 2:
+        return
+    ask = worker_group.execute_single_async
+    try:
+        of_nodes = ray.get(
+            [ask(rank, network.offer, backend, address) for address, rank in first.items()],
+            timeout=_ADDRESS_SECONDS,
+        )
+        every = [place for places in of_nodes for place in places]
+        wrong = network.fault(
+            of_nodes,
+            lambda: ray.get(
+                [
+                    ask(rank, network.unreached, [place for place in every if place not in own])
+                    for rank, own in zip(first.values(), of_nodes, strict=True)
+                ],
+                timeout=_ADDRESS_SECONDS,
+            ),
+        )
+    except GetTimeoutError:  # the nodes are slow, which is no proof: the process group will tell
+        return
+    if wrong:
+        raise Unreachable(wrong)
+
+
+def cancel(running: TorchTrainer) -> None:
+    """Ends a trainer whose `fit` runs in another thread, with all that it started; the stock one cannot be ended."""
+    if isinstance(running, Cancellable):
+        running.cancel()
