@@ -158,7 +158,7 @@ def train(
     Raises:
         UserError: the experiment cannot be run; nothing has been started.
         raytrain.driver.fit.RunFailed: the run started and failed.
-        raytrain.driver.fit.Interrupted: a signal asked the run to stop.
+        raytrain.driver.endings.Interrupted: a signal asked the run to stop.
     """
     started = time.time()
     _refuse_while_loading()
@@ -231,7 +231,7 @@ def sweep(
 
     Raises:
         UserError: the sweep cannot be run; nothing has been started.
-        raytrain.driver.fit.Interrupted: a signal asked the sweep to stop.
+        raytrain.driver.endings.Interrupted: a signal asked the sweep to stop.
     """
     started = time.time()
     _refuse_while_loading()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raytrain.cli.started import command_started
-from raytrain.driver.fit import Options
 from raytrain.driver.observe import watched
+from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.report.sweep import Table
 from raytrain.sweep import Sweep, driver

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from raytrain.cli.started import command_started
 from raytrain.driver import fit
-from raytrain.driver.fit import Options
 from raytrain.driver.observe import watched
+from raytrain.driver.options import Options
 from raytrain.driver.resumption import Correction
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger

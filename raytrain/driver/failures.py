@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from raytrain.checkpoint import remote
+from raytrain.driver.endings import NoRoom, RunFailed
 from raytrain.driver.ray_internals import ray_train
 from raytrain.driver.worker import to_edit
 from raytrain.files import known_json
@@ -20,25 +21,6 @@ _TORCH_WARNING = re.compile(r"(\[rank\d+\]:)?\[W\d{4} ")  # what C++ warns of is
 
 
 GONE = "Ray has ended under it: the cluster's head, or this machine's node, does not answer any more"
-
-
-class RunFailed(Exception):
-    """A run that started and did not end well.
-
-    Attributes:
-        run: its directory.
-        rank: the rank whose error came first, or None where no rank could say.
-        lost: whether no error of the training itself is known, only that workers were lost.
-        edit: the user's file to correct, with the line where that is known; empty where none is known to be at fault.
-    """
-
-    def __init__(self, message: str, run: Path, rank: int | None, lost: bool = False, edit: str = ""):
-        super().__init__(message)
-        self.run, self.rank, self.lost, self.edit = run, rank, lost, edit
-
-
-class NoRoom(RunFailed):
-    """Workers that found no room in time."""
 
 
 def run_failure(error: BaseException, path: Path) -> RunFailed:

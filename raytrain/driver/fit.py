@@ -1,6 +1,6 @@
-"""The driver: plan, start Ray, hand the loop to Ray Train's workers, watch, and say how it ended.
+"""The driver: plan, start Ray, run the training loop in Ray Train's workers, follow it, and report how it ended.
 
-(DESIGN's `train.py`; as a module of that name it would hide the function `raytrain.train`.)
+A module named `train` would hide the function `raytrain.train`.
 """
 
 from __future__ import annotations
@@ -8,98 +8,41 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
-import stat
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain import config, errors, experiment_file
 from raytrain.checkpoint import location, remote
-from raytrain.checkpoint.rows import check_rows
-from raytrain.data import Index
 from raytrain.driver import plan, resumption, supervise
+from raytrain.driver.endings import Interrupted, RunFailed, advice
 from raytrain.driver.environment import write_environment
-from raytrain.driver.failures import RunFailed, failed_here
+from raytrain.driver.failures import failed_here
+from raytrain.driver.initial_weights import pretrained
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.observe import Loggers, Tail
+from raytrain.driver.options import Options
 from raytrain.driver.plan import Plan
 from raytrain.driver.reading import read, skipped_before, wait_for_blocks, write_skipped
-from raytrain.driver.resumption import Correction
+from raytrain.driver.resumption import Correction, checked, claimed
 from raytrain.driver.session import Session
 from raytrain.driver.worker import Job
 from raytrain.experiment import Experiment
 from raytrain.files import reason, write_atomically
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.run.begin import begin, check_writable, discard
-from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 from raytrain.run.metrics_log import read_metrics
-from raytrain.run.run import Run, no_way_back
+from raytrain.run.run import Run
 from raytrain.user_code import copies, places
 
 if TYPE_CHECKING:
     from raytrain.data.blocks import Bad
 
-_FILES = (
-    *("experiment.json", "environment.json", "skipped.json", "summary.json", "metrics.jsonl"),
-    *("best.json", "last.json", LOCK, WRITER_LOCK),
-    *(copies.REPLACED, copies.REPLACING),
-)
-"""The files of a run's directory that training writes."""
 _ASIDE = ".*.*.[0-9]*"
 """Files that a killed command was writing."""
-
-
-def advice(path: Path) -> str:
-    """Return how a run goes on once the user's code is corrected.
-
-    Args:
-        path: its directory on this machine.
-    """
-    found = copies.read(path)
-    file = found.experiment.origin if found and found.experiment else "FILE"
-    command = ["raytrain", "resume", location.url_of(path) or near(str(path)), "--experiment", near(file)]
-    return f"go on with `{shlex.join(command)}`"
-
-
-def near(file: str) -> str:
-    """Return a path as it is from the working directory, where it is below that: a job's own path is of no use on the
-    machine that sent the job."""
-    with contextlib.suppress(OSError, ValueError):
-        return str(Path(file).relative_to(Path.cwd()))
-    return file
-
-
-class Interrupted(Exception):
-    """A run or a sweep that was asked to stop, and did, with a checkpoint where a step was done.
-
-    Attributes:
-        path: its directory.
-        signal: the signal that asked, such as 2 for SIGINT.
-    """
-
-    def __init__(self, path: Path, signal_number: int):
-        super().__init__(f"interrupted by signal {signal_number}")
-        self.path, self.signal = path, signal_number
-
-
-@dataclass(frozen=True)
-class Options:
-    """Where a run is kept and what it runs on."""
-
-    out: str = "runs"
-    """Folder or URL in which the run's directory is made; on a cluster, one that all nodes share."""
-    name: str | None = None
-    """Name of the run's directory; by default the experiment file's name and a number."""
-    address: str | None = None
-    """Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone."""
-    dry_run: bool = False
-    """Print the plan and stop."""
-    verbose: bool = False
-    """Show Ray's own messages and the workers' output."""
 
 
 def train(
@@ -168,10 +111,10 @@ def resume(
         UserError: it is complete or still running, its data has changed, or `value` or the code changes what must stay.
         RunFailed: it failed again.
     """
-    with _claimed(run), _advised(run, correction):
+    with claimed(run), _advised(run, correction):
         if isinstance(observer, Loggers) and run.summary["status"] == "completed" and not options.dry_run:
             observer.catch_up(RunInfo(run.path, run.where, run.experiment), run.summary)
-        value = _checked(run, value, correction)
+        value = checked(run, value, correction)
         with Session(options.address, options.verbose) as session:
             planned = plan.make(value, session.resources, run.where, resumed=True)
             began_with = run.environment["data_fingerprint"]
@@ -200,94 +143,6 @@ def _advised(run: Run, correction: Correction | None) -> Iterator[None]:
         raise
 
 
-def _claimed(run: Run) -> Lock:
-    """Take a run's lock, once its files are such that this process may write them.
-
-    Raises:
-        UserError: another process has the run, or what stands in the place of a file is none.
-    """
-    for name in _FILES:
-        if os.path.lexists(run.path / name) and not stat.S_ISREG(os.lstat(run.path / name).st_mode):
-            raise errors.UserError("this is no regular file", run.path / name, "remove it, or put the run's own back")
-    for name in ("checkpoints", "logs"):
-        if os.path.lexists(run.path / name) and not os.path.isdir(run.path / name):
-            raise errors.UserError("this is no folder", run.path / name, "remove it, or put the run's own back")
-    lock = Lock(run.path)
-    try:
-        if (run.path / WRITER_LOCK).exists():  # rank 0 of a driver that was killed may still be leaving
-            Lock(run.path, WRITER_LOCK, wait=10).release()
-    except BaseException:
-        lock.release()
-        raise
-    return lock
-
-
-def _checked(run: Run, value: Experiment, correction: Correction | None) -> Experiment:
-    """Check that a run can go on with an experiment, and return that.
-
-    Raises:
-        UserError: it cannot.
-    """
-    run.check_code()
-    if correction:
-        correction.check_values(value)
-    if changed := [path for path in resumption.changed(run.experiment, value) if not resumption.may_change(path)]:
-        raise errors.UserError(
-            f"a resumed run cannot change {errors.listed(changed)}",
-            run.where,
-            "resume takes --epochs, --patience, --parallel.*, --scaling.*, --checkpoint.*, "
-            "--loggers.*, --micro_batch_size, --clip_norm, --on_nonfinite and --data.root; train a "
-            "new run for the rest",
-        )
-    if correction:
-        correction.activate()
-    summary = run.summary
-    if summary["status"] == "completed":
-        if summary["epochs"] >= value.epochs:
-            raise errors.UserError(
-                f"the run is complete at {summary['epochs']} epochs",
-                run.where,
-                f"train longer with --epochs above {summary['epochs']}",
-            )
-        stalled = summary["epochs"] - (summary.get("best_epoch") or summary["epochs"])
-        if value.patience is not None and stalled >= value.patience:
-            raise errors.UserError(
-                f"the run is complete: it stopped early at {summary['epochs']} epochs, {stalled} of "
-                f"them without a better {value.task.monitor}",
-                run.where,
-                f"train longer with --patience {stalled + 1} or more, or --patience None",
-            )
-    _check_checkpoints(run)
-    if (
-        value.scaling.workers != run.experiment.scaling.workers
-        and value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
-        and value.parallel.threads is None
-    ):
-        return config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
-    return value
-
-
-def _check_checkpoints(run: Run) -> None:
-    """Check that a run which has checkpoints has one to go on from, with the metrics before it. At a URL, rank 0 does.
-
-    Raises:
-        UserError: it has none.
-    """
-    from raytrain.checkpoint import checkpoints
-
-    names = [] if run.url else checkpoints.committed(run.checkpoints)
-    reasons = []
-    for name in reversed(names):
-        try:
-            return check_rows(run.path / "metrics.jsonl", checkpoints.load_state(run.checkpoints / name))
-        except errors.UserError as error:
-            reasons.append(error.what)
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            reasons.append(f"{name}: {reason(error) if isinstance(error, OSError | ValueError) else 'it is damaged'}")
-    if reasons:
-        raise no_way_back(run.where, reasons[0])
-
-
 def with_threads(value: Experiment, planned: Plan) -> Experiment:
     """The experiment to keep: a repetition needs the number of threads for the same bits. With more workers each has
     fewer, so an elastic run does not keep it."""
@@ -313,7 +168,7 @@ def _run(
         correction: the code to save, in place of the run's own.
     """
     path, logs = run.path, run.path / "logs"
-    interrupted, begun = False, False
+    interrupted = False
     with Interrupts(path) as interrupts:
         try:
             weights = pretrained(planned.experiment, planned.indices["train"], path)
@@ -323,19 +178,9 @@ def _run(
             observer.status("reading the data")
             job, planned, skipped = _prepare(planned, path, weights, options, command_started, observer)
             observer.status("starting the workers")
-            begun = interrupts.saves = True
+            interrupts.saves = True
             _begin(run, kept, skipped, correction)
-            before, offset = read_metrics(path / "metrics.jsonl")
-            if planned.skipped:
-                observer.planned([*planned.skipped, ("", f"all of them are in {path / 'skipped.json'}")])
-            observer.start(_info(run, planned, before), Held())
-            tail = Tail(path / "metrics.jsonl", offset, observer)
-            with remote.followed(path, observer.note):
-                if planned.experiment.scaling.workers == 0:
-                    supervise.work_here(job, tail, interrupts)
-                else:
-                    supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
-            tail.poll()
+            _follow(run, job, planned, session, observer, interrupts)
             if run.summary["status"] == "unfinished":  # at a URL that has not taken the workers' summary
                 interrupts.stop_if_asked()
         except Leave:
@@ -344,7 +189,7 @@ def _run(
                 observer.note(left)
             _summarise(path, planned, "interrupted")
         except errors.UserError:
-            if begun:
+            if interrupts.saves:  # the workers were to start
                 _summarise(path, planned, "failed")
             raise
         except RunFailed as failure:
@@ -369,6 +214,22 @@ def _run(
     if interrupted or run.summary["status"] == "interrupted":
         raise Interrupted(run.path, interrupts.signal)
     return run
+
+
+def _follow(run: Run, job: Job, planned: Plan, session: Session, observer: Logger, interrupts: Interrupts) -> None:
+    """Train, in the workers or here, while the observer gets the rows of metrics.jsonl."""
+    path = run.path
+    before, offset = read_metrics(path / "metrics.jsonl")
+    if planned.skipped:
+        observer.planned([*planned.skipped, ("", f"all of them are in {path / 'skipped.json'}")])
+    observer.start(_info(run, planned, before), Held())
+    tail = Tail(path / "metrics.jsonl", offset, observer)
+    with remote.followed(path, observer.note):
+        if planned.experiment.scaling.workers == 0:
+            supervise.work_here(job, tail, interrupts)
+        else:
+            supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
+    tail.poll()
 
 
 def _info(run: Run, planned: Plan, earlier: list[dict[str, Any]] | None = None) -> RunInfo:
@@ -425,21 +286,6 @@ def _prepare(
     )
     bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}
     return job, replace(planned, indices=planned.indices | indices, bad=bad), skipped
-
-
-def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
-    """The initial weights of a model that brings its own; a resumed run in the directory `path` has its checkpoint."""
-    import torch
-
-    from raytrain import order
-    from raytrain.models import Model
-
-    if type(e.model).load is Model.load or any((path / "checkpoints").glob("step_*/manifest.json")):
-        return None
-    torch.manual_seed(order.key(e.seed, 0) >> 1)
-    module = e.model.build(e.data.sample(train_index), len(train_index.classes))
-    e.model.load(module)
-    return module.state_dict()
 
 
 def _summarise(path: Path, planned: Plan, status: str, error: str | None = None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,10 +12,13 @@ from typing import Any
 
 from raytrain import config, errors, experiment_file
 from raytrain.checkpoint import remote
+from raytrain.checkpoint.rows import check_rows
 from raytrain.driver import model_check
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
-from raytrain.run.run import Run
+from raytrain.files import reason
+from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
+from raytrain.run.run import Run, no_way_back
 from raytrain.user_code import copies, places, sources
 
 RESUMABLE = (
@@ -192,3 +197,99 @@ def _listed(parts: Iterable[str]) -> str:
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+_FILES = (
+    *("experiment.json", "environment.json", "skipped.json", "summary.json", "metrics.jsonl"),
+    *("best.json", "last.json", LOCK, WRITER_LOCK),
+    *(copies.REPLACED, copies.REPLACING),
+)
+"""The files of a run's directory that training writes."""
+
+
+def claimed(run: Run) -> Lock:
+    """Take a run's lock, once its files are such that this process may write them.
+
+    Raises:
+        UserError: another process has the run, or what stands in the place of a file is none.
+    """
+    for name in _FILES:
+        if os.path.lexists(run.path / name) and not stat.S_ISREG(os.lstat(run.path / name).st_mode):
+            raise errors.UserError("this is no regular file", run.path / name, "remove it, or put the run's own back")
+    for name in ("checkpoints", "logs"):
+        if os.path.lexists(run.path / name) and not os.path.isdir(run.path / name):
+            raise errors.UserError("this is no folder", run.path / name, "remove it, or put the run's own back")
+    lock = Lock(run.path)
+    try:
+        if (run.path / WRITER_LOCK).exists():  # rank 0 of a driver that was killed may still be leaving
+            Lock(run.path, WRITER_LOCK, wait=10).release()
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def checked(run: Run, value: Experiment, correction: Correction | None) -> Experiment:
+    """Check that a run can go on with an experiment, and return that.
+
+    Raises:
+        UserError: it cannot.
+    """
+    run.check_code()
+    if correction:
+        correction.check_values(value)
+    if refused := [path for path in changed(run.experiment, value) if not may_change(path)]:
+        raise errors.UserError(
+            f"a resumed run cannot change {errors.listed(refused)}",
+            run.where,
+            "resume takes --epochs, --patience, --parallel.*, --scaling.*, --checkpoint.*, "
+            "--loggers.*, --micro_batch_size, --clip_norm, --on_nonfinite and --data.root; train a "
+            "new run for the rest",
+        )
+    if correction:
+        correction.activate()
+    summary = run.summary
+    if summary["status"] == "completed":
+        if summary["epochs"] >= value.epochs:
+            raise errors.UserError(
+                f"the run is complete at {summary['epochs']} epochs",
+                run.where,
+                f"train longer with --epochs above {summary['epochs']}",
+            )
+        stalled = summary["epochs"] - (summary.get("best_epoch") or summary["epochs"])
+        if value.patience is not None and stalled >= value.patience:
+            raise errors.UserError(
+                f"the run is complete: it stopped early at {summary['epochs']} epochs, {stalled} of "
+                f"them without a better {value.task.monitor}",
+                run.where,
+                f"train longer with --patience {stalled + 1} or more, or --patience None",
+            )
+    _check_checkpoints(run)
+    if (
+        value.scaling.workers != run.experiment.scaling.workers
+        and value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
+        and value.parallel.threads is None
+    ):
+        return config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
+    return value
+
+
+def _check_checkpoints(run: Run) -> None:
+    """Check that a run which has checkpoints has one to go on from, with the metrics before it. At a URL, rank 0 does.
+
+    Raises:
+        UserError: it has none.
+    """
+    from raytrain.checkpoint import checkpoints
+
+    names = [] if run.url else checkpoints.committed(run.checkpoints)
+    reasons = []
+    for name in reversed(names):
+        try:
+            return check_rows(run.path / "metrics.jsonl", checkpoints.load_state(run.checkpoints / name))
+        except errors.UserError as error:
+            reasons.append(error.what)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            reasons.append(f"{name}: {reason(error) if isinstance(error, OSError | ValueError) else 'it is damaged'}")
+    if reasons:
+        raise no_way_back(run.where, reasons[0])

@@ -15,7 +15,8 @@ from typing import Any
 from raytrain import errors
 from raytrain.checkpoint import pulse, remote
 from raytrain.driver.demand import Demand, resources_needed, smaller_sizes, workers_at_most
-from raytrain.driver.failures import ANSWER_SECONDS, GONE, NoRoom, RunFailed, run_failure
+from raytrain.driver.endings import NoRoom, RunFailed
+from raytrain.driver.failures import ANSWER_SECONDS, GONE, run_failure
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.observe import Tail
 from raytrain.driver.plan import Plan

@@ -23,7 +23,7 @@ from typing import Any
 from raytrain import errors
 from raytrain.checkpoint import checkpoints
 from raytrain.data import Index
-from raytrain.driver import failures, fit, gpu_errors, supervise
+from raytrain.driver import endings, fit, gpu_errors, initial_weights, supervise
 from raytrain.driver.interrupts import Leave
 from raytrain.driver.worker import Job, work
 from raytrain.experiment import Experiment
@@ -193,7 +193,7 @@ class Attempt:
             status, error = "interrupted", None
         except BaseException as caught:
             traceback.print_exc()
-            if isinstance(caught, failures.RunFailed) and caught.lost:
+            if isinstance(caught, endings.RunFailed) and caught.lost:
                 record.update(self.run, status="interrupted")  # not paused: the next attempt counts
                 self._said.put(("lost", caught))
                 return
@@ -213,7 +213,7 @@ class Attempt:
         import ray
 
         indices: dict[str, Index] = ray.get(self.data.indices)
-        weights = fit.pretrained(self.value, indices["train"], self.run)
+        weights = initial_weights.pretrained(self.value, indices["train"], self.run)
         return Job(
             self.value,
             self.run.absolute(),

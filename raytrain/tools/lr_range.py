@@ -17,7 +17,7 @@ import torch
 
 from raytrain import errors, experiment_file
 from raytrain.data.reader import Direct
-from raytrain.driver import fit, plan, resources
+from raytrain.driver import initial_weights, plan, resources
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
 from raytrain.optim.schedules import Rising
@@ -127,7 +127,7 @@ def find(value: Experiment, rising: Rising, observer: Logger) -> Curve:
         experiment_file.save(tested, run / "experiment.json")
         reader = Direct(tested.data, planned.indices["train"])
         device = torch.device("cuda:0" if tested.scaling.gpus_per_worker else "cpu")
-        weights = fit.pretrained(tested, planned.indices["train"], run)
+        weights = initial_weights.pretrained(tested, planned.indices["train"], run)
         ranks, readers = RankContext(0, 1, device), {"train": reader}
         trainer = Trainer(tested, run, planned.indices, readers, weights, ranks, time.time())
         with trainer.started():

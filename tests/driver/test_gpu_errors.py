@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from raytrain import MLP, Digits, Experiment
 from raytrain.driver import gpu_errors
-from raytrain.driver.failures import RunFailed
+from raytrain.driver.endings import RunFailed
 from raytrain.driver.failures import run_failure as _failure
 from raytrain.driver.worker import _recorded
 from raytrain.sweep import attempt, record

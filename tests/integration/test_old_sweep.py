@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raytrain import Run
-from raytrain.driver.fit import Options
+from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.sweep import driver
 from raytrain.sweep.sweep import load

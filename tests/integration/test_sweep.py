@@ -40,7 +40,8 @@ from raytrain import (
     experiment_file,
 )
 from raytrain.driver import reading
-from raytrain.driver.fit import Interrupted, Options
+from raytrain.driver.endings import Interrupted
+from raytrain.driver.options import Options
 from raytrain.driver.resources import local_resources
 from raytrain.loggers import Logger
 from raytrain.sweep import driver, sweep_run

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raytrain import MLP, Digits, Experiment, Grid, Sweep, cli
-from raytrain.driver.fit import Options
+from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.sweep import driver, record, sweep_run
 from raytrain.sweep.sweep import load

@@ -13,7 +13,7 @@ from raytrain.cli.flags.arguments import first_argument, show_usage
 from raytrain.cli.flags.parsing import parse
 from raytrain.cli.flags.sweep import parse_sweep
 from raytrain.cli.flags.train import parse_training
-from raytrain.driver.fit import Options
+from raytrain.driver.options import Options
 from raytrain.sweep.sweep import is_sweep
 
 _JOB = tyro.conf.arg(metavar="JOB", help="The job's id, which `submit` prints.")

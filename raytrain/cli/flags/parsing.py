@@ -20,7 +20,7 @@ import tyro
 from raytrain import errors
 from raytrain.cli.flags.arguments import take, wrapped
 from raytrain.cli.flags.field_help import join_lines
-from raytrain.driver.fit import Options
+from raytrain.driver.options import Options
 from raytrain.experiment import Experiment, with_strategy
 from raytrain.parallel import STRATEGIES, Parallel
 from raytrain.user_code import hints

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
-from raytrain.driver.fit import Options
+from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
 from raytrain.sweep import Scheduler, Search, Sweep
 from raytrain.sweep import sweep as sweeps

@@ -11,7 +11,7 @@ import tyro
 from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
-from raytrain.driver.fit import Options
+from raytrain.driver.options import Options
 from raytrain.driver.resumption import Correction
 from raytrain.experiment import Experiment
 from raytrain.experiment_file import load

@@ -1,0 +1,62 @@
+"""How a command ends that does not end well, and the command that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from pathlib import Path
+
+from raytrain.checkpoint import location
+from raytrain.user_code import copies
+
+
+def advice(path: Path) -> str:
+    """Return how a run goes on once the user's code is corrected.
+
+    Args:
+        path: its directory on this machine.
+    """
+    found = copies.read(path)
+    file = found.experiment.origin if found and found.experiment else "FILE"
+    command = ["raytrain", "resume", location.url_of(path) or near(str(path)), "--experiment", near(file)]
+    return f"go on with `{shlex.join(command)}`"
+
+
+def near(file: str) -> str:
+    """Return a path as it is from the working directory, where it is below that: a job's own path is of no use on the
+    machine that sent the job."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(Path(file).relative_to(Path.cwd()))
+    return file
+
+
+class Interrupted(Exception):
+    """A run or a sweep that was asked to stop, and did, with a checkpoint where a step was done.
+
+    Attributes:
+        path: its directory.
+        signal: the signal that asked, such as 2 for SIGINT.
+    """
+
+    def __init__(self, path: Path, signal_number: int):
+        super().__init__(f"interrupted by signal {signal_number}")
+        self.path, self.signal = path, signal_number
+
+
+class RunFailed(Exception):
+    """A run that started and did not end well.
+
+    Attributes:
+        run: its directory.
+        rank: the rank whose error came first, or None where no rank could say.
+        lost: whether no error of the training itself is known, only that workers were lost.
+        edit: the user's file to correct, with the line where that is known; empty where none is known to be at fault.
+    """
+
+    def __init__(self, message: str, run: Path, rank: int | None, lost: bool = False, edit: str = ""):
+        super().__init__(message)
+        self.run, self.rank, self.lost, self.edit = run, rank, lost, edit
+
+
+class NoRoom(RunFailed):
+    """Workers that found no room in time."""

@@ -1,0 +1,21 @@
+"""Where a run is kept and what it runs on, as flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where a run is kept and what it runs on."""
+
+    out: str = "runs"
+    """Folder or URL in which the run's directory is made; on a cluster, one that all nodes share."""
+    name: str | None = None
+    """Name of the run's directory; by default the experiment file's name and a number."""
+    address: str | None = None
+    """Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+    verbose: bool = False
+    """Show Ray's own messages and the workers' output."""
