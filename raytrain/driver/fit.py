@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytrain import config, errors, experiment_file
 from raytrain.checkpoint import location, remote
-from raytrain.driver import plan, resumption, supervise
+from raytrain.driver import plan, plan_lines, resumption, supervise
 from raytrain.driver.endings import Interrupted, RunFailed, advice
 from raytrain.driver.environment import write_environment
 from raytrain.driver.failures import failed_here
@@ -220,8 +220,8 @@ def _follow(run: Run, job: Job, planned: Plan, session: Session, observer: Logge
     """Train, in the workers or here, while the observer gets the rows of metrics.jsonl."""
     path = run.path
     before, offset = read_metrics(path / "metrics.jsonl")
-    if planned.skipped:
-        observer.planned([*planned.skipped, ("", f"all of them are in {path / 'skipped.json'}")])
+    if skipped := plan_lines.skipped(planned):
+        observer.planned([*skipped, ("", f"all of them are in {path / 'skipped.json'}")])
     observer.start(_info(run, planned, before), Held())
     tail = Tail(path / "metrics.jsonl", offset, observer)
     with remote.followed(path, observer.note):

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Literal
 from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
+from raytrain.driver import plan_lines
 from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
 from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import scaled
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling
 from raytrain.experiment_file import to_json
-from raytrain.files import existing, size
+from raytrain.files import existing
 from raytrain.models import Model
 from raytrain.optim.optimizers import backbone
-from raytrain.parallel import STRATEGIES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -120,89 +120,12 @@ class Plan:
             raise errors.no_room(f"the run's {stay + 1} checkpoints", needs, has, f"on the disk of {folder}", how)
 
     def lines(self) -> list[tuple[str, str]]:
-        """The plan for people: (what, how) of each line."""
-        e, train, scaling = self.experiment, self.indices["train"], self.experiment.scaling
-        workers = scaling.ranks
-        each = (
-            f"{scaling.gpus_per_worker:g} GPU"
-            if scaling.gpus_per_worker
-            else (
-                f"{scaling.cpus_per_worker:g} CPU, {scaling.threads_per_worker} thread"
-                + ("s" if scaling.threads_per_worker != 1 else "")
-            )
-        )
-        place = (
-            "this process (no workers)"
-            if scaling.workers == 0
-            else (f"{workers} worker{'s' if workers > 1 else ''} of {each}")
-        )
-        if self.asked.elastic:
-            place += f" (elastic, {' or '.join(map(str, sorted(self.sizes)))} as there is room)"
-        shape = "x".join(map(str, e.data.sample(train)))
-        splits = ", ".join(f"{len(index):,} {split}" for split, index in self.indices.items())
-        rows = len(train) / e.replicas
-        lines = [
-            (
-                "model",
-                f"{type(e.model).__name__}, {self.parameters[0]:,} parameters"
-                + (f", {self.parameters[1]:,} of them trained" if self.parameters[1] != self.parameters[0] else ""),
-            ),
-            ("data", f"{type(e.data).__name__}: {splits}; {_arrays(train, shape)}"),
-            (
-                "workers",
-                f"{place} on {self.resources.where} "
-                f"({self.resources.cpus:g} CPUs, {self.resources.gpus:g} GPUs, {self.resources.nodes} node"
-                f"{'s' if self.resources.nodes > 1 else ''})",
-            ),
-            ("parallel", _strategy(e) + (f": {self.spread}" if self.spread else "")),
-            (
-                "batch",
-                f"{e.replicas} {'worker' if e.replicas == workers else 'replica'}{'s' if e.replicas > 1 else ''} x "
-                f"{e.micro_batch} micro-batch x "
-                f"{e.accumulation} accumulation = {e.batch_size} global",
-            ),
-            *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
-            (
-                "epochs",
-                f"{e.epochs} x {self.steps_per_epoch:,} steps; about {rows:,.0f} samples per rank; {e.precision}",
-            ),
-            (
-                "memory",
-                f"{size(self.state_bytes)} of weights, gradients and optimizer state "
-                + ("per copy, shared out among its workers" if e.parallel.sharded and workers > 1 else "per worker")
-                + ("; images " if train.input.kind == "image" else "; samples ")
-                + (f"resident, {size(self._resident_bytes)} per node" if self.mode == "resident" else "streamed"),
-            ),
-            ("run", self.run),
-        ]
-        for split, index in self.indices.items():
-            if index.ignored:
-                names = ", ".join(index.ignored[:3]) + (" ..." if len(index.ignored) > 3 else "")
-                lines.append(
-                    (
-                        "ignored",
-                        f"{len(index.ignored)} file{'s' if len(index.ignored) > 1 else ''} of {split} "
-                        f"{'are no images' if len(index.ignored) > 1 else 'is no image'}: {names}",
-                    )
-                )
-        lines += self.skipped
-        return lines + [("note", note) for note in self.notes]
+        """Return the plan for people: (what, how) of each line."""
+        return plan_lines.lines(self)
 
     @property
-    def skipped(self) -> list[tuple[str, str]]:
-        """The lines that say which samples are left out."""
-        return [
-            (
-                "skipped",
-                f"{len(bad)} of {split} cannot be read: {bad[0].path} ({bad[0].reason})"
-                + (" ..." if len(bad) > 1 else ""),
-            )
-            for split, bad in self.bad.items()
-            if bad
-        ]
-
-    @property
-    def _resident_bytes(self) -> int:
+    def resident_bytes(self) -> int:
+        """Size of the samples that training and validation read."""
         return sum(self.indices[split].bytes for split in ("train", "val"))
 
 
@@ -254,15 +177,7 @@ def make(
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), not resumed, dtype)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
-    if experiment.unfreeze_epoch is not None and not backbone(module):
-        raise _nothing_to_unfreeze(type(experiment.model).__name__)
-    compilers = (os.environ.get("CXX", "g++"), "clang++")
-    if experiment.compile and not any(map(shutil.which, compilers)):
-        raise errors.UserError(
-            f"torch.compile needs a C++ compiler and there is none ({', '.join(compilers)})",
-            "in compile",
-            "install g++, or take --no_compile",
-        )
+    _check_means(experiment, module)
     resources = find_resources()
     asked, mode = experiment.scaling, _mode(experiment.data, indices, resources)
     experiment = _sized(experiment, resources, mode == "streaming")
@@ -282,14 +197,44 @@ def make(
         notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
     _check_gpu_memory(found, sum(each.numel() * each.element_size() for each in module.state_dict().values()))
-    if experiment.checkpoint.max_gib is not None:
-        one, budget = found.checkpoint_bytes, int(experiment.checkpoint.max_gib * 2**30)
-        if one > budget:
-            raise errors.no_room("one checkpoint", one, budget, "in checkpoint.max_gib", "allow more")
-        if 2 * one > budget:
-            note = "checkpoint.max_gib has room for one checkpoint: the best one goes when a newer one is there"
-            found = replace(found, notes=(*notes, note))
-    return found
+    return replace(found, notes=(*found.notes, *_check_budget(found)))
+
+
+def _check_means(experiment: Experiment, module: nn.Module) -> None:
+    """Check that there are layers to unfreeze, and a compiler to compile with.
+
+    Raises:
+        UserError: there are none.
+    """
+    if experiment.unfreeze_epoch is not None and not backbone(module):
+        raise errors.UserError(
+            "all layers but the last stay frozen throughout",
+            f"in {type(experiment.model).__name__}",
+            "leave out --unfreeze_epoch, or the model's freeze",
+        )
+    compilers = (os.environ.get("CXX", "g++"), "clang++")
+    if experiment.compile and not any(map(shutil.which, compilers)):
+        raise errors.UserError(
+            f"torch.compile needs a C++ compiler and there is none ({', '.join(compilers)})",
+            "in compile",
+            "install g++, or take --no_compile",
+        )
+
+
+def _check_budget(planned: Plan) -> list[str]:
+    """Check that `checkpoint.max_gib` has room for a checkpoint; return notes for the plan.
+
+    Raises:
+        UserError: it has not.
+    """
+    if planned.experiment.checkpoint.max_gib is None:
+        return []
+    one, budget = planned.checkpoint_bytes, int(planned.experiment.checkpoint.max_gib * 2**30)
+    if one > budget:
+        raise errors.no_room("one checkpoint", one, budget, "in checkpoint.max_gib", "allow more")
+    if 2 * one <= budget:
+        return []
+    return ["checkpoint.max_gib has room for one checkpoint: the best one goes when a newer one is there"]
 
 
 def _try_step(experiment: Experiment, index: Index, module: nn.Module, new: bool) -> tuple[list[str], NotTried | None]:
@@ -362,30 +307,6 @@ def _check_gpu_memory(planned: Plan, model: int) -> None:
         raise errors.no_room(what, state, room, where, f"take {more}, larger GPUs or a smaller model")
 
 
-def _arrays(index: Index, shape: str) -> str:
-    """What a split's samples are, for the plan's table.
-
-    Args:
-        shape: of the model's input.
-    """
-    first, *others = index.fields
-    count = len(index.classes)
-    classes = [f"{count:,} class" + ("es" if count != 1 else "")] if index.labels is not None else []
-    named = f"{'images' if first.name == 'image' else first.name} {shape}".rstrip()
-    return ", ".join([*classes, named, *(field.name for field in others)])
-
-
-def _strategy(experiment: Experiment) -> str:
-    """Its name on the command line, or its class's, where the experiment brings its own."""
-    kind = type(experiment.parallel)
-    return next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
-
-
-def _scaled_lr(e: Experiment) -> str:
-    ratio = f"{e.batch_size}/{e.lr_batch_size}"
-    return f"{e.optimizer.lr:g} x {ratio if e.lr_scaling == 'linear' else f'sqrt({ratio})'} = {e.lr:.4g}"
-
-
 def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Experiment:
     """Decide the scaling; of an elastic experiment with the most workers that there is room for now.
 
@@ -403,8 +324,3 @@ def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Exper
             if workers == sizes[-1]:
                 raise
     raise AssertionError("there is at least one size")
-
-
-def _nothing_to_unfreeze(where: str) -> errors.UserError:
-    what = "all layers but the last stay frozen throughout"
-    return errors.UserError(what, f"in {where}", "leave out --unfreeze_epoch, or the model's freeze")

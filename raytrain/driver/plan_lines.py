@@ -1,0 +1,118 @@
+"""A plan for people: what it says, in lines of a name and a text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raytrain.data import Index
+from raytrain.experiment import Experiment
+from raytrain.files import size
+from raytrain.parallel import STRATEGIES
+
+if TYPE_CHECKING:
+    from raytrain.driver.plan import Plan
+
+
+def lines(plan: Plan) -> list[tuple[str, str]]:
+    """Return the lines of a plan: (what, how) of each."""
+    e, train = plan.experiment, plan.indices["train"]
+    shape = "x".join(map(str, e.data.sample(train)))
+    splits = ", ".join(f"{len(index):,} {split}" for split, index in plan.indices.items())
+    rows = len(train) / e.replicas
+    replica = "worker" if e.replicas == e.scaling.ranks else "replica"
+    found = [
+        ("model", _model(plan)),
+        ("data", f"{type(e.data).__name__}: {splits}; {_arrays(train, shape)}"),
+        ("workers", _workers(plan)),
+        ("parallel", _strategy(e) + (f": {plan.spread}" if plan.spread else "")),
+        (
+            "batch",
+            f"{_count(e.replicas, replica)} x {e.micro_batch} micro-batch x {e.accumulation} accumulation "
+            f"= {e.batch_size} global",
+        ),
+        *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
+        ("epochs", f"{e.epochs} x {plan.steps_per_epoch:,} steps; about {rows:,.0f} samples per rank; {e.precision}"),
+        ("memory", _memory(plan)),
+        ("run", plan.run),
+        *_ignored(plan),
+        *skipped(plan),
+    ]
+    return found + [("note", note) for note in plan.notes]
+
+
+def skipped(plan: Plan) -> list[tuple[str, str]]:
+    """Return the lines about samples that are left out."""
+    return [
+        (
+            "skipped",
+            f"{len(bad)} of {split} cannot be read: {bad[0].path} ({bad[0].reason})" + (" ..." if len(bad) > 1 else ""),
+        )
+        for split, bad in plan.bad.items()
+        if bad
+    ]
+
+
+def _ignored(plan: Plan) -> list[tuple[str, str]]:
+    found = []
+    for split, index in plan.indices.items():
+        if count := len(index.ignored):
+            names = ", ".join(index.ignored[:3]) + (" ..." if count > 3 else "")
+            are = "are no images" if count > 1 else "is no image"
+            found.append(("ignored", f"{_count(count, 'file')} of {split} {are}: {names}"))
+    return found
+
+
+def _model(plan: Plan) -> str:
+    every, trained = plan.parameters
+    part = f", {trained:,} of them trained" if trained != every else ""
+    return f"{type(plan.experiment.model).__name__}, {every:,} parameters{part}"
+
+
+def _workers(plan: Plan) -> str:
+    scaling, there = plan.experiment.scaling, plan.resources
+    if scaling.gpus_per_worker:
+        each = f"{scaling.gpus_per_worker:g} GPU"
+    else:
+        threads = scaling.threads_per_worker
+        each = f"{scaling.cpus_per_worker:g} CPU, {threads} thread{'s' if threads != 1 else ''}"
+    place = "this process (no workers)" if scaling.workers == 0 else f"{_count(scaling.ranks, 'worker')} of {each}"
+    if plan.asked.elastic:
+        place += f" (elastic, {' or '.join(map(str, sorted(plan.sizes)))} as there is room)"
+    has = f"{there.cpus:g} CPUs, {there.gpus:g} GPUs, {_count(there.nodes, 'node')}"
+    return f"{place} on {there.where} ({has})"
+
+
+def _memory(plan: Plan) -> str:
+    shares = plan.experiment.parallel.sharded and plan.experiment.scaling.ranks > 1
+    of = "per copy, shared out among its workers" if shares else "per worker"
+    kept = "images" if plan.indices["train"].input.kind == "image" else "samples"
+    where = f"resident, {size(plan.resident_bytes)} per node" if plan.mode == "resident" else "streamed"
+    return f"{size(plan.state_bytes)} of weights, gradients and optimizer state {of}; {kept} {where}"
+
+
+def _arrays(index: Index, shape: str) -> str:
+    """Return what a split's samples are.
+
+    Args:
+        shape: of the model's input.
+    """
+    first, *others = index.fields
+    count = len(index.classes)
+    classes = [f"{count:,} class" + ("es" if count != 1 else "")] if index.labels is not None else []
+    named = f"{'images' if first.name == 'image' else first.name} {shape}".rstrip()
+    return ", ".join([*classes, named, *(field.name for field in others)])
+
+
+def _strategy(experiment: Experiment) -> str:
+    """Return the strategy's name on the command line, or its class's, where the experiment brings its own."""
+    kind = type(experiment.parallel)
+    return next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
+
+
+def _scaled_lr(e: Experiment) -> str:
+    ratio = f"{e.batch_size}/{e.lr_batch_size}"
+    return f"{e.optimizer.lr:g} x {ratio if e.lr_scaling == 'linear' else f'sqrt({ratio})'} = {e.lr:.4g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"
