@@ -157,7 +157,7 @@ def train(
 
     Raises:
         UserError: the experiment cannot be run; nothing has been started.
-        raytrain.driver.fit.RunFailed: the run started and failed.
+        raytrain.driver.endings.RunFailed: the run started and failed.
         raytrain.driver.endings.Interrupted: a signal asked the run to stop.
     """
     started = time.time()

@@ -14,8 +14,7 @@ from raytrain import errors
 from raytrain.checkpoint import location
 from raytrain.cli.flags.arguments import first_argument, wrapped
 from raytrain.driver import limits
-from raytrain.driver.endings import Interrupted, advice, near
-from raytrain.driver.fit import RunFailed
+from raytrain.driver.endings import Interrupted, RunFailed, advice, near
 from raytrain.driver.interrupts import asked, status_after, unwinding
 from raytrain.driver.session import leave
 from raytrain.report import failure

@@ -26,8 +26,7 @@ from typing import Any
 from raytrain import config, errors, experiment_file
 from raytrain.checkpoint import location
 from raytrain.driver import environment, fit, plan, reading
-from raytrain.driver.endings import Interrupted
-from raytrain.driver.fit import RunFailed
+from raytrain.driver.endings import Interrupted, RunFailed
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.options import Options
 from raytrain.driver.ray_internals import ray_train

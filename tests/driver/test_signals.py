@@ -15,7 +15,7 @@ from helpers.commands import DIGITS, REPOSITORY
 
 from raytrain import UserError, cli
 from raytrain.driver import interrupts
-from raytrain.driver.fit import RunFailed
+from raytrain.driver.endings import RunFailed
 from raytrain.driver.interrupts import Interrupts
 
 HANGS = "import time\nprint('there', flush=True)\ntime.sleep(60)\n"

@@ -20,7 +20,7 @@ from torch import nn
 
 import raytrain
 from raytrain import CNN, SGD, Batch, Checkpoint, Classification, Digits, Experiment, Scaling
-from raytrain.driver.fit import RunFailed
+from raytrain.driver.endings import RunFailed
 
 
 def deadlock() -> None:

@@ -16,8 +16,7 @@ from torch import nn
 
 import raytrain
 from raytrain import CNN, MLP, SGD, Checkpoint, Digits, Experiment, Model, Run, Scaling
-from raytrain.driver.endings import Interrupted
-from raytrain.driver.fit import RunFailed
+from raytrain.driver.endings import Interrupted, RunFailed
 from raytrain.driver.ray_internals import own_node, ray_train, versions
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -32,7 +32,7 @@ from raytrain import (
     config,
 )
 from raytrain.data import packing
-from raytrain.driver.fit import RunFailed
+from raytrain.driver.endings import RunFailed
 from raytrain.tools.inference import evaluate
 
 pytestmark = pytest.mark.usefixtures("cluster")
