@@ -117,7 +117,7 @@ def test_a_node_has_stock_processes_where_ray_is_another(monkeypatch: pytest.Mon
 
 
 def test_an_error_of_a_rank_is_shown_with_its_rank_and_place_and_leaves_nothing(tmp_path: Path) -> None:
-    message = r"^rank 1: ValueError: the cable is loose \(.*test_compiler.py:\d+\)$"
+    message = r"^rank 1: ValueError: the cable is loose \(.*test_launch.py:\d+\)$"
     with pytest.raises(RunFailed, match=message) as failure:
         raytrain.train(replace(BASE, model=Fragile()), out=str(tmp_path), name="run", quiet=True)
     assert failure.value.rank == 1
