@@ -174,6 +174,15 @@ def secret_in_url(flag: str) -> UserError:
     )
 
 
+def no_cluster(address: str, reason: str) -> UserError:
+    """Return the error for an address at which no cluster answers."""
+    return UserError(
+        f"no Ray cluster answers: {reason}",
+        address,
+        "start one with `ray start --head`, or leave --address away to use this machine alone",
+    )
+
+
 def other_ray(url: str, there: str, here: str) -> UserError:
     return UserError(
         f"the cluster has Ray {there} and this machine {here}", url, "install the same lock file on both (`make setup`)"

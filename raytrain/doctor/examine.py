@@ -16,7 +16,7 @@ from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, clock, gather, probe, remove
 from raytrain.driver import limits
 from raytrain.driver.ray_internals import cluster_state
-from raytrain.driver.session import Session, ask
+from raytrain.driver.session import Session
 from raytrain.files import existing
 
 _NODE_SECONDS = 60.0
@@ -62,6 +62,8 @@ def _refused() -> tuple[str, str] | None:
 def _cluster(here: Facts, address: str, out: str, folder: str, mark: str) -> Survey:
     """Gather facts from the nodes of the connected cluster."""
     import ray.cloudpickle  # a machine without a cluster is examined without it
+
+    from raytrain.driver.ray_cluster import ask
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     names = _names(nodes)

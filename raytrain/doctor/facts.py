@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain.driver.credentials import token_file
-from raytrain.driver.network import gloo, interfaces, nccl, of_host_name
+from raytrain.driver.network import answers, gloo, interfaces, nccl, of_host_name
 from raytrain.driver.resources import host_memory
-from raytrain.driver.session import answers
 
 if TYPE_CHECKING:
     from raytrain.checkpoint.storage import Storage

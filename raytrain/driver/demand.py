@@ -6,8 +6,11 @@ import contextlib
 from itertools import pairwise
 from typing import Any
 
+import ray
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+from raytrain.driver.network import answers
 from raytrain.driver.ray_internals import cluster_state
-from raytrain.driver.session import answers
 from raytrain.experiment import Experiment
 
 
@@ -35,8 +38,6 @@ class Demand(contextlib.AbstractContextManager["Demand"]):
             need: what one worker asks Ray for.
             counts: the workers of each group; a group finds room for all of its workers, or for none.
         """
-        from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-
         if self._wanted != counts:
             self.drop()
             self._wanted = counts
@@ -50,8 +51,6 @@ class Demand(contextlib.AbstractContextManager["Demand"]):
 
     def drop(self) -> None:
         """End the demand."""
-        from ray.util.placement_group import remove_placement_group
-
         groups, self._groups, self._wanted = self._groups, [], None
         for group in groups:
             remove_placement_group(group)
@@ -76,8 +75,6 @@ def smaller_sizes(workers: int, larger: list[int]) -> list[int]:
 
 def workers_at_most(need: dict[str, float]) -> int:
     """How many workers the nodes have room for that are there and are not about to go."""
-    import ray
-
     going = cluster_state.draining()
     return sum(
         int(min(node["Resources"].get(kind, 0.0) / count for kind, count in need.items()))

@@ -8,7 +8,10 @@ import json
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+
+import torch
 
 from raytrain.driver.plan import Plan
 from raytrain.files import write_atomically
@@ -17,16 +20,13 @@ from raytrain.run.version import VERSION
 
 def write_environment(path: Path, planned: Plan) -> None:
     """Write `environment.json`: when the run began, versions, what there was to train on, the data's fingerprint."""
-    import ray
-    import torch
-
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     values = {
         "began": datetime.datetime.now(datetime.UTC).isoformat(),
         "raytrain": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "ray": ray.__version__,
+        "ray": metadata.version("ray"),
         "platform": platform.platform(),
         "git_commit": commit or None,
         "command": sys.argv,

@@ -6,12 +6,13 @@ import contextlib
 import re
 from pathlib import Path
 
+from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError
+
 from raytrain.checkpoint import remote
+from raytrain.driver.blame import last_line
 from raytrain.driver.endings import NoRoom, RunFailed
 from raytrain.driver.ray_internals import ray_train
-from raytrain.driver.worker import to_edit
 from raytrain.files import known_json
-from raytrain.user_code import places
 
 ANSWER_SECONDS = 15
 """How long a worker may be silent before it is taken for lost, and how long to wait for room that there seems to be."""
@@ -62,8 +63,6 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
 
 def _end_of_process(failure: BaseException) -> str:
     """What ended a worker's process, where that is what Ray says."""
-    from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError
-
     if _name(failure) == "WorkerHealthCheckTimeoutError":
         why = "it was stopped, a library keeps Python's lock, or its node is cut off"
         return f"did not answer for {ANSWER_SECONDS} s: {why}"
@@ -90,16 +89,3 @@ def _last_words(run: Path, rank: int) -> str:
         if said:
             return f"; its last line: {said[-1][:200]}"
     return ""
-
-
-def failed_here(error: BaseException, path: Path) -> RunFailed:
-    """Return the failure for an exception in the driver, with the user's line where it came from the user's code."""
-    at = places.line_of(error)
-    edit = to_edit(error, at)
-    return RunFailed(last_line(error) + (f" ({at})" if edit else ""), path, None, edit=edit)
-
-
-def last_line(error: BaseException) -> str:
-    """An error's kind and the last line of its text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"

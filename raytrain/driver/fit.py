@@ -11,35 +11,30 @@ import os
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from raytrain import config, errors, experiment_file
 from raytrain.checkpoint import location, remote
-from raytrain.driver import plan, plan_lines, resumption, supervise
+from raytrain.data.blocks import Bad
+from raytrain.driver import plan, resumption
+from raytrain.driver.blame import failed_here
 from raytrain.driver.endings import Interrupted, RunFailed, advice
 from raytrain.driver.environment import write_environment
-from raytrain.driver.failures import failed_here
 from raytrain.driver.initial_weights import pretrained
 from raytrain.driver.interrupts import Interrupts, Leave
-from raytrain.driver.observe import Loggers, Tail
+from raytrain.driver.observe import Loggers
 from raytrain.driver.options import Options
 from raytrain.driver.plan import Plan
-from raytrain.driver.reading import read, skipped_before, wait_for_blocks, write_skipped
 from raytrain.driver.resumption import Correction, checked, claimed
 from raytrain.driver.session import Session
-from raytrain.driver.worker import Job
+from raytrain.driver.skipped import write_skipped
 from raytrain.experiment import Experiment
 from raytrain.files import reason, write_atomically
-from raytrain.loggers import Held, Logger, RunInfo
+from raytrain.loggers import Logger, RunInfo
 from raytrain.run.begin import begin, check_writable, discard
 from raytrain.run.metrics_log import read_metrics
 from raytrain.run.run import Run
 from raytrain.user_code import copies, places
-
-if TYPE_CHECKING:
-    from raytrain.data.blocks import Bad
 
 _ASIDE = ".*.*.[0-9]*"
 """Files that a killed command was writing."""
@@ -175,12 +170,14 @@ def _run(
             observer.status("starting Ray")
             with interrupts.while_ray_starts():
                 session.start(path / "experiment.json" if run.url is None else None)
+            from raytrain.driver import launch  # Ray and torch, imported beside Ray's start
+
             observer.status("reading the data")
-            job, planned, skipped = _prepare(planned, path, weights, options, command_started, observer)
+            job, planned, skipped = launch.prepare(planned, path, weights, options, command_started, observer)
             observer.status("starting the workers")
             interrupts.saves = True
             _begin(run, kept, skipped, correction)
-            _follow(run, job, planned, session, observer, interrupts)
+            launch.follow(run, job, planned, session, observer, interrupts)
             if run.summary["status"] == "unfinished":  # at a URL that has not taken the workers' summary
                 interrupts.stop_if_asked()
         except Leave:
@@ -194,7 +191,7 @@ def _run(
             raise
         except RunFailed as failure:
             if run.summary["status"] == "completed":  # what was lost came behind the end
-                observer.finish(_info(run, planned), run.summary)
+                observer.finish(planned.info(run), run.summary)
                 return run
             _summarise(path, planned, "failed", str(failure))
             raise
@@ -210,31 +207,10 @@ def _run(
             session.keep_logs(logs, run.summary["status"] not in ("completed", "interrupted"))
         if run.summary["status"] == "unfinished":
             raise RunFailed("the workers ended without a summary", path, None)
-        observer.finish(_info(run, planned), run.summary)
+        observer.finish(planned.info(run), run.summary)
     if interrupted or run.summary["status"] == "interrupted":
         raise Interrupted(run.path, interrupts.signal)
     return run
-
-
-def _follow(run: Run, job: Job, planned: Plan, session: Session, observer: Logger, interrupts: Interrupts) -> None:
-    """Train, in the workers or here, while the observer gets the rows of metrics.jsonl."""
-    path = run.path
-    before, offset = read_metrics(path / "metrics.jsonl")
-    if skipped := plan_lines.skipped(planned):
-        observer.planned([*skipped, ("", f"all of them are in {path / 'skipped.json'}")])
-    observer.start(_info(run, planned, before), Held())
-    tail = Tail(path / "metrics.jsonl", offset, observer)
-    with remote.followed(path, observer.note):
-        if planned.experiment.scaling.workers == 0:
-            supervise.work_here(job, tail, interrupts)
-        else:
-            supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
-    tail.poll()
-
-
-def _info(run: Run, planned: Plan, earlier: list[dict[str, Any]] | None = None) -> RunInfo:
-    steps, samples = planned.steps_per_epoch, len(planned.indices["train"])
-    return RunInfo(run.path, run.where, planned.experiment, steps, samples, earlier or ())
 
 
 def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction: Correction | None) -> None:
@@ -262,30 +238,6 @@ def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction
         copies.settled(path)
     except OSError as error:
         raise RunFailed(f"storage refuses the run's files: {reason(error)}", path, None) from error
-
-
-def _prepare(
-    planned: Plan, path: Path, weights: Any, options: Options, command_started: float, observer: Logger
-) -> tuple[Job, Plan, dict[str, list[Bad]]]:
-    """Read the data into shared memory (or check it, for streaming) and put everything into the object store; also
-    return the plan with the samples that there are, and those that are skipped."""
-    import ray
-
-    e = planned.experiment
-    waits = partial(wait_for_blocks, observer)
-    indices, images, skipped = read(e.data, planned.indices, planned.mode, skipped_before(path), waits)
-    job = Job(
-        planned.experiment,
-        path.absolute(),
-        ray.put(indices),
-        images,
-        None if weights is None else ray.put(weights),
-        command_started,
-        own_output=not options.verbose and planned.experiment.scaling.workers != 0,
-        url=location.url_of(path),
-    )
-    bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}
-    return job, replace(planned, indices=planned.indices | indices, bad=bad), skipped
 
 
 def _summarise(path: Path, planned: Plan, status: str, error: str | None = None) -> None:

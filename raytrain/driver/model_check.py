@@ -6,16 +6,15 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import nn
 
 from raytrain import errors, order
 from raytrain.experiment import Experiment
 from raytrain.models import Model
 from raytrain.user_code import places
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 _TRIED_FOR_REAL = 30_000_000
 """Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but torch's
@@ -53,8 +52,6 @@ def check_model(
         UserError: it cannot take the sample, its head does not suit the task, its weights do not fit, or nothing in
             it is trained.
     """
-    import torch
-
     where = places.place(type(experiment.model))
     try:
         module = build_model(experiment, sample, classes, "meta")
@@ -93,8 +90,6 @@ def memory_format(
     Raises:
         UserError: channels_last was asked for, and the model cannot.
     """
-    import torch
-
     asked = experiment.memory_format
     convolves = any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
     if asked == "contiguous" or (asked == "auto" and not convolves):
@@ -138,8 +133,6 @@ def tensors(experiment: Experiment, sample: tuple[int, ...], classes: int) -> Te
 
 def build_model(experiment: Experiment, sample: tuple[int, ...], classes: int, device: str) -> nn.Module:
     """Build the model on a device, with the weights that training begins with."""
-    import torch
-
     silence = _loads_on_meta_unsaid() if device == "meta" else contextlib.nullcontext()
     with torch.device(device), torch.random.fork_rng(devices=[]), silence:
         torch.default_generator.manual_seed(order.key(experiment.seed, 0) >> 1)  # the weights that training begins with
@@ -153,8 +146,6 @@ def build_checked(experiment: Experiment, sample: tuple[int, ...], classes: int)
     Raises:
         UserError: `build` fails, or returns none.
     """
-    from torch import nn
-
     kind = type(experiment.model)
     own = kind if kind.build is Model.build else kind.build
     where, how = f"in {places.place(own)}", "write `def build(self, sample, classes)`, which returns an nn.Module"
@@ -194,8 +185,6 @@ def _loads_on_meta_unsaid() -> Iterator[None]:
 
 def _pass(module: nn.Module, sample: tuple[int, ...], dtype: str, layout: Any = None) -> Any:
     """The model's output for one sample of zeros."""
-    import torch
-
     layout = layout or torch.contiguous_format
     device = torch.device("meta" if _on_meta(module) else "cpu")
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -213,3 +213,12 @@ def _remedy(place: Place) -> str:
         return "open all ports between the nodes, and to none but them"
     name = place.known or "INTERFACE (`ip -brief address` lists them)"
     return f"set {variable}={name} in the environment of `ray start` on {place.host}"
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether anything listens there."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+        return True
+    except OSError:
+        return False

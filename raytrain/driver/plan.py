@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
+
+import torch
+from torch import nn
 
 from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
-from raytrain.driver import plan_lines
+from raytrain.driver import first_step, plan_lines
+from raytrain.driver.first_step import NotTried
 from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
 from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import scaled
@@ -20,13 +24,11 @@ from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling
 from raytrain.experiment_file import to_json
 from raytrain.files import existing
+from raytrain.loggers import RunInfo
 from raytrain.models import Model
 from raytrain.optim.optimizers import backbone
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from raytrain.driver.first_step import NotTried
+from raytrain.run.run import Run
+from raytrain.training.precision import check_device
 
 _RESIDENT_SHARE = 0.25
 """Share of the smallest node's memory up to which `data.mode=auto` keeps all images resident."""
@@ -123,6 +125,15 @@ class Plan:
         """Return the plan for people: (what, how) of each line."""
         return plan_lines.lines(self)
 
+    def info(self, run: Run, earlier: Sequence[dict[str, Any]] = ()) -> RunInfo:
+        """Return what loggers are told of the run.
+
+        Args:
+            earlier: the run's rows so far.
+        """
+        samples = len(self.indices["train"])
+        return RunInfo(run.path, run.where, self.experiment, self.steps_per_epoch, samples, earlier)
+
     @property
     def resident_bytes(self) -> int:
         """Size of the samples that training and validation read."""
@@ -163,10 +174,6 @@ def make(
     Raises:
         UserError: the run cannot work.
     """
-    import torch
-
-    from raytrain.training.precision import check_device
-
     to_json(experiment)
     experiment.task.check_monitor()
     indices, bad = surveyed or survey(experiment.data)
@@ -250,13 +257,11 @@ def _try_step(experiment: Experiment, index: Index, module: nn.Module, new: bool
     Raises:
         UserError: it does not work.
     """
-    from raytrain.driver import first_step
-
     shape = experiment.data.sample(index), len(index.classes)
     fresh = new and type(experiment.model).load is Model.load
     try:
         return first_step.check(experiment, index, module, lambda: build_model(experiment, *shape, "cpu"), fresh), None
-    except first_step.NotTried as found:
+    except NotTried as found:
         return [str(found)], found
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ray
+from ray.util import placement_group_table
+
 from raytrain import errors
 from raytrain.driver.ray_internals import cluster_state
 from raytrain.experiment import Scaling
@@ -18,8 +21,6 @@ def cpus_for_data(cpus_per_worker: float, workers: Mapping[str, int]) -> float:
     Raises:
         UserError: they leave nothing.
     """
-    import ray
-
     nodes = [node for node in ray.nodes() if node["Alive"]]
     left = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in nodes}
     most = max(left[node] - cpus_per_worker * workers.get(node, 0) for node in left)
@@ -40,8 +41,6 @@ def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, wor
         needs: CPUs that one of its tasks asks for.
         cpus_per_worker, workers: as for `cpus_for_data`.
     """
-    import ray
-
     free, found = cluster_state.free_cpus(), []
     if any(cpus >= needs for cpus in free.values()):
         return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is their storage slow?"
@@ -60,9 +59,6 @@ def why_no_room(scaling: Scaling) -> str:
     Args:
         scaling: the trial's, as it was planned.
     """
-    import ray
-    from ray.util import placement_group_table
-
     job = ray.get_runtime_context().get_job_id()  # which the ids of its placement groups end with
     waits = [name for name, group in placement_group_table().items() if group["state"] in ("PENDING", "RESCHEDULING")]
     if not any(name.endswith(job) for name in waits):

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from raytrain import errors
 from raytrain.driver import limits, logs, resources
 from raytrain.driver.credentials import private_folder, token
 from raytrain.driver.interrupts import end_with, ends_at_once, waiting
+from raytrain.driver.network import answers
 from raytrain.driver.ray_internals import cluster_state, own_node
-from raytrain.driver.resources import Node, Resources
+from raytrain.driver.resources import Resources
 from raytrain.driver.session_folder import SessionFolder, remove_dead
-
-_GPU_SECONDS = 60.0
-"""How long the nodes may take to say how large their GPUs are."""
 
 _READABLE = ("raylet.*", "gcs_server.*", "worker-*")
 """Logs of Ray that tell why a run failed: the node's, the head's, and what workers printed before their logs began."""
@@ -53,6 +52,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self.address and not self.found:
             self._connect()
 
+    @property
+    def _cluster(self) -> ModuleType:
+        """The functions that need Ray, which reads `_settle`'s and the token's variables when it is imported."""
+        from raytrain.driver import ray_cluster
+
+        return ray_cluster
+
     def __exit__(self, *_: object) -> None:
         self.stop()
 
@@ -61,22 +67,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         will give it."""
         if self.own:
             return resources.local_resources()
-        import ray
-
-        there = [(node["NodeManagerHostname"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
-        heads = [node for node in there if "node:__internal_head__" in node[1]]
-        grown = [*heads, *(("a node to come", node) for node in cluster_state.nodes_to_come())]
-        least = int(min(node["memory"] for _, node in (*there, *grown) if "memory" in node))
-        counted = (
-            tuple(
-                Node(name, node.get("CPU", 0.0), node.get("GPU", 0.0), int(node.get("memory", least)))
-                for name, node in nodes
-            )
-            for nodes in (there, grown)
-        )
-        where = ray.get_runtime_context().gcs_address
-        every = (Resources(nodes, where, gpu_memory=_smallest_gpu) for nodes in counted)
-        return max(every, key=lambda found: (found.gpus, found.cpus))
+        return self._cluster.resources()
 
     def start(self, seen: Path | None = None) -> None:
         """Starts a cluster of our own, if that is what the run uses.
@@ -88,8 +79,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             UserError: one of them does not, or Ray has no place for its files.
         """
         if self.own:
-            import ray
-
+            cluster = self._cluster  # Ray, before its other modules in the thread
             self._imports.start()
             limits.give_token()
             folders = self._make_folders()
@@ -97,20 +87,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 contextlib.nullcontext() if self.verbose else own_node.small_node()
             )  # which shows no worker's output
             with small, own_node.own_signals():
-                ray.init(
-                    address="local",
-                    num_cpus=int(resources.local_resources().cpus),
-                    include_dashboard=False,
-                    **folders,
-                    log_to_driver=self.verbose,
-                    logging_level=logging.INFO if self.verbose else logging.ERROR,
-                )
+                cluster.start_here(folders, self.verbose)
             self._protect_token()
             for folder in self._folders:  # beside the start: spilled objects may be many gigabytes
                 threading.Thread(target=remove_dead, args=(folder.path.parent,), daemon=True, name="dead").start()
         else:
             if seen is not None:
-                _check_shared(seen)  # alone first: beside the imports, it takes a small machine 2 s longer to refuse
+                self._cluster.check_shared(seen)  # before the imports, beside which it takes 2 s longer
             if not self.found:
                 self._imports.start()
         if not self.found:
@@ -134,23 +117,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     def answers(self) -> bool:
         """Whether the head of the cluster and this machine's node still do."""
-        import ray
-
         if not self.places:
-            own = ray.get_runtime_context().get_node_id()
-            host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-            nodes = [node for node in ray.nodes() if node["NodeID"] == own]
-            self.places = [(host, int(port)), *((one["NodeManagerAddress"], one["NodeManagerPort"]) for one in nodes)]
+            self.places = self._cluster.places()
         return all(answers(*place) for place in self.places)
 
     def let_nodes_tell(self) -> None:
         """Has an empty task on every node, so that it tells the head what is free on it: where the head could not reach
         a node that is just back, it counts what it wanted there as taken until that tells something new (Ray 2.60)."""
-        import ray
-
-        for node in ray.nodes():
-            if node["Alive"]:  # nobody waits: it may be out of reach
-                ask(node, lambda: None)
+        self._cluster.let_nodes_tell()
 
     def keep_logs(self, folder: Path, failed: bool) -> None:
         """Leave in the logs of a run or a sweep what a person reads, of long ones the beginning and the end.
@@ -205,24 +179,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 refused = errors.token_refused if secret else errors.token_missing
                 raise refused(str(self.address), where) from None
             except ConnectionError as error:
-                raise _no_cluster(str(self.address), str(error)) from None
+                raise errors.no_cluster(str(self.address), str(error)) from None
             here = metadata.version("ray")
             if there not in (None, here):
                 raise errors.other_ray(str(self.address), str(there), here)
-        import ray
-        from ray.exceptions import RayError
-
-        if not self.verbose:
-            logging.getLogger("ray").setLevel(logging.CRITICAL)
-        try:
-            ray.init(
-                address=self.address,
-                log_to_driver=self.verbose,
-                logging_level=logging.INFO if self.verbose else logging.CRITICAL,
-            )
-        except (ConnectionError, ValueError, RuntimeError, OSError, RayError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise _no_cluster(str(self.address), reason) from None
+        self._cluster.connect(str(self.address), self.verbose)
 
     def _protect_token(self) -> None:
         """Ray writes the cluster's token readable for all who may read the home directory."""
@@ -244,58 +205,6 @@ def _copy_logs(session: Path, folder: Path) -> None:
         left -= file.stat().st_size
         if left < 0:
             file.unlink()
-
-
-def answers(host: str, port: int) -> bool:
-    """Whether anything listens there."""
-    try:
-        socket.create_connection((host, port), timeout=1).close()
-        return True
-    except OSError:
-        return False
-
-
-def _smallest_gpu() -> int | None:
-    """Return the bytes of the smallest GPU of the cluster's nodes; None where one of them does not say."""
-    import ray
-    from ray.exceptions import RayError
-
-    counts = [(node, int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
-    asked = [ask(node, resources.smallest_gpu, count) for node, count in counts if count]
-    try:
-        sizes = ray.get(asked, timeout=_GPU_SECONDS)
-    except RayError:
-        return None
-    return None if None in sizes else min(sizes, default=None)
-
-
-def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, retries: int = 0) -> Any:
-    """Calls a function on a node that `ray.nodes()` lists, and returns the reference to what it will return."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    task: Any = ray.remote(num_cpus=0, max_retries=retries)(function)
-    return task.options(scheduling_strategy=there).remote(*arguments)
-
-
-def _check_shared(file: Path) -> None:
-    """Has the other nodes look for a file.
-
-    Raises:
-        UserError: one of them does not see it.
-    """
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-    path = file.absolute()
-    seen = ray.get([ask(node, os.path.isfile, str(path), retries=3) for node in nodes])
-    blind = [node["NodeManagerHostname"] for node, there in zip(nodes, seen, strict=True) if not there]
-    if blind:
-        raise errors.not_writable(
-            path.parent, f"the nodes {', '.join(blind[:4])} do not see it; it must be on storage that all nodes share"
-        )
 
 
 def leave(status: int) -> NoReturn:
@@ -325,11 +234,11 @@ def _knock(address: str) -> str | None:
         address = found
     host, _, port = address.rpartition(":")
     if "//" in address or not host or not port.isdigit():
-        raise _no_cluster(address, "an address is HOST:PORT (6379 by default) or `auto`")
+        raise errors.no_cluster(address, "an address is HOST:PORT (6379 by default) or `auto`")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
-        raise _no_cluster(address, str(error)) from None
+        raise errors.no_cluster(address, str(error)) from None
     return address
 
 
@@ -345,17 +254,8 @@ def _settle() -> None:
 
 def _quieten(verbose: bool) -> None:
     """Leaves Ray's messages in files alone."""
-    import ray.data
-    import ray.train.torch  # noqa: F401  (both set their loggers up when they are imported)
-
+    for module in ("ray.data", "ray.train.torch"):  # both set up their loggers when they are imported
+        importlib.import_module(module)
     if not verbose:
         for name in ("ray", "ray.data", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _no_cluster(address: str, reason: str) -> errors.UserError:
-    return errors.UserError(
-        f"no Ray cluster answers: {reason}",
-        address,
-        "start one with `ray start --head`, or leave --address away to use this machine alone",
-    )

@@ -12,17 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.util.placement_group import placement_group, remove_placement_group
+
 from raytrain import errors
 from raytrain.checkpoint import pulse, remote
 from raytrain.driver.demand import Demand, resources_needed, smaller_sizes, workers_at_most
 from raytrain.driver.endings import NoRoom, RunFailed
 from raytrain.driver.failures import ANSWER_SECONDS, GONE, run_failure
 from raytrain.driver.interrupts import Interrupts, Leave
+from raytrain.driver.job import Job, work_on_cluster
 from raytrain.driver.observe import Tail
 from raytrain.driver.plan import Plan
-from raytrain.driver.ray_internals import cluster_state, compiler, ray_train
+from raytrain.driver.ray_internals import cluster_state, ray_train
 from raytrain.driver.session import Session
-from raytrain.driver.worker import Job, work, work_on_cluster
+from raytrain.driver.worker import work
 from raytrain.files import append, known_json, read_json
 from raytrain.loggers import Logger
 from raytrain.run.run import Run
@@ -209,9 +214,6 @@ class Supervisor:
 
     def _room(self, workers: int) -> bool:
         """Whether the cluster has room for so many workers more, by asking for it."""
-        import ray
-        from ray.util.placement_group import placement_group, remove_placement_group
-
         need, larger = resources_needed(self.job.experiment), workers + self.job.experiment.scaling.ranks
         try:
             self.planned.on(larger, self.session.resources())  # Ray Data's CPU is no worker's
@@ -265,23 +267,14 @@ class _Fitting(threading.Thread):
         ray_train.cancel(self.trainer)
 
 
-def _work_on_cluster(settings: dict[str, Any]) -> None:
-    value = settings["job"].experiment
-    if not (value.compile or value.parallel.sharded):  # torch's sharded tensors import the compiler themselves
-        compiler.defer_compiler()
-    work_on_cluster(settings)
-
-
 def _trainer(job: Job, shares: bool) -> Any:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-
     os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", str(ANSWER_SECONDS))
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(_START_SECONDS))
     os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")  # half a minute where a worker is stopped
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # it is the supervisor who looks
     scaling = job.experiment.scaling
     return ray_train.trainer(shares)(
-        _work_on_cluster,
+        work_on_cluster,
         train_loop_config={"job": job},
         scaling_config=ScalingConfig(
             num_workers=scaling.ranks,

@@ -12,66 +12,40 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import ray
+import torch
+import torch.distributed as dist
 
 from raytrain import errors
 from raytrain.checkpoint import remote, storage
 from raytrain.data import Index
+from raytrain.data.loader import Reader
+from raytrain.data.reader import Resident
+from raytrain.data.streaming import Streaming
 from raytrain.driver import gpu_errors, logs
+from raytrain.driver.blame import last_place, misses_another, to_edit
 from raytrain.driver.guard import end_now
+from raytrain.driver.job import Job
+from raytrain.driver.network import answers
 from raytrain.driver.room import cpus_for_data, why_no_block
-from raytrain.driver.session import answers
-from raytrain.experiment import Experiment
 from raytrain.files import append, write_atomically
+from raytrain.hooks import Hook
+from raytrain.parallel.strategy import RankContext
 from raytrain.run.lock import WRITER_LOCK, Lock
 from raytrain.run.metrics_log import note
+from raytrain.training.trainer import Trainer
 from raytrain.user_code import places
-from raytrain.user_code.shipping import Shipped
 from raytrain.watchdog import Hang, Hung, Watchdog, doing
-
-if TYPE_CHECKING:
-    from raytrain.data.loader import Reader
-    from raytrain.hooks import Hook
-    from raytrain.parallel.strategy import RankContext
 
 _CUT_OFF_SECONDS, _ASK_SECONDS = 20.0, 2.0
 """How long the cluster's head may be out of a worker's reach, and how often to ask."""
 _STORE_SECONDS, _END_SECONDS = 10.0, 10.0
 """When a rank hangs: how long the process group's store may take to answer, and what comes before the end of the
 process: a record on storage; in the driver, the unwinding of the main thread and Ray's end."""
-
-
-@dataclass
-class Job:
-    """What every worker gets. Large things are references into the object store. Where the run is at a URL, its
-    directory is that of the driver, and each worker has one of its own."""
-
-    experiment: Experiment
-    run: Path
-    indices: Any
-    images: dict[str, Any]
-    weights: Any
-    command_started: float
-    own_output: bool
-    url: str | None = None
-    watched: bool = True
-    """Whether each rank watches itself; a sweep watches its trials."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The experiment comes first: what follows may hold the user's classes too.
-        rest = {name: value for name, value in vars(self).items() if name != "experiment"}
-        return {"experiment": Shipped(self.experiment), **rest}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state | {"experiment": state["experiment"].value})
-
-
-def work_on_cluster(settings: dict[str, Any]) -> None:
-    """The function that Ray Train calls on every worker."""
-    work(settings["job"])
 
 
 def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException], None] | None = None) -> None:
@@ -82,17 +56,8 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         unwind: raises `Hung` in the main thread where training hangs; without it, the process ends.
     """
     job.experiment.parallel.prepare_process()
-    import ray
-    import torch
-    import torch.distributed as dist
-
-    from raytrain.data.reader import Resident
-    from raytrain.data.streaming import Streaming
-    from raytrain.parallel.strategy import RankContext
-    from raytrain.training.trainer import Trainer
-
     if dist.is_initialized():
-        from ray.train.torch import get_devices
+        from ray.train.torch import get_devices  # 0.2 s, which a rank alone does not need
 
         device, *more = get_devices()
         ranks = RankContext(dist.get_rank(), dist.get_world_size(), device, tuple(more))
@@ -132,8 +97,6 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
 
 def _fetched(reference: Any) -> Any:
     """Return what is in Ray's object store. Images may take long to come from another node, which is no hang."""
-    import ray
-
     while not ray.wait([reference], timeout=1)[0]:
         doing.tick()
     return ray.get(reference)
@@ -146,9 +109,6 @@ def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:
     Raises:
         UserError: the workers leave no CPU.
     """
-    import ray
-    import torch.distributed as dist
-
     each = job.experiment.scaling.cpus_per_worker or 0.0
     places: list[Any] = [None]
     if dist.is_initialized():
@@ -181,25 +141,10 @@ def _end_when_cut_off(address: str) -> None:
         time.sleep(_ASK_SECONDS)
 
 
-def _misses_another(error: BaseException) -> bool:
-    """Whether an error says no more than that another rank is gone, or a connection."""
-    import torch.distributed as dist
-
-    if gpu_errors.code(error) is not None:  # which NCCL tells as its own error
-        return False
-    lost = (ConnectionError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
-    text = str(error)
-    return isinstance(error, lost) or (
-        isinstance(error, RuntimeError) and ("gloo/transport" in text or "Connection closed by peer" in text)
-    )
-
-
 @contextlib.contextmanager
 def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iterator[None]:
     """Send this process's output to the run's logs where it is a worker's, and leave a record there of an error, with
     its time."""
-    import torch.distributed as dist
-
     log = job.run / "logs" / f"rank_{rank}.log"
     try:
         if job.own_output:
@@ -220,10 +165,10 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
             with contextlib.suppress(OSError):
                 append(log, traceback.format_exc())
         known = isinstance(error, errors.UserError)  # which says where by itself
-        at = "" if known else places.line_of(error) or _last_place(error)
+        at = "" if known else places.line_of(error) or last_place(error)
         record = {
             "time": time.time(),
-            "lost": gpu_errors.lost(error) or _misses_another(error),
+            "lost": gpu_errors.lost(error) or misses_another(error),
             "gpu": gpu_errors.lost(error),
             "rank": rank,
             "error": str(error) if known else f"{type(error).__name__}: {gpu_errors.explain(error) or error}",
@@ -233,21 +178,6 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
         }
         _write_record(job, record, there)
         raise
-
-
-def _last_place(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame that is no installed package's."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-def to_edit(error: BaseException, at: str) -> str:
-    """Return the user's file to correct after an error; an empty string where the user's code is not known to be at
-    fault, as where memory, a disk or a GPU refused something."""
-    refused = isinstance(error, MemoryError) or gpu_errors.code(error) is not None or _misses_another(error)
-    if refused or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
-        return ""
-    return places.to_edit(error.where if isinstance(error, errors.UserError) else at)
 
 
 def _write_record(job: Job, record: dict[str, Any], there: storage.Storage | None) -> None:
@@ -262,8 +192,6 @@ def _watched(
     job: Job, ranks: RankContext, there: storage.Storage | None, unwind: Callable[[BaseException], None] | None
 ) -> contextlib.AbstractContextManager[object]:
     """Return the context in which this rank is ended, with a record of what it did, if it hangs."""
-    import ray
-    import torch.distributed as dist
 
     def hung(hang: Hang) -> None:
         own = {"time": time.time(), "lost": hang.error, "hung": True, "rank": ranks.rank, "error": hang.error}

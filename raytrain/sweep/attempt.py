@@ -25,7 +25,8 @@ from raytrain.checkpoint import checkpoints
 from raytrain.data import Index
 from raytrain.driver import endings, fit, gpu_errors, initial_weights, supervise
 from raytrain.driver.interrupts import Leave
-from raytrain.driver.worker import Job, work
+from raytrain.driver.job import Job
+from raytrain.driver.worker import work
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
 from raytrain.hooks import Hook

@@ -32,6 +32,7 @@ from raytrain.driver.options import Options
 from raytrain.driver.ray_internals import ray_train
 from raytrain.driver.room import why_no_room
 from raytrain.driver.session import Session
+from raytrain.driver.skipped import write_skipped
 from raytrain.experiment import Scaling
 from raytrain.files import known_json, write_atomically
 from raytrain.loggers import Logger, RunInfo
@@ -262,7 +263,7 @@ class _Driver:
             found, images, bad = reading.read(variant.experiment.data, variant.indices, variant.mode)
             shelf[key] = Data(ray.put(found), images)
             skipped |= {split: samples for split, samples in bad.items() if samples}
-        reading.write_skipped(self.path, skipped)
+        write_skipped(self.path, skipped)
         return shelf
 
     def _watch(self, shelf: dict[str, Any], interrupts: Interrupts) -> str:

@@ -180,7 +180,8 @@ FIRST_LINES = """
 import json, os, sys
 from types import SimpleNamespace
 from raytrain import DDP, Deterministic, Digits, Experiment, MLP
-from raytrain.driver.worker import Job, work
+from raytrain.driver.job import Job
+from raytrain.driver.worker import work
 
 class Found(Exception):
     pass

@@ -11,8 +11,8 @@ import pytest
 from helpers.projects import write
 
 from raytrain import Experiment, Run, UserError, cli, experiment_file
+from raytrain.driver.blame import failed_here
 from raytrain.driver.endings import RunFailed
-from raytrain.driver.failures import failed_here
 from raytrain.driver.failures import run_failure as _failure
 from raytrain.driver.worker import _recorded
 from raytrain.sweep.attempt import _one_line

@@ -8,17 +8,16 @@ import importlib.util
 import io
 import json
 import logging
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from raytrain.driver.ray_internals.versions import VERSION, known
+from raytrain.driver.ray_internals.versions import known, private
 
 
 def cluster_schema() -> dict[str, Any]:
     """Ray's own JSON schema of a file for `ray up`; empty where Ray is not as it was. Ray itself is not imported."""
     ray = importlib.util.find_spec("ray")
-    if metadata.version("ray").rpartition(".")[0] == VERSION and ray is not None and ray.origin is not None:
+    if known() and ray is not None and ray.origin is not None:
         with contextlib.suppress(OSError, ValueError):
             return json.loads((Path(ray.origin).parent / "autoscaler" / "ray-schema.json").read_text())
     return {}
@@ -27,12 +26,8 @@ def cluster_schema() -> dict[str, Any]:
 def refused_cluster(values: dict[str, Any]) -> tuple[tuple[object, ...], str] | None:
     """Why `ray up` would refuse a cluster file's values, after it has filled in its defaults, and where in them; None
     where it would take them, or where Ray is not as it was. Nothing is started, and no cloud asked."""
-    if not known():
-        return None
-    try:
-        from jsonschema import ValidationError
-        from ray.autoscaler._private.util import prepare_config, validate_config
-    except ImportError:
+    util = private("ray.autoscaler._private.util", "prepare_config", "validate_config", "jsonschema")
+    if util is None:
         return None
     loggers = logging.getLogger("ray")
     level = loggers.level
@@ -40,8 +35,8 @@ def refused_cluster(values: dict[str, Any]) -> tuple[tuple[object, ...], str] | 
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            validate_config(prepare_config(copy.deepcopy(values)))
-    except ValidationError as error:
+            util.validate_config(util.prepare_config(copy.deepcopy(values)))
+    except util.jsonschema.ValidationError as error:
         return tuple(error.path), error.message
     except Exception as error:  # Ray indexes and asserts as it goes: any kind is a refusal
         return (), str(error) or " ".join(said.getvalue().split()) or type(error).__name__

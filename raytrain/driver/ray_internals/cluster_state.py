@@ -7,39 +7,36 @@ import os
 from pathlib import Path
 from typing import Any
 
-from raytrain.driver.ray_internals.versions import known
+import yaml
+
+from raytrain.driver.ray_internals.versions import private
 
 
 def draining() -> set[str]:
     """The ids of nodes that are about to go: a spot instance that is called back, or `ray drain-node`."""
-    if known():
-        with contextlib.suppress(ImportError, AttributeError):
-            from ray._private.state import state
-
-            return set(state.get_draining_nodes() or {})
+    module = private("ray._private.state", "state")
+    if hasattr(getattr(module, "state", None), "get_draining_nodes"):
+        return set(module.state.get_draining_nodes() or {})
     return set()
 
 
 def free_cpus() -> dict[str, float]:
     """The CPUs of each node, by its id, that nothing has reserved; empty where Ray is not as it was."""
-    if known():
-        with contextlib.suppress(ImportError, AttributeError):
-            from ray._private.state import available_resources_per_node
-
-            return {node: found.get("CPU", 0.0) for node, found in available_resources_per_node().items()}
-    return {}
+    module = private("ray._private.state", "available_resources_per_node")
+    if module is None:
+        return {}
+    return {node: found.get("CPU", 0.0) for node, found in module.available_resources_per_node().items()}
 
 
 def found_cluster() -> str | None:
     """The cluster that `auto` means: the one that is seen to run on this machine, or else the last one started, which
     may be gone."""
-    try:
-        from ray._private.services import find_gcs_addresses
-        from ray._private.utils import read_ray_address
-    except ImportError:
+    services = private("ray._private.services", "find_gcs_addresses")
+    utils = private("ray._private.utils", "read_ray_address")
+    if services is None or utils is None:
         return None
-    running = find_gcs_addresses()
-    return next(iter(running)) if len(running) == 1 else read_ray_address() or None
+    running = services.find_gcs_addresses()
+    return next(iter(running)) if len(running) == 1 else utils.read_ray_address() or None
 
 
 def ask_version(address: str, token: str) -> str | None:
@@ -50,14 +47,11 @@ def ask_version(address: str, token: str) -> str | None:
         PermissionError: the cluster lets nobody in with this token.
         ConnectionError: what is there is no cluster.
     """
-    try:
-        import grpc
-        from ray.core.generated import gcs_service_pb2
-    except ImportError:
+    messages = private("ray.core.generated.gcs_service_pb2", "CheckAliveRequest", "CheckAliveReply")
+    if messages is None or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return None
-    if not known() or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-        return None
-    messages: Any = gcs_service_pb2  # whose names are made as it is imported
+    import grpc  # which Ray brings
+
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         alive = channel.unary_unary(
             "/ray.rpc.NodeInfoGcsService/CheckAlive",
@@ -103,8 +97,7 @@ def least_nodes() -> int:
 
 def _description() -> dict[str, Any]:
     """The description of the cluster whose head this machine is, where Ray's autoscaler reads it; empty elsewhere."""
-    import ray
-    import yaml
+    import ray  # its environment is settled after this module is imported
 
     own = ray.get_runtime_context().get_node_id()
     if any(node["NodeID"] == own and "node:__internal_head__" in node["Resources"] for node in ray.nodes()):

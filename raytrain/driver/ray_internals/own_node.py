@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from raytrain.driver.ray_internals.versions import known, nothing
+from raytrain.driver.ray_internals.versions import nothing, private
 
 
 @contextlib.contextmanager
 def small_node() -> Iterator[None]:
     """Lets `ray.init` start a node without the processes that serve only Ray's own tools."""
     names = ("start_api_server", "start_monitor", "start_log_monitor")
-    node: Any = None
-    before: dict[str, Any] = {}
-    if known():
-        with contextlib.suppress(ImportError, AttributeError):
-            from ray._private.node import Node as node
-
-            before = {name: getattr(node, name) for name in names}
+    module = private("ray._private.node", "Node")
+    node = None if module is None else module.Node
+    before = {name: getattr(node, name) for name in names} if all(hasattr(node, name) for name in names) else {}
     for name in before:
         setattr(node, name, nothing)
     try:
@@ -35,18 +32,15 @@ def small_node() -> Iterator[None]:
 @contextlib.contextmanager
 def own_signals() -> Iterator[None]:
     """Keep `ray.init` from taking SIGTERM, for which its handler leaves a start half done."""
-    utils: Any = None
-    if known():
-        with contextlib.suppress(ImportError):
-            from ray._private import utils
-    taken = getattr(utils, "set_sigterm_handler", None)
-    if taken is not None:
-        utils.set_sigterm_handler = nothing
+    utils = private("ray._private.utils", "set_sigterm_handler")
+    if utils is None:
+        yield
+        return
+    taken, utils.set_sigterm_handler = utils.set_sigterm_handler, nothing
     try:
         yield
     finally:
-        if taken is not None:
-            utils.set_sigterm_handler = taken
+        utils.set_sigterm_handler = taken
 
 
 def abandon_node() -> None:
@@ -55,10 +49,8 @@ def abandon_node() -> None:
 
     The raylet's children, workers and agents, would find out that it is gone within half a minute.
     """
-    import ray
-
-    with contextlib.suppress(AttributeError):
-        node: Any = ray._private.worker.global_worker.node  # type: ignore[attr-defined]
+    with contextlib.suppress(AttributeError, KeyError):
+        node: Any = sys.modules["ray._private.worker"].global_worker.node
         own = [started.process.pid for each in node.all_processes.values() for started in each]
         children = _descendants(own)
         node.kill_all_processes(check_alive=False, allow_graceful=False)
@@ -90,19 +82,14 @@ _ABANDONED: list[bool] = []
 
 def session_logs() -> Path | None:
     """Where the node of one's own keeps its logs, if there is one."""
-    import ray
-
-    with contextlib.suppress(AttributeError):
-        return Path(ray._private.worker.global_worker.node.get_logs_dir_path())  # type: ignore[union-attr]
+    with contextlib.suppress(AttributeError, KeyError):
+        return Path(sys.modules["ray._private.worker"].global_worker.node.get_logs_dir_path())
     return None
 
 
 def without_messages() -> None:
     """Keeps Ray from printing, in this process, what the cluster says of a worker that died: who runs the worker says
     it, in a line."""
-    if known():
-        with contextlib.suppress(ImportError, AttributeError):
-            from ray._private import worker
-
-            worker.print_to_stdstream  # noqa: B018  (what is replaced must be there)
-            worker.print_to_stdstream = nothing
+    worker = private("ray._private.worker", "print_to_stdstream")
+    if worker is not None:
+        worker.print_to_stdstream = nothing

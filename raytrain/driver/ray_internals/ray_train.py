@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.train.torch import TorchConfig, TorchTrainer
 
 from raytrain.driver import network
 from raytrain.driver.ray_internals.cancelling import Cancellable
 from raytrain.driver.ray_internals.versions import known
-
-if TYPE_CHECKING:
-    from ray.train.torch import TorchConfig, TorchTrainer
-
 
 _ADDRESS_SECONDS = 14.0
 """How long the nodes may take to tell their addresses, and again to try the others': half a minute in all."""
@@ -23,8 +23,6 @@ def trainer(shares: bool = False) -> type[TorchTrainer]:
     Args:
         shares: whether the fast one's workers take the bundles of the placement group that this process is in.
     """
-    from ray.train.torch import TorchTrainer
-
     if known():
         with contextlib.suppress(ImportError, AttributeError):
             from raytrain.driver.ray_internals import fast_train  # whose names Ray may lack
@@ -46,8 +44,6 @@ class Unreachable(Exception):
 def torch_config(backend: str) -> TorchConfig:
     """Return Ray Train's configuration of the process group, which on several nodes first checks that the ranks' nodes
     reach each other at the addresses that gloo and NCCL would use; the stock one where Ray is not as it was."""
-    from ray.train.torch import TorchConfig
-
     if not known():
         return TorchConfig(backend=backend)
 
@@ -72,9 +68,6 @@ def check_addresses(worker_group: Any, backend: str) -> None:
     Raises:
         Unreachable: a node is not reached; the text names it, its interface and address, and the variable to set.
     """
-    import ray
-    from ray.exceptions import GetTimeoutError
-
     first: dict[str, int] = {}
     for rank, worker in enumerate(worker_group.get_workers()):
         first.setdefault(worker.metadata.node_ip, rank)

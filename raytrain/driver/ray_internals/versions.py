@@ -1,6 +1,11 @@
-"""The versions of Ray whose private names are used."""
+"""The version of Ray whose private names are used."""
 
 from __future__ import annotations
+
+import contextlib
+import importlib
+from importlib import metadata
+from typing import Any
 
 VERSION = "2.60"
 """The version of Ray whose private names are used here."""
@@ -8,9 +13,23 @@ VERSION = "2.60"
 
 def known() -> bool:
     """Return whether Ray is the version whose private names are used."""
-    import ray
+    return metadata.version("ray").rpartition(".")[0] == VERSION
 
-    return ray.__version__.rpartition(".")[0] == VERSION
+
+def private(module: str, *names: str) -> Any:
+    """Import one of Ray's private modules.
+
+    Args:
+        names: the names that the caller uses.
+
+    Returns:
+        The module; None where Ray is another version or lacks one of the names.
+    """
+    if known():
+        with contextlib.suppress(ImportError):
+            found = importlib.import_module(module)
+            return found if all(hasattr(found, name) for name in names) else None
+    return None
 
 
 def nothing(*_: object, **__: object) -> None:

@@ -1,0 +1,52 @@
+"""What an error in a run's code or in its processes points at: another rank, or the user's file to correct."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from raytrain import errors
+from raytrain.driver import gpu_errors
+from raytrain.driver.endings import RunFailed
+from raytrain.user_code import places
+
+
+def misses_another(error: BaseException) -> bool:
+    """Whether an error says no more than that another rank is gone, or a connection."""
+    import torch.distributed as dist  # the driver imports this module before torch
+
+    if gpu_errors.code(error) is not None:  # which NCCL tells as its own error
+        return False
+    lost = (ConnectionError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
+    text = str(error)
+    return isinstance(error, lost) or (
+        isinstance(error, RuntimeError) and ("gloo/transport" in text or "Connection closed by peer" in text)
+    )
+
+
+def last_place(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame that is no installed package's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def to_edit(error: BaseException, at: str) -> str:
+    """Return the user's file to correct after an error; an empty string where the user's code is not known to be at
+    fault, as where memory, a disk or a GPU refused something."""
+    refused = isinstance(error, MemoryError) or gpu_errors.code(error) is not None or misses_another(error)
+    if refused or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
+        return ""
+    return places.to_edit(error.where if isinstance(error, errors.UserError) else at)
+
+
+def failed_here(error: BaseException, path: Path) -> RunFailed:
+    """Return the failure for an exception in the driver, with the user's line where it came from the user's code."""
+    at = places.line_of(error)
+    edit = to_edit(error, at)
+    return RunFailed(last_line(error) + (f" ({at})" if edit else ""), path, None, edit=edit)
+
+
+def last_line(error: BaseException) -> str:
+    """An error's kind and the last line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"

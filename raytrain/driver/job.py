@@ -1,0 +1,49 @@
+"""What each worker gets, and the function that Ray Train calls with it.
+
+This module imports neither Ray nor torch: a worker unpickles it before it decides which of torch it needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raytrain.driver.ray_internals import compiler
+from raytrain.experiment import Experiment
+from raytrain.user_code.shipping import Shipped
+
+
+@dataclass
+class Job:
+    """What every worker gets. Large things are references into the object store. Where the run is at a URL, its
+    directory is that of the driver, and each worker has one of its own."""
+
+    experiment: Experiment
+    run: Path
+    indices: Any
+    images: dict[str, Any]
+    weights: Any
+    command_started: float
+    own_output: bool
+    url: str | None = None
+    watched: bool = True
+    """Whether each rank watches itself; a sweep watches its trials."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The experiment comes first: what follows may hold the user's classes too.
+        rest = {name: value for name, value in vars(self).items() if name != "experiment"}
+        return {"experiment": Shipped(self.experiment), **rest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | {"experiment": state["experiment"].value})
+
+
+def work_on_cluster(settings: dict[str, Any]) -> None:
+    """The function that Ray Train calls on every worker."""
+    value = settings["job"].experiment
+    if not (value.compile or value.parallel.sharded):  # torch's sharded tensors import the compiler themselves
+        compiler.defer_compiler()
+    from raytrain.driver import worker  # after that, since it imports much of torch
+
+    worker.work(settings["job"])

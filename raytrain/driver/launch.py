@@ -1,0 +1,64 @@
+"""What follows Ray's start: read the data, start the workers, and follow them to their end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from raytrain import errors
+from raytrain.checkpoint import location, remote
+from raytrain.data.blocks import Bad
+from raytrain.driver import plan_lines, supervise
+from raytrain.driver.interrupts import Interrupts
+from raytrain.driver.job import Job
+from raytrain.driver.observe import Tail
+from raytrain.driver.options import Options
+from raytrain.driver.plan import Plan
+from raytrain.driver.reading import read, wait_for_blocks
+from raytrain.driver.session import Session
+from raytrain.driver.skipped import skipped_before
+from raytrain.loggers import Held, Logger
+from raytrain.run.metrics_log import read_metrics
+from raytrain.run.run import Run
+
+
+def prepare(
+    planned: Plan, path: Path, weights: Any, options: Options, command_started: float, observer: Logger
+) -> tuple[Job, Plan, dict[str, list[Bad]]]:
+    """Read the data into shared memory (or check it, for streaming) and put everything into the object store; also
+    return the plan with the samples that there are, and those that are skipped."""
+    e = planned.experiment
+    waits = partial(wait_for_blocks, observer)
+    indices, images, skipped = read(e.data, planned.indices, planned.mode, skipped_before(path), waits)
+    job = Job(
+        planned.experiment,
+        path.absolute(),
+        ray.put(indices),
+        images,
+        None if weights is None else ray.put(weights),
+        command_started,
+        own_output=not options.verbose and planned.experiment.scaling.workers != 0,
+        url=location.url_of(path),
+    )
+    bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}
+    return job, replace(planned, indices=planned.indices | indices, bad=bad), skipped
+
+
+def follow(run: Run, job: Job, planned: Plan, session: Session, observer: Logger, interrupts: Interrupts) -> None:
+    """Train, in the workers or here, while the observer gets the rows of metrics.jsonl."""
+    path = run.path
+    before, offset = read_metrics(path / "metrics.jsonl")
+    if skipped := plan_lines.skipped(planned):
+        observer.planned([*skipped, ("", f"all of them are in {path / 'skipped.json'}")])
+    observer.start(planned.info(run, before), Held())
+    tail = Tail(path / "metrics.jsonl", offset, observer)
+    with remote.followed(path, observer.note):
+        if planned.experiment.scaling.workers == 0:
+            supervise.work_here(job, tail, interrupts)
+        else:
+            supervise.Supervisor(planned, job, session, tail, interrupts, observer).run()
+    tail.poll()

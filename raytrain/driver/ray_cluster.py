@@ -1,0 +1,124 @@
+"""What the driver asks of a Ray cluster: to start or to be found, its nodes, its resources.
+
+Ray reads environment variables when it is imported: `session` sets them and imports this module after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raytrain import errors
+from raytrain.driver import resources as machine
+from raytrain.driver.ray_internals import cluster_state
+from raytrain.driver.resources import Node, Resources
+
+_GPU_SECONDS = 60.0
+"""How long the nodes may take to report the memory of their GPUs."""
+
+
+def start_here(folders: dict[str, Any], verbose: bool) -> None:
+    """Start a cluster of this machine alone.
+
+    Args:
+        folders: arguments of `ray.init` that name folders.
+        verbose: show Ray's own messages.
+    """
+    ray.init(
+        address="local",
+        num_cpus=int(machine.local_resources().cpus),
+        include_dashboard=False,
+        **folders,
+        log_to_driver=verbose,
+        logging_level=logging.INFO if verbose else logging.ERROR,
+    )
+
+
+def connect(address: str, verbose: bool) -> None:
+    """Connect to a running cluster.
+
+    Raises:
+        UserError: no cluster answers there.
+    """
+    if not verbose:
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+    try:
+        ray.init(address=address, log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.CRITICAL)
+    except (ConnectionError, ValueError, RuntimeError, OSError, RayError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise errors.no_cluster(address, reason) from None
+
+
+def resources() -> Resources:
+    """Return what the cluster has, or may grow to."""
+    there = [(node["NodeManagerHostname"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    heads = [node for node in there if "node:__internal_head__" in node[1]]
+    grown = [*heads, *(("a node to come", node) for node in cluster_state.nodes_to_come())]
+    least = int(min(node["memory"] for _, node in (*there, *grown) if "memory" in node))
+    counted = (
+        tuple(
+            Node(name, node.get("CPU", 0.0), node.get("GPU", 0.0), int(node.get("memory", least)))
+            for name, node in nodes
+        )
+        for nodes in (there, grown)
+    )
+    where = ray.get_runtime_context().gcs_address
+    every = (Resources(nodes, where, gpu_memory=smallest_gpu) for nodes in counted)
+    return max(every, key=lambda found: (found.gpus, found.cpus))
+
+
+def places() -> list[tuple[str, int]]:
+    """Return the addresses of the cluster's head and of this machine's node."""
+    own = ray.get_runtime_context().get_node_id()
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    nodes = [node for node in ray.nodes() if node["NodeID"] == own]
+    return [(host, int(port)), *((one["NodeManagerAddress"], one["NodeManagerPort"]) for one in nodes)]
+
+
+def let_nodes_tell() -> None:
+    """Run a no-op task on every node to refresh the head's view of free resources; wait for none of them."""
+    for node in ray.nodes():
+        if node["Alive"]:  # it may be out of reach
+            ask(node, lambda: None)
+
+
+def smallest_gpu() -> int | None:
+    """Return the bytes of the smallest GPU of the cluster's nodes; None where one of them does not say."""
+    counts = [(node, int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
+    asked = [ask(node, machine.smallest_gpu, count) for node, count in counts if count]
+    try:
+        sizes = ray.get(asked, timeout=_GPU_SECONDS)
+    except RayError:
+        return None
+    return None if None in sizes else min(sizes, default=None)
+
+
+def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, retries: int = 0) -> Any:
+    """Calls a function on a node that `ray.nodes()` lists, and returns the reference to what it will return."""
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    task: Any = ray.remote(num_cpus=0, max_retries=retries)(function)
+    return task.options(scheduling_strategy=there).remote(*arguments)
+
+
+def check_shared(file: Path) -> None:
+    """Has the other nodes look for a file.
+
+    Raises:
+        UserError: one of them does not see it.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    path = file.absolute()
+    seen = ray.get([ask(node, os.path.isfile, str(path), retries=3) for node in nodes])
+    blind = [node["NodeManagerHostname"] for node, there in zip(nodes, seen, strict=True) if not there]
+    if blind:
+        raise errors.not_writable(
+            path.parent, f"the nodes {', '.join(blind[:4])} do not see it; it must be on storage that all nodes share"
+        )
