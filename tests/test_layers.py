@@ -81,8 +81,6 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 INSIDE = {name: path for name, path in MODULES.items() if name != "raytrain"}
-LATER = {("raytrain.sweep.driver", "raytrain.report.sweep")}
-"""Imports from a later stage: a sweep's driver writes the table and the plots after each trial."""
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -93,8 +91,7 @@ def test_a_module_imports_from_earlier_stages_or_its_own_folder(name: str) -> No
             continue
         other = stage(imported)
         assert other in PLACE, f"{name} imports {imported}: a public name of the package, which comes after all"
-        excused = any(name == above and f"{imported}.".startswith(f"{below}.") for above, below in LATER)
-        assert PLACE[other] <= PLACE[stage(name)] or excused, f"{name} imports {imported}"
+        assert PLACE[other] <= PLACE[stage(name)], f"{name} imports {imported}"
 
 
 @pytest.mark.parametrize("name", [name for name in INSIDE if among(name, LIGHT)])
@@ -118,7 +115,7 @@ def test_only_ray_internals_imports_the_trainer_and_private_names_of_ray() -> No
 
 def test_only_sweeps_import_ray_tune() -> None:
     found = {name for name, path in MODULES.items() if any(f"{i}.".startswith("ray.tune.") for i in imports(path))}
-    assert found == {"raytrain.sweep.schedulers", "raytrain.sweep.trial", "raytrain.sweep.driver"}
+    assert found == {"raytrain.sweep.schedulers", "raytrain.sweep.trial", "raytrain.sweep.tuning"}
 
 
 def test_what_describes_a_sweep_knows_nothing_of_ray() -> None:

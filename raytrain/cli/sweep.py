@@ -9,7 +9,7 @@ from raytrain.cli.started import command_started
 from raytrain.driver.observe import watched
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
-from raytrain.report.sweep import Table
+from raytrain.report.sweep import Table, write_files
 from raytrain.sweep import Sweep, driver
 from raytrain.sweep.sweep_run import SweepRun
 
@@ -31,7 +31,7 @@ def swept(
         quiet: print nothing.
     """
     with watched(Logger() if quiet else Table(), loggers) as observer:
-        return driver.sweep(wanted, options, observer, source, started)
+        return driver.sweep(wanted, options, observer, source, started, write_files)
 
 
 def sweep(path: Path, wanted: Sweep, options: Options, source: Path | None) -> None:
@@ -40,4 +40,4 @@ def sweep(path: Path, wanted: Sweep, options: Options, source: Path | None) -> N
         swept(wanted, options, source, command_started())
         return
     with watched(Table()) as observer:
-        driver.resume(path, wanted, options, observer, command_started())
+        driver.resume(path, wanted, options, observer, command_started(), write_files)

@@ -21,7 +21,6 @@ from raytrain.report import sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.files import write_whole
 from raytrain.report.layout import columns, show, show_next
-from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import FIGURES, Results, plain
 from raytrain.run.lock import Lock
 
@@ -166,6 +165,22 @@ class _View:
             yield from map(_cropped, foot)
 
 
+def write_files(path: Path, answer: dict[str, Any]) -> None:
+    """Write `trials.csv` and the plots of a sweep.
+
+    Args:
+        path: the sweep's directory.
+        answer: the content of its sweep.json.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    from raytrain.report.sweep_plots import write_plots  # matplotlib, which a table on the terminal does not need
+
+    write_csv(path, answer)
+    write_plots(path, answer)
+
+
 def write_csv(path: Path, answer: dict[str, Any]) -> Path:
     """Writes `trials.csv`: a row a trial with its number, status, value of each axis (under its dotted path),
     objectives, figures and error. A figure that has the name of an axis is called `trial.<name>`; what is missing is
@@ -243,8 +258,7 @@ def report(path: Path, console: RichConsole | None = None) -> None:
         for record in answer["trials"]:
             if record.get("status") in ("running", "pending", "paused"):
                 record["status"] = "interrupted"
-    write_csv(path, answer)
-    write_plots(path, answer)
+    write_files(path, answer)
     Table(console or terminal()).finish(RunInfo(path, str(path)), answer)
 
 

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from raytrain import errors
 from raytrain.checkpoint import checkpoints
 from raytrain.data import Index
-from raytrain.driver import endings, fit, gpu_errors, initial_weights, supervise
+from raytrain.driver import endings, gpu_errors, initial_weights
 from raytrain.driver.interrupts import Leave
 from raytrain.driver.job import Job
 from raytrain.driver.worker import work
@@ -36,7 +38,6 @@ from raytrain.training import memory
 from raytrain.training.trainer import Trainer
 from raytrain.user_code import places
 
-_STUCK = "stuck.log"
 _ALIVE_SECONDS = 0.5
 
 
@@ -153,7 +154,7 @@ class Attempt:
             if written != size:
                 deadline, size = time.monotonic() + self.limits.seconds, written
             if time.monotonic() > deadline:
-                (self.run / "logs" / _STUCK).write_text("no step was finished in time")
+                (self.run / "logs" / record.STUCK).write_text("no step was finished in time")
                 os._exit(1)  # with this process its workers end
 
     def _replay(self) -> None:
@@ -185,6 +186,8 @@ class Attempt:
                 with self._watched(), _limited(self.limits, bool(self.value.scaling.gpus_per_worker)):
                     work(job, [_Gate(self)])
             else:
+                from raytrain.driver import supervise  # Ray Train, which a trial of one worker does not need
+
                 failure = supervise.distribute(job, self._stop)
                 if failure is not None:
                     raise failure
@@ -211,8 +214,6 @@ class Attempt:
         self._said.put(("end", status))
 
     def _job(self) -> Job:
-        import ray
-
         indices: dict[str, Index] = ray.get(self.data.indices)
         weights = initial_weights.pretrained(self.value, indices["train"], self.run)
         return Job(
@@ -246,7 +247,7 @@ class Attempt:
     def _watched(self) -> Iterator[None]:
         """Ends this process, with a traceback, when the loop is stuck: by a clock in C, which needs no interpreter."""
         (self.run / "logs").mkdir(exist_ok=True)
-        with open(self.run / "logs" / _STUCK, "w") as self._stuck:
+        with open(self.run / "logs" / record.STUCK, "w") as self._stuck:
             self.alive()
             try:
                 yield
@@ -302,13 +303,6 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def was_stuck(run: Path) -> bool:
-    """Whether the last attempt's process ended because the loop was stuck."""
-    with contextlib.suppress(OSError):
-        return (run / "logs" / _STUCK).stat().st_size > 0
-    return False
-
-
 def keep(run: Path, path: Path, pool: Path) -> None:
     """Keeps a checkpoint, the best one and the metrics up to it for other trials, whatever this one removes."""
     partial = pool.with_name(f".{pool.name}")
@@ -349,7 +343,7 @@ def adopt(run: Path, pool: Path) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    if isinstance(error, (errors.UserError, fit.RunFailed)):
+    if isinstance(error, (errors.UserError, endings.RunFailed)):
         return " ".join(str(error).split())[:500]
     said, line = " ".join(f"{type(error).__name__}: {error}".split())[:500], places.line_of(error)
     return f"{said} ({line})" if line else said

@@ -21,6 +21,8 @@ ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed
 """What a trial does not come back from. The others are `pending`, `running`, `paused` and `interrupted`."""
 
 _FILE = "trial.json"
+STUCK = "stuck.log"
+"""Among a trial's logs: where its loop was when it finished no step in time."""
 
 
 def folder(sweep: Path, number: int) -> Path:
@@ -108,3 +110,10 @@ def _best(rows: list[dict[str, Any]], objective: Objective) -> dict[str, Any]:
         if not found or by.better(row.get(by.figure), found.get(by.figure)):
             found = row
     return found
+
+
+def was_stuck(run: Path) -> bool:
+    """Whether the last attempt's process ended because the loop was stuck."""
+    with contextlib.suppress(OSError):
+        return (run / "logs" / STUCK).stat().st_size > 0
+    return False

@@ -10,8 +10,7 @@ from typing import Any
 from ray import tune
 
 from raytrain import config, experiment_file
-from raytrain.driver.ray_internals import compiler, ray_train
-from raytrain.experiment import Scaling
+from raytrain.driver.ray_internals import compiler
 from raytrain.parallel.deterministic import fix_workspace
 from raytrain.sweep import attempt, record
 from raytrain.sweep.attempt import Attempt, Data, Ended, Limits
@@ -22,23 +21,9 @@ from raytrain.sweep.space import apply
 NUMBER = "trial"
 """The trial's number in Tune's configuration, beside the values of its axes."""
 ROOM = "room"
-"""What the trial reserves, in Tune's configuration: as `room_for` returns it."""
+"""What the trial reserves, in Tune's configuration: as `tuning.room_for` returns it."""
 STATUS = "status"
 """What became of a trial, in its last report."""
-
-
-def room_for(scaling: Scaling) -> dict[str, Any]:
-    """Return what a trial with a planned scaling reserves: the bundles of its placement group, and how they are placed.
-
-    A trial of one worker trains in the actor, which takes the first bundle. The actor of a larger one takes nothing,
-    so that Tune holds the trial back until all of its workers have room.
-    """
-    bundle = {"CPU": scaling.cpus_per_worker, "GPU": scaling.gpus_per_worker or 0.0}
-    if scaling.ranks <= 1:
-        return {"bundles": [bundle], "strategy": "PACK"}
-    if not ray_train.shares_groups():  # Ray Train makes a group of its own, and Tune takes no request for nothing
-        return {"bundles": [{"memory": 1}], "strategy": "PACK"}
-    return {"bundles": [{}, *[bundle] * scaling.ranks], "strategy": scaling.placement.upper()}
 
 
 def name_of(trial: Any) -> str:

@@ -14,8 +14,10 @@ import pytest
 from harness.faults.writes import Writes, one_line, run, watching
 
 from raytrain.driver import resources
+from raytrain.report import sweep_plots
 from raytrain.report.files import write_whole
-from raytrain.sweep import driver, record, sweep_plan
+from raytrain.sweep import driver, record, tuning
+from raytrain.sweep.trials import Trials
 
 pytestmark = pytest.mark.usefixtures("every_write_told")
 
@@ -70,28 +72,28 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let trials end at once; return the numbers of those that were trained."""
     numbers: list[int] = []
 
-    def watch(driver: Any, *_: object) -> str:
-        for number in range(driver.sweep.count):
-            if (record.read(record.folder(driver.path, number)) or {}).get("status") not in record.ENDED:
-                driver.propose(number)
+    def train(trials: Trials, *_: object) -> str:
+        for number in range(trials.sweep.count):
+            if (record.read(record.folder(trials.path, number)) or {}).get("status") not in record.ENDED:
+                trials.propose(number)
                 with unwatched():
                     numbers.append(number)
-                    folder = record.folder(driver.path, number)
+                    folder = record.folder(trials.path, number)
                     row = {"kind": "epoch", "epoch": 1, "step": 23, "val_loss": 1.0 - number / 10}
                     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
                     (folder / "checkpoints" / "step_00000023").mkdir(parents=True, exist_ok=True)
                     record.update(folder, status="completed", attempts=1)
-            driver.write("running")
-            driver._tidy(driver.records())
+            trials.write("running")
+            trials.tidy()
         return "completed"
 
     made: dict[bool, Any] = {}
-    make = sweep_plan.make
-    monkeypatch.setattr(sweep_plan, "make", lambda *arguments: made.setdefault(True, make(*arguments)))
+    make = driver.make
+    monkeypatch.setattr(driver, "make", lambda *arguments: made.setdefault(True, make(*arguments)))
     monkeypatch.setattr(driver, "Session", NoRay)
-    monkeypatch.setattr(driver._Driver, "_watch", watch)
-    monkeypatch.setattr(driver._Driver, "_read", lambda _: {})
-    monkeypatch.setattr(driver, "write_plots", lambda path, _: write_whole(path / "picture.png", b"a picture"))
+    monkeypatch.setattr(tuning, "run", train)
+    monkeypatch.setattr(tuning, "read", lambda *_: {})
+    monkeypatch.setattr(sweep_plots, "write_plots", lambda path, _: write_whole(path / "picture.png", b"a picture"))
     return numbers
 
 

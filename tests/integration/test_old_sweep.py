@@ -12,6 +12,7 @@ import pytest
 from raytrain import Run
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
+from raytrain.report.sweep import write_files
 from raytrain.sweep import driver
 from raytrain.sweep.sweep import load
 
@@ -27,7 +28,7 @@ def test_an_old_sweep_resumes_with_the_trial_that_is_missing(tmp_path: Path) -> 
     path = shutil.copytree(OLD, tmp_path / "sweep")
     shutil.rmtree(path / "trials" / "0001")
     value, _ = load(path / "sweep.json")
-    assert driver.resume(path, value, Options(), Logger(), 0.0) is not None
+    assert driver.resume(path, value, Options(), Logger(), 0.0, write_files) is not None
     for name in ("0000", "0001"):
         old, new = (json.loads((each / "trials" / name / "trial.json").read_text()) for each in (OLD, path))
         assert old["values"] == new["values"] and new["status"] == "completed"

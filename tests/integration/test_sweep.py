@@ -44,6 +44,7 @@ from raytrain.driver.endings import Interrupted
 from raytrain.driver.options import Options
 from raytrain.driver.resources import local_resources
 from raytrain.loggers import Logger
+from raytrain.report.sweep import write_files
 from raytrain.sweep import driver, sweep_run
 from raytrain.sweep.sweep import load
 
@@ -110,11 +111,11 @@ def test_a_grid_s_trials_are_the_experiments_and_the_best_one_runs_again_bit_for
     assert hashes(again.path) == hashes(best.path)
 
     before = (found.path / "trials" / "0003" / "metrics.jsonl").stat().st_mtime_ns
-    more = driver.resume(found.path, config.replace(sweep, "keep", 2), Options(), Logger(), 0.0)
+    more = driver.resume(found.path, config.replace(sweep, "keep", 2), Options(), Logger(), 0.0, write_files)
     assert more is not None and more.answer["trials"] == found.trials, "there was nothing left to do"
     assert (found.path / "trials" / "0003" / "metrics.jsonl").stat().st_mtime_ns == before
     with pytest.raises(raytrain.UserError, match="cannot change objective"):
-        driver.resume(found.path, config.replace(sweep, "objective", "val_loss"), Options(), Logger(), 0.0)
+        driver.resume(found.path, config.replace(sweep, "objective", "val_loss"), Options(), Logger(), 0.0, write_files)
 
 
 def hashes(path: Path) -> str:
@@ -176,7 +177,7 @@ def test_a_trial_that_goes_wrong_is_an_answer_and_the_others_are_trained(
     file = tmp_path / "bad.py"
     file.write_text(textwrap.dedent(BAD).replace('os.environ["BAD_FOLDER"]', repr(str(tmp_path))))
     sweep, source = load(file)
-    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), Logger(), source, 0.0)
+    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), Logger(), source, 0.0, write_files)
     assert found is not None and found.answer["status"] == "completed"
     by = {trial["values"]["model.mode"]: trial for trial in found.trials}
     assert {mode: (trial["status"], trial["attempts"]) for mode, trial in by.items()} == {
@@ -363,14 +364,14 @@ def test_a_sweep_whose_trials_wait_for_room_says_so_ends_on_a_signal_and_goes_on
     taken, heard = placement_group([{"CPU": 1}]), Heard("waiting for trial 0: it needs 2 workers of ")
     ray.get(taken.ready(), timeout=60)
     with pytest.raises(Interrupted) as interrupted:
-        driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), heard, None, 0.0)
+        driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), heard, None, 0.0, write_files)
     assert time.monotonic() - heard.asked < 10 and interrupted.value.signal == signal.SIGINT
     cpus = int(local_resources().cpus)
     assert re.search(rf" has {cpus} CPUs, {cpus - 1} CPUs? free", heard.said[-2])
     assert sweep_run.SweepRun(tmp_path / "sweep").answer["status"] == "interrupted"
     remove_placement_group(taken)
     nothing_left()
-    more = driver.resume(tmp_path / "sweep", sweep, Options(), Logger(), 0.0)
+    more = driver.resume(tmp_path / "sweep", sweep, Options(), Logger(), 0.0, write_files)
     assert more is not None and [(t["status"], t["attempts"]) for t in more.trials] == [("completed", 1)] * 2
 
 
@@ -413,10 +414,10 @@ def test_a_sweep_that_has_used_up_its_time_goes_on_later(tmp_path: Path) -> None
     assert (found.best is not None) == any(done), "of what was trained in time"
     assert sum(done) < 400 and (done[0] == 0 or list((found.path / "trials" / "0000" / "checkpoints").iterdir()))
     longer = config.replace(sweep, "budget_seconds", None)
-    more = driver.resume(found.path, longer, Options(), Logger(), 0.0)
+    more = driver.resume(found.path, longer, Options(), Logger(), 0.0, write_files)
     assert more is not None and [t["status"] for t in more.trials] == ["completed"] * 2
     assert len(losses(found.path / "trials" / "0000")) == len(losses(found.path / "trials" / "0001")) == 200 * 23
     (found.path / "trials" / "0002").mkdir()
     (found.path / "trials" / "0002" / "trial.json").write_text("{}")
     with pytest.raises(raytrain.UserError, match=r"3 trials have begun and 2 are asked for.*take --trials 3 or more"):
-        driver.resume(found.path, longer, Options(), Logger(), 0.0)
+        driver.resume(found.path, longer, Options(), Logger(), 0.0, write_files)

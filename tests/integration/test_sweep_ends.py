@@ -14,6 +14,7 @@ import pytest
 from raytrain import MLP, Digits, Experiment, Grid, Sweep, cli
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
+from raytrain.report.sweep import write_files
 from raytrain.sweep import driver, record, sweep_run
 from raytrain.sweep.sweep import load
 
@@ -80,7 +81,7 @@ def test_a_budget_begins_with_the_first_trial_and_may_end_within_it(tmp_path: Pa
     base = Experiment(model=MLP(hidden=(8,)), data=Digits(), epochs=100_000)
     sweep = Sweep(base, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=5.0, concurrent=1)
     long_ago = time.time() - 600  # as if Ray had taken ten minutes to start
-    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), Logger(), None, long_ago)
+    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), Logger(), None, long_ago, write_files)
     assert found is not None and found.answer["status"] == "out_of_time"
     assert found.trials[0]["status"] == "interrupted" and found.trials[0]["epochs"] > 0
 
@@ -125,7 +126,7 @@ def test_the_groups_of_a_trial_whose_process_died_go_within_10_s_and_the_next_on
     deaths = Deaths(tmp_path / "sweep")
     deaths.start()
     try:
-        found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), Logger(), source, 0.0)
+        found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), Logger(), source, 0.0, write_files)
     finally:
         deaths.over.set()
         deaths.join()

@@ -40,11 +40,12 @@ from raytrain import (
     config,
     experiment_file,
 )
-from raytrain.sweep import driver, objective, record
+from raytrain.sweep import objective, record
 from raytrain.sweep.objective import Objective
 from raytrain.sweep.search import crossed
 from raytrain.sweep.space import apply, combinations
 from raytrain.sweep.sweep import impossible, load, to_dict
+from raytrain.sweep.trials import Trials
 
 BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.1), epochs=4)
 LR = LogUniform("optimizer.lr", 1e-4, 1.0)
@@ -287,7 +288,7 @@ def test_no_trial_beats_the_best_one_in_all_objectives() -> None:
         for number, objective in enumerate([(0.9, 30.0), (0.8, 1.0), (0.9, 20.0), (0.9, None), (None, 1.0)])
     ]
     ranking: Any = SimpleNamespace(objectives=objectives)
-    assert driver._Driver.ranked(ranking, records) == [2, 0, 3, 1]
+    assert Trials.ranked(ranking, records) == [2, 0, 3, 1]
 
 
 def test_the_history_of_a_trial_follows_its_donors_back_to_the_start(tmp_path: Path) -> None:

@@ -1,0 +1,245 @@
+"""The trials of a sweep: what each one tries, what became of it, and how they rank.
+
+The state is in the trials' directories; an object of this module reads it again after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raytrain import config, errors, experiment_file
+from raytrain.driver import environment, plan
+from raytrain.driver.fit import with_threads
+from raytrain.experiment import Scaling
+from raytrain.files import known_json, write_atomically
+from raytrain.sweep import record
+from raytrain.sweep.front import pareto_front
+from raytrain.sweep.search import crossed
+from raytrain.sweep.sweep import to_dict
+from raytrain.sweep.sweep_plan import SweepPlan
+from raytrain.user_code import copies
+
+
+class Trials:
+    """The trials of a sweep, in the order of their numbers.
+
+    Args:
+        path: the sweep's directory.
+        planned: its plan.
+        command_started: Unix time at which the user's command began.
+
+    Attributes:
+        leaving: the trials are to stop, each with a checkpoint.
+        hurried: Tune is not to wait for them.
+        scalings: the planned scaling of each trial that this object has proposed.
+    """
+
+    def __init__(self, path: Path, planned: SweepPlan, command_started: float):
+        self.path, self.planned = path, planned
+        self.sweep, self.command_started = planned.sweep, command_started
+        self.objectives = self.sweep.objectives
+        self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
+        self.leaving = self.hurried = False
+        self.ended: dict[int, dict[str, Any]] = {}
+        self.scalings: dict[int, Scaling] = {}
+        seconds = known_json(path / "sweep.json").get("seconds")
+        self.before = float(seconds) if isinstance(seconds, int | float) else 0.0
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Tune pickles what it calls back, for a restoration that nobody asks it for: nothing stands for this."""
+        return object, ()
+
+    def clear(self) -> None:
+        """Removes what a driver that was killed left half done; trials that it had under way are so no longer."""
+        self.sweep_up()
+        for partial in (*self.path.glob(".*.[0-9]*"), *self.path.glob("trials/*/.*.[0-9]*")):
+            partial.unlink(missing_ok=True)
+        for number in range(self.sweep.count):
+            folder = record.folder(self.path, number)
+            if (record.read(folder) or {}).get("status") in ("running", "paused"):
+                record.update(folder, status="interrupted")
+
+    def sweep_up(self) -> None:
+        """Removes what is of use only while trials are under way: requests to stop, weights that others may take."""
+        for request in (self.path / "stop", *self.path.glob("trials/*/stop")):
+            request.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "pool", ignore_errors=True)
+
+    def propose(self, number: int) -> dict[str, Any] | None:
+        """Return the values of a trial's axes, with its directory made ready; None for a trial that cannot be."""
+        folder = record.folder(self.path, number)
+        found = record.read(folder)
+        if found is not None:
+            if found.get("refused"):
+                return None
+            one = experiment_file.load(folder / "experiment.json")[0]
+            self.scalings[number] = scaling = self.planned.scaling(one)
+            record.update(folder, planned=found.get("planned", {}) | _reserved(scaling))
+            return {axis.path: config.get(one, axis.path) for axis in self.sweep.axes}
+        values = self.search.propose(number, crossed(self.sweep.axes, number))
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {path: self._label(path, value) for path, value in values.items()}
+        try:
+            one = self.sweep.trial(values)
+            self.scalings[number] = scaling = self.planned.scaling(one)
+            read, fixed = self.planned.variants[record.reads(one)], replace(one, scaling=scaling)
+            planned = plan.make(fixed, lambda: self.planned.share, str(folder), surveyed=(read.indices, read.bad))
+        except errors.UserError as refused:
+            record.update(folder, number=number, values=names, status="infeasible", error=str(refused), refused=True)
+            self.tell(number)
+            return None
+        copies.link(self.path, folder)
+        environment.write_environment(folder, planned)
+        experiment_file.save(with_threads(one, planned), folder / "experiment.json")
+        decided = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}
+        record.update(folder, number=number, values=names, status="pending", attempts=0, planned=decided)
+        return values
+
+    def tell(self, number: int) -> None:
+        """Lets the search know what came of a trial."""
+        figures = self._figures(number)
+        if figures.get("status") in record.ENDED:
+            found = figures["objective"]
+            self.search.tell(number, None if any(value is None for value in found) else found)
+
+    def ended_by_tune(self, number: int, error: Any) -> None:
+        """Records how a trial ended: stopped by the scheduler, or with its process."""
+        folder = record.folder(self.path, number)
+        if error is None:
+            status = "interrupted" if self.leaving else "stopped"
+            record.update(folder, status=status, **({} if self.leaving else {"ended": time.time()}))
+            return
+        text = str(error)
+        if record.was_stuck(folder):
+            status, said = "timed_out", f"no step was finished in {self.sweep.timeout_seconds:g} s"
+        elif "OutOfMemory" in text:
+            status, said = "infeasible", "the system ended its process for want of memory"
+        else:
+            last = [line.strip() for line in text.splitlines() if line.strip()]
+            status, said = "crashed", f"its process died: {last[-1][:300] if last else ''}"
+        record.update(folder, status=status, error=said, ended=time.time())
+
+    def still(self) -> bool:
+        """Whether no trial is under way: those that were asked to have stopped."""
+        return not any(one["status"] == "running" for one in self.records())
+
+    def give_up(self) -> None:
+        """Leave the trials that are still under way: they go on from their last checkpoints."""
+        self.hurried = True  # for Tune, whose thread outlives a sweep that was started from Python
+        for one in self.records():
+            if one["status"] in ("running", "paused"):
+                record.update(record.folder(self.path, one["number"]), status="interrupted")
+
+    def records(self) -> list[dict[str, Any]]:
+        """The trials so far, in their order, with their figures."""
+        found = []
+        for number in range(self.sweep.count):
+            one = self.ended.get(number) or self._figures(number)
+            if "status" not in one:  # it was not proposed yet
+                continue
+            if one["status"] in record.ENDED:
+                self.ended[number] = one
+            found.append(one)
+        return found
+
+    def _figures(self, number: int) -> dict[str, Any]:
+        return record.figures(record.folder(self.path, number), self.objectives, self.sweep.experiment.epochs)
+
+    def ranked(self, records: list[dict[str, Any]]) -> list[int]:
+        """The numbers of the trials that have the first objective, best first; of those that are equal in it, the best
+        in the second objective, so that no other trial beats the first one. Trials that were interrupted, as by the end
+        of the budget, count as far as they came."""
+
+        def order(one: dict[str, Any]) -> list[float]:
+            signed = zip(one["objective"], self.objectives, strict=True)
+            return [
+                math.inf if value is None else -value if objective.mode == "max" else value
+                for value, objective in signed
+            ]
+
+        through = (*record.ENDED, "interrupted")
+        usable = [one for one in records if one["objective"][0] is not None and one["status"] in through]
+        return [one["number"] for one in sorted(usable, key=order)]
+
+    def answer(self, status: str) -> dict[str, Any]:
+        """All of sweep.json."""
+        records = self.records()
+        ranked = self.ranked(records)
+        points = [tuple(one["objective"]) for one in records]
+        usable = set(ranked)
+        front = [
+            records[place]["number"]
+            for place in pareto_front(points, [o.mode for o in self.objectives])
+            if records[place]["number"] in usable
+        ]
+        return {
+            "status": status,
+            "sweep": to_dict(self.sweep),
+            "objectives": self.modes(),
+            "best": ranked[0] if ranked else None,
+            "front": front,
+            "seconds": time.time() - self.command_started + self.before,
+            "concurrent": self.planned.concurrent,
+            "data_fingerprint": self.planned.fingerprints,
+            "trials": records,
+        }
+
+    def write(self, status: str) -> dict[str, Any]:
+        """Writes sweep.json, and best.json where there is a best trial."""
+        answer = self.answer(status)
+        write_atomically(self.path / "sweep.json", json.dumps(answer, indent=2))
+        if answer["best"] is not None:
+            best = (record.folder(self.path, answer["best"]) / "experiment.json").read_text()
+            history = record.history(self.path, answer["best"])
+            if len(history) > 1:  # its own last values alone repeat no trial
+                best = json.dumps(json.loads(best) | {experiment_file.HISTORY: history}, indent=2) + "\n"
+            write_atomically(self.path / "best.json", best)
+        return answer
+
+    def tidy(self) -> None:
+        """Removes the checkpoints of trials that have ended and are not among the best."""
+        records = self.records()
+        kept = self.ranked(records)[: self.sweep.keep]
+        for one in records:
+            if one["status"] in record.ENDED and one["number"] not in kept:
+                shutil.rmtree(record.folder(self.path, one["number"]) / "checkpoints", ignore_errors=True)
+
+    def repeat(self, number: int, found: dict[str, Any]) -> None:
+        """Tell the search of a trial that an earlier session proposed, and of its result."""
+        values = self._values(found)
+        if values is not None:
+            self.search.repeat(number, values)
+        self.tell(number)
+
+    def _values(self, found: dict[str, Any]) -> dict[str, Any] | None:
+        """A trial's values as they were proposed, from their names in its record."""
+        values = {}
+        for axis in self.sweep.axes:
+            name = found["values"].get(axis.path)
+            if axis.finite is None:
+                values[axis.path] = name
+                continue
+            names = [config.plain(label) for label in config.labels(axis.finite)]
+            if name not in names:  # a scheduler has changed it
+                return None
+            values[axis.path] = axis.finite[names.index(name)]
+        return values
+
+    def _label(self, path: str, value: Any) -> Any:
+        axis = next(axis for axis in self.sweep.axes if axis.path == path)
+        return value if axis.finite is None else config.plain(config.labels(axis.finite)[axis.finite.index(value)])
+
+    def modes(self) -> list[dict[str, Any]]:
+        """Return the name and the direction of each objective, as sweep.json has them."""
+        return [{"name": objective.name, "mode": objective.mode} for objective in self.objectives]
+
+
+def _reserved(scaling: Scaling) -> dict[str, Any]:
+    """Return what each worker of a trial reserves, by the experiment's fields."""
+    return {f"scaling.{name}": getattr(scaling, name) for name in ("cpus_per_worker", "gpus_per_worker")}

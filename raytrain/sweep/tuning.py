@@ -1,0 +1,274 @@
+"""Ray Tune's part of a sweep: read the data for all trials, run the trials, and look after them meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+
+from raytrain.driver import reading
+from raytrain.driver.interrupts import Interrupts
+from raytrain.driver.ray_internals import ray_train
+from raytrain.driver.room import why_no_room
+from raytrain.driver.skipped import write_skipped
+from raytrain.experiment import Scaling
+from raytrain.loggers import Logger
+from raytrain.sweep import record, trial
+from raytrain.sweep.attempt import Data
+from raytrain.sweep.sweep_plan import SweepPlan
+from raytrain.sweep.trial import number_of
+from raytrain.sweep.trial_loggers import TrialLoggers
+from raytrain.sweep.trials import Trials
+
+_LEAVE_SECONDS = 5.0
+"""How long trials may take to write a checkpoint after a signal; the sweep's own end takes some seconds more."""
+_ROOM_SECONDS = 30.0
+"""After how long without a trial under way the sweep says what it waits for."""
+
+
+def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
+    """Read the data of each variant into the object store, once for all trials.
+
+    Args:
+        path: the sweep's directory, for the list of skipped samples.
+
+    Returns:
+        The data of each variant, by its key.
+    """
+    shelf, skipped = {}, {}
+    for key, variant in planned.variants.items():
+        found, images, bad = reading.read(variant.experiment.data, variant.indices, variant.mode)
+        shelf[key] = Data(ray.put(found), images)
+        skipped |= {split: samples for split, samples in bad.items() if samples}
+    write_skipped(path, skipped)
+    return shelf
+
+
+def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: Logger, interrupts: Interrupts) -> str:
+    """Run Tune in a side thread, and look after the trials until they end.
+
+    Args:
+        shelf: the data, as `read` returns it.
+        loggers: the loggers of the experiment, for each trial.
+
+    Returns:
+        How the sweep ended: completed, interrupted or out_of_time.
+    """
+    outcome: list[BaseException | None] = []
+    tuner = _tuner(trials, shelf)
+    if tuner is None:
+        return "completed"
+    thread = threading.Thread(target=lambda: outcome.append(_fit(tuner)), daemon=True, name="ray-tune")
+    thread.start()
+    interrupts.says = False  # into the table
+    deadline = over = None  # the budget is for training: the first trial starts its clock
+    leave_by = float("inf")
+    waiting = _Waiting(trials, observer)
+    while thread.is_alive():
+        thread.join(0.5)
+        before = len(trials.ended)
+        records = trials.records()
+        if len(trials.ended) > before:
+            trials.write("running")
+            trials.tidy()
+        if trials.sweep.experiment.loggers:
+            loggers.update(records)
+        elapsed = time.time() - trials.command_started + trials.before
+        observer.trials(records, trials.modes(), elapsed, trials.sweep.count)
+        if deadline is None and any(one["status"] != "pending" for one in records):
+            deadline = time.monotonic() + (trials.sweep.budget_seconds or float("inf"))
+        over = over or (deadline is not None and time.monotonic() > deadline)
+        if (interrupts.signal or over) and not trials.leaving:
+            trials.leaving = True
+            observer.status("stopping after a step, with checkpoints; Ctrl-C once more stops at once")
+        if trials.leaving:
+            for one in records:
+                if one["status"] == "running":
+                    (record.folder(trials.path, one["number"]) / "stop").touch()
+        waiting.look(records)
+        if interrupts.signal:
+            leave_by = min(leave_by, time.monotonic() + _LEAVE_SECONDS)
+        if time.monotonic() > leave_by:
+            trials.give_up()
+            break
+    records = trials.records()
+    if trials.sweep.experiment.loggers:
+        loggers.update(records)
+    if len(trials.ended) == trials.sweep.count:  # also where a request to stop came too late to matter
+        return "completed"
+    if interrupts.signal:
+        return "interrupted"
+    if outcome[0] is not None:
+        raise outcome[0]
+    if over:
+        return "out_of_time"
+    return "completed"
+
+
+class _Waiting:
+    """Says why no trial has been under way for a while, if trials are left."""
+
+    def __init__(self, trials: Trials, observer: Logger):
+        self.trials, self.observer = trials, observer
+        self.since, self.told = time.monotonic(), False
+
+    def look(self, records: list[dict[str, Any]]) -> None:
+        """Look at the trials' records."""
+        waits = [
+            one["number"]
+            for one in records
+            if one["number"] in self.trials.scalings and one["number"] not in self.trials.ended
+        ]
+        if self.trials.leaving or not waits or any(one["status"] == "running" for one in records):
+            self.since = time.monotonic()
+            if self.told and not self.trials.leaving:
+                self.observer.status("")
+            self.told = False
+        elif not self.told and time.monotonic() - self.since > _ROOM_SECONDS:
+            self.told = True
+            self.observer.status(f"waiting for trial {waits[0]}: {why_no_room(self.trials.scalings[waits[0]])}")
+
+
+class _Proposed(Searcher):
+    """Gives Tune the trials' numbers; their values are in their directories by then."""
+
+    def __init__(self, trials: Trials, waiting: list[int]):
+        super().__init__()
+        self.trials, self.waiting = trials, waiting
+        self.numbers: dict[str, int] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        while self.waiting and not self.trials.leaving:
+            number = self.waiting.pop(0)
+            if self.trials.propose(number) is not None:
+                self.numbers[trial_id] = number
+                return {trial.NUMBER: number, trial.ROOM: room_for(self.trials.scalings[number])}
+        return Searcher.FINISHED  # type: ignore[return-value]
+
+    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
+        self.trials.tell(self.numbers[trial_id])
+
+    def save(self, checkpoint_path: str) -> None:
+        """The directories are the state."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """The directories are the state."""
+
+
+class _Watch(tune.Callback):
+    """Records how a trial ended, where the trial could not do so itself."""
+
+    def __init__(self, trials: Trials):
+        self.trials = trials
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
+        self.trials.ended_by_tune(number_of(str(trial)), None)
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
+        self.trials.ended_by_tune(number_of(str(trial)), trial.get_pickled_error() or trial.get_error() or "")
+
+
+class _Stop(tune.Stopper):
+    """Ends the sweep when it was asked to."""
+
+    def __init__(self, trials: Trials):
+        self.trials = trials
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self.trials.leaving and (self.trials.hurried or self.trials.still())
+
+
+def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
+    """Return Tune's tuner for the trials that have not ended; None where there are none."""
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    s = trials.sweep
+    scheduler = s.scheduler.build(s.axes, trials.objectives[0], s.experiment.epochs)
+    for one in trials.records():
+        trials.repeat(one["number"], one)
+    waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended]
+    if not waiting:
+        return None
+    space: dict[str, Any] = {}
+    proposed: dict[str, Any] = {"search_alg": _Proposed(trials, waiting), "num_samples": len(waiting)}
+    if s.scheduler.mutates:  # Tune takes no search beside such a scheduler: the whole population is there at once
+        space, proposed = _population(trials, waiting), {}
+    # Where trials wait for each other, all of them must be there: what they reserve holds them back.
+    together = s.scheduler.together and (max(trials.planned.widths) == 1 or ray_train.shares_groups())
+    alive = len(waiting) if together else trials.planned.concurrent
+    metric: dict[str, Any] = {} if scheduler is None else {"metric": trial.SCORE, "mode": trials.objectives[0].mode}
+    return tune.Tuner(
+        _trainable(trials, shelf),
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            **proposed,
+            scheduler=scheduler,
+            max_concurrent_trials=alive,
+            reuse_actors=True,
+            trial_name_creator=trial.name_of,
+            **metric,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str((trials.path / "logs").absolute()),
+            stop=_Stop(trials),
+            failure_config=tune.FailureConfig(max_failures=s.retries),
+            callbacks=[_Watch(trials)],
+            verbose=0,
+        ),
+    )
+
+
+def _trainable(trials: Trials, shelf: dict[str, Any]) -> Any:
+    """Return the class of Tune's actors, with what all trials have in common."""
+    scaling, gib = trials.planned.base.experiment.scaling, trials.sweep.memory_gib
+    share = min(1.0, scaling.gpus_per_worker or 1.0)
+    limits = trial.Limits(None if gib is None else int(gib * 2**30), trials.sweep.timeout_seconds, share)
+    folder = str(trials.path.absolute())
+    return tune.with_parameters(trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits)
+
+
+def _population(trials: Trials, waiting: list[int]) -> dict[str, Any]:
+    """Propose all trials, and return them as Tune's space."""
+    population = {number: values for number in waiting if (values := trials.propose(number)) is not None}
+    rooms = {number: room_for(trials.scalings[number]) for number in population}
+    space: dict[str, Any] = {
+        trial.NUMBER: tune.grid_search(list(population)),
+        trial.ROOM: tune.sample_from(lambda spec: rooms[spec["config"][trial.NUMBER]]),
+    }
+    for axis in trials.sweep.axes:
+        space[axis.path] = tune.sample_from(lambda spec, path=axis.path: population[spec["config"][trial.NUMBER]][path])
+    return space
+
+
+def room_for(scaling: Scaling) -> dict[str, Any]:
+    """Return what a trial with a planned scaling reserves: the bundles of its placement group, and how they are placed.
+
+    A trial of one worker trains in the actor, which takes the first bundle. The actor of a larger one takes nothing,
+    so that Tune holds the trial back until all of its workers have room.
+    """
+    bundle = {"CPU": scaling.cpus_per_worker, "GPU": scaling.gpus_per_worker or 0.0}
+    if scaling.ranks <= 1:
+        return {"bundles": [bundle], "strategy": "PACK"}
+    if not ray_train.shares_groups():  # Ray Train makes a group of its own, and Tune takes no request for nothing
+        return {"bundles": [{"memory": 1}], "strategy": "PACK"}
+    return {"bundles": [{}, *[bundle] * scaling.ranks], "strategy": scaling.placement.upper()}
+
+
+def _fit(tuner: Any) -> BaseException | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Tune and what its schedulers use, such as PB2's Gaussian process
+            tuner.fit()
+    except BaseException as error:
+        return error
+    return None
