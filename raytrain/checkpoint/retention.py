@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from raytrain.checkpoint.checkpoints import MANIFEST, names_in, remove, size_of, step_of
+from raytrain.checkpoint.layout import MANIFEST, names_in, remove, size_of, step_of
 
 
 def expired(

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raytrain import errors
-from raytrain.checkpoint import pulse
+from raytrain.checkpoint import layout, pulse
+from raytrain.checkpoint.layout import MANIFEST, step_of
 from raytrain.checkpoint.location import URL, replace_file
+from raytrain.checkpoint.rows import check_rows
 from raytrain.user_code.copies import MODULES
 from raytrain.watchdog import doing
 
@@ -188,8 +190,6 @@ class Storage:
 
     def committed(self) -> dict[str, int]:
         """Return the sizes of the checkpoints that have a manifest, the oldest first."""
-        from raytrain.checkpoint.checkpoints import MANIFEST, step_of
-
         sizes: dict[str, int] = {}
         whole = []
         for path, size in self.names("checkpoints").items():
@@ -205,27 +205,26 @@ class Storage:
         Raises:
             UserError: the checkpoint does not verify.
         """
-        from raytrain.checkpoint import checkpoints
 
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / name
         with open(folder / ".fetching", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             there = self.names(f"checkpoints/{name}")
-            if (there.get(f"checkpoints/{name}/{checkpoints.MANIFEST}") or 0) > 1 << 16:
-                raise checkpoints.broken(Path(name), "its manifest is damaged")
-            manifest = self.read(f"checkpoints/{name}/{checkpoints.MANIFEST}")
+            if (there.get(f"checkpoints/{name}/{layout.MANIFEST}") or 0) > 1 << 16:
+                raise layout.broken(Path(name), "its manifest is damaged")
+            manifest = self.read(f"checkpoints/{name}/{layout.MANIFEST}")
             with contextlib.suppress(OSError, errors.UserError):
-                if (path / checkpoints.MANIFEST).read_bytes() == manifest:
-                    checkpoints.verify(path)
+                if (path / layout.MANIFEST).read_bytes() == manifest:
+                    layout.verify(path)
                     return path
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
-            for part in checkpoints.PARTS:
+            for part in layout.PARTS:
                 with contextlib.suppress(FileNotFoundError):  # `verify` reports it
                     self._fetch(f"checkpoints/{name}/{part}", path / part)
-            replace_file(path / checkpoints.MANIFEST, manifest)
-            checkpoints.verify(path)
+            replace_file(path / layout.MANIFEST, manifest)
+            layout.verify(path)
             return path
 
     def verified(self, folder: Path) -> Iterator[Path]:
@@ -244,11 +243,11 @@ class Storage:
         folder, there = run / "checkpoints", self.committed()
         for name in self._ahead(run, there):
             with contextlib.suppress(errors.UserError):
-                checkpoints.verify(folder / name)
+                layout.verify(folder / name)
                 yield checkpoints.load(folder / name, device)
-        for name in checkpoints.committed(folder):
-            same = name in there and self.read(f"checkpoints/{name}/{checkpoints.MANIFEST}")
-            if same != (folder / name / checkpoints.MANIFEST).read_bytes():
+        for name in layout.committed(folder):
+            same = name in there and self.read(f"checkpoints/{name}/{layout.MANIFEST}")
+            if same != (folder / name / layout.MANIFEST).read_bytes():
                 shutil.rmtree(folder / name)
         for name in ("metrics.jsonl", ENVIRONMENT):
             (run / name).unlink(missing_ok=True)
@@ -262,17 +261,14 @@ class Storage:
         """Return the checkpoints of rank 0's mirror that are newer than all at the URL, the newest first. There are
         none if the mirror belongs to another run of that name, or the run was continued elsewhere: the mirror must have
         the rows that the newest checkpoint at the URL requires."""
-        from raytrain.checkpoint import checkpoints
-        from raytrain.checkpoint.rows import check_rows
-
         *_, newest = ("", *there)
-        names = checkpoints.committed(run / "checkpoints")
-        ahead = [name for name in names if (checkpoints.step_of(name) or 0) > (checkpoints.step_of(newest) or -1)]
+        names = layout.committed(run / "checkpoints")
+        ahead = [name for name in names if (layout.step_of(name) or 0) > (layout.step_of(newest) or -1)]
         try:
             if not ahead or (run / ENVIRONMENT).read_bytes() != self.read(ENVIRONMENT):
                 return []
             if newest:
-                check_rows(run / "metrics.jsonl", json.loads(self.read(f"checkpoints/{newest}/{checkpoints.STATE}")))
+                check_rows(run / "metrics.jsonl", json.loads(self.read(f"checkpoints/{newest}/{layout.STATE}")))
         except (FileNotFoundError, KeyError, TypeError, ValueError):
             return []
         return ahead[::-1]
@@ -286,13 +282,12 @@ class Storage:
         Args:
             expired: returns which of some checkpoints to remove, by name and bytes.
         """
-        from raytrain.checkpoint import checkpoints
 
         there = self.names("checkpoints")
         try:
-            for name in checkpoints.committed(run / "checkpoints"):
+            for name in layout.committed(run / "checkpoints"):
                 self.sending = name
-                if os.path.isfile(run / "checkpoints" / name / checkpoints.MANIFEST):  # or it has been pruned meanwhile
+                if os.path.isfile(run / "checkpoints" / name / layout.MANIFEST):  # or it has been pruned meanwhile
                     self.push_checkpoint(run, name, there)
         finally:
             self.sending = ""
@@ -303,7 +298,7 @@ class Storage:
             else:
                 self.remove(name)
         there = self.committed()
-        gone, steps = expired(there), {name: checkpoints.step_of(name) or 0 for name in there}
+        gone, steps = expired(there), {name: layout.step_of(name) or 0 for name in there}
         last = max(steps.values(), default=-1)
         self._remove_checkpoints(lambda name, step: name in gone or (name not in there and step < last))
 
@@ -313,14 +308,13 @@ class Storage:
         Args:
             there: the files of all checkpoints at the URL, and their bytes.
         """
-        from raytrain.checkpoint import checkpoints
 
-        path, manifest = run / "checkpoints" / name, f"checkpoints/{name}/{checkpoints.MANIFEST}"
-        if there.get(manifest) != (path / checkpoints.MANIFEST).stat().st_size:  # or an upload was cut off
-            for part in checkpoints.PARTS:
+        path, manifest = run / "checkpoints" / name, f"checkpoints/{name}/{layout.MANIFEST}"
+        if there.get(manifest) != (path / layout.MANIFEST).stat().st_size:  # or an upload was cut off
+            for part in layout.PARTS:
                 self.write(f"checkpoints/{name}/{part}", path / part)
             self.push_metrics(run)
-            self.write(manifest, path / checkpoints.MANIFEST)
+            self.write(manifest, path / layout.MANIFEST)
 
     def push_metrics(self, run: Path) -> None:
         """Upload the metrics."""
@@ -333,8 +327,6 @@ class Storage:
 
     def _remove_checkpoints(self, goes: Callable[[str, int], bool]) -> None:
         """Remove checkpoints by name and step; a manifest is removed before the other files."""
-        from raytrain.checkpoint.checkpoints import MANIFEST, step_of
-
         found = [path for path in self.names("checkpoints") if len(path.split("/")) == 3]
         for path in sorted(found, key=lambda path: (not path.endswith(f"/{MANIFEST}"), path)):
             name = path.split("/")[1]

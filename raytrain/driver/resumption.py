@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors, experiment_file
-from raytrain.checkpoint import remote
+from raytrain.checkpoint import layout, remote
+from raytrain.checkpoint.layout import step_of
 from raytrain.checkpoint.rows import check_rows
 from raytrain.driver import model_check
 from raytrain.driver.plan import Plan
@@ -162,8 +163,6 @@ class Correction:
             copies.replace(self.run.path, copies.files_of(self.sources) | {copies.REPLACED: text.encode()})
 
     def _step(self) -> int:
-        from raytrain.checkpoint.checkpoints import step_of  # which imports torch
-
         return step_of(remote.newest(self.run.path)) or 0
 
 
@@ -280,13 +279,12 @@ def _check_checkpoints(run: Run) -> None:
     Raises:
         UserError: it has none.
     """
-    from raytrain.checkpoint import checkpoints
 
-    names = [] if run.url else checkpoints.committed(run.checkpoints)
+    names = [] if run.url else layout.committed(run.checkpoints)
     reasons = []
     for name in reversed(names):
         try:
-            return check_rows(run.path / "metrics.jsonl", checkpoints.load_state(run.checkpoints / name))
+            return check_rows(run.path / "metrics.jsonl", layout.load_state(run.checkpoints / name))
         except errors.UserError as error:
             reasons.append(error.what)
         except (KeyError, TypeError, ValueError, OSError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain import errors, experiment_file
-from raytrain.checkpoint import location, remote, storage
+from raytrain.checkpoint import layout, location, remote, storage
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, needed_json
 from raytrain.run.metrics_log import damaged_lines, read_metrics
@@ -122,7 +122,6 @@ class Run:
         Raises:
             UserError: there is none, or it does not verify.
         """
-        from raytrain.checkpoint import checkpoints
 
         there = storage.Storage(self.url) if self.url else None
         with contextlib.suppress(OSError, ValueError):
@@ -131,12 +130,12 @@ class Run:
             if there and named.name in there.committed():
                 return there.fetch(named.name, self.checkpoints)
             if not there and named.is_dir():
-                checkpoints.verify(named)
+                layout.verify(named)
                 return named
         if there:
             found = storage.answered(there.url, lambda: next(there.verified(self.checkpoints), None))
         else:
-            found = checkpoints.newest(self.checkpoints)
+            found = layout.newest(self.checkpoints)
         if found is None and (self.path / "trial.json").is_file() and self.summary["status"] == "completed":
             raise errors.UserError(
                 "a sweep keeps the weights of its best trial alone, or of the best --keep N",
@@ -156,16 +155,15 @@ class Run:
         from raytrain.checkpoint import checkpoints
 
         path = self.checkpoint(which)
-        state = checkpoints.load_state(path)
+        state = layout.load_state(path)
         module = self.experiment.model.build(tuple(state["sample"]), len(state["classes"]))
         module.load_state_dict(checkpoints.load_model(path))
         return module.eval()
 
     def classes(self, which: str = "best") -> tuple[str, ...]:
         """The classes' names, in the order of the model's outputs."""
-        from raytrain.checkpoint import checkpoints
 
-        return tuple(checkpoints.load_state(self.checkpoint(which))["classes"])
+        return tuple(layout.load_state(self.checkpoint(which))["classes"])
 
 
 def _is_summary(found: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
-from raytrain.checkpoint import checkpoints, retention, side_thread
+from raytrain.checkpoint import checkpoints, layout, retention, side_thread
 from raytrain.checkpoint.pulse import HURRY_SECONDS, POLL_SECONDS
 from raytrain.checkpoint.storage import Storage
 from raytrain.experiment import Checkpoint
@@ -121,7 +121,7 @@ class CheckpointWriter:
             self._note(error, self._due.step if self._due else None)
             names: list[str] = []
             with contextlib.suppress(OSError):
-                names = checkpoints.committed(self.run / "checkpoints")
+                names = layout.committed(self.run / "checkpoints")
             raise errors.UserError(
                 f"the last checkpoint cannot be written: {_reason(error)}",
                 self.run,
@@ -163,9 +163,9 @@ class CheckpointWriter:
         Raises:
             OSError: storage refused it.
         """
-        for found in checkpoints.committed(self.run / "checkpoints"):
+        for found in layout.committed(self.run / "checkpoints"):
             with contextlib.suppress(errors.UserError, KeyError, TypeError):
-                state = checkpoints.load_state(self.run / "checkpoints" / found)
+                state = layout.load_state(self.run / "checkpoints" / found)
                 self._bests[found] = state["progress"]["best"]["checkpoint"]
         if not best:
             (self.run / "best.json").unlink(missing_ok=True)
@@ -270,8 +270,8 @@ class CheckpointWriter:
             checkpoints.save(self.run / "checkpoints", due.step, due.model, due.optimizer, due.state)
             due.committed = True
             self._written.set()
-        folder, name, best = self.run / "checkpoints", checkpoints.name_of(due.step), due.state["progress"]["best"]
-        if not os.path.isfile(folder / str(best.get("checkpoint")) / checkpoints.MANIFEST):
+        folder, name, best = self.run / "checkpoints", layout.name_of(due.step), due.state["progress"]["best"]
+        if not os.path.isfile(folder / str(best.get("checkpoint")) / layout.MANIFEST):
             best = self._best  # that one was not written: keep the previous best
         self._point(name, due.step, best)
         self._bests[name] = best.get("checkpoint", name)

@@ -23,7 +23,7 @@ from typing import Any
 import ray
 
 from raytrain import errors
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import layout
 from raytrain.data import Index
 from raytrain.driver import endings, gpu_errors, initial_weights
 from raytrain.driver.interrupts import Leave
@@ -134,7 +134,7 @@ class Attempt:
         """The checkpoint of the last epoch, written to its end; the loop must be between two epochs."""
         if self._trainer is not None and self._trainer.writer is not None:
             self._trainer.writer.background.wait()
-        return checkpoints.newest(self.run / "checkpoints")
+        return layout.newest(self.run / "checkpoints")
 
     def _take(self) -> tuple[str, Any]:
         """The next thing that the loop says; of workers elsewhere, that their metrics say, in time."""
@@ -159,8 +159,8 @@ class Attempt:
 
     def _replay(self) -> None:
         """Cuts the metrics back to the newest checkpoint; the epochs before it are said again."""
-        found = checkpoints.newest(self.run / "checkpoints")
-        MetricsLog(self.run / "metrics.jsonl", checkpoints.load_state(found)["metrics_bytes"] if found else 0).close()
+        found = layout.newest(self.run / "checkpoints")
+        MetricsLog(self.run / "metrics.jsonl", layout.load_state(found)["metrics_bytes"] if found else 0).close()
         self._handed = self.skip
         if self.value.scaling.ranks <= 1:
             for row in record.epochs(self.run)[self.skip :]:
@@ -308,7 +308,7 @@ def keep(run: Path, path: Path, pool: Path) -> None:
     partial = pool.with_name(f".{pool.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    state = checkpoints.load_state(path)
+    state = layout.load_state(path)
     best = run / "checkpoints" / str(state["progress"]["best"].get("checkpoint"))
     for source in {path, best} if best.is_dir() else {path}:
         shutil.copytree(source, partial / source.name, copy_function=os.link)
@@ -326,7 +326,7 @@ def adopt(run: Path, pool: Path) -> None:
     """
     sources = sorted(pool.glob("step_*"))
     for source in sources:
-        checkpoints.verify(source)
+        layout.verify(source)
     own = run / "checkpoints"
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir()
@@ -334,7 +334,7 @@ def adopt(run: Path, pool: Path) -> None:
     shutil.copyfile(pool / "metrics.jsonl", partial)
     for pointer in ("best.json", "last.json"):
         (run / pointer).unlink(missing_ok=True)
-    state = checkpoints.load_state(sources[-1])
+    state = layout.load_state(sources[-1])
     best = state["progress"]["best"]
     write_atomically(run / "best.json", json.dumps(best, indent=2))
     for source in sources:  # links, with the newest last: a crash before it leaves a run that begins earlier

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import nn
 
 from raytrain import config, errors
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint.layout import load_state
 from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.checks import checked_indices, classes_differ
 from raytrain.data.image_files import EXTENSIONS
@@ -63,7 +63,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
             "choose another --split",
         )
     index, path = indices[split], run.checkpoint(which)
-    classes = tuple(checkpoints.load_state(path)["classes"])
+    classes = tuple(load_state(path)["classes"])
     if index.classes != classes:
         raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
     _check_input(data, index, path)
@@ -103,7 +103,7 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
             run.path,
             "use its model from Python: raytrain.Run(path).model()",
         )
-    state = checkpoints.load_state(run.checkpoint(which))
+    state = load_state(run.checkpoint(which))
     if state.get("input_kind", "image") != "image":  # an older run has images
         raise errors.UserError(
             f"predict classifies image files, and this run's model takes no images (kind={state['input_kind']!r})",
@@ -145,7 +145,7 @@ def _check_input(data: Data, index: Index, path: Path) -> None:
     Raises:
         UserError: it does not.
     """
-    state = checkpoints.load_state(path)
+    state = load_state(path)
     before = state.get("input_dtype", "float32"), list(state["sample"])
     now = index.input.seen_as, list(data.sample(index))
     if now != before:
@@ -215,7 +215,7 @@ def export(run: Run, file: Path, which: str = "best") -> None:
 
 
 def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProgram:
-    state = checkpoints.load_state(run.checkpoint(which))
+    state = load_state(run.checkpoint(which))
     sample = torch.zeros(2, *state["sample"], dtype=getattr(torch, state.get("input_dtype", "float32")))
     logged = logging.root.manager.disable
     logging.disable(logging.WARNING)  # where it fails, it prints and logs whole graphs besides what it raises

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from raytrain.checkpoint import checkpoints, retention
+from raytrain.checkpoint import checkpoints, layout, retention
 from raytrain.checkpoint.rows import check_rows
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.run import no_way_back
@@ -116,10 +116,10 @@ def newest(trainer: Trainer, device: torch.device) -> checkpoints.Loaded | None:
             step = Progress.from_state(state["progress"]).step
             figures = state["metrics_bytes"] >= 0 and (state["unit"] is None or math.isfinite(state["unit"]))
             fits = trainer.hooks.fit(state.get("hooks", []))
-            if figures and fits and tensors <= found.optimizer.keys() and checkpoints.name_of(step) == found.path.name:
+            if figures and fits and tensors <= found.optimizer.keys() and layout.name_of(step) == found.path.name:
                 check_rows(run.path / "metrics.jsonl", state)
                 return found
-    if names := list(storage.committed()) if storage else checkpoints.committed(run.checkpoints):
+    if names := list(storage.committed()) if storage else layout.committed(run.checkpoints):
         where = storage.url if storage else run.path
         raise no_way_back(where, f"{names[-1]} cannot be read or lacks its metrics")
     return None

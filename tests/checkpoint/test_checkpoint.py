@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raytrain import UserError
-from raytrain.checkpoint import checkpoints, retention, side_thread
-from raytrain.checkpoint.checkpoints import MANIFEST, MODEL, OPTIMIZER, STATE
+from raytrain.checkpoint import checkpoints, layout, retention, side_thread
+from raytrain.checkpoint.layout import MANIFEST, MODEL, OPTIMIZER, STATE
 from raytrain.parallel.strategy import snapshot
 from raytrain.watchdog import doing
 
@@ -85,11 +85,11 @@ def test_model_optimizer_and_state_come_back_bit_for_bit(tmp_path: Path, kind: s
     path = checkpoints.save(tmp_path / "checkpoints", 7, model.state_dict(), tensors, state)
     assert path == tmp_path / "checkpoints" / "step_00000007"
     assert sorted(file.name for file in path.iterdir()) == sorted([MODEL, OPTIMIZER, STATE, MANIFEST])
-    checkpoints.verify(path)
+    layout.verify(path)
     loaded = checkpoints.load_model(path)
     assert set(loaded) == set(model.state_dict())
     assert all(same(value, loaded[name]) for name, value in model.state_dict().items())
-    assert same(checkpoints.load_optimizer(path), tensors) and checkpoints.load_state(path) == state
+    assert same(checkpoints.load_optimizer(path), tensors) and layout.load_state(path) == state
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -110,12 +110,13 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: P
 def test_each_chunk_that_is_written_or_verified_is_a_sign_of_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "_CHUNK", 1 << 10)
+    for module in (checkpoints, layout):
+        monkeypatch.setattr(module, "_CHUNK", 1 << 10)
     before = doing.ticks
     path = checkpoints.save(tmp_path, 1, {"w": torch.zeros(64 << 10)}, {}, {})
     assert doing.ticks - before >= 256
     before = doing.ticks
-    checkpoints.verify(path)
+    layout.verify(path)
     assert doing.ticks - before >= 256
 
 
@@ -123,8 +124,8 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "step_00000001" / "left_over").touch()
     path = checkpoints.save(tmp_path, 1, {"w": torch.zeros(1)}, {}, {"new": True})
-    assert checkpoints.load_state(path) == {"new": True} and not (path / "left_over").exists()
-    checkpoints.verify(path)
+    assert layout.load_state(path) == {"new": True} and not (path / "left_over").exists()
+    layout.verify(path)
 
 
 def test_others_may_read_a_checkpoint_as_far_as_the_umask_lets_them(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_save_that_fails_leaves_no_checkpoint_of_that_step(tmp_path: Path, mon
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
-    assert checkpoints.newest(tmp_path) == tmp_path / "step_00000001"
+    assert layout.newest(tmp_path) == tmp_path / "step_00000001"
 
 
 def test_a_disk_that_swallows_bytes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,12 +152,12 @@ def test_a_disk_that_swallows_bytes_is_found_out(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patch, pytest.raises(OSError, match="bytes were written and not all are there"):
         patch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]) * 0 + len(data))
         save(tmp_path, 1)
-    assert checkpoints.newest(tmp_path) is None
+    assert layout.newest(tmp_path) is None
     with monkeypatch.context() as patch:  # of the right size: reading back shows it
         patch.setattr(os, "write", lambda file, data: write(file, bytes(len(data)) if len(data) > 500 else data))
         bad = save(tmp_path, 2)
     with pytest.raises(UserError, match=r"optimizer.pt has another sha256"):
-        checkpoints.verify(bad)
+        layout.verify(bad)
 
 
 def test_no_directory_is_made_in_the_place_of_one_that_is_gone(tmp_path: Path) -> None:
@@ -253,12 +254,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_the_newest_that_verifies_is_taken(tmp_path: Path, damage: str) -> None:
     good, bad = save(tmp_path, 1), save(tmp_path, 2)
-    assert checkpoints.newest(tmp_path) == bad
+    assert layout.newest(tmp_path) == bad
     how, message = DAMAGE[damage]
     how(bad)
     with pytest.raises(UserError, match=f"the checkpoint does not verify: .*{message}.*step_00000002; remove that"):
-        checkpoints.verify(bad)
-    assert checkpoints.newest(tmp_path) == good
+        layout.verify(bad)
+    assert layout.newest(tmp_path) == good
 
 
 def test_a_linked_folder_and_stray_entries_are_no_checkpoints(tmp_path: Path) -> None:
@@ -267,20 +268,20 @@ def test_a_linked_folder_and_stray_entries_are_no_checkpoints(tmp_path: Path) ->
     (folder / "step_00000009").symlink_to(outside)
     (folder / "step_00000010").touch()
     (folder / "step_").mkdir()
-    assert checkpoints.newest(folder) == good
+    assert layout.newest(folder) == good
     retention.drop_after(folder, 1)
     assert [path.name for path in folder.iterdir() if path.name > "step_00000001"] == []
-    checkpoints.verify(outside)
+    layout.verify(outside)
 
 
 def test_no_folder_and_an_empty_one_have_no_newest(tmp_path: Path) -> None:
-    assert checkpoints.newest(tmp_path) is None and checkpoints.newest(tmp_path / "nothing") is None
+    assert layout.newest(tmp_path) is None and layout.newest(tmp_path / "nothing") is None
 
 
 def test_all_damaged_is_none(tmp_path: Path) -> None:
     for number in range(3):
         flip(save(tmp_path, number) / MODEL)
-    assert checkpoints.newest(tmp_path) is None
+    assert layout.newest(tmp_path) is None
 
 
 # Code
@@ -304,7 +305,7 @@ def test_a_pickle_in_place_of_the_optimizer_is_refused_and_its_code_does_not_run
         content = (path / OPTIMIZER).read_bytes()
         entry = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         manifest(lambda values, entry=entry: values["files"].update({OPTIMIZER: entry}))(path)
-        checkpoints.verify(path)
+        layout.verify(path)
         with pytest.raises(UserError, match=r"optimizer.pt (holds more than tensors and plain values|.*no.* zip file)"):
             checkpoints.load_optimizer(path)
         assert not mark.exists()
@@ -320,7 +321,7 @@ def names(folder: Path) -> list[int]:
 
 
 def named(steps: Iterable[int]) -> list[str]:
-    return [checkpoints.name_of(step) for step in steps]
+    return [layout.name_of(step) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,7 @@ def named(steps: Iterable[int]) -> list[str]:
 def test_prune_keeps_the_newest_the_best_and_every_nth_as_far_as_the_budget_goes(
     tmp_path: Path, keep: int, best: dict[int, int], every: int | None, budget: int | None, left: list[int]
 ) -> None:
-    bests = {checkpoints.name_of(one): checkpoints.name_of(other) for one, other in best.items()}
+    bests = {layout.name_of(one): layout.name_of(other) for one, other in best.items()}
     sizes = dict.fromkeys(named([3, 5, 1, 2, 4]), 10)
     gone = retention.expired(sizes, keep, bests, every, budget)
     assert sorted(sizes.keys() - gone) == named(left) and len(gone) == len(set(gone))
@@ -357,7 +358,7 @@ def test_prune_keeps_the_newest_the_best_and_every_nth_as_far_as_the_budget_goes
     retention.prune(tmp_path, lambda sizes: retention.expired(sizes, keep, bests, every, room))
     assert names(tmp_path) == left
     for step in left:
-        checkpoints.verify(tmp_path / checkpoints.name_of(step))
+        layout.verify(tmp_path / layout.name_of(step))
 
 
 @given(
@@ -390,7 +391,7 @@ def test_prune_does_not_count_what_was_never_committed(tmp_path: Path) -> None:
         save(tmp_path, number)
     (tmp_path / "step_00000003" / MANIFEST).unlink()
     retention.prune(tmp_path, lambda sizes: retention.expired(sizes, 2, {}))
-    assert checkpoints.newest(tmp_path) == tmp_path / "step_00000002" and names(tmp_path) == [1, 2, 3]
+    assert layout.newest(tmp_path) == tmp_path / "step_00000002" and names(tmp_path) == [1, 2, 3]
     save(tmp_path, 4)
     retention.prune(tmp_path, lambda sizes: retention.expired(sizes, 3, {}))
     assert names(tmp_path) == [1, 2, 4], "what never was committed goes once there is a newer one"
@@ -418,7 +419,7 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint(tmp_path: Path, monkeypa
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
         patch.setattr(os, "unlink", cut)
         retention.drop_after(tmp_path, 1)
-    assert names(tmp_path) == [1, 2] and checkpoints.newest(tmp_path) == tmp_path / "step_00000001"
+    assert names(tmp_path) == [1, 2] and layout.newest(tmp_path) == tmp_path / "step_00000001"
     retention.drop_after(tmp_path, 1)
     assert names(tmp_path) == [1]
 

@@ -18,7 +18,7 @@ from helpers.commands import make_run
 from pyarrow import fs
 
 from raytrain import CNN, Digits, Experiment, Run, UserError, cli
-from raytrain.checkpoint import checkpoints, location, pulse, remote, retention, storage
+from raytrain.checkpoint import checkpoints, layout, location, pulse, remote, retention, storage
 from raytrain.checkpoint.storage import Storage
 from raytrain.run.begin import begin, check_writable
 from raytrain.watchdog import doing
@@ -126,7 +126,7 @@ def test_a_stale_mirror_is_not_trusted(there: Storage, run: Path, tmp_path: Path
     damaged.write_bytes(damaged.read_bytes()[:-1] + b" ")
     found = list(there.loadable(mirror, torch.device("cpu")))
     assert [one.state for one in found] == [{"step": 2}, {"step": 1}] and found[0].path == newer
-    assert checkpoints.committed(mirror / "checkpoints") == ["step_00000001", "step_00000002"]
+    assert layout.committed(mirror / "checkpoints") == ["step_00000001", "step_00000002"]
     assert (mirror / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
 
 

@@ -18,7 +18,7 @@ import torch
 from helpers.cut_runs import BASE, Cut, rows, weights
 
 from raytrain import SGD, Experiment, Run, UserError, experiment_file
-from raytrain.checkpoint import checkpoints, location, pulse, remote, side_thread, storage
+from raytrain.checkpoint import layout, location, pulse, remote, side_thread, storage
 from raytrain.checkpoint.storage import Storage
 from raytrain.data.checks import checked_read
 from raytrain.data.loader import Loaded
@@ -90,13 +90,11 @@ def test_a_run_that_is_cut_off_goes_on_on_another_machine(url: str, whole: Path)
     for at in (13, 17, 30):
         with pytest.raises(Cut):
             train_at(url, cut_at(at))
-        assert list(Storage(url).committed())[-1] == checkpoints.name_of(
-            max(n for n in (10, 15, 23, 25, 30) if n <= at)
-        )
+        assert list(Storage(url).committed())[-1] == layout.name_of(max(n for n in (10, 15, 23, 25, 30) if n <= at))
         shutil.rmtree(location.mirror(url, "workers"))
     assert train_at(url) == "completed"
     assert same(url, whole)
-    kept = {*checkpoints.committed(whole / "checkpoints")}
+    kept = {*layout.committed(whole / "checkpoints")}
     assert Storage(url).committed().keys() == kept and Run(url).summary["steps"] == 46
     assert {path.split("/")[1] for path in Storage(url).names("checkpoints")} == kept
 
@@ -225,7 +223,7 @@ def test_a_run_trains_on_while_storage_hangs_stops_at_once_and_goes_on_from_its_
         time.sleep(0.01)
     kept = location.mirror(url, "workers")
     assert list(Storage(url).committed()) == ["step_00000005"]
-    newest = checkpoints.step_of(checkpoints.committed(kept / "checkpoints")[-1])
+    newest = layout.step_of(layout.committed(kept / "checkpoints")[-1])
     assert newest is not None and newest > 30
     noted = (kept / "logs" / "checkpoints.log").read_text()
     assert noted.count("step 10: no answer for ") == 1

@@ -24,8 +24,8 @@ import safetensors.torch
 import torch
 
 from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, experiment_file
-from raytrain.checkpoint import checkpoints, retention
-from raytrain.checkpoint.checkpoints import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
+from raytrain.checkpoint import checkpoints, layout, retention
+from raytrain.checkpoint.layout import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
 from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
 from raytrain.parallel.strategy import RankContext
@@ -395,12 +395,12 @@ def test_storage_that_cannot_be_read_is_no_reason_to_go_back(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
-        patch.setattr(checkpoints, "_sha256", broken)
+        patch.setattr(layout, "_sha256", broken)
         start(worker(run))
     with pytest.raises(UserError, match="is damaged"):
         text(b"")(run / "checkpoints" / BAD)
-        checkpoints.verify(run / "checkpoints" / BAD)
-    assert checkpoints.committed(run / "checkpoints")[-2:] == [GOOD, BAD]
+        layout.verify(run / "checkpoints" / BAD)
+    assert layout.committed(run / "checkpoints")[-2:] == [GOOD, BAD]
 
 
 def test_training_ends_where_the_directory_of_the_run_has_gone(

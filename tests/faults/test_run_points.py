@@ -15,7 +15,7 @@ from helpers.commands import DIGITS
 from PIL import Image
 
 from raytrain import order
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import layout
 from raytrain.run.metrics_log import read_metrics
 from raytrain.user_code import copies
 
@@ -89,10 +89,10 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recovered(path: Path, whole: Path, capsys: pytest.CaptureFixture[str], *more: object) -> None:
     """What was committed is still there, and the run, or a new one of that name where it had not begun, comes to the
     end of the undisturbed one."""
-    committed = checkpoints.committed(path / "checkpoints") if path.exists() else []
+    committed = layout.committed(path / "checkpoints") if path.exists() else []
     kept = b""
     for name in committed:
-        state = checkpoints.load_state(path / "checkpoints" / name)
+        state = layout.load_state(path / "checkpoints" / name)
         kept = (path / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
         assert len(kept) == state["metrics_bytes"]
     nothing = Writes(path.parent)

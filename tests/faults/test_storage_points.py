@@ -12,7 +12,7 @@ import pytest
 import torch
 from harness.faults.points import EPOCH, SETTINGS, Killed, best, content, row
 
-from raytrain.checkpoint import checkpoints, location, retention, side_thread
+from raytrain.checkpoint import checkpoints, layout, location, retention, side_thread
 from raytrain.checkpoint.storage import Storage
 from raytrain.run import writer
 from raytrain.run.metrics_log import MetricsLog, read_metrics
@@ -78,14 +78,14 @@ class AtOnce:
 
 
 def step_at(url: str) -> int:
-    return max((checkpoints.step_of(name) or 0 for name in Storage(url).committed()), default=0)
+    return max((layout.step_of(name) or 0 for name in Storage(url).committed()), default=0)
 
 
 def check(there: Storage, folder: Path, at_least: int, at_most: int) -> None:
     """A machine that has nothing finds a checkpoint of such a step, whole, with all rows that it vouches for."""
     shutil.rmtree(folder, ignore_errors=True)
     path = next(there.verified(folder / "checkpoints"), None)
-    step = (checkpoints.step_of(path.name) or 0) if path else 0
+    step = (layout.step_of(path.name) or 0) if path else 0
     assert at_least <= step <= at_most
     if path:
         model, loaded = content(step)[0], checkpoints.load(path)
@@ -111,7 +111,7 @@ def test_whatever_request_is_the_last_one(s3: str, tmp_path: Path, quick: None) 
         check(plain, tmp_path / "look", done, step)
         COUNTS["kill"] += 1
         if kind == "put":  # an object that is not whole, as a file system would leave it and S3 never does
-            if name.startswith("checkpoints/step_") and not name.endswith(checkpoints.MANIFEST):
+            if name.startswith("checkpoints/step_") and not name.endswith(layout.MANIFEST):
                 plain.write(name, b"half")
                 check(plain, tmp_path / "look", done, step)
             COUNTS["torn"] += name.startswith("checkpoints/step_")
@@ -147,9 +147,7 @@ def goes_on_elsewhere(url: str, folder: Path, at: int) -> None:
     check(Storage(url), folder / "look", STEPS, STEPS)
     assert list(Storage(url).committed())[-1] == "step_00000004"
     assert Storage(url).names("checkpoints").keys() == {
-        f"checkpoints/{name}/{part}"
-        for name in Storage(url).committed()
-        for part in (*checkpoints.PARTS, checkpoints.MANIFEST)
+        f"checkpoints/{name}/{part}" for name in Storage(url).committed() for part in (*layout.PARTS, layout.MANIFEST)
     }
     COUNTS["goes on elsewhere"] += 1
 

@@ -26,7 +26,7 @@ from harness.faults.sweeps import (
     statuses,
 )
 
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import layout
 from raytrain.sweep import record
 
 Whole = tuple[Path, Pace]
@@ -99,12 +99,9 @@ def test_signals_end_a_sweep_with_checkpoints_and_it_goes_on(tmp_path: Path, who
         assert begun and answer["status"] == "interrupted" and "running" not in found.values()
         for n in begun:
             if found[n] == "interrupted":
-                last = checkpoints.newest(record.folder(sweep, n) / "checkpoints")
+                last = layout.newest(record.folder(sweep, n) / "checkpoints")
                 rows = (record.folder(sweep, n) / "metrics.jsonl").read_text().splitlines()
-                assert (
-                    last is not None
-                    and checkpoints.load_state(last)["progress"]["step"] == json.loads(rows[-1])["step"]
-                )
+                assert last is not None and layout.load_state(last)["progress"]["step"] == json.loads(rows[-1])["step"]
         assert "interrupted" in found.values()
         assert not [*sweep.rglob("stop")]
     command = Command(sweep, str(sweep))

@@ -33,7 +33,7 @@ from raytrain import (
     Optimizer,
     order,
 )
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import checkpoints, layout
 from raytrain.parallel import tree
 from raytrain.parallel.tree import Gradients, Tree
 
@@ -72,7 +72,7 @@ def ran(ranks: Ranks, folder: Path, e: Experiment, world: int, function: Callabl
 
 def bits(run: Path) -> tuple[list[dict], str]:
     """What a run leaves: its metrics but for times, and a hash of its last checkpoint with the optimizer's state."""
-    path, digest = checkpoints.newest(run / "checkpoints"), hashlib.sha256()
+    path, digest = layout.newest(run / "checkpoints"), hashlib.sha256()
     assert path is not None
 
     def add(state: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_model_whose_shards_use_other_layers_and_whose_buffers_count(
     ranks: Ranks, tmp_path: Path, reduction: Any
 ) -> None:
     e = replace(BASE, model=Odd(), parallel=Deterministic(reduction=reduction), optimizer=AdamW(lr=0.01))
-    one = checkpoints.newest(check(ranks, tmp_path, replace(e, memory_format="contiguous")) / "checkpoints")
+    one = layout.newest(check(ranks, tmp_path, replace(e, memory_format="contiguous")) / "checkpoints")
     assert one is not None
     torch.manual_seed(order.key(e.seed, 0) >> 1)
     never = checkpoints.load_model(one)["never.weight"]
@@ -183,7 +183,7 @@ def test_a_run_that_goes_on_with_other_numbers_of_workers_has_the_bits_of_one_th
     whole, moved = ran(ranks, tmp_path / "whole", e, 2), new_run(tmp_path / "moved", e)
     for world, call in ((4, 4), (2, 6), (1, 17)):  # within steps 4, 5 and 9; on one worker there are 4 passes in a step
         ranks.run(world, cut_rank, on_workers(e, world), moved, call)
-    newest = checkpoints.newest(moved / "checkpoints")
+    newest = layout.newest(moved / "checkpoints")
     assert newest is not None and newest.name == "step_00000008"
     ranks.run(4, train_rank, on_workers(e, 4), moved)
     assert bits(moved) == bits(whole)

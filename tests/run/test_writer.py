@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from raytrain import Checkpoint
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import checkpoints, layout
 from raytrain.run import writer
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.writer import CheckpointWriter
@@ -65,8 +65,8 @@ def test_training_waits_until_the_checkpoint_is_committed(
     assert gate.entered.wait(30)
     threading.Timer(0.2, gate.open.set).start()
     keeper.settle()
-    assert checkpoints.committed(keeper.run / "checkpoints") == ["step_00000010"]
-    assert checkpoints.newest(keeper.run / "checkpoints") is not None
+    assert layout.committed(keeper.run / "checkpoints") == ["step_00000010"]
+    assert layout.newest(keeper.run / "checkpoints") is not None
 
 
 def test_slow_storage_holds_training_up_for_a_share_of_its_time_and_not_for_long(
@@ -80,7 +80,7 @@ def test_slow_storage_holds_training_up_for_a_share_of_its_time_and_not_for_long
         keeper.began, keeper._waited = time.monotonic() - seconds, waited
         keeper.settle()
         keeper.settle()  # once a checkpoint
-        assert f"step_{step:08d}" not in checkpoints.committed(keeper.run / "checkpoints")
+        assert f"step_{step:08d}" not in layout.committed(keeper.run / "checkpoints")
         gate.open.set()
         keeper.wait()
     assert limits == pytest.approx([0.0, 1.0, 0.5, 0.0, writer._LONGEST], abs=0.05)
@@ -103,6 +103,6 @@ def test_a_checkpoint_that_is_refused_is_not_waited_for(
     gate.open.set()
     hand_over(keeper, 10)
     keeper.settle()
-    assert checkpoints.committed(keeper.run / "checkpoints") == []
+    assert layout.committed(keeper.run / "checkpoints") == []
     keeper.wait()
     assert "No space left" in (keeper.run / "logs" / "checkpoints.log").read_text()

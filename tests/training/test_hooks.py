@@ -15,7 +15,7 @@ from helpers.cut_runs import BASE, cut_rank, rows, weights
 from helpers.ranks import Ranks, new_run, on_workers, train_rank
 
 from raytrain import DDP, SGD, Experiment, Hook, UserError, config, load_experiment
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import layout
 from raytrain.training.hooks import Hooks
 from raytrain.training.trainer import Trainer
 
@@ -105,9 +105,9 @@ def test_hook_state_and_columns_are_bit_equal_after_kills(ranks: Ranks, tmp_path
     ends = [row for row in rows(whole) if row["kind"] == "epoch"]
     norms = [row["gradient_norm"] for row in steps if row["epoch"] == 2]
     assert ends[1]["norms"] == len(norms) and ends[1]["mean_norm"] == sum(norms) / len(norms)
-    newest = checkpoints.newest(whole / "checkpoints")
+    newest = layout.newest(whole / "checkpoints")
     assert newest is not None
-    kept = checkpoints.load_state(newest)
+    kept = layout.load_state(newest)
     assert kept["hooks"] == [{"steps": len(steps), "norms": []}, {"factor": pytest.approx(0.99 ** len(steps))}]
     best = json.loads((whole / "best.json").read_text())
     assert best["mean_norm"] == ends[best["epoch"] - 1]["mean_norm"]

@@ -30,7 +30,7 @@ from raytrain import (
     Run,
     UserError,
 )
-from raytrain.checkpoint import checkpoints, side_thread
+from raytrain.checkpoint import checkpoints, layout, side_thread
 from raytrain.data.loader import Loaded
 from raytrain.run import writer
 from raytrain.training.losses import Step
@@ -104,7 +104,7 @@ def test_a_resumed_run_is_bit_identical(
     ranks.run(world, train_rank, e, whole)
     for call in (13, 4, 19):  # in the first epoch, then right after a resume, then in the second epoch
         ranks.run(world, cut_rank, e, cut, call)
-    assert checkpoints.newest(cut / "checkpoints") is not None
+    assert layout.newest(cut / "checkpoints") is not None
     ranks.run(world, train_rank, e, cut)
     assert rows(cut) == rows(whole)
     assert [row["step"] for row in rows(cut) if row["kind"] == "step"] == list(range(1, 47))
@@ -128,7 +128,7 @@ def test_fp16_resumes_with_its_scale(ranks: Ranks, tmp_path: Path) -> None:
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(1, train_rank, e, whole)
     ranks.run(1, cut_rank, e, cut, 13)
-    path = checkpoints.newest(cut / "checkpoints")
+    path = layout.newest(cut / "checkpoints")
     assert path is not None and checkpoints.load_optimizer(path)["precision"]["scale"] > 1
     ranks.run(1, train_rank, e, cut)
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
@@ -152,7 +152,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(ranks: Ranks, tmp_path: Path
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(1, train_rank, e, whole)
     ranks.run(1, cut_rank, e, cut, 13)
-    newest = checkpoints.newest(cut / "checkpoints")
+    newest = layout.newest(cut / "checkpoints")
     assert newest is not None and newest.name == "step_00000010"
     damaged = bytearray((newest / "model.safetensors").read_bytes())
     damaged[-1] ^= 1
@@ -193,7 +193,7 @@ def full_disk_rank(rank: int, world: int, e: Experiment, run: Path, first: int, 
 
     def fails(descriptor: int, data: bytes) -> int:
         name = os.readlink(f"/proc/self/fd/{descriptor}")
-        calls.extend([1] if name.endswith(checkpoints.MODEL) else [])
+        calls.extend([1] if name.endswith(layout.MODEL) else [])
         if first <= len(calls) <= last and "/step_" in name:
             write(descriptor, bytes(data[: len(data) // 2]))
             raise OSError(28, "No space left on device")
@@ -243,7 +243,7 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_and_the_one_befor
         f"the last checkpoint cannot be written: No space left on device, {cut}; "
         "mend that and go on from step_00000010, the newest that is there"
     )
-    newest = checkpoints.newest(cut / "checkpoints")
+    newest = layout.newest(cut / "checkpoints")
     assert newest is not None and newest.name == "step_00000010" and not (cut / "summary.json").exists()
     assert [path.name for path in (cut / "checkpoints").iterdir() if path.name > newest.name] == []
     ranks.run(1, train_rank, BASE, cut)

@@ -18,7 +18,7 @@ import yaml
 
 from harness.cluster.hosts import LAUNCHER, ROOT, SHARED, Hosts
 from raytrain import cluster
-from raytrain.checkpoint import checkpoints
+from raytrain.checkpoint import layout
 
 RUNS = f"{SHARED}/runs"
 _FILE = "on-premises.yaml"
@@ -164,9 +164,9 @@ def same_losses(run: Path, other: Path) -> float:
 
 def weights(run: Path) -> bytes:
     """The bytes of a run's last weights."""
-    found = checkpoints.newest(run / "checkpoints")
+    found = layout.newest(run / "checkpoints")
     assert found is not None
-    return (found / checkpoints.MODEL).read_bytes()
+    return (found / layout.MODEL).read_bytes()
 
 
 def train_here(folder: Path, name: str, *flags: str) -> Path:

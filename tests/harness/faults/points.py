@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from raytrain import Checkpoint, files
-from raytrain.checkpoint import checkpoints, retention, side_thread
+from raytrain.checkpoint import checkpoints, layout, retention, side_thread
 from raytrain.run import begin, lock, metrics_log, run, writer
 from raytrain.run.metrics_log import MetricsLog, read_metrics
 from raytrain.run.writer import CheckpointWriter
@@ -158,7 +158,7 @@ def row(step: int) -> dict[str, Any]:
 def best(step: int) -> dict[str, Any]:
     """The first epoch is the best one until the third."""
     at = EPOCH if step < 3 * EPOCH else 3 * EPOCH
-    return {"val_accuracy": 0.1 * at, "checkpoint": checkpoints.name_of(at)} if step >= EPOCH else {}
+    return {"val_accuracy": 0.1 * at, "checkpoint": layout.name_of(at)} if step >= EPOCH else {}
 
 
 def train(path: Path, disk: Disk, steps: int = STEPS, start: Any = None) -> None:
@@ -193,13 +193,13 @@ def check(path: Path, at_least: int, at_most: int) -> int:
     assert at_least <= step <= at_most, f"the newest is of step {step}"
     if found:
         model, optimizer = content(step)
-        assert found.path.name == checkpoints.name_of(step) and found.state["of"] == step
+        assert found.path.name == layout.name_of(step) and found.state["of"] == step
         assert found.model.keys() == model.keys() and all(torch.equal(found.model[n], model[n]) for n in model)
         assert torch.equal(found.optimizer["optimizer"]["m"], optimizer["optimizer"]["m"])
         rows = (path / "metrics.jsonl").read_bytes()[: found.state["metrics_bytes"]]
         assert [json.loads(line) for line in rows.splitlines()] == [row(n) for n in range(1, step + 1)]
-    for name in checkpoints.committed(path / "checkpoints"):
-        checkpoints.verify(path / "checkpoints" / name)
+    for name in layout.committed(path / "checkpoints"):
+        layout.verify(path / "checkpoints" / name)
     for pointer in ("best.json", "last.json"):
         if (path / pointer).exists():
             json.loads((path / pointer).read_text())

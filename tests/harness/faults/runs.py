@@ -23,7 +23,7 @@ from helpers.s3_server import Gate, Server, settings
 
 from harness.faults.paced import memory
 from raytrain import Run
-from raytrain.checkpoint import checkpoints, location
+from raytrain.checkpoint import layout, location
 
 PACED = Path(__file__).with_name("paced.py")
 EVERY = 10
@@ -247,7 +247,7 @@ class Story:
 
     def newest(self) -> int:
         """The step of the newest checkpoint that verifies."""
-        found = checkpoints.newest(self.run / "checkpoints")
+        found = layout.newest(self.run / "checkpoints")
         return int(found.name.partition("_")[2]) if found else 0
 
     def steps(self) -> list[int]:
@@ -306,7 +306,7 @@ def outcome(run: Path) -> tuple[list[dict[str, Any]], str]:
     """Every row of a run but for times, and the final weights' sha256."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rows = [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in rows]
-    weights = (Run(run).checkpoint("last") / checkpoints.MODEL).read_bytes()
+    weights = (Run(run).checkpoint("last") / layout.MODEL).read_bytes()
     return rows, hashlib.sha256(weights).hexdigest()
 
 
@@ -452,11 +452,9 @@ def nan(story: Story) -> None:
 def corrupt_newest(story: Story) -> None:
     """All processes are killed, and the newest checkpoint is damaged: the one before it counts."""
     story.command.abandon()
-    found = checkpoints.newest(story.run / "checkpoints")
+    found = layout.newest(story.run / "checkpoints")
     assert found is not None
-    file = found / story.draw.choice(
-        [checkpoints.MODEL, checkpoints.OPTIMIZER, checkpoints.STATE, checkpoints.MANIFEST]
-    )
+    file = found / story.draw.choice([layout.MODEL, layout.OPTIMIZER, layout.STATE, layout.MANIFEST])
     raw = bytearray(file.read_bytes())
     raw[story.draw.randrange(len(raw))] ^= 1 << story.draw.randrange(8)
     file.write_bytes(raw[: len(raw) // 2] if story.draw.random() < 0.3 else raw)
@@ -505,10 +503,10 @@ def tear_metrics(story: Story) -> None:
     """All processes are killed, and rows of metrics that the newest checkpoint vouches for are gone or damaged: the
     checkpoint before it counts."""
     story.command.abandon()
-    before, newest = checkpoints.committed(story.run / "checkpoints")[-2:]
+    before, newest = layout.committed(story.run / "checkpoints")[-2:]
     file, first, last = (
         story.run / "metrics.jsonl",
-        *(checkpoints.load_state(story.run / "checkpoints" / name)["metrics_bytes"] for name in (before, newest)),
+        *(layout.load_state(story.run / "checkpoints" / name)["metrics_bytes"] for name in (before, newest)),
     )
     at, rows = story.draw.randrange(first, last), bytearray(file.read_bytes())
     rows[at] ^= 1 << story.draw.randrange(8)

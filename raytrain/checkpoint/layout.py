@@ -1,0 +1,177 @@
+"""A checkpoint's folder on disk: its names, its verification and its state. Without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from raytrain import errors
+from raytrain.files import read_bytes
+from raytrain.watchdog import doing
+
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
+PARTS = (MODEL, OPTIMIZER, STATE)
+"""A checkpoint's files but for the manifest."""
+
+_CHUNK = 1 << 20
+_LARGEST = {MANIFEST: 1 << 16, STATE: 1 << 26}
+"""Bytes of the files that are read whole: more is none of ours."""
+
+
+def name_of(step: int) -> str:
+    """The folder of a step's checkpoint."""
+    return f"step_{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The inverse of `name_of`; None for other names."""
+    found = re.fullmatch(r"step_(\d{8,18})", name, re.ASCII)
+    return int(found[1]) if found and name_of(int(found[1])) == name else None
+
+
+def verify(path: Path) -> None:
+    """Checks a checkpoint against its manifest.
+
+    Raises:
+        UserError: it is not committed, or a file is missing, of another size or of another content.
+        OSError: storage cannot be read, which says nothing about the checkpoint.
+    """
+    if path.is_symlink():
+        raise broken(path, "it is a link")
+    try:
+        manifest = json.loads(_read(path, MANIFEST))
+        expected = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        step = manifest["step"]
+    except (FileNotFoundError, NotADirectoryError):
+        raise broken(path, "it has no manifest") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise broken(path, f"its manifest is damaged ({short(error)})") from None
+    if set(expected) != set(PARTS):
+        raise broken(path, "its manifest is damaged (it names other files)")
+    if type(step) is not int or step != step_of(path.name):
+        raise broken(path, "its manifest is damaged (it is that of another step)")
+    for name, (size, sha256) in expected.items():
+        try:
+            status = os.lstat(path / name)
+        except FileNotFoundError:
+            raise broken(path, f"{name} is missing") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise broken(path, f"{name} is missing")
+        if status.st_size != size:
+            raise broken(path, f"{name} has {status.st_size} bytes instead of {size}")
+        if _sha256(path / name) != sha256:
+            raise broken(path, f"{name} has another sha256")
+
+
+def verified(folder: Path) -> Iterator[Path]:
+    """The checkpoints that verify, the newest first, found by looking and not by trusting a pointer.
+
+    Raises:
+        OSError: storage cannot be read: who went back to an older one for that would remove the newer ones.
+    """
+    for name in reversed(names_in(folder)):
+        with contextlib.suppress(errors.UserError):
+            verify(folder / name)
+            yield folder / name
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint that verifies."""
+    return next(verified(folder), None)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The third argument of `save`.
+
+    Raises:
+        UserError: the file is no JSON object, or has numbers that are none.
+    """
+    try:
+        found = json.loads(_read(path, STATE), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise broken(path, f"{STATE} cannot be read ({short(error)})") from None
+    if not isinstance(found, dict):
+        raise broken(path, f"{STATE} holds no object")
+    return found
+
+
+def committed(folder: Path) -> list[str]:
+    """The names of the checkpoints that have a manifest, the oldest first."""
+    return [name for name in names_in(folder) if os.path.isfile(f"{folder}/{name}/{MANIFEST}")]
+
+
+def names_in(folder: Path) -> list[str]:
+    """All names of checkpoints that are there, the oldest first."""
+    try:
+        found = [(step, name) for name in os.listdir(folder) if (step := step_of(name)) is not None]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [name for _, name in sorted(found)]
+
+
+def size_of(path: str) -> int:
+    """Return the bytes of a checkpoint's files."""
+    return sum(os.lstat(f"{path}/{name}").st_size for name in os.listdir(path))
+
+
+def remove(path: str) -> None:
+    """Removes a checkpoint, its manifest first: it is none from then on, whatever happens."""
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            return os.unlink(path)
+    except FileNotFoundError:
+        return
+    for name in sorted(os.listdir(path), key=lambda name: name != MANIFEST):
+        try:
+            os.unlink(f"{path}/{name}")
+        except IsADirectoryError:  # none of ours
+            shutil.rmtree(f"{path}/{name}")
+    os.rmdir(path)
+
+
+def _read(path: Path, name: str) -> bytes:
+    """Return a small file of a checkpoint.
+
+    Raises:
+        ValueError: it is a link, no regular file, or too large.
+        OSError: there is none, or storage cannot be read.
+    """
+    if stat.S_ISLNK(os.lstat(path / name).st_mode):
+        raise ValueError(f"{name} is a link")
+    return read_bytes(path / name, _LARGEST[name])
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def short(error: BaseException) -> str:
+    """Return an error's class and the first line of its text."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            doing.tick()
+    return digest.hexdigest()
+
+
+def broken(path: Path | str, reason: str) -> errors.UserError:
+    """Return the error for a checkpoint that does not verify."""
+    return errors.UserError(
+        f"the checkpoint does not verify: {reason}",
+        path,
+        "remove that folder and try again: the newest that verifies is taken",
+    )
