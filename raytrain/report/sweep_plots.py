@@ -6,15 +6,14 @@ import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from raytrain import errors
 from raytrain.report.files import write_whole
 from raytrain.report.plots import accuracy_time, importance, parallel_coordinates, pareto
 from raytrain.report.trials import Results
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, LOG_RATIO, RED
 from raytrain.report.trials import Results, number
 from raytrain.run.metrics_log import read_metrics
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def draw(results: Results, path: Path) -> Figure | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from raytrain.report.trials import cut, plain, text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which all can tell apart
 BLUE, RED, GREY, LIGHT, INK = "#0072B2", "#D55E00", "#8c8c8c", "#c8d3dc", "#333333"
@@ -19,9 +19,6 @@ LOG_RATIO = 30
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches that no window belongs to."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -37,8 +34,6 @@ def finish(plot: Axes, x: str, y: str) -> None:
 
 def logarithmic(plot: Axes, which: str) -> None:
     """A logarithmic scale whose numbers are written out."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     (plot.set_xscale if which == "x" else plot.set_yscale)("log")
     axis = plot.xaxis if which == "x" else plot.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=8))

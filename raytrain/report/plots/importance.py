@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from raytrain.report.importance import LEAST_TRIALS, importance
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, INK, LIGHT, safe
 from raytrain.report.trials import Axis, Objective, Results, Trial, number, plain, text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _MAIN_EFFECTS = (
     "Main effect of each axis (omega squared, numbers in groups of equal size); "
@@ -82,8 +81,6 @@ def _bars(
         plot.set(xticks=[], yticks=[], xlabel="")
         plot.spines["bottom"].set_visible(False)
         return
-    from matplotlib.ticker import MaxNLocator
-
     rest = max(0.0, 1.0 - sum(share.share for share in known))
     widest = max(rest, *(max(share.share, share.chance) for share in known))
     for row, share in enumerate([*shares, None]):

@@ -5,27 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Colormap, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
 
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import GREY, INK, RED, safe
 from raytrain.report.trials import WITHOUT_RESULT, WORDS, Axis, Objective, Results, Trial, number, text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
-    from matplotlib.figure import Figure
 
 _SPREAD = 0.05  # how far lines through one value of an axis lie apart, at most
 
 
 def draw(results: Results) -> Figure | None:
     """The picture; None of fewer than two trials with a result."""
-    from matplotlib.collections import LineCollection
-    from matplotlib.lines import Line2D
-
     trials = [trial for trial in results.trials if trial.counts]
     if len(trials) < 2 or not results.axes:
         return None
@@ -109,8 +109,6 @@ def _vertical(plot: Axes, place: int, axis: Axis) -> None:
 
 def _written(plot: Axes, x: float, y: float, words: str, side: str, colour: str) -> None:
     """A text that lines may run behind."""
-    from matplotlib.patheffects import withStroke
-
     halo = [withStroke(linewidth=3, foreground="white")]
     plot.text(x, y, safe(words), ha=side, va="center", size=8, color=colour, path_effects=halo, zorder=5)
 
@@ -162,8 +160,6 @@ def _spread(axis: Axis, heights: list[float]) -> np.ndarray:
 
 
 def _ticks(axis: Axis) -> list[tuple[float, str]]:
-    from matplotlib.ticker import MaxNLocator
-
     if axis.levels is not None:
         count = len(axis.levels)
         step = math.ceil(count / 16)
@@ -186,9 +182,6 @@ def _ticks(axis: Axis) -> list[tuple[float, str]]:
 
 def _colours(objective: Objective, scores: np.ndarray) -> tuple[Colormap, float, float]:
     """The better the darker; trials far worse than the rest do not take the colours from the others."""
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
-
     shades = colormaps["viridis"](np.linspace(0.93, 0.0, 256))
     q1, q3 = np.quantile(scores, [0.25, 0.75])
     fence = 1.5 * (q3 - q1)

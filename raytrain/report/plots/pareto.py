@@ -7,19 +7,21 @@ import itertools
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
 
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, INK, LOG_RATIO, RED, safe
 from raytrain.report.trials import ENDED_WELL, UNITS, WORDS, Axis, Objective, Results, Trial, text
 from raytrain.sweep.front import pareto_front
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 _MARKERS = {"completed": ("o", "completed"), "stopped": ("v", "stopped early")}
 _LABELLED = 12  # points that have a label each
@@ -102,10 +104,6 @@ def _dots(
     plot: Axes, trials: Sequence[Trial], x: np.ndarray, y: np.ndarray, memory: np.ndarray | None, front: set[int]
 ) -> None:
     """Trials as points, coloured by their memory where that is known; a ring around those of the front."""
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
-
     colours: Any = [BLUE] * len(trials)
     if memory is not None:
         low, high = float(np.nanmin(memory)), float(np.nanmax(memory))
@@ -130,8 +128,6 @@ def _dots(
 
 def _marks(trials: Sequence[Trial], front: set[int]) -> list[Line2D]:
     """The legend of `_dots`, without a colour of its own."""
-    from matplotlib.lines import Line2D
-
     kinds = sorted({(trial.status, i in front) for i, trial in enumerate(trials)})
     return [
         Line2D(
@@ -174,8 +170,6 @@ def _label(
         points: x and y, shape (points, 2).
         line: x and y of a line's corners.
     """
-    from matplotlib.transforms import Bbox
-
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     frame, scale = plot.get_window_extent(), figure.dpi / 72
