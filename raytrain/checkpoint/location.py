@@ -7,6 +7,8 @@ import os
 import threading
 from pathlib import Path
 
+from raytrain.data.cache import default_folder
+
 URL = "url"
 
 
@@ -29,8 +31,6 @@ def mirror(url: str, kind: str = "runs") -> Path:
     Args:
         kind: `runs` for the driver's, `workers` for that of the ranks here.
     """
-    from raytrain.data.cache import default_folder
-
     path = url.partition("?")[0].rstrip("/")
     return default_folder() / kind / hashlib.sha256(url.encode()).hexdigest()[:16] / path.rpartition("/")[2]
 

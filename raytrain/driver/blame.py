@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+import torch.distributed as dist
+
 from raytrain import errors
 from raytrain.driver import gpu_errors
 from raytrain.driver.endings import RunFailed
@@ -13,8 +15,6 @@ from raytrain.user_code import places
 
 def misses_another(error: BaseException) -> bool:
     """Whether an error says no more than that another rank is gone, or a connection."""
-    import torch.distributed as dist  # the driver imports this module before torch
-
     if gpu_errors.code(error) is not None:  # which NCCL tells as its own error
         return False
     lost = (ConnectionError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)

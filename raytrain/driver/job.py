@@ -1,6 +1,7 @@
 """What each worker gets, and the function that Ray Train calls with it.
 
-This module imports neither Ray nor torch: a worker unpickles it before it decides which of torch it needs.
+A worker imports this module first, before it decides whether it needs torch's compiler: the module imports no more
+than torch itself.
 """
 
 from __future__ import annotations

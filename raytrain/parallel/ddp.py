@@ -63,8 +63,7 @@ class DDP(Parallel):
         """
         if ranks.world == 1:
             return super().setup(build, ranks, shape)
-        from raytrain.parallel import batchnorm, shared
-        from raytrain.parallel.distributed import Distributed
+        from raytrain.parallel import batchnorm, distributed, shared
 
         module, cpu = build().to(ranks.device), ranks.device.type == "cpu"
         if self.reduction != "torch" and self.compression == "none" and cpu:
@@ -78,7 +77,7 @@ class DDP(Parallel):
         # depends on the buckets: a resumed run would differ in the last bit. Searching for unused parameters keeps
         # the first buckets.
         keep_buckets = cpu and ranks.world > 2
-        strategy = Distributed(
+        strategy = distributed.Distributed(
             module,
             ranks,
             self.static_graph,

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import Replicate
 
+from raytrain.parallel.cutting import blocks, styles
+from raytrain.parallel.fsdp import FSDP
 from raytrain.parallel.strategy import RankContext, Strategy
+
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Sharded(Strategy):
@@ -36,14 +42,30 @@ class FullySharded(Sharded):
     """FSDP2, which averages gradients over the ranks during the backward pass.
 
     Args:
-        module: the model after `torch.distributed.fsdp.fully_shard`.
+        module: the model, which is sharded in place.
+        value: the settings.
     """
 
     lockstep = True  # parts are gathered for each pass
 
-    def __init__(self, module: nn.Module, ranks: RankContext):
+    def __init__(self, module: nn.Module, ranks: RankContext, value: FSDP):
         super().__init__(module, ranks)
         self.gradient_scale = float(ranks.world)
+        kind, size = ranks.device.type, value.shard_over or ranks.world
+        if size == ranks.world:
+            mesh = init_device_mesh(kind, (size,))
+        else:
+            mesh = init_device_mesh(kind, (ranks.world // size, size), mesh_dim_names=("replicate", "shard"))
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": value.reshard_after_forward,
+            "mp_policy": MixedPrecisionPolicy(_DTYPES[value.param_dtype], _DTYPES[value.reduce_dtype]),
+            "offload_policy": CPUOffloadPolicy() if value.cpu_offload else OffloadPolicy(),
+        }
+        module.to(memory_format=torch.contiguous_format)  # FSDP2 takes no other; images keep theirs
+        for block in blocks(module, value.block_parameters):
+            fully_shard(block, **options)
+        fully_shard(module, **options)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -66,12 +88,21 @@ class TensorSharded(Sharded):
     """Some linear layers are cut over the ranks that share a replica; all else is on every rank.
 
     Args:
-        module: the model after `parallelize_module`.
-        mesh: of dimensions replica and shard.
+        module: the model, whose linear layers are sharded in place.
+        size: the ranks that share a replica.
     """
 
-    def __init__(self, module: nn.Module, ranks: RankContext, mesh: DeviceMesh):
-        super().__init__(module, ranks)
+    def __init__(self, module: nn.Module, ranks: RankContext, size: int):
+        mesh = init_device_mesh(ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replica", "shard"))
+        every = Replicate()
+        made: dict[str, ParallelStyle] = {
+            "first": ColwiseParallel(),
+            "second": RowwiseParallel(),
+            "columns": ColwiseParallel(output_layouts=every),
+            "rows": RowwiseParallel(input_layouts=every),
+        }
+        plan = {name: made[style] for name, style in styles(module, size).items()}
+        super().__init__(parallelize_module(module, mesh["shard"], plan), ranks)
         self.mesh = mesh
         self.replica, number = divmod(ranks.rank, mesh.size(1))
         self.counts = number == 0  # all ranks of a replica know its answers

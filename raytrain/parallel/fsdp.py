@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from raytrain import errors
 from raytrain.config import above, at_least, check
@@ -73,37 +73,6 @@ class FSDP(Parallel):
         """As the base class, with the model sharded in place."""
         if ranks.world == 1:
             return super().setup(build, ranks, shape)
-        import torch
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
         from raytrain.parallel.dtensors import FullySharded
 
-        module, dtypes = build().to(ranks.device), {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-        kind, size = ranks.device.type, self.shard_over or ranks.world
-        if size == ranks.world:
-            mesh = init_device_mesh(kind, (size,))
-        else:
-            mesh = init_device_mesh(kind, (ranks.world // size, size), mesh_dim_names=("replicate", "shard"))
-        options: dict[str, Any] = {
-            "mesh": mesh,
-            "reshard_after_forward": self.reshard_after_forward,
-            "mp_policy": MixedPrecisionPolicy(dtypes[self.param_dtype], dtypes[self.reduce_dtype]),
-            "offload_policy": CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy(),
-        }
-        module.to(memory_format=torch.contiguous_format)  # FSDP2 takes no other; images keep theirs
-        for block in _blocks(module, self.block_parameters):
-            fully_shard(block, **options)
-        fully_shard(module, **options)
-        return FullySharded(module, ranks)
-
-
-def _blocks(module: nn.Module, least: int) -> list[nn.Module]:
-    """The children, and the children of containers among them, that are large enough to be gathered by themselves."""
-    from torch import nn
-
-    found: list[nn.Module] = []
-    for child in module.children():
-        if sum(parameter.numel() for parameter in child.parameters()) >= least:
-            found += _blocks(child, least) if isinstance(child, nn.ModuleList) else [child]
-    return found
+        return FullySharded(build().to(ranks.device), ranks, self)

@@ -52,8 +52,7 @@ class Pipeline(Parallel):
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers make whole pipelines, the model has as many blocks as there are stages, and the schedule has enough
         micro-batches."""
-        from raytrain.parallel.model_parallel import described
-        from raytrain.parallel.stages import cut
+        from raytrain.parallel import cutting, stages
 
         size = self._size(workers)
         if workers < 2 or workers % size:
@@ -62,7 +61,7 @@ class Pipeline(Parallel):
                 "in parallel.stages",
                 f"take a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
             )
-        stages = cut(module, size * self._each)
+        blocks = stages.cut(module, size * self._each)
         if not self._takes(micro_batches, size):
             raise errors.UserError(
                 f"{micro_batches} micro-batches a step do not keep {size} workers of a pipeline busy: "
@@ -71,7 +70,7 @@ class Pipeline(Parallel):
                 "in batch_size and micro_batch_size",
                 f"take --batch_size {2 * size * self.replicas(workers)} or a multiple of it, and no --micro_batch_size",
             )
-        return f"{described(module, [list(stage.parameters()) for stage in stages])}, by {self.schedule}"
+        return f"{cutting.described(module, [list(stage.parameters()) for stage in blocks])}, by {self.schedule}"
 
     def on_device(self, state: int, workers: int) -> int:
         """Return an even part of the pipeline."""

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.fx.passes.split_module import split_module
 
 from raytrain import errors
-from raytrain.parallel.model_parallel import balanced
+from raytrain.parallel.cutting import balanced
 from raytrain.parallel.strategy import Autocast, Loss, RankContext, Shape, Strategy, snapshot
 
 _SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}

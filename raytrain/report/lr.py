@@ -60,11 +60,9 @@ def write(curve: Curve, tested: Path, file: Path) -> None:
     Raises:
         UserError: the place cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from raytrain.report.plots.canvas import new_figure  # matplotlib, which a search without a plot does not need
 
-    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 4.8)
     _draw(figure.add_subplot(), curve, tested)
     plot, text = io.BytesIO(), io.StringIO(newline="")
     figure.savefig(plot, format=file.suffix[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,8 +34,14 @@ class Scheduler:
             UserError: it cannot.
         """
 
-    def build(self, axes: tuple[Axis, ...], objective: Objective, epochs: int) -> TrialScheduler | None:
-        """Tune's scheduler; None for its default."""
+    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler | None:
+        """Return Tune's scheduler; None for its default.
+
+        Args:
+            tune: the module `ray.tune.schedulers`, which only a sweep that runs imports.
+            axes: the sweep's axes.
+            epochs: of a trial.
+        """
         return None
 
     @property
@@ -85,11 +92,9 @@ class ASHA(_Early):
                 type(self).__name__, f"has nothing to save: {epochs} epochs, {self.grace_epochs} for all", "epochs"
             )
 
-    def build(self, axes: tuple[Axis, ...], objective: Objective, epochs: int) -> TrialScheduler:
-        """Tune's AsyncHyperBandScheduler with one bracket."""
-        from ray.tune.schedulers import ASHAScheduler
-
-        return ASHAScheduler(
+    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
+        """Return Tune's AsyncHyperBandScheduler with one bracket."""
+        return tune.ASHAScheduler(
             time_attr=EPOCH, max_t=epochs, grace_period=self.grace_epochs, reduction_factor=self.reduction_factor
         )
 
@@ -104,11 +109,9 @@ class HyperBand(ASHA):
         """They do."""
         return True
 
-    def build(self, axes: tuple[Axis, ...], objective: Objective, epochs: int) -> TrialScheduler:
-        """Tune's HyperBandScheduler."""
-        from ray.tune.schedulers import HyperBandScheduler
-
-        return HyperBandScheduler(time_attr=EPOCH, max_t=epochs, reduction_factor=self.reduction_factor)
+    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
+        """Return Tune's HyperBandScheduler."""
+        return tune.HyperBandScheduler(time_attr=EPOCH, max_t=epochs, reduction_factor=self.reduction_factor)
 
 
 @dataclass(frozen=True)
@@ -124,11 +127,9 @@ class MedianStopping(_Early):
     def __post_init__(self) -> None:
         config.check(self, grace_epochs=at_least(1), samples=at_least(1))
 
-    def build(self, axes: tuple[Axis, ...], objective: Objective, epochs: int) -> TrialScheduler:
-        """Tune's MedianStoppingRule."""
-        from ray.tune.schedulers import MedianStoppingRule
-
-        return MedianStoppingRule(
+    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
+        """Return Tune's MedianStoppingRule."""
+        return tune.MedianStoppingRule(
             time_attr=EPOCH,
             grace_period=self.grace_epochs,
             min_samples_required=self.samples,
@@ -181,11 +182,9 @@ class PBT(_Early):
                     kind, f"cannot turn {axis.path} from {' into '.join(sorted(classes))} on the way", "Sweep.axes"
                 )
 
-    def build(self, axes: tuple[Axis, ...], objective: Objective, epochs: int) -> TrialScheduler:
-        """Tune's PopulationBasedTraining."""
-        from ray.tune.schedulers import PopulationBasedTraining
-
-        return PopulationBasedTraining(
+    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
+        """Return Tune's PopulationBasedTraining."""
+        return tune.PopulationBasedTraining(
             time_attr=EPOCH,
             perturbation_interval=self.every_epochs,
             hyperparam_mutations={axis.path: _drawn(axis) for axis in axes},
@@ -210,7 +209,7 @@ class PB2(PBT):
             if axis.finite is not None or isinstance(axis, Int):
                 raise _scheduler_misfit("PB2", f"takes Uniform and LogUniform alone, not {axis.path}", "axes")
 
-    def build(self, axes: tuple[Axis, ...], objective: Objective, epochs: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
         """Tune's PB2."""
         from ray.tune.schedulers.pb2 import PB2 as TunePB2
 
@@ -227,8 +226,6 @@ def _drawn(axis: Axis) -> list[Any] | Callable[[], Any]:
     """What Tune draws new values from: a list, of which it also takes neighbours, or a function."""
     if axis.finite is not None:
         return list(axis.finite)
-    import random
-
     return lambda: axis.draw(random.random())
 
 

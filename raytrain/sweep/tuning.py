@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.tune import schedulers
 from ray.tune.search import Searcher
 
 from raytrain.driver import reading
@@ -192,7 +193,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
     """Return Tune's tuner for the trials that have not ended; None where there are none."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     s = trials.sweep
-    scheduler = s.scheduler.build(s.axes, trials.objectives[0], s.experiment.epochs)
+    scheduler = s.scheduler.build(schedulers, s.axes, s.experiment.epochs)
     for one in trials.records():
         trials.repeat(one["number"], one)
     waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended]

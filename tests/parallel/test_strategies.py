@@ -34,7 +34,7 @@ from raytrain import (
     UserError,
 )
 from raytrain.checkpoint.checkpoints import load_optimizer
-from raytrain.parallel.model_parallel import split
+from raytrain.parallel.cutting import split
 from raytrain.parallel.stages import cut
 from raytrain.parallel.strategy import RankContext
 

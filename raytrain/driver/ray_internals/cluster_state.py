@@ -47,11 +47,10 @@ def ask_version(address: str, token: str) -> str | None:
         PermissionError: the cluster lets nobody in with this token.
         ConnectionError: what is there is no cluster.
     """
+    grpc = private("grpc", "insecure_channel")  # which Ray brings
     messages = private("ray.core.generated.gcs_service_pb2", "CheckAliveRequest", "CheckAliveReply")
-    if messages is None or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+    if messages is None or grpc is None or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return None
-    import grpc  # which Ray brings
-
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         alive = channel.unary_unary(
             "/ray.rpc.NodeInfoGcsService/CheckAlive",
