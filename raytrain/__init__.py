@@ -162,8 +162,7 @@ def train(
     """
     started = time.time()
     _refuse_while_loading()
-    from raytrain.cli import train as command  # the driver: `import raytrain` has no time for it
-
+    command, _ = _commands()
     options = command.Options(out, name, address, verbose=verbose)
     run = command.trained(experiment, options, _source(experiment), started, loggers, quiet)
     assert run is not None
@@ -194,8 +193,7 @@ def resume(
     """
     started = time.time()
     _refuse_while_loading()
-    from raytrain.cli import train as command  # as in `train`
-
+    command, _ = _commands()
     run = Run(run.where if isinstance(run, Run) else run)
     correction = command.Correction(run, Path(experiment)) if experiment else None
     value = correction.experiment if correction else run.experiment
@@ -235,12 +233,18 @@ def sweep(
     """
     started = time.time()
     _refuse_while_loading()
-    from raytrain.cli import sweep as command  # imports Ray and torch, which `import raytrain` does not
-
+    _, command = _commands()
     options = command.Options(out, name, address, verbose=verbose)
     done = command.swept(value, options, _source(value.experiment), started, loggers, quiet)
     assert done is not None
     return done
+
+
+def _commands():
+    """Return the modules of the commands train and sweep, imported late: they import torch."""
+    from raytrain.cli import sweep, train
+
+    return train, sweep
 
 
 def _source(experiment: Experiment) -> Path | None:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from raytrain import errors
+from raytrain.checkpoint import layout
 from raytrain.checkpoint.layout import (
     MANIFEST,
     MODEL,
@@ -35,6 +36,7 @@ from raytrain.checkpoint.layout import (
     short,
     verified,
 )
+from raytrain.checkpoint.storage import Storage
 from raytrain.files import sync, write_atomically
 from raytrain.watchdog import doing
 
@@ -116,6 +118,21 @@ def load(path: Path, device: torch.device | str = "cpu") -> Loaded:
 def loadable(folder: Path, device: torch.device | str = "cpu") -> Iterator[Loaded]:
     """The checkpoints that verify and can be read, the newest first."""
     for path in verified(folder):
+        with contextlib.suppress(errors.UserError):
+            yield load(path, device)
+
+
+def loadable_at(there: Storage, run: Path, device: torch.device) -> Iterator[Loaded]:
+    """Yield the checkpoints of a run at a URL that verify and can be read: first newer ones of the mirror that continue
+    the run at the URL, then those at the URL. In between, synchronise the mirror."""
+    run.mkdir(parents=True, exist_ok=True)
+    folder, names = run / "checkpoints", there.committed()
+    for name in there.ahead(run, names):
+        with contextlib.suppress(errors.UserError):
+            layout.verify(folder / name)
+            yield load(folder / name, device)
+    there.synchronise(run, names)
+    for path in there.verified(folder):
         with contextlib.suppress(errors.UserError):
             yield load(path, device)
 

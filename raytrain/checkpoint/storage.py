@@ -31,9 +31,7 @@ from raytrain.user_code.copies import MODULES
 from raytrain.watchdog import doing
 
 if TYPE_CHECKING:
-    import torch
-
-    from raytrain.checkpoint.checkpoints import Loaded
+    pass
 
 T = TypeVar("T")
 
@@ -108,8 +106,7 @@ class Storage:
         Raises:
             OSError: storage refused the request; all methods below raise this too.
         """
-        from pyarrow import fs
-
+        fs = _arrow()
         where = f"{self._root}/{folder}".rstrip("/")
         below = fs.FileSelector(where, allow_not_found=True, recursive=recursive)
         found = self._ask(lambda _: self._files.get_file_info(below))
@@ -233,18 +230,15 @@ class Storage:
             with contextlib.suppress(errors.UserError):
                 yield self.fetch(name, folder)
 
-    def loadable(self, run: Path, device: torch.device) -> Iterator[Loaded]:
-        """Yield the checkpoints that verify and can be read: first newer ones of the mirror that continue the run at
-        the URL, then those at the URL. In between, remove the mirror's checkpoints that differ from those at the URL,
-        and download metrics.jsonl and environment.json again."""
-        from raytrain.checkpoint import checkpoints
+    def synchronise(self, run: Path, there: Mapping[str, int]) -> None:
+        """Remove a mirror's checkpoints that differ from those at the URL, and download metrics.jsonl and
+        environment.json again.
 
-        run.mkdir(parents=True, exist_ok=True)
-        folder, there = run / "checkpoints", self.committed()
-        for name in self._ahead(run, there):
-            with contextlib.suppress(errors.UserError):
-                layout.verify(folder / name)
-                yield checkpoints.load(folder / name, device)
+        Args:
+            run: the mirror.
+            there: the checkpoints at the URL.
+        """
+        folder = run / "checkpoints"
         for name in layout.committed(folder):
             same = name in there and self.read(f"checkpoints/{name}/{layout.MANIFEST}")
             if same != (folder / name / layout.MANIFEST).read_bytes():
@@ -253,11 +247,8 @@ class Storage:
             (run / name).unlink(missing_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 self._fetch(name, run / name)
-        for path in self.verified(folder):
-            with contextlib.suppress(errors.UserError):
-                yield checkpoints.load(path, device)
 
-    def _ahead(self, run: Path, there: Mapping[str, int]) -> list[str]:
+    def ahead(self, run: Path, there: Mapping[str, int]) -> list[str]:
         """Return the checkpoints of rank 0's mirror that are newer than all at the URL, the newest first. There are
         none if the mirror belongs to another run of that name, or the run was continued elsewhere: the mirror must have
         the rows that the newest checkpoint at the URL requires."""
@@ -359,9 +350,14 @@ _KEPT = (URL, "lock", "stop")
 
 
 def _open(url: str) -> tuple[Any, str]:
+    return _arrow().FileSystem.from_uri(url)
+
+
+def _arrow():
+    """Return Arrow's file systems, imported late: `import raytrain` needs none."""
     from pyarrow import fs
 
-    return fs.FileSystem.from_uri(url)
+    return fs
 
 
 def answered(url: str, ask: Callable[[], T]) -> T:

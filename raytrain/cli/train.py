@@ -7,9 +7,9 @@ from pathlib import Path
 
 from raytrain.cli.started import command_started
 from raytrain.driver import fit
+from raytrain.driver.correction import Correction
 from raytrain.driver.observe import watched
 from raytrain.driver.options import Options
-from raytrain.driver.resumption import Correction
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
 from raytrain.report.console import Console

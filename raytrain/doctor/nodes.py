@@ -12,7 +12,7 @@ import ray.cloudpickle
 from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, clock, gather, probe, remove
 from raytrain.driver.ray_cluster import ask
-from raytrain.driver.ray_internals import cluster_state
+from raytrain.driver.ray_internals import autoscaler
 
 _NODE_SECONDS = 60.0
 """A node's first process imports Ray, and perhaps torch, before it answers."""
@@ -65,7 +65,7 @@ def survey(here: Facts, address: str, out: str, folder: str, mark: str) -> Surve
         ray.cloudpickle.unregister_pickle_by_value(package)
     free = ray.available_resources().get("CPU", 0.0)
     loopback = all(ipaddress.ip_address(node["NodeManagerAddress"]).is_loopback for node in nodes)
-    return Survey(here, tuple(found), tuple(silent), address, out, free, not loopback, cluster_state.least_nodes())
+    return Survey(here, tuple(found), tuple(silent), address, out, free, not loopback, autoscaler.least_nodes())
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from raytrain.checkpoint import location, remote
 from raytrain.data.blocks import Bad
 from raytrain.driver import plan, resumption
 from raytrain.driver.blame import failed_here
+from raytrain.driver.correction import Correction
 from raytrain.driver.endings import Interrupted, RunFailed, advice
 from raytrain.driver.environment import write_environment
 from raytrain.driver.initial_weights import pretrained
@@ -25,7 +26,7 @@ from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.observe import Loggers
 from raytrain.driver.options import Options
 from raytrain.driver.plan import Plan
-from raytrain.driver.resumption import Correction, checked, claimed
+from raytrain.driver.resumption import checked, claimed
 from raytrain.driver.session import Session
 from raytrain.driver.skipped import write_skipped
 from raytrain.experiment import Experiment
@@ -116,7 +117,7 @@ def resume(
             if {split: index.fingerprint() for split, index in planned.indices.items()} != began_with:
                 raise errors.data_changed(run.where)
             if correction:
-                correction.check_model(planned)
+                resumption.check_model(correction, planned)
             if note := correction.note() if correction else resumption.edited(run):
                 planned = replace(planned, notes=(*planned.notes, note))
             planned.check_disk(run.path)

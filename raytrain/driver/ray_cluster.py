@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain import errors
 from raytrain.driver import resources as machine
-from raytrain.driver.ray_internals import cluster_state
+from raytrain.driver.ray_internals import autoscaler
 from raytrain.driver.resources import Node, Resources
 
 _GPU_SECONDS = 60.0
@@ -60,7 +60,7 @@ def resources() -> Resources:
     """Return what the cluster has, or may grow to."""
     there = [(node["NodeManagerHostname"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
     heads = [node for node in there if "node:__internal_head__" in node[1]]
-    grown = [*heads, *(("a node to come", node) for node in cluster_state.nodes_to_come())]
+    grown = [*heads, *(("a node to come", node) for node in autoscaler.nodes_to_come())]
     least = int(min(node["memory"] for _, node in (*there, *grown) if "memory" in node))
     counted = (
         tuple(

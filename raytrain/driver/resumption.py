@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from raytrain import config, errors, experiment_file
+from raytrain import config, errors
 from raytrain.checkpoint import layout, remote
-from raytrain.checkpoint.layout import step_of
 from raytrain.checkpoint.rows import check_rows
 from raytrain.driver import model_check
+from raytrain.driver.correction import Correction, listed, may_change
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
 from raytrain.files import reason
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 from raytrain.run.run import Run, no_way_back
 from raytrain.user_code import copies, places, sources
-
-RESUMABLE = (
-    *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
-    *("clip_norm", "on_nonfinite", "patience", "loggers"),
-)
-"""The values that a run which goes on may change, with all that is below them."""
-_NAMED = 4
-"""How many tensors or values a message names."""
-
-
-def may_change(path: str) -> bool:
-    """Return whether a run that goes on may change the value at a dotted path."""
-    return any(path == one or path.startswith(f"{one}.") for one in RESUMABLE)
 
 
 def changed(before: Experiment, after: Experiment) -> list[str]:
@@ -51,119 +35,29 @@ def edited(run: Run) -> str:
     names = [Path(file).name for file in found.edited] if found else []
     if not names:
         return ""
-    return (
-        f"the run goes on with its own copies of {_listed(names)}, edited since; --experiment FILE takes the new code"
-    )
+    return f"the run goes on with its own copies of {listed(names)}, edited since; --experiment FILE takes the new code"
 
 
-class Correction:
-    """A corrected experiment file that takes the place of a run's own copy, with the modules that it imports.
-
-    Args:
-        run: the run.
-        file: the experiment file, which is executed.
-
-    Attributes:
-        experiment: the run's values, with the classes of the file.
+def check_model(new: Correction, planned: Plan) -> None:
+    """Check that the newest checkpoint fits the new code, and that the best checkpoint so far still is the best.
 
     Raises:
-        UserError: the file or the run's copy does not run, or the file's classes do not take the run's values.
+        UserError: it does not fit.
     """
-
-    def __init__(self, run: Run, file: Path):
-        self.run, self.file = run, file
-        self._before, self._was = run.experiment, copies.read(run.path)
-        self._copy = experiment_file.of_copy(run.path)
-        self.experiment, self._own = experiment_file.load_with_code(run.path / "experiment.json", file)
-        self.sources = sources.active()
-        if self._own is None and self._copy is not None:
-            raise experiment_file.not_an_experiment(file, "it defines no `experiment`")
-
-    def activate(self) -> None:
-        """Let the names of the run's modules import the new ones."""
-        sources.activate(self.sources)
-
-    @property
-    def changed(self) -> list[str]:
-        """The names of the files that differ from the run's copies."""
-        assert self.sources
-        old, new = self._was.named if self._was else {}, self.sources.named
-        title = {"": self.file.name}
-        return [
-            title.get(name, name) + ("" if name in old and name in new else " (new)" if name in new else " (removed)")
-            for name in sorted(old.keys() | new.keys())
-            if name not in old or name not in new or old[name].text != new[name].text
-        ]
-
-    def check_values(self, value: Experiment) -> None:
-        """Check that the file has no other values than the run's copy, but for those that the run goes on with: a
-        value that is changed there would decide the past too, or be ignored.
-
-        Args:
-            value: the experiment to go on with.
-
-        Raises:
-            UserError: it has others.
-        """
-        if self._own is None:
-            return
-        old = config.leaves(self._copy) if self._copy else {}
-        new, final = config.leaves(self._own), config.leaves(value)
-        found = [path for path in new if new[path] != final.get(path) and (path not in old or new[path] != old[path])]
-        if found:
-            told = _listed(f"{path} {_shown(old.get(path, final.get(path)))} -> {_shown(new[path])}" for path in found)
-            flags = " ".join(f"--{path} {_shown(new[path])}" for path in found if may_change(path))
-            how = f"give {flags} as well" if all(map(may_change, found)) else "put back what the run began with"
-            what = f"the file has other values than the run's copy of it: {told}"
-            raise errors.UserError(what, self.file, f"{how}, or train a new run with `raytrain train {self.file}`")
-
-    def check_model(self, planned: Plan) -> None:
-        """Check that the newest checkpoint fits the new code, and that the best checkpoint so far still is the best.
-
-        Raises:
-            UserError: it does not fit.
-        """
-        if not remote.newest(self.run.path):
-            return
-        value, index = planned.experiment, planned.indices["train"]
-        shape = value.data.sample(index), len(index.classes)
-        after = model_check.tensors(value, *shape)
-        sources.use(self._before)
-        before = model_check.tensors(self._before, *shape)
-        self.activate()
-        where = f"in {places.place(type(value.model))}"
-        if wrong := _difference(before, after):
-            raise self._refused(f"the checkpoints do not fit the new code: {wrong}", where)
-        if self._before.task.highest_is_best != value.task.highest_is_best:
-            what = f"the new code turns round which {value.task.monitor} is the best"
-            raise self._refused(what, f"in {places.place(type(value.task))}")
-
-    def _refused(self, what: str, where: str) -> errors.UserError:
-        how = f"keep that as it was, or train a new run with `raytrain train {self.file}`"
-        return errors.UserError(what, where, how)
-
-    def note(self) -> str:
-        """Return what is replaced, in one line."""
-        names = self.changed
-        if not names:
-            return f"no code is replaced: {self.file.name} and what it imports are as the run's copies of them"
-        return f"code replaced after step {self._step():,}: {_listed(names)}"
-
-    def save(self) -> None:
-        """Put the new code into the run's directory: after a kill at any moment the run has the old code or the new.
-
-        Raises:
-            OSError: storage refuses it.
-        """
-        names = self.changed
-        if names and self.sources:
-            record = {"step": self._step(), "changed": names, "file": str(self.file.resolve())}
-            records = {"replaced": [*copies.replaced(self.run.path), record]}
-            text = json.dumps(records, indent=2) + "\n"
-            copies.replace(self.run.path, copies.files_of(self.sources) | {copies.REPLACED: text.encode()})
-
-    def _step(self) -> int:
-        return step_of(remote.newest(self.run.path)) or 0
+    if not remote.newest(new.run.path):
+        return
+    value, index = planned.experiment, planned.indices["train"]
+    shape = value.data.sample(index), len(index.classes)
+    after = model_check.tensors(value, *shape)
+    sources.use(new.before)
+    before = model_check.tensors(new.before, *shape)
+    new.activate()
+    where = f"in {places.place(type(value.model))}"
+    if wrong := _difference(before, after):
+        raise new.refused(f"the checkpoints do not fit the new code: {wrong}", where)
+    if new.before.task.highest_is_best != value.task.highest_is_best:
+        what = f"the new code turns round which {value.task.monitor} is the best"
+        raise new.refused(what, f"in {places.place(type(value.task))}")
 
 
 def _difference(before: model_check.Tensors, after: model_check.Tensors) -> str:
@@ -171,11 +65,11 @@ def _difference(before: model_check.Tensors, after: model_check.Tensors) -> str:
     old, new = before.shapes, after.shapes
     if gone := [name for name in old if name not in new]:
         more = [name for name in new if name not in old]
-        return f"the model has no {_listed(gone)}" + (f", but {_listed(more)}" if more else "")
+        return f"the model has no {listed(gone)}" + (f", but {listed(more)}" if more else "")
     if more := [name for name in new if name not in old]:
-        return f"they have no {_listed(more)}"
+        return f"they have no {listed(more)}"
     if other := [name for name in old if old[name] != new[name]]:
-        return _listed(f"{name} is {new[name]} and was {old[name]}" for name in other)
+        return listed(f"{name} is {new[name]} and was {old[name]}" for name in other)
     if before.optimizer and after.optimizer and before.optimizer != after.optimizer:
         return f"the optimizer is {after.optimizer} and was {before.optimizer}"
     if before.trained != after.trained:
@@ -187,15 +81,6 @@ def _difference(before: model_check.Tensors, after: model_check.Tensors) -> str:
             return "other parameters are trained, or the optimizer has them in other groups"
         return f"the parameters have another order, or others are trained: {first[1]} stands where {first[0]} stood"
     return ""
-
-
-def _listed(parts: Iterable[str]) -> str:
-    names: Sequence[str] = list(parts)
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 _FILES = (

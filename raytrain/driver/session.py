@@ -12,7 +12,6 @@ import sys
 import threading
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from raytrain import errors
@@ -53,8 +52,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self._connect()
 
     @property
-    def _cluster(self) -> ModuleType:
-        """The functions that need Ray, which reads `_settle`'s and the token's variables when it is imported."""
+    def _cluster(self):
+        """The functions that need Ray, imported late: Ray reads `_settle`'s and the token's variables then."""
         from raytrain.driver import ray_cluster
 
         return ray_cluster

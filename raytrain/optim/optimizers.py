@@ -74,8 +74,7 @@ class SGD(Optimizer):
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """Return torch.optim.SGD."""
-        import torch  # `--help` needs the fields only
-
+        torch = _torch()
         parameters = list(parameters)
         optimizer = torch.optim.SGD(
             parameters,
@@ -115,8 +114,7 @@ class Adam(Optimizer):
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """Return torch.optim.Adam or AdamW."""
-        import torch  # `--help` needs the fields only
-
+        torch = _torch()
         parameters, kind = list(parameters), torch.optim.AdamW if self._decoupled else torch.optim.Adam
         return kind(
             parameters,
@@ -136,6 +134,13 @@ class AdamW(Adam):
     """Decoupled weight decay."""
     _decoupled: ClassVar[bool] = True
     """AdamW decouples it."""
+
+
+def _torch():
+    """Return torch, imported late: `--help` needs the fields only."""
+    import torch
+
+    return torch
 
 
 def _each(parameters: list[Any]) -> list[torch.nn.Parameter]:

@@ -35,17 +35,16 @@ class Classification(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the cross entropy with label smoothing, to the targets of mixed images."""
-        from torch.nn.functional import cross_entropy  # `--help` needs the fields only
-
+        torch = _torch()
         logits = model(batch.input)
         wanted = batch.labels if batch.targets is None else batch.targets
-        return cross_entropy(logits, wanted, label_smoothing=self.label_smoothing, reduction="sum"), len(batch)
+        loss = torch.nn.functional.cross_entropy
+        return loss(logits, wanted, label_smoothing=self.label_smoothing, reduction="sum"), len(batch)
 
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the cross entropy (without smoothing), right answers among the first 1 and 5, and counts of
         (label, answer), int64 [classes, classes]."""
-        import torch  # `--help` needs the fields only
-
+        torch = _torch()
         logits = model(batch.input)
         classes = logits.shape[1]
         best = logits.topk(min(5, classes), dim=1).indices
@@ -81,3 +80,10 @@ class Classification(Task):
                 f"in {where}",
                 f"let its build() end in {classes} outputs",
             )
+
+
+def _torch():
+    """Return torch, imported late: `--help` needs the fields only."""
+    import torch
+
+    return torch

@@ -110,7 +110,9 @@ def newest(trainer: Trainer, device: torch.device) -> checkpoints.Loaded | None:
         UserError: there are checkpoints, and none of them will do: to begin anew would remove them.
     """
     run, storage = trainer.run, trainer.storage
-    for found in storage.loadable(run.path, device) if storage else checkpoints.loadable(run.checkpoints, device):
+    for found in (
+        checkpoints.loadable_at(storage, run.path, device) if storage else checkpoints.loadable(run.checkpoints, device)
+    ):
         with contextlib.suppress(KeyError, ValueError, TypeError):
             state, tensors = found.state, {"optimizer", "precision", *(["ema"] if trainer.ema else [])}
             step = Progress.from_state(state["progress"]).step

@@ -97,7 +97,7 @@ def test_checkpoints_are_brought_up_and_come_back_bit_for_bit(there: Storage, ru
         file.stat().st_size for file in (run / "checkpoints" / "step_00000002").iterdir()
     )
     mirror = tmp_path / "elsewhere"
-    loaded = [found.state["step"] for found in there.loadable(mirror, torch.device("cpu"))]
+    loaded = [found.state["step"] for found in checkpoints.loadable_at(there, mirror, torch.device("cpu"))]
     assert loaded == [2, 1] and (mirror / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
     for name in there.committed():
         for file in (run / "checkpoints" / name).iterdir():
@@ -124,7 +124,7 @@ def test_a_stale_mirror_is_not_trusted(there: Storage, run: Path, tmp_path: Path
     checkpoints.save(mirror / "checkpoints", 2, {"w": torch.zeros(1)}, {}, {"of": "another run of that name"})
     damaged = mirror / "checkpoints" / "step_00000001" / "state.json"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b" ")
-    found = list(there.loadable(mirror, torch.device("cpu")))
+    found = list(checkpoints.loadable_at(there, mirror, torch.device("cpu")))
     assert [one.state for one in found] == [{"step": 2}, {"step": 1}] and found[0].path == newer
     assert layout.committed(mirror / "checkpoints") == ["step_00000001", "step_00000002"]
     assert (mirror / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
@@ -350,7 +350,7 @@ def test_a_mirror_that_could_not_be_uploaded_counts_where_it_continues_the_run(
     if differs:
         (run / differs).write_bytes(b"{" + (run / differs).read_bytes()[1:] + b" ")
         (run / differs).write_bytes((run / differs).read_bytes().replace(b"e", b"E"))
-    found = [loaded.path.name for loaded in there.loadable(run, torch.device("cpu"))]
+    found = [loaded.path.name for loaded in checkpoints.loadable_at(there, run, torch.device("cpu"))]
     newer = [] if differs else ["step_00000004", "step_00000003"]
     assert found == [*newer, "step_00000002", "step_00000001"]
     assert (run / "metrics.jsonl").read_bytes() == rows, "what follows these is not used"

@@ -15,7 +15,7 @@ from raytrain import Run, UserError, experiment_file
 from raytrain.checkpoint.location import mirror
 from raytrain.checkpoint.remote import publish
 from raytrain.checkpoint.storage import Storage
-from raytrain.driver.resumption import Correction
+from raytrain.driver.correction import Correction
 from raytrain.files import write_atomically
 from raytrain.run.lock import Lock
 from raytrain.user_code import copies, sources

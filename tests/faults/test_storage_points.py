@@ -44,7 +44,7 @@ class Bucket(Storage):
 @contextmanager
 def writing(url: str, mirror: Path, bucket: Bucket) -> Iterator[Callable[[int], None]]:
     """Rank 0 on a machine; gives what writes a step's rows and checkpoint, in this thread."""
-    found = next(bucket.loadable(mirror, torch.device("cpu")), None)
+    found = next(checkpoints.loadable_at(bucket, mirror, torch.device("cpu")), None)
     first = found.state["progress"]["step"] if found else 0
     log = MetricsLog(mirror / "metrics.jsonl", found.state["metrics_bytes"] if found else 0)
     keeper = CheckpointWriter(mirror, log, SETTINGS, EPOCH, bucket)

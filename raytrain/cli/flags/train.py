@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
+from raytrain.driver.correction import Correction
 from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
 from raytrain.experiment_file import load
 from raytrain.run.run import Run
-
-if TYPE_CHECKING:
-    from raytrain.driver.resumption import Correction
 
 
 @dataclass(frozen=True)
@@ -85,11 +83,7 @@ def resume(arguments: list[str]) -> tuple[Run, Experiment, Options, Correction |
     found, (file, _) = Run(path), take(arguments[1:], "--experiment")
     if file and not file[-1]:
         raise errors.bad_flag("--experiment needs a file", f"raytrain resume {path}")
-    correction = None
-    if file:
-        from raytrain.driver.resumption import Correction  # torch, for which no other flag has to wait
-
-        correction = Correction(found, Path(file[-1]))
+    correction = Correction(found, Path(file[-1])) if file else None
     begun_with, arguments = take_strategy(correction.experiment if correction else found.experiment, arguments)
 
     def command(

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
-from typing import Any
-
-import yaml
 
 from raytrain.driver.ray_internals.versions import private
 
@@ -66,40 +61,3 @@ def ask_version(address: str, token: str) -> str | None:
                 raise PermissionError from None
             slow = code == grpc.StatusCode.DEADLINE_EXCEEDED
             raise ConnectionError("nothing within 8 s" if slow else "what is there is none") from None
-
-
-def nodes_to_come() -> list[dict[str, float]]:
-    """Return the resources of each worker node that the autoscaler may start, those that run already among them; none
-    where this machine is not the head of a cluster that `ray up` launched."""
-    try:
-        values = _description()
-        most, head = int(values.get("max_workers", 2)), values["head_node_type"]
-        kinds = [kind for name, kind in values["available_node_types"].items() if name != head]
-        return [
-            {name: float(count) for name, count in (kind.get("resources") or {}).items()}
-            for kind in kinds
-            for _ in range(int(kind.get("max_workers", most)))
-        ][:most]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return []
-
-
-def least_nodes() -> int:
-    """Return how many nodes a cluster that `ray up` launched should have: the head, and the min_workers of its file; 0
-    where this machine is not its head."""
-    try:
-        kinds = _description()["available_node_types"].values()
-        return 1 + sum(int(kind.get("min_workers") or 0) for kind in kinds)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return 0
-
-
-def _description() -> dict[str, Any]:
-    """The description of the cluster whose head this machine is, where Ray's autoscaler reads it; empty elsewhere."""
-    import ray  # its environment is settled after this module is imported
-
-    own = ray.get_runtime_context().get_node_id()
-    if any(node["NodeID"] == own and "node:__internal_head__" in node["Resources"] for node in ray.nodes()):
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-            return yaml.safe_load((Path.home() / "ray_bootstrap_config.yaml").read_text())
-    return {}

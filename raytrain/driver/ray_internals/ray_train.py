@@ -11,7 +11,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from raytrain.driver import network
 from raytrain.driver.ray_internals.cancelling import Cancellable
-from raytrain.driver.ray_internals.versions import known
+from raytrain.driver.ray_internals.versions import known, private
 
 _ADDRESS_SECONDS = 14.0
 """How long the nodes may take to tell their addresses, and again to try the others': half a minute in all."""
@@ -23,10 +23,9 @@ def trainer(shares: bool = False) -> type[TorchTrainer]:
     Args:
         shares: whether the fast one's workers take the bundles of the placement group that this process is in.
     """
-    if known():
-        with contextlib.suppress(ImportError, AttributeError):
-            from raytrain.driver.ray_internals import fast_train  # whose names Ray may lack
-
+    fast_train = private("raytrain.driver.ray_internals.fast_train", "check")
+    with contextlib.suppress(AttributeError):  # names that are looked up later
+        if fast_train is not None:
             fast_train.check()
             return fast_train.SharingTrainer if shares else fast_train.FastTrainer
     return TorchTrainer

@@ -17,7 +17,7 @@ def known() -> bool:
 
 
 def private(module: str, *names: str) -> Any:
-    """Import one of Ray's private modules.
+    """Import one of Ray's private modules, or a module that uses them.
 
     Args:
         names: the names that the caller uses.
@@ -26,7 +26,7 @@ def private(module: str, *names: str) -> Any:
         The module; None where Ray is another version or lacks one of the names.
     """
     if known():
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, AttributeError):
             found = importlib.import_module(module)
             return found if all(hasattr(found, name) for name in names) else None
     return None
