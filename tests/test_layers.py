@@ -42,6 +42,7 @@ STAGES = (
 )
 """The folders and root modules, each of which imports from earlier ones only."""
 PLACE = {stage: number for number, stage in enumerate(STAGES)}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LIGHT = ("errors", "watchdog", "order", "files", "user_code", "config", "driver.guard", "driver.gpu_errors")
 WITHOUT_RAY = (
     *STAGES[: PLACE["driver"]],
@@ -122,6 +123,33 @@ def test_what_describes_a_sweep_knows_nothing_of_ray() -> None:
     values = {f"raytrain.sweep.{name}" for name in ("space", "objective", "search", "tpe", "sweep", "record", "front")}
     assert values <= set(INSIDE)
     assert not {i for name in values for i in imports(INSIDE[name]) if i.split(".")[0] in ("ray", "torch")}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_file_has_at_most_400_lines_and_a_function_60(name: str) -> None:
+    text = MODULES[name].read_text()
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, FUNCTIONS)]
+    assert len(text.splitlines()) <= 400
+    assert not [one.name for one in functions if (one.end_lineno or 0) - one.lineno >= 60]
+
+
+def test_at_most_40_imports_stand_in_functions_each_with_its_reason() -> None:
+    """The reason is a comment on the import, or the text of a function or a method that does nothing else."""
+    found = {
+        (path, line.lineno): (path.read_text().splitlines()[line.lineno - 1], function)
+        for path in MODULES.values()
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, FUNCTIONS)
+        for line in ast.walk(function)
+        if isinstance(line, ast.Import | ast.ImportFrom)
+    }
+    assert len(found) <= 40
+    bare = [
+        f"{path.relative_to(ROOT)}:{number} {text.strip()}"
+        for (path, number), (text, function) in found.items()
+        if "  # " not in text and "imported late" not in (ast.get_docstring(function) or "")
+    ]
+    assert not bare, "\n".join(bare)
 
 
 def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from raytrain import errors
 from raytrain.checkpoint import layout, pulse
@@ -29,9 +29,6 @@ from raytrain.checkpoint.location import URL, replace_file
 from raytrain.checkpoint.rows import check_rows
 from raytrain.user_code.copies import MODULES
 from raytrain.watchdog import doing
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 

@@ -19,22 +19,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from raytrain import errors, order
+from raytrain import order
 from raytrain.data import Index
 from raytrain.data.batch import Batch
-from raytrain.data.checks import checked_read
-from raytrain.data.prepare import Prepare
-from raytrain.errors import BadSample, UserError
+from raytrain.driver.first_batch import SAMPLES, NotTried, read_batch, sizes
+from raytrain.errors import UserError
 from raytrain.experiment import Experiment
 from raytrain.tasks.task import Task
 from raytrain.training import memory
 from raytrain.training.precision import Precision
 from raytrain.user_code.places import line_of, place, reason
 
-_SAMPLES = 2
-"""Samples of the step; BatchNorm needs more than one."""
-_MOST_VALUES = 4_000_000
-"""Values of all images of a second attempt, which has a whole micro-batch or an even part of it."""
 _SLOW_SECONDS = 0.5
 """With a forward pass that takes longer, neither the backward pass nor the evaluation is tried: the model is meant for
 a GPU."""
@@ -49,19 +44,6 @@ _VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE
 
 
 _NO_WARNING = ("ignore", None, Warning, None, 0)
-
-
-class NotTried(Exception):
-    """The step could not be tried here, or not all of it, which need not be a mistake.
-
-    Attributes:
-        error: the mistake that it is where nothing in training has what the step needs.
-        needs: what that is: `gpu` or `worker`.
-    """
-
-    def __init__(self, why: str, error: UserError | None = None, needs: str = ""):
-        super().__init__(why)
-        self.error, self.needs = error, needs
 
 
 def check(e: Experiment, index: Index, module: nn.Module, build: Callable[[], nn.Module], fresh: bool) -> list[str]:
@@ -91,9 +73,9 @@ def check(e: Experiment, index: Index, module: nn.Module, build: Callable[[], nn
             if _works_without_values(e, index, module):
                 return []
             module = _built(module, build)
-        for size in _sizes(e, index):
+        for size in sizes(e, index):
             try:
-                return _Step(e, index, module, fresh).run(_batch(e, index, size))
+                return _Step(e, index, module, fresh).run(read_batch(e, index, size))
             except UserError as error:
                 if error.__cause__ is None:
                     raise
@@ -348,7 +330,7 @@ def _works_without_values(e: Experiment, index: Index, module: nn.Module) -> boo
     Raises:
         UserError: what `task.loss` returns is wrong.
     """
-    step, batch = _Step(e, index, module, fresh=False), _batch(e, index, min(_SAMPLES, e.micro_batch, len(index)))
+    step, batch = _Step(e, index, module, fresh=False), read_batch(e, index, min(SAMPLES, e.micro_batch, len(index)))
     shapes = {name: array.to("meta") for name, array in batch.arrays.items()}
     try:
         loss, _ = step.loss(Batch(shapes, batch.ids))
@@ -375,46 +357,6 @@ def _built(module: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
     if needs > _MEMORY_SHARE * memory.available():
         raise NotTried(f"a step was not tried: on this machine's CPU the model would take {needs / 2**30:.1f} GiB")
     return build()
-
-
-def _sizes(e: Experiment, index: Index) -> list[int]:
-    """Return the samples of the first attempt, and of the second one if that can have more."""
-    few, most = min(_SAMPLES, e.micro_batch, len(index)), min(e.micro_batch, len(index))
-    room = _MOST_VALUES // max(1, sum(math.prod(field.shape) for field in index.fields))
-    even = [size for size in range(few + 1, most + 1) if most % size == 0 and size <= room]
-    return [few, *even[-1:]]
-
-
-def _batch(e: Experiment, index: Index, count: int) -> Batch:
-    """Return the first samples of training, without augmentation.
-
-    Raises:
-        UserError: `data.read` fails.
-        NotTried: none of them can be read.
-    """
-    ids = order.samples(e.seed, 0, len(index), np.arange(count))
-    try:
-        arrays = checked_read(e.data, index, ids)
-    except BadSample as bad:
-        if e.data.on_bad_sample == "error":
-            raise errors.bad_sample(bad.path, bad.reason) from None
-        good = [(sample, found) for sample in ids for found in _readable(e, index, sample)]
-        if not good:
-            raise NotTried(f"a step was not tried: none of the first {count} samples can be read") from None
-        ids = np.array([sample for sample, _ in good])
-        arrays = {name: np.concatenate([found[name] for _, found in good]) for name in good[0][1]}
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    if index.labels is not None:
-        tensors["label"] = torch.from_numpy(index.labels[ids])
-    tensors = Prepare(e.data, index).plain(tensors)
-    if e.data.augment.mixes:
-        tensors["target"] = torch.nn.functional.one_hot(tensors["label"], len(index.classes)).float()
-    return Batch(tensors, ids)
-
-
-def _readable(e: Experiment, index: Index, sample: int) -> Iterator[dict[str, np.ndarray]]:
-    with contextlib.suppress(BadSample):
-        yield checked_read(e.data, index, np.array([sample], np.int64))
 
 
 @contextlib.contextmanager

@@ -163,8 +163,7 @@ def _run(
         kept: the experiment to save.
         correction: the code to save, in place of the run's own.
     """
-    path, logs = run.path, run.path / "logs"
-    interrupted = False
+    path, interrupted = run.path, False
     with Interrupts(path) as interrupts:
         try:
             weights = pretrained(planned.experiment, planned.indices["train"], path)
@@ -173,7 +172,6 @@ def _run(
                 session.start(path / "experiment.json" if run.url is None else None)
             from raytrain.driver import launch  # Ray and torch, imported beside Ray's start
 
-            observer.status("reading the data")
             job, planned, skipped = launch.prepare(planned, path, weights, options, command_started, observer)
             observer.status("starting the workers")
             interrupts.saves = True
@@ -197,21 +195,31 @@ def _run(
             _summarise(path, planned, "failed", str(failure))
             raise
         except Exception as error:  # Ray's own, or of a data source that the experiment brings
-            with contextlib.suppress(OSError):
-                write_atomically(logs / "driver.log", traceback.format_exc())
+            _keep_traceback(path)
             failure = failed_here(error, path)
             _summarise(path, planned, "failed", str(failure))
             raise failure from error
         finally:
-            with contextlib.suppress(OSError):
-                (path / "stop").unlink(missing_ok=True)
-            session.keep_logs(logs, run.summary["status"] not in ("completed", "interrupted"))
+            _tidy(run, session)
         if run.summary["status"] == "unfinished":
             raise RunFailed("the workers ended without a summary", path, None)
         observer.finish(planned.info(run), run.summary)
     if interrupted or run.summary["status"] == "interrupted":
         raise Interrupted(run.path, interrupts.signal)
     return run
+
+
+def _tidy(run: Run, session: Session) -> None:
+    """Remove a request to stop, and leave in the logs what a person reads."""
+    with contextlib.suppress(OSError):
+        (run.path / "stop").unlink(missing_ok=True)
+    session.keep_logs(run.path / "logs", run.summary["status"] not in ("completed", "interrupted"))
+
+
+def _keep_traceback(path: Path) -> None:
+    """Write the traceback of the error that is being handled, if storage takes it."""
+    with contextlib.suppress(OSError):
+        write_atomically(path / "logs" / "driver.log", traceback.format_exc())
 
 
 def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction: Correction | None) -> None:

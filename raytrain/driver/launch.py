@@ -31,6 +31,7 @@ def prepare(
 ) -> tuple[Job, Plan, dict[str, list[Bad]]]:
     """Read the data into shared memory (or check it, for streaming) and put everything into the object store; also
     return the plan with the samples that there are, and those that are skipped."""
+    observer.status("reading the data")
     e = planned.experiment
     waits = partial(wait_for_blocks, observer)
     indices, images, skipped = read(e.data, planned.indices, planned.mode, skipped_before(path), waits)

@@ -16,7 +16,7 @@ from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.driver import first_step, plan_lines
-from raytrain.driver.first_step import NotTried
+from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
 from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import scaled

@@ -117,7 +117,7 @@ class Resources:
 
 def local_resources() -> Resources:
     """This machine, as Ray would count it."""
-    import torch
+    import torch  # every command imports this module
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     node = Node("this machine", cpus, torch.cuda.device_count(), host_memory())

@@ -38,7 +38,7 @@ class Parallel:
             build: returns the model with its initial weights, on the CPU.
             shape: (micro-batches of a full step of one replica, samples of each).
         """
-        from raytrain.parallel.strategy import Strategy
+        from raytrain.parallel.strategy import Strategy  # torch: `--help` needs the fields only
 
         return Strategy(build().to(ranks.device), ranks)
 

@@ -36,7 +36,7 @@ class DataParallel(Parallel):
         """As the base class, over the worker's own GPUs; without a GPU, or with one, the base class's."""
         strategy = super().setup(build, ranks, shape)
         if ranks.more:
-            from raytrain.parallel.replicas import Replicas
+            from raytrain.parallel.replicas import Replicas  # torch: `--help` needs the fields only
 
             strategy.model = Replicas(strategy.module, list(ranks.devices))
         return strategy

@@ -63,7 +63,7 @@ class DDP(Parallel):
         """
         if ranks.world == 1:
             return super().setup(build, ranks, shape)
-        from raytrain.parallel import batchnorm, distributed, shared
+        from raytrain.parallel import batchnorm, distributed, shared  # torch: `--help` needs the fields only
 
         module, cpu = build().to(ranks.device), ranks.device.type == "cpu"
         if self.reduction != "torch" and self.compression == "none" and cpu:

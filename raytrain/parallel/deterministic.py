@@ -96,7 +96,7 @@ class Deterministic(Parallel):
         Raises:
             UserError: `reduction` is shared and the ranks have no memory in common.
         """
-        from raytrain.parallel import shared, tree
+        from raytrain.parallel import shared, tree  # torch: `--help` needs the fields only
 
         module = build().to(ranks.device)
         if ranks.world == 1:

@@ -73,6 +73,6 @@ class FSDP(Parallel):
         """As the base class, with the model sharded in place."""
         if ranks.world == 1:
             return super().setup(build, ranks, shape)
-        from raytrain.parallel.dtensors import FullySharded
+        from raytrain.parallel.dtensors import FullySharded  # torch: `--help` needs the fields only
 
         return FullySharded(build().to(ranks.device), ranks, self)

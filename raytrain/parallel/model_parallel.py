@@ -41,7 +41,7 @@ class ModelParallel(Parallel):
                 "in parallel.parts",
                 f"take --scaling.gpus_per_worker {self.parts}",
             )
-        from raytrain.parallel.cutting import described, split
+        from raytrain.parallel.cutting import described, split  # torch: `--help` needs the fields only
 
         return described(
             module, [[p for layer in part for p in layer.parameters()] for part in split(module, self.parts)]
@@ -49,7 +49,7 @@ class ModelParallel(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the layers on the rank's first devices; on CPUs all parts are on one."""
-        from raytrain.parallel import cutting, distributed, strategy
+        from raytrain.parallel import cutting, distributed, strategy  # torch: `--help` needs the fields only
 
         module, devices = build().to(ranks.device), ranks.devices
         places = devices[: self.parts] if ranks.more else [ranks.device] * self.parts

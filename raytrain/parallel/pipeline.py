@@ -52,7 +52,7 @@ class Pipeline(Parallel):
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers make whole pipelines, the model has as many blocks as there are stages, and the schedule has enough
         micro-batches."""
-        from raytrain.parallel import cutting, stages
+        from raytrain.parallel import cutting, stages  # torch: `--help` needs the fields only
 
         size = self._size(workers)
         if workers < 2 or workers % size:
@@ -78,7 +78,7 @@ class Pipeline(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with this rank's stages; of all other parameters and buffers the model keeps the shape."""
-        from raytrain.parallel.stages import Stages
+        from raytrain.parallel.stages import Stages  # torch: `--help` needs the fields only
 
         stages = (self._size(ranks.world), self._each)
         return Stages(build().to(ranks.device), ranks, *stages, self.schedule, shape)

@@ -53,14 +53,14 @@ class TensorParallel(Parallel):
                 "in parallel.shards",
                 f"take a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
             )
-        from raytrain.parallel.cutting import styles
+        from raytrain.parallel.cutting import styles  # torch: `--help` needs the fields only
 
         how = {"first": "columns", "second": "rows"}
         return ", ".join(f"{name} by {how.get(style, style)}" for name, style in styles(module, size).items())
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with linear layers sharded in place."""
-        from raytrain.parallel.dtensors import TensorSharded
+        from raytrain.parallel.dtensors import TensorSharded  # torch: `--help` needs the fields only
 
         return TensorSharded(build().to(ranks.device), ranks, self._size(ranks.world))
 

@@ -107,7 +107,7 @@ class Run:
 
     def metrics(self, kind: str = "epoch") -> pa.Table:
         """The rows of `metrics.jsonl` of one kind, `epoch` or `step`, as an Arrow table."""
-        import pyarrow as pa
+        import pyarrow as pa  # `import raytrain` has no time for it
 
         file = self.path / "metrics.jsonl"
         if damaged := damaged_lines(file):
@@ -152,7 +152,7 @@ class Run:
 
     def model(self, which: str = "best") -> nn.Module:
         """The plain module with the best (or last) weights, in evaluation mode, on the CPU."""
-        from raytrain.checkpoint import checkpoints
+        from raytrain.checkpoint import checkpoints  # torch: `import raytrain` has no time for it
 
         path = self.checkpoint(which)
         state = layout.load_state(path)

@@ -210,8 +210,8 @@ class PB2(PBT):
                 raise _scheduler_misfit("PB2", f"takes Uniform and LogUniform alone, not {axis.path}", "axes")
 
     def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
-        """Tune's PB2."""
-        from ray.tune.schedulers.pb2 import PB2 as TunePB2
+        """Return Tune's PB2."""
+        from ray.tune.schedulers.pb2 import PB2 as TunePB2  # scikit-learn: `tune` does not have it
 
         return TunePB2(
             time_attr=EPOCH,

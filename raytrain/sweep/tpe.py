@@ -45,7 +45,7 @@ class TPE(Search):
 
 class _Study(Proposals):
     def __init__(self, search: TPE, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int):
-        import optuna
+        import optuna  # a second: other searches do not need it
 
         optuna.logging.set_verbosity(logging.CRITICAL)
         self.optuna, self.axes, self.seed = optuna, axes, seed

@@ -32,20 +32,9 @@ def draw(results: Results) -> Figure | None:
     without = [trial for trial in results.trials if trial.status in WITHOUT_RESULT]
     goal, sign = results.objectives[0], 1.0 if results.objectives[0].highest_is_best else -1.0
     trials.sort(key=lambda trial: sign * (trial.goal or 0.0))  # the best ones are drawn last, above the others
-    everyone = [*without, *trials]
-    goals = [_goal_axis(objective, i, trials) for i, objective in enumerate(results.objectives)]
-    heights = [_spread(axis, [_height(axis, trial) for trial in everyone]) for axis in results.axes]
     kinds = [status for status in WITHOUT_RESULT if any(trial.status == status for trial in without)]
     floors = {status: -0.13 - 0.07 * place for place, status in enumerate(kinds)}
-    for i, axis in enumerate(goals):
-        reached = [
-            floors[trial.status]
-            if trial.status in floors
-            else _fraction(axis, trial.objective[i] if i < len(trial.objective) else None)
-            for trial in everyone
-        ]
-        heights.append(np.array(reached, dtype=np.float64))
-    axes, lines = [*results.axes, *goals], np.array(heights).T
+    axes, lines = _lines(results, trials, [*without, *trials], floors)
 
     low = min(floors.values(), default=0.0) - 0.05
     width = min(22.0, 1.75 * len(axes) + 2.2)
@@ -95,6 +84,32 @@ def draw(results: Results) -> Figure | None:
         f"{len(trials)} trials, from their values to what they reached", x=0.01, ha="left", weight="bold", size=11
     )
     return figure
+
+
+def _lines(
+    results: Results, trials: list[Trial], everyone: list[Trial], floors: dict[str, float]
+) -> tuple[list[Axis], np.ndarray]:
+    """Return the axes, and the height of each trial's line at each axis.
+
+    Args:
+        trials: those with a result, which decide the axes of the objectives.
+        everyone: all that are drawn.
+        floors: the height at which a line without a result ends, by the trial's status.
+
+    Returns:
+        The axes, and float64 [trials, axes].
+    """
+    goals = [_goal_axis(objective, i, trials) for i, objective in enumerate(results.objectives)]
+    heights = [_spread(axis, [_height(axis, trial) for trial in everyone]) for axis in results.axes]
+    for i, axis in enumerate(goals):
+        reached = [
+            floors[trial.status]
+            if trial.status in floors
+            else _fraction(axis, trial.objective[i] if i < len(trial.objective) else None)
+            for trial in everyone
+        ]
+        heights.append(np.array(reached, dtype=np.float64))
+    return [*results.axes, *goals], np.array(heights).T
 
 
 def _vertical(plot: Axes, place: int, axis: Axis) -> None:

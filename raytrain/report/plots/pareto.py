@@ -29,15 +29,7 @@ _LABELLED = 12  # points that have a label each
 
 def draw(results: Results) -> Figure | None:
     """The picture; None of fewer than two trials that have both figures."""
-    counted = [trial for trial in results.trials if trial.counts]
-    if len(results.objectives) == 2:  # the first, which chooses the best, from below to above
-        upright, across = results.objectives
-        pairs = [(trial.objective[1], trial.objective[0]) for trial in counted if len(trial.objective) == 2]
-        counted = [trial for trial in counted if len(trial.objective) == 2]
-    else:
-        metric = "val_accuracy" if any(trial.val_accuracy is not None for trial in counted) else "val_loss"
-        upright, across = Objective(metric, metric == "val_accuracy"), Objective("samples_per_second", True)
-        pairs = [(trial.samples_per_second, getattr(trial, metric)) for trial in counted]
+    across, upright, counted, pairs = _figures(results)
     both = [place for place, pair in enumerate(pairs) if None not in pair]
     trials = [counted[place] for place in both]
     if len(trials) < 2:
@@ -94,6 +86,22 @@ def draw(results: Results) -> Figure | None:
     line = [place for pair in itertools.zip_longest(staircase, corners) for place in pair if place is not None]
     _label(figure, plot, [(x[i], y[i], _name(named, trials[i])) for i in by_value], np.stack([x, y], axis=1), line)
     return figure
+
+
+def _figures(
+    results: Results,
+) -> tuple[Objective, Objective, list[Trial], list[tuple[float | None, float | None]]]:
+    """Return what is drawn across and upright, and the trials that count with both figures of each."""
+    counted = [trial for trial in results.trials if trial.counts]
+    if len(results.objectives) == 2:  # the first, which chooses the best, from below to above
+        upright, across = results.objectives
+        pairs = [(trial.objective[1], trial.objective[0]) for trial in counted if len(trial.objective) == 2]
+        counted = [trial for trial in counted if len(trial.objective) == 2]
+    else:
+        metric = "val_accuracy" if any(trial.val_accuracy is not None for trial in counted) else "val_loss"
+        upright, across = Objective(metric, metric == "val_accuracy"), Objective("samples_per_second", True)
+        pairs = [(trial.samples_per_second, getattr(trial, metric)) for trial in counted]
+    return across, upright, counted, pairs
 
 
 def _title(goal: Objective) -> str:

@@ -1,0 +1,78 @@
+"""The samples that the plan tries a training step with."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from raytrain import errors, order
+from raytrain.data import Index
+from raytrain.data.batch import Batch
+from raytrain.data.checks import checked_read
+from raytrain.data.prepare import Prepare
+from raytrain.errors import BadSample, UserError
+from raytrain.experiment import Experiment
+
+SAMPLES = 2
+"""Samples of the step; BatchNorm needs more than one."""
+
+
+_MOST_VALUES = 4_000_000
+"""Values of all images of a second attempt, which has a whole micro-batch or an even part of it."""
+
+
+class NotTried(Exception):
+    """The step could not be tried here, or not all of it, which need not be a mistake.
+
+    Attributes:
+        error: the mistake that it is where nothing in training has what the step needs.
+        needs: what that is: `gpu` or `worker`.
+    """
+
+    def __init__(self, why: str, error: UserError | None = None, needs: str = ""):
+        super().__init__(why)
+        self.error, self.needs = error, needs
+
+
+def sizes(e: Experiment, index: Index) -> list[int]:
+    """Return the samples of the first attempt, and of the second one if that can have more."""
+    few, most = min(SAMPLES, e.micro_batch, len(index)), min(e.micro_batch, len(index))
+    room = _MOST_VALUES // max(1, sum(math.prod(field.shape) for field in index.fields))
+    even = [size for size in range(few + 1, most + 1) if most % size == 0 and size <= room]
+    return [few, *even[-1:]]
+
+
+def read_batch(e: Experiment, index: Index, count: int) -> Batch:
+    """Return the first samples of training, without augmentation.
+
+    Raises:
+        UserError: `data.read` fails.
+        NotTried: none of them can be read.
+    """
+    ids = order.samples(e.seed, 0, len(index), np.arange(count))
+    try:
+        arrays = checked_read(e.data, index, ids)
+    except BadSample as bad:
+        if e.data.on_bad_sample == "error":
+            raise errors.bad_sample(bad.path, bad.reason) from None
+        good = [(sample, found) for sample in ids for found in _readable(e, index, sample)]
+        if not good:
+            raise NotTried(f"a step was not tried: none of the first {count} samples can be read") from None
+        ids = np.array([sample for sample, _ in good])
+        arrays = {name: np.concatenate([found[name] for _, found in good]) for name in good[0][1]}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if index.labels is not None:
+        tensors["label"] = torch.from_numpy(index.labels[ids])
+    tensors = Prepare(e.data, index).plain(tensors)
+    if e.data.augment.mixes:
+        tensors["target"] = torch.nn.functional.one_hot(tensors["label"], len(index.classes)).float()
+    return Batch(tensors, ids)
+
+
+def _readable(e: Experiment, index: Index, sample: int) -> Iterator[dict[str, np.ndarray]]:
+    with contextlib.suppress(BadSample):
+        yield checked_read(e.data, index, np.array([sample], np.int64))
