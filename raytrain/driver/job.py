@@ -1,7 +1,7 @@
 """What each worker gets, and the function that Ray Train calls with it.
 
-A worker imports this module first, before it decides whether it needs torch's compiler: the module imports no more
-than torch itself.
+A worker imports this module first. It imports neither Ray nor torch, since a strategy sets environment variables that
+torch reads.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Job:
 def work_on_cluster(settings: dict[str, Any]) -> None:
     """The function that Ray Train calls on every worker."""
     value = settings["job"].experiment
+    value.parallel.prepare_process()
     if not (value.compile or value.parallel.sharded):  # torch's sharded tensors import the compiler themselves
         compiler.defer_compiler()
-    from raytrain.driver import worker  # after that, since it imports much of torch
+    from raytrain.driver import worker  # which imports torch
 
     worker.work(settings["job"])

@@ -180,8 +180,7 @@ FIRST_LINES = """
 import json, os, sys
 from types import SimpleNamespace
 from raytrain import DDP, Deterministic, Digits, Experiment, MLP
-from raytrain.driver.job import Job
-from raytrain.driver.worker import work
+from raytrain.driver.job import Job, work_on_cluster
 
 class Found(Exception):
     pass
@@ -197,7 +196,7 @@ e = Experiment(model=MLP(), data=Digits(), parallel=Deterministic() if sys.argv[
 sys.modules["ray"] = Ray()
 sys.meta_path.insert(0, SimpleNamespace(find_spec=lambda name, *_: look() if name == "torch" else None))
 try:
-    work(Job(e, None, None, {}, None, 0.0, False))
+    work_on_cluster({"job": Job(e, None, None, {}, None, 0.0, False)})
 except Found as found:
     print(json.dumps([found.args[0], "torch" in sys.modules]))
 """

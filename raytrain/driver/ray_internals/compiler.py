@@ -7,14 +7,14 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import torch
-
 TORCH_VERSION = "2.15"
 """The version of torch whose private names are used here."""
 
 
 def defer_compiler() -> None:
     """Lets this process do without torch.compile's imports until something compiles."""
+    import torch  # a worker sets first what torch may read
+
     if torch.__version__.rpartition(".")[0] == TORCH_VERSION and "torch._dynamo" not in sys.modules:
         sys.modules["torch._dynamo"] = torch._dynamo = _Dynamo()
 
