@@ -196,7 +196,7 @@ def _write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 
 def existing(path: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+    """Return the folder itself, or the nearest above it that is there."""
     path = path.expanduser().absolute()
     while not os.path.exists(path):
         path = path.parent

@@ -24,7 +24,7 @@ _MASK = (1 << 64) - 1
 
 
 def key(*parts: int) -> int:
-    """Hashes integers into 64 bits; different tuples give unrelated keys."""
+    """Hash integers into 64 bits; different tuples give unrelated keys."""
     state = len(parts)
     for part in parts:
         state = _mix_int((state + 0x9E3779B97F4A7C15) & _MASK ^ _mix_int(part & _MASK))
@@ -32,7 +32,7 @@ def key(*parts: int) -> int:
 
 
 def samples(seed: int, epoch: int, n: int, positions: np.ndarray) -> np.ndarray:
-    """The sample at each position of an epoch: a keyed permutation of [0, n).
+    """Return the sample at each position of an epoch: a keyed permutation of [0, n).
 
     Args:
         positions: int64 [k], each in [0, n).
@@ -67,7 +67,7 @@ def uniform(seed: int, epoch: int, ids: np.ndarray, draws: int) -> np.ndarray:
 
 
 def stratified(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits samples into two parts with the same share of every class, at least one of each class in both.
+    """Split samples into two parts with the same share of every class, at least one of each class in both.
 
     Args:
         labels: int64 [n].
@@ -110,7 +110,7 @@ class Shard:
         return -(-self.n // self.batch)
 
     def size(self, step: int) -> int:
-        """The true size of a step's global batch."""
+        """Return the true size of a step's global batch."""
         return min(self.batch, self.n - step * self.batch)
 
     def slice(self, step: int) -> tuple[int, int]:
@@ -119,13 +119,13 @@ class Shard:
         return step * self.batch + low, step * self.batch + high
 
     def cuts(self, step: int) -> tuple[int, ...]:
-        """How many positions each part of this rank's slice has."""
+        """Return how many positions each part of this rank's slice has."""
         size = self.size(step)
         bounds = [self._bound(size, self.rank * self.parts + part) for part in range(self.parts + 1)]
         return tuple(high - low for low, high in pairwise(bounds))
 
     def count(self, first_step: int = 0) -> int:
-        """How many positions this rank has from `first_step` to the end of the epoch."""
+        """Return how many positions this rank has from `first_step` to the end of the epoch."""
         if first_step >= self.steps:
             return 0
         last, (low, high) = self.steps - 1, self._part(self.batch)
@@ -133,7 +133,7 @@ class Shard:
         return (last - first_step) * (high - low) + stop - start
 
     def positions(self, local: np.ndarray, first_step: int = 0) -> np.ndarray:
-        """The positions behind this rank's own count, from `first_step` on: int64 [k] to int64 [k]."""
+        """Return the positions behind this rank's own count, from `first_step` on: int64 [k] to int64 [k]."""
         low, high = self._part(self.batch)
         last = self.steps - 1
         full = (last - first_step) * (high - low)
@@ -145,7 +145,7 @@ class Shard:
         return self._bound(size, self.rank * self.parts), self._bound(size, (self.rank + 1) * self.parts)
 
     def _bound(self, size: int, part: int) -> int:
-        """Where a part of a batch of that size begins, counted over all ranks."""
+        """Return where a part of a batch of that size begins, counted over all ranks."""
         even, more = divmod(size, self.world * self.parts)
         return part * even + min(part, more)
 

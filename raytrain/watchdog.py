@@ -224,7 +224,7 @@ class Watchdog:
         return {rank for rank in behind if not states[rank].waits} or behind
 
     def _cut_off(self) -> bool:
-        """Whether no message passes between the hosts of rank 0 and of this rank."""
+        """Return whether no message passes between the hosts of rank 0 and of this rank."""
         return self.store is not None and time.monotonic() > self._heard + _SILENCE_SECONDS
 
     def _hang(self, still: float, frame: FrameType, suspects: set[int]) -> Hang:
@@ -249,12 +249,12 @@ def _stacks(thread: int) -> str:
 
 
 def _waits(frame: FrameType) -> bool:
-    """Whether a thread may do no more than wait for other ranks."""
+    """Return whether a thread may do no more than wait for other ranks."""
     return any(part in frame.f_code.co_filename.replace(os.sep, "/") for part in _MEETING)
 
 
 def _debugged(frame: FrameType) -> bool:
-    """Whether somebody looks at the process with a debugger, and takes the time for it."""
+    """Return whether somebody looks at the process with a debugger, and takes the time for it."""
     files = (one.f_code.co_filename for one, _ in traceback.walk_stack(frame))
     return "pydevd" in sys.modules or any(file.endswith("/bdb.py") for file in files)
 

@@ -65,7 +65,7 @@ class Loaded(NamedTuple):
 def save(
     folder: Path, step: int, model: dict[str, torch.Tensor], optimizer: dict[str, Any], state: dict[str, Any]
 ) -> Path:
-    """Writes and commits a checkpoint.
+    """Write and commit a checkpoint.
 
     All that it does to the disk are system calls of `os`, one by one, so that tests can let each of them fail. What
     the manifest says of a file is computed from the bytes on their way out, not from what the disk made of them.
@@ -107,7 +107,7 @@ def save(
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> Loaded:
-    """Reads a checkpoint that verified.
+    """Read a checkpoint that verified.
 
     Raises:
         UserError: its files are what the manifest says, and no checkpoint's for all that.
@@ -138,7 +138,7 @@ def loadable_at(there: Storage, run: Path, device: torch.device) -> Iterator[Loa
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-    """The module's state dict.
+    """Return the module's state dict.
 
     Raises:
         UserError: the file is no safetensors.
@@ -150,7 +150,7 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> dict[str, torc
 
 
 def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """The second argument of `save`.
+    """Return the second argument of `save`.
 
     Raises:
         UserError: the file holds more than tensors and plain values; none of it has run.
@@ -206,7 +206,7 @@ class _File:
 
 
 def _write(path: str, content: Callable[[_File], object]) -> dict[str, Any]:
-    """Writes a file and puts it on the disk; returns its entry of the manifest."""
+    """Write a file and put it on the disk; returns its entry of the manifest."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         file = _File(descriptor)
@@ -223,7 +223,7 @@ def _write(path: str, content: Callable[[_File], object]) -> dict[str, Any]:
 
 
 def _write_tensors(file: _File, model: dict[str, torch.Tensor]) -> None:
-    """Writes tensors as safetensors does, one by one and without a copy of all (tied ones are there twice)."""
+    """Write tensors as safetensors does, one by one and without a copy of all (tied ones are there twice)."""
     header: dict[str, Any] = {}
     tensors, end = [], 0
     for name, tensor in sorted(

@@ -27,18 +27,18 @@ _LARGEST = {MANIFEST: 1 << 16, STATE: 1 << 26}
 
 
 def name_of(step: int) -> str:
-    """The folder of a step's checkpoint."""
+    """Return the folder of a step's checkpoint."""
     return f"step_{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """The inverse of `name_of`; None for other names."""
+    """Return the inverse of `name_of`; None for other names."""
     found = re.fullmatch(r"step_(\d{8,18})", name, re.ASCII)
     return int(found[1]) if found and name_of(int(found[1])) == name else None
 
 
 def verify(path: Path) -> None:
-    """Checks a checkpoint against its manifest.
+    """Check a checkpoint against its manifest.
 
     Raises:
         UserError: it is not committed, or a file is missing, of another size or of another content.
@@ -84,12 +84,12 @@ def verified(folder: Path) -> Iterator[Path]:
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint that verifies."""
+    """Return the newest checkpoint that verifies."""
     return next(verified(folder), None)
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """The third argument of `save`.
+    """Return the third argument of `save`.
 
     Raises:
         UserError: the file is no JSON object, or has numbers that are none.
@@ -104,12 +104,12 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def committed(folder: Path) -> list[str]:
-    """The names of the checkpoints that have a manifest, the oldest first."""
+    """Return the names of the checkpoints that have a manifest, the oldest first."""
     return [name for name in names_in(folder) if os.path.isfile(f"{folder}/{name}/{MANIFEST}")]
 
 
 def names_in(folder: Path) -> list[str]:
-    """All names of checkpoints that are there, the oldest first."""
+    """Return all names of checkpoints that are there, the oldest first."""
     try:
         found = [(step, name) for name in os.listdir(folder) if (step := step_of(name)) is not None]
     except (FileNotFoundError, NotADirectoryError):
@@ -123,7 +123,7 @@ def size_of(path: str) -> int:
 
 
 def remove(path: str) -> None:
-    """Removes a checkpoint, its manifest first: it is none from then on, whatever happens."""
+    """Remove a checkpoint, its manifest first: it is none from then on, whatever happens."""
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             return os.unlink(path)

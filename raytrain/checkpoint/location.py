@@ -13,12 +13,12 @@ URL = "url"
 
 
 def is_url(place: Path | str) -> bool:
-    """Whether a place is at a URL and not in a directory."""
+    """Return whether a place is at a URL and not in a directory."""
     return "://" in str(place)
 
 
 def join(out: str, name: str) -> str:
-    """The place below another; a URL's options stay behind it."""
+    """Return the place below another; a URL's options stay behind it."""
     if not is_url(out):
         return str(Path(out) / name)
     path, mark, options = out.partition("?")
@@ -26,7 +26,7 @@ def join(out: str, name: str) -> str:
 
 
 def mirror(url: str, kind: str = "runs") -> Path:
-    """The directory on this machine that stands for a run at a URL.
+    """Return the directory on this machine that stands for a run at a URL.
 
     Args:
         kind: `runs` for the driver's, `workers` for that of the ranks here.
@@ -36,7 +36,7 @@ def mirror(url: str, kind: str = "runs") -> Path:
 
 
 def url_of(path: Path) -> str | None:
-    """The URL that a directory is the driver's mirror of; None for a run's own directory."""
+    """Return the URL that a directory is the driver's mirror of; None for a run's own directory."""
     try:
         return (path / URL).read_text()
     except (OSError, ValueError):
@@ -52,7 +52,7 @@ def read_known(file: Path) -> bytes:
 
 
 def note_url(path: Path, url: str) -> None:
-    """Notes what a directory is the mirror of, for its owner alone: there may be keys in it."""
+    """Note what a directory is the mirror of, for its owner alone: there may be keys in it."""
     (path / URL).touch(0o600)
     (path / URL).write_text(url)
 

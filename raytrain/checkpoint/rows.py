@@ -39,7 +39,7 @@ def check_rows(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:
-    """A line's row; None where it is damaged."""
+    """Return a line's row; None where it is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -48,7 +48,7 @@ def parse_row(line: bytes) -> dict[str, Any] | None:
 
 
 def read_rows(path: Path, offset: int = 0, size: int = -1) -> bytes:
-    """Bytes of a metrics file, however large.
+    """Return bytes of a metrics file, however large.
 
     Raises:
         FileNotFoundError: there is none.

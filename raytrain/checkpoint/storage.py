@@ -376,7 +376,7 @@ def answered(url: str, ask: Callable[[], T]) -> T:
 
 
 def _plain(name: str) -> bool:
-    """Whether a name leads to a file of the mirror, of its logs or of its modules."""
+    """Return whether a name leads to a file of the mirror, of its logs or of its modules."""
     parts = name.split("/")
     module = parts[0] == MODULES and name.endswith(".py") and not any(part.startswith(".") for part in parts)
     return ".." not in parts and (len(parts) == 1 or (parts[0] == "logs" and len(parts) == 2) or module)

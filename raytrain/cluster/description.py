@@ -65,27 +65,27 @@ class Cluster:
         return self.top["max_workers"].number == 0
 
     def machine(self, kind: Place) -> Place:
-        """Where a node type says which machine it is."""
+        """Return where a node type says which machine it is."""
         node = kind["node_config"]
         return node["azure_arm_parameters"] if self.provider == "azure" else node
 
     def size(self, kind: Place) -> Place:
-        """The name of a node type's machine."""
+        """Return the name of a node type's machine."""
         return self.machine(kind)[SIZES.get(self.provider, "")]
 
     def has_gpu(self, kind: Place) -> bool:
-        """Whether a node type has GPUs: by its resources, or by the name of its machine."""
+        """Return whether a node type has GPUs: by its resources, or by the name of its machine."""
         declared = kind["resources"]["GPU"].number
         return self.has_gpu_machine(kind) if declared is None else declared > 0
 
     def has_gpu_machine(self, kind: Place) -> bool:
-        """Whether a node type's machine has GPUs, by its name."""
+        """Return whether a node type's machine has GPUs, by its name."""
         pattern = _GPU_MACHINES.get(self.provider)
         known = bool(pattern and pattern.match(self.size(kind).text))
         return known or not self.machine(kind)["guestAccelerators"].empty
 
     def spot(self, kind: Place) -> Place | None:
-        """Where a node type says that its machines may be called back."""
+        """Return where a node type says that its machines may be called back."""
         machine = self.machine(kind)
         market, priority = machine["InstanceMarketOptions"]["MarketType"], machine["priority"]
         if market.text == "spot" or priority.text in ("Spot", "Low"):
@@ -98,7 +98,7 @@ class Cluster:
         return None
 
     def commands(self, *names: str) -> list[Place]:
-        """The commands of some lists."""
+        """Return the commands of some lists."""
         return [command for name in names for command in self.top[name].items]
 
     def all_commands(self) -> list[Place]:

@@ -63,7 +63,7 @@ class Place:
         return iter(self.value.values() if isinstance(self.value, dict) else self.items)
 
     def at(self, *keys: object) -> Place:
-        """What the keys, and indices of sequences, lead to: the last that is there."""
+        """Return what the keys, and indices of sequences, lead to: the last that is there."""
         place = self
         for key in keys:
             inside = place.value
@@ -107,17 +107,17 @@ class Place:
             yield self
 
     def plain(self) -> Any:
-        """The value as `yaml.safe_load` would give it."""
+        """Return the value as `yaml.safe_load` would give it."""
         if isinstance(self.value, dict):
             return {key: place.plain() for key, place in self.value.items()}
         return [place.plain() for place in self.value] if isinstance(self.value, list) else self.value
 
     def error(self, what: str, how: str) -> Finding:
-        """A finding here: it fails, does not do what the file says, or lets strangers in."""
+        """Return a finding here: it fails, does not do what the file says, or lets strangers in."""
         return Finding(self.line, "error", what, how)
 
     def warning(self, what: str, how: str) -> Finding:
-        """A finding here: it works, and costs something or is no good practice."""
+        """Return a warning at this place: the value works, but costs something or is bad practice."""
         return Finding(self.line, "warning", what, how)
 
     def unknown(self, known: Iterable[str], of: str) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ KINDS = tuple(_FILES)
 
 
 def text(kind: str) -> str:
-    """The file of a kind.
+    """Return the file of a kind.
 
     Raises:
         UserError: there is no such kind.
@@ -42,7 +42,7 @@ def text(kind: str) -> str:
 
 
 def write(kind: str, path: Path) -> list[int]:
-    """Writes the file of a kind, and returns the lines in it that its user must edit. What is there stays.
+    """Write the file of a kind, and return the lines in it that its user must edit. What is there stays.
 
     Raises:
         UserError: there is no such kind, the file exists, or it cannot be written.

@@ -24,7 +24,7 @@ _WHEEL = re.compile(r"ray-wheels/|\bray-\d[\w.]*dev|/ray/releases/latest")
 
 @lru_cache(maxsize=1)
 def installed() -> dict[str, str]:
-    """The versions of ray and torch here, and of torch's CUDA where it comes with one."""
+    """Return the versions of ray and torch here, and of torch's CUDA where it comes with one."""
     found = {}
     for name in ("ray", "torch", "nvidia-cuda-runtime"):
         try:
@@ -106,7 +106,7 @@ def check_version(version: Place) -> Iterator[Finding]:
 
 
 def _parts(image: str) -> tuple[str, str, str]:
-    """The repository, tag and digest of an image; a colon before a slash is a registry's port."""
+    """Return the repository, tag and digest of an image; a colon before a slash is a registry's port."""
     name, _, digest = image.partition("@")
     path, colon, tag = name.rpartition(":")
     return (path, tag, digest) if colon and "/" not in tag else (name, "", digest)

@@ -105,7 +105,7 @@ class Facts:
 
     @classmethod
     def of(cls, answer: dict[str, Any], **more: Any) -> Facts:
-        """What `gather` answered, and what the driver knows besides."""
+        """Return what `gather` answered, and what the driver knows besides."""
         gpus = tuple(Gpu(**gpu) for gpu in answer["gpus"])
         lists = {name: tuple(value) for name, value in answer.items() if isinstance(value, list)}
         return cls(**{**answer, **lists, "gpus": gpus, **more})
@@ -114,7 +114,7 @@ class Facts:
 def gather(
     out: str, own: str, other: str, name: str = "this machine", peers: Sequence[tuple[str, int]] = ()
 ) -> dict[str, Any]:
-    """The facts of the machine that this runs on, as JSON's types.
+    """Return the facts of the machine that this runs on, as JSON's types.
 
     Args:
         out: the folder to look at, or a URL.
@@ -182,7 +182,7 @@ def _storage(out: str) -> Storage:
 
 
 def clock() -> float:
-    """The time of the machine that this runs on, in seconds since 1970."""
+    """Return the time of the machine that this runs on, in seconds since 1970."""
     return time.time()
 
 
@@ -217,7 +217,8 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
 
 
 def _cuda() -> list[Any]:
-    """The CUDA of torch and how many GPUs it sees, by a process of its own: Ray hides GPUs from a task without one."""
+    """Return the CUDA of torch and how many GPUs it sees, by a process of its own: Ray hides GPUs from a task without
+    one."""
     environment = {name: value for name, value in os.environ.items() if (name, value) != ("CUDA_VISIBLE_DEVICES", "")}
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         done = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, timeout=120, env=environment)
@@ -233,7 +234,7 @@ def _version(package: str) -> str | None:
 
 
 def _source(package: str) -> str | None:
-    """The version of a package, and a hash of its source."""
+    """Return the version of a package, and a hash of its source."""
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:
@@ -247,7 +248,7 @@ def _source(package: str) -> str | None:
 
 
 def _under_uv() -> bool:
-    """Whether an ancestor of this process is `uv run`, which Ray looks for in the same way."""
+    """Return whether an ancestor of this process is `uv run`, which Ray looks for in the same way."""
     pid = os.getpid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while pid > 1:

@@ -69,7 +69,8 @@ def survey(here: Facts, address: str, out: str, folder: str, mark: str) -> Surve
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
-    """What nodes are called, by their ids: their host's name and, where several have one, their id's beginning."""
+    """Return the nodes' names, by their ids: the host's name and, where several nodes share one, their id's
+    beginning."""
     hosts = [node["NodeManagerHostname"] for node in nodes]
     return {
         node["NodeID"]: host if hosts.count(host) == 1 else f"{host} ({node['NodeID'][:6]})"
@@ -78,7 +79,8 @@ def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _skew(clock: Any) -> tuple[float, float]:
-    """Seconds by which a clock is ahead of ours, and half of the shortest way there and back (Cristian's algorithm)."""
+    """Return seconds by which a clock is ahead of ours, and half of the shortest way there and back (Cristian's
+    algorithm)."""
     tries = []
     for _ in range(_CLOCKS):
         before = time.time()

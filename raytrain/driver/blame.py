@@ -14,7 +14,7 @@ from raytrain.user_code import places
 
 
 def misses_another(error: BaseException) -> bool:
-    """Whether an error says no more than that another rank is gone, or a connection."""
+    """Return whether an error says no more than that another rank is gone, or a connection."""
     if gpu_errors.code(error) is not None:  # which NCCL tells as its own error
         return False
     lost = (ConnectionError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
@@ -47,6 +47,6 @@ def failed_here(error: BaseException, path: Path) -> RunFailed:
 
 
 def last_line(error: BaseException) -> str:
-    """An error's kind and the last line of its text."""
+    """Return an error's kind and the last line of its text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -46,12 +46,12 @@ def private_folder() -> Path:
 
 
 def token_file() -> Path:
-    """Where Ray looks for the cluster's token, unless it is in RAY_AUTH_TOKEN."""
+    """Return where Ray looks for the cluster's token, unless it is in RAY_AUTH_TOKEN."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def token() -> tuple[str, str]:
-    """The cluster's token by Ray's own conventions, and where it is from; or none, and why."""
+    """Return the cluster's token by Ray's own conventions, and where it is from; or none, and why."""
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
         return "", "RAY_AUTH_MODE is `disabled` here"
     if os.environ.get("RAY_AUTH_TOKEN"):

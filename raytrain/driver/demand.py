@@ -57,7 +57,7 @@ class Demand(contextlib.AbstractContextManager["Demand"]):
 
 
 def resources_needed(value: Experiment) -> dict[str, float]:
-    """What each worker asks Ray for."""
+    """Return what each worker asks Ray for."""
     scaling = value.scaling
     need = {"CPU": scaling.cpus_per_worker or 1.0}
     return need | ({"GPU": scaling.gpus_per_worker} if scaling.gpus_per_worker else {})
@@ -74,7 +74,7 @@ def smaller_sizes(workers: int, larger: list[int]) -> list[int]:
 
 
 def workers_at_most(need: dict[str, float]) -> int:
-    """How many workers the nodes have room for that are there and are not about to go."""
+    """Return how many workers fit on the nodes that are alive and not draining."""
     going = cluster_state.draining()
     return sum(
         int(min(node["Resources"].get(kind, 0.0) / count for kind, count in need.items()))

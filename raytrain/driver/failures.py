@@ -25,7 +25,7 @@ GONE = "Ray has ended under it: the cluster's head, or this machine's node, does
 
 
 def run_failure(error: BaseException, path: Path) -> RunFailed:
-    """The root cause: the rank whose error came first, not those that then missed it."""
+    """Return the root cause: the rank whose error came first, not those that then missed it."""
     remote.refresh(path)
     found = [known_json(file) for file in (path / "logs").glob("rank_*.json")]
     records = [record for record in found if record.keys() >= {"time", "rank", "lost", "error", "at"}]
@@ -62,7 +62,7 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
 
 
 def _end_of_process(failure: BaseException) -> str:
-    """What ended a worker's process, where that is what Ray says."""
+    """Return what ended a worker's process, where that is what Ray says."""
     if _name(failure) == "WorkerHealthCheckTimeoutError":
         why = "it was stopped, a library keeps Python's lock, or its node is cut off"
         return f"did not answer for {ANSWER_SECONDS} s: {why}"
@@ -77,12 +77,12 @@ def _end_of_process(failure: BaseException) -> str:
 
 
 def _name(error: BaseException | None) -> str:
-    """Its class's name: the classes themselves are Ray's private ones."""
+    """Return the name of the error's class: the classes are private to Ray."""
     return type(error).__name__
 
 
 def _last_words(run: Path, rank: int) -> str:
-    """The last line of a rank's own output."""
+    """Return the last line of a rank's own output."""
     with contextlib.suppress(OSError):
         lines = (run / "logs" / f"rank_{rank}.log").read_text(errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip() and not _TORCH_WARNING.match(line)]

@@ -44,7 +44,7 @@ _ASIDE = ".*.*.[0-9]*"
 def train(
     value: Experiment, options: Options, observer: Logger, source: Path | None, command_started: float
 ) -> Run | None:
-    """Trains an experiment in a new run directory.
+    """Train an experiment in a new run directory.
 
     Args:
         source: the Python file that the experiment came from, of which the run keeps a copy.
@@ -97,7 +97,7 @@ def resume(
     command_started: float,
     correction: Correction | None = None,
 ) -> Run:
-    """Goes on with a run from its newest checkpoint.
+    """Go on with a run from its newest checkpoint.
 
     Args:
         value: the run's experiment, perhaps with other epochs, scaling, checkpoint or data.root.
@@ -140,8 +140,8 @@ def _advised(run: Run, correction: Correction | None) -> Iterator[None]:
 
 
 def with_threads(value: Experiment, planned: Plan) -> Experiment:
-    """The experiment to keep: a repetition needs the number of threads for the same bits. With more workers each has
-    fewer, so an elastic run does not keep it."""
+    """Return the experiment to keep: a repetition needs the number of threads for the same bits. With more workers each
+    has fewer, so an elastic run does not keep it."""
     if value.scaling.elastic:
         return value
     return config.replace(value, "scaling.threads_per_worker", planned.experiment.scaling.threads_per_worker)

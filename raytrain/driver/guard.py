@@ -18,7 +18,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 def numbers() -> list[signal.Signals]:
-    """The signals that ask for an end; without SIGHUP where that is ignored from the start, as under nohup."""
+    """Return the signals that ask for an end; without SIGHUP where that is ignored from the start, as under nohup."""
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 
@@ -52,7 +52,7 @@ def _watch(pipe: int) -> None:
 
 
 def _begins() -> bool:
-    """Whether this process begins as the command, by its script or by `python -m`."""
+    """Return whether this process begins as the command, by its script or by `python -m`."""
     program = os.path.basename((getattr(sys, "argv", None) or [""])[0])
     module = program == "-m" and {"raytrain", "raytrain.cli"} & set(getattr(sys, "orig_argv", ()))
     return program == "raytrain" or bool(module)

@@ -96,7 +96,7 @@ def give_token() -> None:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, or the folder itself can be made."""
+    """Return whether files can be made in a folder, or the folder itself can be made."""
     above = existing(folder)
     return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
@@ -107,7 +107,7 @@ def _tasks(cpus: int) -> int:
 
 
 def _tasks_left() -> tuple[int, str]:
-    """The processes and threads that this user may still start, and the limit that says so.
+    """Return the processes and threads that this user may still start, and the limit that says so.
 
     The kernel applies RLIMIT_NPROC to all threads of a user, unless that is root; a container may have a limit too.
     """
@@ -123,7 +123,7 @@ def _tasks_left() -> tuple[int, str]:
 
 
 def _own_tasks() -> int:
-    """The threads of all processes of this user that can be seen."""
+    """Return the threads of all processes of this user that can be seen."""
     count, user = 0, os.getuid()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended

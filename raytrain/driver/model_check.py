@@ -38,7 +38,7 @@ class Tensors(NamedTuple):
 def check_model(
     experiment: Experiment, sample: tuple[int, ...], classes: int, weights: bool = True, dtype: str = "float32"
 ) -> nn.Module:
-    """Builds the model and passes one sample through it; a large one on the meta device where its code allows that.
+    """Build the model and passes one sample through it; a large one on the meta device where its code allows that.
 
     Args:
         sample: the shape of the model's input for one sample.
@@ -82,7 +82,7 @@ def check_model(
 def memory_format(
     experiment: Experiment, sample: tuple[int, ...], classes: int, module: nn.Module, dtype: str = "float32"
 ) -> Literal["contiguous", "channels_last"]:
-    """Decides `memory_format=auto`: channels_last for models with convolutions that can work so.
+    """Decide `memory_format=auto`: channels_last for models with convolutions that can work so.
 
     Args:
         module: the model as `check_model` returned it; it may be changed.
@@ -184,7 +184,7 @@ def _loads_on_meta_unsaid() -> Iterator[None]:
 
 
 def _pass(module: nn.Module, sample: tuple[int, ...], dtype: str, layout: Any = None) -> Any:
-    """The model's output for one sample of zeros."""
+    """Return the model's output for one sample of zeros."""
     layout = layout or torch.contiguous_format
     device = torch.device("meta" if _on_meta(module) else "cpu")
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]):

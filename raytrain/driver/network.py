@@ -216,7 +216,7 @@ def _remedy(place: Place) -> str:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether anything listens there."""
+    """Return whether anything listens there."""
     try:
         socket.create_connection((host, port), timeout=1).close()
         return True

@@ -76,7 +76,7 @@ class Plan:
         return replace(self.experiment, scaling=replace(self.experiment.scaling, workers=self.asked.workers)).sizes
 
     def on(self, workers: int, resources: Resources) -> Experiment:
-        """The planned experiment, laid out for another number of workers.
+        """Return the planned experiment, laid out for another number of workers.
 
         Raises:
             UserError: there is no room for them.
@@ -103,7 +103,7 @@ class Plan:
         return self.state_bytes - 4 * self.parameters[1]
 
     def check_disk(self, folder: Path) -> None:
-        """Checks that the run's checkpoints fit on a disk: those that stay, and one that is being written.
+        """Check that the run's checkpoints fit on a disk: those that stay, and one that is being written.
 
         Args:
             folder: the run's directory, or the one that it will be made in; what it holds already counts as room.
@@ -141,7 +141,7 @@ class Plan:
 
 
 def survey(data: Data) -> tuple[dict[str, Index], dict[str, list[BadSample]]]:
-    """The samples of each split, and those of them that a first look finds unreadable.
+    """Return the samples of each split, and those of them that a first look finds unreadable.
 
     Raises:
         UserError: there is no data, or a sample is bad and may not be.
@@ -163,7 +163,7 @@ def make(
     resumed: bool = False,
     surveyed: tuple[dict[str, Index], dict[str, list[BadSample]]] | None = None,
 ) -> Plan:
-    """Plans a run; it reads the data's index and builds the model without memory, and starts nothing.
+    """Plan a run: read the data's index and build the model without memory. Nothing is started.
 
     Args:
         find_resources: asked last, since to count GPUs takes seconds.

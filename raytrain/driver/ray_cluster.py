@@ -101,7 +101,7 @@ def smallest_gpu() -> int | None:
 
 
 def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, retries: int = 0) -> Any:
-    """Calls a function on a node that `ray.nodes()` lists, and returns the reference to what it will return."""
+    """Call a function on a node that `ray.nodes()` lists; return the reference to its result."""
     there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=retries)(function)
     return task.options(scheduling_strategy=there).remote(*arguments)

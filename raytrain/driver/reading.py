@@ -20,7 +20,7 @@ def read(
     before: dict[str, list[Bad]] | None = None,
     waits: Callable[[float], None] = lambda _: None,
 ) -> tuple[dict[str, Index], dict[str, Any], dict[str, list[Bad]]]:
-    """Reads the images of training and validation into the object store, or checks them, for streaming.
+    """Read the images of training and validation into the object store, or checks them, for streaming.
 
     Args:
         before: the samples that a run that goes on has been without.

@@ -137,7 +137,7 @@ def smallest_gpu(count: int) -> int | None:
 
 
 def host_memory() -> int:
-    """Bytes of this machine's memory, or of the container's where that is less."""
+    """Return bytes of this machine's memory, or of the container's where that is less."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

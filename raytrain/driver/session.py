@@ -62,14 +62,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.stop()
 
     def resources(self) -> Resources:
-        """What there is to train on, or will be when a run asks for it; for a cluster of our own, what this machine
-        will give it."""
+        """Return what there is to train on, or will be when a run asks for it; for a cluster of our own, what this
+        machine will give it."""
         if self.own:
             return resources.local_resources()
         return self._cluster.resources()
 
     def start(self, seen: Path | None = None) -> None:
-        """Starts a cluster of our own, if that is what the run uses.
+        """Start a cluster of our own, if that is what the run uses.
 
         Args:
             seen: a file in the directory of a run or a sweep, which every node of a cluster must see.
@@ -115,7 +115,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 folder.remove()
 
     def answers(self) -> bool:
-        """Whether the head of the cluster and this machine's node still do."""
+        """Return whether the head of the cluster and this machine's node still do."""
         if not self.places:
             self.places = self._cluster.places()
         return all(answers(*place) for place in self.places)
@@ -219,7 +219,7 @@ def leave(status: int) -> NoReturn:
 
 
 def _knock(address: str) -> str | None:
-    """Looks whether anything listens at host:port, which `auto` stands for, too, and returns it: Ray itself would try
+    """Look whether anything listens at host:port, which `auto` stands for, too, and returns it: Ray itself would try
     for minutes. None where `auto` stands for nothing that can be seen, which Ray says at once.
 
     Raises:
@@ -252,7 +252,7 @@ def _settle() -> None:
 
 
 def _quieten(verbose: bool) -> None:
-    """Leaves Ray's messages in files alone."""
+    """Leave Ray's messages in files alone."""
     for module in ("ray.data", "ray.train.torch"):  # both set up their loggers when they are imported
         importlib.import_module(module)
     if not verbose:

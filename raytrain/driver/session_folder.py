@@ -129,8 +129,8 @@ def _remove_if_dead(folder: Path) -> None:
 
 
 def _used(folder: Path) -> bool:
-    """Whether a process has a file of the folder open, works in it or names it: Ray's agents outlive a killed session
-    by a minute. Files of other users' processes cannot be seen."""
+    """Return whether a process has a file of the folder open, works in it or names it: Ray's agents outlive a killed
+    session by a minute. Files of other users' processes cannot be seen."""
     names = {str(folder), os.path.realpath(folder)}
     own = str(os.getpid())
     for process in Path("/proc").glob("[0-9]*"):

@@ -11,7 +11,7 @@ from raytrain.files import needed_json, write_atomically
 
 
 def write_skipped(path: Path, skipped: dict[str, list[Bad]]) -> None:
-    """Writes `skipped.json` of a run or a sweep, if there is something to say: row, path and reason of each sample."""
+    """Write `skipped.json` of a run or a sweep, if there is something to say: row, path and reason of each sample."""
     file = path / "skipped.json"
     if any(skipped.values()):
         report = {
@@ -24,7 +24,7 @@ def write_skipped(path: Path, skipped: dict[str, list[Bad]]) -> None:
 
 
 def skipped_before(path: Path) -> dict[str, list[Bad]] | None:
-    """The samples that a run has been without so far; None where it has no checkpoint to go on from."""
+    """Return the samples that a run has skipped so far; None if it has no checkpoint."""
     if not any((path / "checkpoints").glob("step_*/manifest.json")):
         return None
     file = path / "skipped.json"

@@ -41,7 +41,7 @@ _LEAVE_SECONDS = 5.0
 
 
 def work_here(job: Job, tail: Tail, interrupts: Interrupts) -> None:
-    """Trains in this process, where a debugger can follow.
+    """Train in this process, where a debugger can follow.
 
     Raises:
         RunFailed: an error ended it.
@@ -101,7 +101,7 @@ class Supervisor:
         self.head_seen = self.looked = time.monotonic()
 
     def run(self) -> None:
-        """Trains until the run is completed, or was asked to stop.
+        """Train until the run is completed, or was asked to stop.
 
         Raises:
             RunFailed: it failed by itself, or lost workers too often.
@@ -128,7 +128,7 @@ class Supervisor:
                 self._prepare_again()
 
     def _train(self) -> None:
-        """Runs the workers until they end, and looks after them."""
+        """Run the workers until they end, and look after them."""
         self.resizing, self.started, self.tail.seen = "", time.monotonic(), False
         fitting = _Fitting(self.job)
         try:
@@ -153,7 +153,7 @@ class Supervisor:
             raise fitting.failure
 
     def _look(self) -> None:
-        """Looks at the cluster: is it still there, does a node of ours go, is there room for more workers?"""
+        """Look at the cluster: is it still there, does a node of ours go, is there room for more workers?"""
         self.looked = now = time.monotonic()
         if self.session.answers():
             self.head_seen = now = time.monotonic()
@@ -177,14 +177,14 @@ class Supervisor:
                 self._resize("there is room for more workers")
 
     def _resize(self, why: str) -> None:
-        """Asks the workers for a checkpoint and an end, as a signal does."""
+        """Ask the workers for a checkpoint and an end, as a signal does."""
         with contextlib.suppress(OSError):  # the directory may be away: the next look will find the same
             (self.job.run / "stop").touch()
             remote.hasten(self.job.run)
             self.resizing = why
 
     def _prepare_again(self) -> None:
-        """Chooses the number of workers anew, waiting until there is room for the fewest."""
+        """Choose the number of workers anew, waiting until there is room for the fewest."""
         run = self.job.run
         for leftover in (*(run / "logs").glob("*_*.json"), run / "stop", run / "summary.json"):
             leftover.unlink(missing_ok=True)
@@ -213,7 +213,7 @@ class Supervisor:
             time.sleep(1)
 
     def _room(self, workers: int) -> bool:
-        """Whether the cluster has room for so many workers more, by asking for it."""
+        """Return whether the cluster has room for so many workers more, by asking for it."""
         need, larger = resources_needed(self.job.experiment), workers + self.job.experiment.scaling.ranks
         try:
             self.planned.on(larger, self.session.resources())  # Ray Data's CPU is no worker's
@@ -234,7 +234,7 @@ class Supervisor:
         return known_json(self.job.run / "summary.json").get("status", "unfinished")
 
     def _say(self, event: str, why: str) -> None:
-        """Shows and keeps what became of the workers."""
+        """Show and keep what became of the workers."""
         newest = remote.newest(self.job.run)
         if event == "waiting" == self.said:
             return
@@ -256,14 +256,14 @@ class _Fitting(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Runs it to its end."""
+        """Run it to its end."""
         try:
             self.trainer.fit()
         except BaseException as error:
             self.failure = run_failure(error, self.job.run)
 
     def cancel(self) -> None:
-        """Ends it, with all that it started."""
+        """End it, with all that it started."""
         ray_train.cancel(self.trainer)
 
 
@@ -293,7 +293,7 @@ def _trainer(job: Job, shares: bool) -> Any:
 
 
 def _nodes_of(run: Path) -> set[str]:
-    """The ids of the nodes that the workers said they are on."""
+    """Return the ids of the nodes that the workers said they are on."""
     remote.refresh(run)
     found = set()
     for file in (run / "logs").glob("place_*.json"):

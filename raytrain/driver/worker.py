@@ -49,7 +49,7 @@ process: a record on storage; in the driver, the unwinding of the main thread an
 
 
 def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException], None] | None = None) -> None:
-    """Trains as one rank: of the process group that is there, or alone.
+    """Train as one rank: of the process group that is there, or alone.
 
     Args:
         hooks: called by the trainer.
@@ -127,8 +127,8 @@ def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:
 
 
 def _end_when_cut_off(address: str) -> None:
-    """Ends this process when the cluster's head has been out of reach for long: others go on without it, and it must
-    let go of the run. By itself it would wait for them for as long as the network keeps silent."""
+    """End this process when the cluster's head has been out of reach for long: others go on without it, and it must let
+    go of the run. By itself it would wait for them for as long as the network keeps silent."""
     host, _, port = address.rpartition(":")
     heard = None
     while True:

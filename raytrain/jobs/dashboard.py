@@ -51,7 +51,7 @@ class Dashboard:
     in_the_clear: bool = False
 
     def ask(self, path: str, method: str = "GET") -> tuple[int, Any]:
-        """The status and the JSON of an answer (its text, where it is no JSON).
+        """Return the status and the JSON of an answer (its text, where it is no JSON).
 
         Raises:
             NoAnswer: there is none within seconds.
@@ -75,7 +75,7 @@ class Dashboard:
 
 
 def reach(address: str | None) -> Dashboard:
-    """Looks whether a dashboard of this version of Ray is at an address, and lets us in.
+    """Look whether a dashboard of this version of Ray is at an address, and let us in.
 
     Args:
         address: its URL; by default that of RAY_API_SERVER_ADDRESS or RAY_ADDRESS, where these are URLs.
@@ -88,7 +88,7 @@ def reach(address: str | None) -> Dashboard:
 
 
 def _in_time(url: str, call: Callable[[], T]) -> T:
-    """What a call returns; it is left alone where it takes too long, as a name's look-up can."""
+    """Return what a call returns; it is left alone where it takes too long, as a name's look-up can."""
     result: list[T] = []
     raised: list[BaseException] = []
 

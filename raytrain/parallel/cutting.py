@@ -14,7 +14,7 @@ _ELEMENTWISE = ("ReLU", "ReLU6", "LeakyReLU", "GELU", "SiLU", "Hardswish", "Tanh
 
 
 def split(module: nn.Module, parts: int) -> list[list[nn.Module]]:
-    """The model's layers, in order, in parts of which the largest has as few parameters as can be.
+    """Return the model's layers, in order, in parts of which the largest has as few parameters as can be.
 
     Raises:
         UserError: there are too few layers.
@@ -39,14 +39,14 @@ def split(module: nn.Module, parts: int) -> list[list[nn.Module]]:
 
 
 def described(module: nn.Module, parts: list[list[nn.Parameter]]) -> str:
-    """The names of each part's first and last layer."""
+    """Return the names of each part's first and last layer."""
     names = {id(parameter): name.rpartition(".")[0] or name for name, parameter in module.named_parameters()}
     each = [list(dict.fromkeys(names[id(parameter)] for parameter in part)) for part in parts]
     return " | ".join(layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}" for layers in each)
 
 
 def balanced(sizes: list[int], parts: int) -> tuple[int, ...]:
-    """Where parts of a row end, of which none is all zeros and the largest is as small as can be."""
+    """Return where parts of a row end, of which none is all zeros and the largest is as small as can be."""
     before = [0, *accumulate(sizes)]
 
     @cache
@@ -61,7 +61,8 @@ def balanced(sizes: list[int], parts: int) -> tuple[int, ...]:
 
 
 def styles(module: nn.Module, size: int) -> dict[str, str]:
-    """How each linear layer is cut, by its name: first and second of a pair, or rows or columns of one by itself.
+    """Return how each linear layer is cut, by its name: first and second of a pair, or rows or columns of one by
+    itself.
 
     Raises:
         UserError: none can be.
@@ -96,7 +97,8 @@ def styles(module: nn.Module, size: int) -> dict[str, str]:
 
 
 def blocks(module: nn.Module, least: int) -> list[nn.Module]:
-    """The children, and the children of containers among them, that are large enough to be gathered by themselves."""
+    """Return the children, and the children of containers among them, that are large enough to be gathered by
+    themselves."""
     found: list[nn.Module] = []
     for child in module.children():
         if sum(parameter.numel() for parameter in child.parameters()) >= least:

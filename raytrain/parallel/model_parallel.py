@@ -34,7 +34,7 @@ class ModelParallel(Parallel):
         return state // self.parts
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
-        """A worker has a GPU for each part, or none; and the model has as many layers."""
+        """Check that a worker has a GPU for each part, or none, and that the model has enough layers."""
         if 0 < gpus_per_worker < self.parts:
             raise errors.UserError(
                 f"{self.parts} parts need as many GPUs of a worker, which has {gpus_per_worker:g}",

@@ -43,8 +43,8 @@ class Pipeline(Parallel):
         return max(1, workers // self._size(workers))
 
     def micro_batch(self, part: int, asked: int | None, workers: int) -> int:
-        """Where it is not asked for, such that there are two micro-batches for each worker of the pipeline, or the
-        next number that divides the batch."""
+        """Return what is asked for. Otherwise choose two micro-batches for each worker of the pipeline, or the next
+        number that divides the batch."""
         size = self._size(workers)
         counts = [n for n in range(1, part + 1) if part % n == 0 and self._takes(n, size)]
         return asked or part // next((n for n in counts if n >= 2 * size), max(counts, default=1))
@@ -91,7 +91,7 @@ class Pipeline(Parallel):
         return self.stages or workers
 
     def _takes(self, count: int, size: int) -> bool:
-        """Whether the schedule can work with so many micro-batches."""
+        """Return whether the schedule can work with so many micro-batches."""
         return count >= (1 if self.schedule == "gpipe" else size) and (
             self.schedule != "interleaved" or count % size == 0
         )

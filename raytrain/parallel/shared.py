@@ -78,7 +78,7 @@ class Exchange:
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Turns every parameter's gradient into the sum over the ranks. A collective.
+        """Turn every parameter's gradient into the sum over the ranks. A collective.
 
         A parameter without a gradient on every rank stays without one.
 
@@ -113,7 +113,7 @@ class Exchange:
         self.counts[self.rank][_READ // 8] = self.step
 
     def all_reduce(self, values: torch.Tensor) -> None:
-        """Turns float64 [n] into the sums over the ranks, in their order. A collective.
+        """Turn float64 [n] into the sums over the ranks, in their order. A collective.
 
         Raises:
             ConnectionError: a rank has died.
@@ -150,7 +150,7 @@ class Exchange:
         return gradient
 
     def _wait(self, count: int) -> None:
-        """Waits until all ranks have written for this exchange, or read it."""
+        """Wait until all ranks have written for this exchange, or read it."""
         place = count // 8
         started = looked = time.monotonic()
         for rank, counts in enumerate(self.counts):
@@ -169,7 +169,7 @@ class Exchange:
 
 
 def replicate(module: nn.Module, pairwise: bool = False) -> Exchange | None:
-    """Wraps `module`, which must be the same on all ranks. A collective.
+    """Wrap `module`, which must be the same on all ranks. A collective.
 
     Args:
         pairwise: as in `Exchange`.
@@ -207,7 +207,7 @@ def _there(gradients: list[torch.Tensor], present: memoryview) -> list[torch.Ten
 
 
 def _open(pid: int, descriptor: int, token: bytes, size: int) -> mmap.mmap | None:
-    """Maps another rank's memory; None where that number means another process here, or none."""
+    """Map another rank's memory; None where that number means another process here, or none."""
     try:
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -228,7 +228,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _shared(module: nn.Module) -> list[torch.Tensor]:
-    """What has a place in shared memory: gradients, and buffers."""
+    """Return what has a place in shared memory: gradients, and buffers."""
     return [*(parameter for parameter in module.parameters() if parameter.requires_grad), *module.buffers()]
 
 

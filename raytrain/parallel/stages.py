@@ -215,7 +215,7 @@ def _refuse(module: nn.Module, _: Any) -> None:
 
 
 def cut(module: nn.Module, stages: int) -> list[nn.Module]:
-    """The model in so many parts, one after the other, of which the largest has as few parameters as can be.
+    """Return the model in so many parts, one after the other, of which the largest has as few parameters as can be.
 
     Raises:
         UserError: it cannot be traced, or there are fewer places where one tensor alone is handed on.
@@ -271,7 +271,7 @@ def _parameters(graph: fx.GraphModule, node: fx.Node) -> list[nn.Parameter]:
 
 
 def _name(block: list[fx.Node]) -> str:
-    """The layers of a block, by the name that they have in common."""
+    """Return the layers of a block, by the name that they have in common."""
     names = [str(node.target).split(".") for node in block if node.op in ("call_module", "get_attr")]
     common = [atoms[0] for atoms in zip(*names, strict=False) if len(set(atoms)) == 1]
     return ".".join(common) or ".".join(names[0])

@@ -37,7 +37,7 @@ class TensorParallel(Parallel):
         return False
 
     def replicas(self, workers: int) -> int:
-        """Copies of the model."""
+        """Copy of the model."""
         return max(1, workers // self._size(workers))
 
     def on_device(self, state: int, workers: int) -> int:

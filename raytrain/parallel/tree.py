@@ -35,14 +35,14 @@ class Tree:
         """(leaves, sum) of what has been added up so far; each has fewer leaves than the one before it."""
 
     def put(self, leaf: Gradients) -> None:
-        """Takes the next gradients, whose tensors may be changed."""
+        """Take the next gradients, whose tensors may be changed."""
         leaves = 1
         while self.branches and self.branches[-1][0] == leaves:
             leaf, leaves = _sum(self.branches.pop()[1], leaf), 2 * leaves
         self.branches.append((leaves, leaf))
 
     def take(self) -> Gradients:
-        """The sum of all, after which the tree is empty."""
+        """Return the sum of all, after which the tree is empty."""
         while len(self.branches) > 1:
             _, right = self.branches.pop()
             leaves, left = self.branches.pop()
@@ -134,7 +134,7 @@ class Gathering:
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Turns every parameter's gradient into the sum over the ranks, and buffers into rank 0's. A collective."""
+        """Turn every parameter's gradient into the sum over the ranks, and buffers into rank 0's. A collective."""
         count = len(self.trained)
         present = torch.tensor([parameter.grad is not None for parameter in self.trained])
         own = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.trained]
@@ -151,7 +151,7 @@ class Gathering:
 
 
 def add_up(parameters: Sequence[nn.Parameter], ranks: Sequence[Gradients]) -> None:
-    """Gives parameters the sum of all ranks' gradients, which stay as they are."""
+    """Give parameters the sum of all ranks' gradients, which stay as they are."""
     tree = Tree()
     for rank in ranks:
         # Gradients lie in memory as their parameters do: how a norm is added up depends on that.
@@ -161,7 +161,7 @@ def add_up(parameters: Sequence[nn.Parameter], ranks: Sequence[Gradients]) -> No
 
 
 def _sum(left: Gradients, right: Gradients) -> Gradients:
-    """The sum, in the tensors of `left` where there are any."""
+    """Return the sum, in the tensors of `left` where there are any."""
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
         _add([a for a, _ in both], [b for _, b in both])

@@ -27,19 +27,19 @@ class Spinner(Logger):
         self._status = Status("starting", console=self._console) if self._console.is_terminal else None
 
     def planned(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Prints the plan's notes."""
+        """Print the plan's notes."""
         for note in (text for name, text in lines if name == "note"):
             show_line(self._console, "note: ", note, "yellow", "yellow")
         if self._status:
             self._status.start()
 
     def status(self, text: str) -> None:
-        """Says it."""
+        """Say it."""
         if self._status:
             self._status.update(f"{text} ...")
 
     def close(self) -> None:
-        """Takes it away."""
+        """Take it away."""
         if self._status:
             self._status.stop()
 

@@ -15,7 +15,7 @@ _STYLES = {"ok": "green", "warning": "bold yellow", "failure": "bold red"}
 
 
 def show(survey: Survey, found: list[Finding]) -> None:
-    """Prints all findings; what several machines have in common once."""
+    """Print all findings; what several machines have in common once."""
     console = terminal()
     machines: dict[Finding, list[str]] = {}
     for finding in found:

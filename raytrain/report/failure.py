@@ -58,7 +58,7 @@ def remedy(error: BaseException) -> str | None:
 
 
 def _place(error: BaseException) -> str:
-    """The file and line of the innermost frame that is raytrain's or the user's, not a library's."""
+    """Return the file and line of the innermost frame that is raytrain's or the user's, not a library's."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename.startswith(_PACKAGE) or not f.filename.startswith((*_LIBRARIES, "<"))]
     found = (own or frames)[-1] if frames else None

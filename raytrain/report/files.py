@@ -9,7 +9,7 @@ from raytrain import errors
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file beside its place and moves it there.
+    """Write a file beside its place and move it there.
 
     Raises:
         UserError: the place cannot be written.

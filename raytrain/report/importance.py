@@ -26,8 +26,8 @@ class Share:
 
 
 def importance(columns: Sequence[Sequence[float | str | None]], results: np.ndarray) -> list[Share | None]:
-    """The main effect of each axis: the share of the results' variance that lies between groups of trials with the
-    same value, as in a functional analysis of variance (Hutter, Hoos, Leyton-Brown 2014, "An Efficient Approach for
+    """Return the main effect of each axis: the share of the results' variance that lies between groups of trials with
+    the same value, as in a functional analysis of variance (Hutter, Hoos, Leyton-Brown 2014, "An Efficient Approach for
     Assessing Hyperparameter Importance"), here taken from the trials themselves and not from a model of them.
 
     Texts are groups as they are. Numbers are cut at their quantiles into groups of about equal size, so that a
@@ -74,7 +74,7 @@ def _omega_squared(groups: np.ndarray, results: np.ndarray) -> np.ndarray:
 
 
 def _groups(column: Sequence[float | str | None]) -> np.ndarray:
-    """The group of each trial, as integers from 0 on."""
+    """Return the group of each trial, as integers from 0 on."""
     numbers = np.array([math.nan if not isinstance(x, int | float) else x for x in column], dtype=np.float64)
     if any(isinstance(value, str) for value in column) or len(np.unique(numbers)) <= _MOST_GROUPS:
         names = [str(value) for value in column]

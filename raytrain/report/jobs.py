@@ -26,7 +26,7 @@ _STYLES = {"SUCCEEDED": "bold green", "FAILED": "bold red", "STOPPED": "bold yel
 
 
 def submitted(head: Dashboard, job: str, sent: Project, out: str) -> None:
-    """Says what was sent where, and how to follow and to stop it."""
+    """Say what was sent where, and how to follow and to stop it."""
     lines = [
         ("job", f"{job} at {head.url}"),
         ("project", f"{sent.folder}: {sent.files:,} files, {sent.size / 2**20:,.1f} MiB"),
@@ -50,13 +50,13 @@ class Log:
         self._said = False
 
     def show(self, text: str) -> None:
-        """Takes a piece of the log."""
+        """Take a piece of the log."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             self._line(line)
 
     def close(self, job: Job) -> None:
-        """Prints what is left, and how the job ended where it did not say so itself."""
+        """Print what is left, and how the job ended where it did not say so itself."""
         if self._rest:
             self.show("\n")
         if job.status == "STOPPED":
@@ -110,7 +110,7 @@ def left(head: Dashboard, job: str, stopping: bool) -> None:
 
 
 def lost(head: Dashboard, job: str, why: str) -> None:
-    """Says that nobody knows how a job ended."""
+    """Say that nobody knows how a job ended."""
     print(
         f"error: the cluster is lost, and {job} may go on: {why}; try `{_command(head, 'status', job)}`",
         file=sys.stderr,
@@ -118,7 +118,7 @@ def lost(head: Dashboard, job: str, why: str) -> None:
 
 
 def ended(job: Job, log: str) -> None:
-    """Says how a job ended, and in its own words where its run is."""
+    """Say how a job ended, and in its own words where its run is."""
     console = _console()
     console.print(Text(job.status, style=_STYLES.get(job.status, "")).append(f"  {job.id}", style="not bold default"))
     own = [

@@ -37,22 +37,22 @@ class Bar(Logger):
         self._task = self._progress.add_task("", total=steps)
 
     def planned(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Prints the plan's notes, and begins the bar."""
+        """Print the plan's notes, and begin the bar."""
         for note in (text for name, text in lines if name == "note"):
             show_line(self._progress.console, "note: ", note, "yellow", "yellow")
         self._progress.start()
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         self._progress.advance(self._task, len(rows))
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Take the bar away."""
         self._progress.stop()
 
 
 def write(curve: Curve, tested: Path, file: Path) -> None:
-    """Writes the plot, and beside it a .csv file with lr, loss and smoothed loss of each step.
+    """Write the plot, and beside it a .csv file with lr, loss and smoothed loss of each step.
 
     Args:
         tested: the experiment's file, for the title.

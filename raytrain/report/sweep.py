@@ -38,7 +38,7 @@ class Table(Logger):
         self._said: set[tuple[int, float | None]] = set()
 
     def planned(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Prints the plan: a name and what there is to say, a line each."""
+        """Print the plan: a name and what there is to say, a line each."""
         show_plan(self.console, [(plain(name), plain(text)) for name, text in lines])
 
     def status(self, text: str) -> None:
@@ -57,7 +57,7 @@ class Table(Logger):
         elapsed: float,
         count: int | None = None,
     ) -> None:
-        """Shows the trials as they are."""
+        """Show the trials as they are."""
         results = Results.of({"trials": records, "objectives": objectives})
         if self.console.is_terminal:
             begun = any(trial.status != "pending" for trial in results.trials)
@@ -106,7 +106,7 @@ class Table(Logger):
             self._next(path, results)
 
     def close(self) -> None:
-        """Takes the table away, for what is printed after a failure."""
+        """Take the table away, for what is printed after a failure."""
         if self._live is not None:
             self._live.stop()
         self._live = None
@@ -182,7 +182,7 @@ def write_files(path: Path, answer: dict[str, Any]) -> None:
 
 
 def write_csv(path: Path, answer: dict[str, Any]) -> Path:
-    """Writes `trials.csv`: a row a trial with its number, status, value of each axis (under its dotted path),
+    """Write `trials.csv`: a row a trial with its number, status, value of each axis (under its dotted path),
     objectives, figures and error. A figure that has the name of an axis is called `trial.<name>`; what is missing is
     empty; a value that is an object or a list is JSON.
 
@@ -219,7 +219,7 @@ def write_csv(path: Path, answer: dict[str, Any]) -> Path:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What a sweep's sweep.json holds.
+    """Return what a sweep's sweep.json holds.
 
     Args:
         path: the sweep's directory.
@@ -244,7 +244,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def report(path: Path, console: RichConsole | None = None) -> None:
-    """Reads a sweep again: writes its trials.csv and plots anew and prints its table.
+    """Read a sweep again: writes its trials.csv and plots anew and prints its table.
 
     Args:
         path: the sweep's directory.
@@ -263,7 +263,7 @@ def report(path: Path, console: RichConsole | None = None) -> None:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether no process runs the sweep."""
+    """Return whether no process runs the sweep."""
     try:
         Lock(path, wait=0).release()
         return True

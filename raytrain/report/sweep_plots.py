@@ -17,7 +17,7 @@ from raytrain.report.trials import Results
 
 
 def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
-    """Draws `plots/parallel_coordinates.png`, `importance.png`, `accuracy_time.png` and `pareto.png`. One that fewer
+    """Draw `plots/parallel_coordinates.png`, `importance.png`, `accuracy_time.png` and `pareto.png`. One that fewer
     than two trials have the figures for, or that has nothing to say, is left out, and its file of an earlier call
     removed.
 

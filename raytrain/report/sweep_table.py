@@ -17,7 +17,7 @@ _STYLES = {"running": "cyan", "completed": "", "stopped": "yellow", "pending": "
 
 
 def headline(results: Results, elapsed: float, count: int) -> str:
-    """How far a sweep of so many trials has come, after so many seconds."""
+    """Return how far a sweep of so many trials has come, after so many seconds."""
     counted = results.counted()
     waiting, running = counted.get("pending", 0), counted.get("running", 0)
     parts = [
@@ -37,7 +37,7 @@ def _best(results: Results) -> list[str]:
 
 
 def outcome(results: Results) -> str:
-    """What came of a sweep."""
+    """Return what came of a sweep."""
     seconds = [] if results.seconds is None else [f"{results.seconds:.1f} s"]
     count = len(results.trials)
     front = ", ".join(map(str, results.front[:12])) + (" ..." if len(results.front) > 12 else "")
@@ -55,7 +55,7 @@ def outcome(results: Results) -> str:
 
 
 def measured(results: Results, concurrent: object) -> str:
-    """Whether trials were alone on the machine while their speed was measured; empty where that is not known.
+    """Return whether trials were alone on the machine while their speed was measured; empty where that is not known.
 
     Args:
         concurrent: how many trials ran at once.
@@ -68,7 +68,7 @@ def measured(results: Results, concurrent: object) -> str:
 
 
 def line(trial: Trial, results: Results) -> str:
-    """A trial that has ended, in one line."""
+    """Return a trial that has ended, in one line."""
     done = f"epoch {trial.epochs:g}/{trial.of_epochs:g}" if trial.epochs is not None and trial.of_epochs else ""
     seconds = "" if trial.seconds is None else f"{trial.seconds:.1f} s"
     rate = "" if trial.samples_per_second is None else f"{trial.samples_per_second:,.0f} samples/s"
@@ -87,7 +87,7 @@ def line(trial: Trial, results: Results) -> str:
 
 
 def what_happened(results: Results, limit: int) -> list[str]:
-    """A line for each kind of failure, the commonest first."""
+    """Return a line for each kind of failure, the commonest first."""
     found: dict[tuple[str, str], list[int]] = {}
     for trial in results.trials:
         if trial.status in WITHOUT_RESULT or (trial.error and trial.status not in ("pending", "running")):
@@ -114,11 +114,11 @@ class _Column:
     """Of the columns that a terminal has no room for, those of the lowest number go first."""
 
     def width(self, limit: int) -> int:
-        """Columns of the terminal that it takes."""
+        """Return columns of the terminal that it takes."""
         return min(limit, max(map(cell_len, (self.title, *self.cells))))
 
     def cell(self, words: str, limit: int) -> str:
-        """A text of the column, cut and padded to its width."""
+        """Return a text of the column, cut and padded to its width."""
         width = self.width(limit)
         if cell_len(words) > width:
             return set_cell_size(words, width - 1) + "…"
@@ -127,7 +127,8 @@ class _Column:
 
 
 def grid(results: Results, rows: Sequence[Trial], width: int) -> tuple[list[Text], list[str]]:
-    """A line for the titles and one for each trial, none wider than `width`; and the titles of the columns left out."""
+    """Return a line for the titles and one for each trial, none wider than `width`; and the titles of the columns left
+    out."""
     columns, left_out = _columns(results, rows), []
     limit = _WIDE if _total(columns, _WIDE) <= width else _NARROW
     while _total(columns, limit) > width and len(columns) > 3:

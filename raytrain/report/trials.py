@@ -67,7 +67,7 @@ class Trial:
 
     @classmethod
     def of(cls, record: dict[str, Any], place: int) -> Trial:
-        """Reads a record of sweep.json's `trials`.
+        """Read a record of sweep.json's `trials`.
 
         Args:
             place: the number of a trial that has none.
@@ -121,7 +121,7 @@ class Results:
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> Results:
-        """Reads what sweep.json holds."""
+        """Read what sweep.json holds."""
         records, goals = _dicts(answer.get("trials")), _dicts(answer.get("objectives"))
         sweep = answer.get("sweep")
         trials = tuple(Trial.of(record, place) for place, record in enumerate(records))
@@ -162,7 +162,7 @@ class Results:
         return sorted(self.trials, key=key)
 
     def counted(self) -> dict[str, int]:
-        """How many trials have each status, in the order of a trial's life."""
+        """Return how many trials have each status, in the order of a trial's life."""
         order = ("running", "pending", *ENDED_WELL, *WITHOUT_RESULT)
         found: dict[str, int] = {}
         for trial in sorted(self.trials, key=lambda t: order.index(t.status) if t.status in order else len(order)):
@@ -171,7 +171,7 @@ class Results:
 
 
 def number(value: Any) -> float | None:
-    """A finite number that can be squared and drawn, or None."""
+    """Return a finite number that can be squared and drawn, or None."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _HUGE:  # NaN is not less
         return None
     return value if abs(value) > 1 / _HUGE else 0
@@ -183,12 +183,12 @@ def plain(text: str) -> str:
 
 
 def cut(words: str, limit: int) -> str:
-    """The beginning of a text that is too long."""
+    """Return the beginning of a text that is too long."""
     return words if len(words) <= limit else words[: limit - 1] + "…"
 
 
 def text(value: Any, digits: int = 12) -> str:
-    """A value of an axis, as one would write it."""
+    """Return a value of an axis, as one would write it."""
     if isinstance(value, float):
         return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
     if isinstance(value, dict):
@@ -200,7 +200,7 @@ def text(value: Any, digits: int = 12) -> str:
 
 
 def figure(name: str, value: float | None) -> str:
-    """A figure with the digits and the unit that it is read with; nothing for None."""
+    """Return a figure with the digits and the unit that it is read with; nothing for None."""
     if value is None:
         return ""
     if name == "peak_memory_bytes":
@@ -215,7 +215,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def _axes(saved: list[dict[str, Any]], trials: Sequence[Trial]) -> tuple[Axis, ...]:
-    """The sweep's axes, and what else its trials have values of."""
+    """Return the sweep's axes, and what else its trials have values of."""
     described = {str(axis["path"]): axis for axis in saved if "path" in axis}
     paths = list(dict.fromkeys([*described, *(path for trial in trials for path in trial.values)]))
     return tuple(_axis(path, _short(path, paths), described.get(path, {}), trials) for path in paths)

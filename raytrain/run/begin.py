@@ -95,7 +95,7 @@ def _rename(aside: Path, out: Path, name: str | None, stem: str) -> Path:
 
 
 def _next_number(stem: str, names: Iterable[str]) -> int:
-    """The number behind the largest of the names `<stem>-<number>`."""
+    """Return the number behind the largest of the names `<stem>-<number>`."""
     ends = [name[len(stem) + 1 :] for name in names if name.startswith(f"{stem}-")]
     return max((int(end) for end in ends if end.isascii() and end.isdigit()), default=0) + 1
 
@@ -133,7 +133,7 @@ def _begin_at_url(out: str, name: str | None, stem: str, fill: Callable[[Path], 
 
 
 def check_writable(out: Path | str, name: str | None) -> None:
-    """Checks that `create` will succeed, without creating anything that stays.
+    """Check that `create` will succeed, without creating anything that stays.
 
     Raises:
         UserError: as `create`.

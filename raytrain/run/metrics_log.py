@@ -54,7 +54,7 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, offset: int):
-        """Cuts the file back to `offset` bytes: what a resumed run will write again.
+        """Cut the file back to `offset` bytes: what a resumed run will write again.
 
         Raises:
             OSError: the file cannot be written.
@@ -68,7 +68,7 @@ class MetricsLog:
         self._written = 0  # how many of their bytes are in the file
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Appends rows and hands them to the system, so that others can read them; what it refuses is written later."""
+        """Append rows and hand them to the system, so that others can read them; what it refuses is written later."""
         text = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
         with self._lock, contextlib.suppress(OSError):
             self._rows += text
@@ -88,7 +88,7 @@ class MetricsLog:
             return self._digest.hexdigest()
 
     def commit(self) -> None:
-        """Puts all rows on the disk.
+        """Put all rows on the disk.
 
         Raises:
             OSError: it refuses them.
@@ -108,14 +108,14 @@ class MetricsLog:
             self._synced, self._written = self._synced + end, self._written - end
 
     def close(self) -> None:
-        """Ends the writing; what is not committed by now may be lost."""
+        """End the writing; what is not committed by now may be lost."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
                 os.close(file)
 
     def _push(self) -> int:
-        """Hands what is left to the system; returns the file."""
+        """Hand what is left to the system; returns the file."""
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
@@ -130,7 +130,7 @@ class MetricsLog:
             raise
 
     def _reopen(self) -> None:
-        """Writes all since the last commit again, into what stands at the path by then: a system that could not put
+        """Write all since the last commit again, into what stands at the path by then: a system that could not put
         bytes on the disk forgets them, and a disk that was gone has come back."""
         self._written = 0
         self.close()

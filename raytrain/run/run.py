@@ -106,7 +106,7 @@ class Run:
         return found
 
     def metrics(self, kind: str = "epoch") -> pa.Table:
-        """The rows of `metrics.jsonl` of one kind, `epoch` or `step`, as an Arrow table."""
+        """Return the rows of `metrics.jsonl` of one kind, `epoch` or `step`, as an Arrow table."""
         import pyarrow as pa  # `import raytrain` has no time for it
 
         file = self.path / "metrics.jsonl"
@@ -117,7 +117,7 @@ class Run:
         return pa.table({name: [row.get(name) for row in rows] for name in names})
 
     def checkpoint(self, which: str = "best") -> Path:
-        """The best or the last checkpoint, verified; the newest that verifies, where that one has been removed.
+        """Return the best or the last checkpoint, verified; the newest that verifies, where that one has been removed.
 
         Raises:
             UserError: there is none, or it does not verify.
@@ -151,7 +151,7 @@ class Run:
         return found
 
     def model(self, which: str = "best") -> nn.Module:
-        """The plain module with the best (or last) weights, in evaluation mode, on the CPU."""
+        """Return the plain module with the best (or last) weights, in evaluation mode, on the CPU."""
         from raytrain.checkpoint import checkpoints  # torch: `import raytrain` has no time for it
 
         path = self.checkpoint(which)
@@ -161,13 +161,13 @@ class Run:
         return module.eval()
 
     def classes(self, which: str = "best") -> tuple[str, ...]:
-        """The classes' names, in the order of the model's outputs."""
+        """Return the classes' names, in the order of the model's outputs."""
 
         return tuple(layout.load_state(self.checkpoint(which))["classes"])
 
 
 def _is_summary(found: dict[str, Any]) -> bool:
-    """Whether the content of a summary.json is one: a damaged one counts for none."""
+    """Return whether the content of a summary.json is one: a damaged one counts for none."""
     words = ("status", "monitor", "device", "precision", "error")
     others = {name: value for name, value in found.items() if name not in (*words, "precision_milliseconds")}
     numbers = all(value is None or isinstance(value, int | float) for value in others.values())

@@ -91,7 +91,7 @@ class Attempt:
         return self._thread is not None
 
     def next(self) -> tuple[dict[str, Any] | None, str | None]:
-        """Trains up to the end of the next epoch.
+        """Train up to the end of the next epoch.
 
         Returns:
             The epoch's row, if another one ended, and what became of the trial, if it did.
@@ -117,7 +117,7 @@ class Attempt:
         return what, None
 
     def stop(self) -> None:
-        """Ends it, with a checkpoint, and frees what it took."""
+        """End the trial with a checkpoint, and free its memory."""
         if self._thread is not None:
             self._stop.set()
             if self._thread.is_alive() and not self._waiting:  # or it stops without being told
@@ -131,13 +131,13 @@ class Attempt:
         memory.give_back()
 
     def settle(self) -> Path | None:
-        """The checkpoint of the last epoch, written to its end; the loop must be between two epochs."""
+        """Return the checkpoint of the last epoch, written to its end; the loop must be between two epochs."""
         if self._trainer is not None and self._trainer.writer is not None:
             self._trainer.writer.background.wait()
         return layout.newest(self.run / "checkpoints")
 
     def _take(self) -> tuple[str, Any]:
-        """The next thing that the loop says; of workers elsewhere, that their metrics say, in time."""
+        """Return the next thing that the loop says; of workers elsewhere, that their metrics say, in time."""
         if self.value.scaling.ranks <= 1:
             return self._said.get()
         deadline, size = time.monotonic() + self.limits.seconds, -1
@@ -158,7 +158,7 @@ class Attempt:
                 os._exit(1)  # with this process its workers end
 
     def _replay(self) -> None:
-        """Cuts the metrics back to the newest checkpoint; the epochs before it are said again."""
+        """Cut the metrics back to the newest checkpoint; the epochs before it are said again."""
         found = layout.newest(self.run / "checkpoints")
         MetricsLog(self.run / "metrics.jsonl", layout.load_state(found)["metrics_bytes"] if found else 0).close()
         self._handed = self.skip
@@ -245,7 +245,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Ends this process, with a traceback, when the loop is stuck: by a clock in C, which needs no interpreter."""
+        """End this process, with a traceback, when the loop is stuck: by a clock in C, which needs no interpreter."""
         (self.run / "logs").mkdir(exist_ok=True)
         with open(self.run / "logs" / record.STUCK, "w") as self._stuck:
             self.alive()
@@ -291,7 +291,7 @@ class _Gate(Hook):
 
 
 def kind_of(error: BaseException) -> str:
-    """What an error makes of a trial: infeasible (out of memory), diverged (not finite) or failed."""
+    """Return what an error makes of a trial: infeasible (out of memory), diverged (not finite) or failed."""
     if memory.lacks(error):
         return "infeasible"
     if isinstance(error, FloatingPointError) or "FloatingPointError" in str(error):
@@ -304,7 +304,7 @@ def _size(path: Path) -> int:
 
 
 def keep(run: Path, path: Path, pool: Path) -> None:
-    """Keeps a checkpoint, the best one and the metrics up to it for other trials, whatever this one removes."""
+    """Keep a checkpoint, the best one and the metrics up to it for other trials, whatever this one removes."""
     partial = pool.with_name(f".{pool.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -319,7 +319,7 @@ def keep(run: Path, path: Path, pool: Path) -> None:
 
 
 def adopt(run: Path, pool: Path) -> None:
-    """Puts what `keep` kept, of this trial or of another, in the place of a run's checkpoints and metrics.
+    """Put what `keep` kept, of this trial or of another, in the place of a run's checkpoints and metrics.
 
     Raises:
         UserError: it does not verify.
@@ -351,7 +351,7 @@ def _one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _limited(limits: Limits, gpu: bool) -> Iterator[None]:
-    """Caps what this process may take from here on, and counts its peak anew."""
+    """Cap what this process may take from here on, and count its peak anew."""
     global _clean, _worn
     memory.reset_peak(gpu)
     _, resident, shared = memory.pages()
@@ -370,5 +370,5 @@ _worn = 0
 
 
 def _peak(gpu: bool) -> int:
-    """Bytes that the trial took at most: of the device, or of the process with the images that it shares."""
+    """Return bytes that the trial took at most: of the device, or of the process with the images that it shares."""
     return memory.peak(gpu) - (0 if gpu else _worn)

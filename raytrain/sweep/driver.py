@@ -41,7 +41,7 @@ Report = Callable[[Path, dict[str, Any]], object]
 def sweep(
     value: Sweep, options: Options, observer: Logger, source: Path | None, command_started: float, report: Report
 ) -> SweepRun | None:
-    """Runs a sweep in a new directory.
+    """Run a sweep in a new directory.
 
     Args:
         source: the Python file that the sweep came from, of which the directory keeps a copy.
@@ -92,7 +92,7 @@ def sweep(
 def resume(
     path: Path, value: Sweep, options: Options, observer: Logger, command_started: float, report: Report
 ) -> SweepRun | None:
-    """Goes on with a sweep: trials that have ended stay, those under way go on from their checkpoints.
+    """Go on with a sweep: trials that have ended stay, those under way go on from their checkpoints.
 
     Args:
         value: the sweep, perhaps with other trials, budget_seconds, concurrent, timeout_seconds, retries or keep.
@@ -203,7 +203,7 @@ class _Driver:
         return "no trial has a result"
 
     def close(self, status: str) -> None:
-        """Leaves the sweep's directory as its readers want it, and shows it."""
+        """Leave the sweep's directory as its readers want it, and show it."""
         self.trials.tidy()
         answer = self.trials.write(status)
         self.report(self.path, answer)

@@ -8,8 +8,8 @@ import numpy as np
 
 
 def pareto_front(points: Sequence[Sequence[float | None]], modes: Sequence[str]) -> list[int]:
-    """The indices, ascending, of the points that no other point dominates: is at least as good in everything and better
-    in something. Equal points do not dominate each other, so that both are on the front or neither is.
+    """Return the indices, ascending, of the points that no other point dominates: is at least as good in everything and
+    better in something. Equal points do not dominate each other, so that both are on the front or neither is.
 
     Args:
         points: each with one figure a mode; a point with a None or NaN among them is never on the front.

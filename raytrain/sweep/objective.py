@@ -41,12 +41,12 @@ class Objective:
         return not self.every_epoch
 
     def now(self, rows: list[dict[str, Any]]) -> float | None:
-        """The last epoch's, for a scheduler."""
+        """Return the last epoch's, for a scheduler."""
         value = rows[-1].get(self.figure) if rows else None
         return value if isinstance(value, int | float) and math.isfinite(value) else None
 
     def of(self, rows: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:
-        """The whole trial's: the best epoch's metric, or the run's figure.
+        """Return the whole trial's: the best epoch's metric, or the run's figure.
 
         Args:
             rows: the epoch rows of its metrics, in order.
@@ -73,7 +73,7 @@ class Objective:
         return value
 
     def better(self, value: float | None, than: float | None) -> bool:
-        """Whether one value is better than another; any is better than none."""
+        """Return whether one value is better than another; any is better than none."""
         if value is None or than is None:
             return value is not None
         return value > than if self.mode == "max" else value < than

@@ -26,7 +26,7 @@ STUCK = "stuck.log"
 
 
 def folder(sweep: Path, number: int) -> Path:
-    """The run directory of a trial."""
+    """Return the run directory of a trial."""
     return sweep / "trials" / f"{number:04d}"
 
 
@@ -36,7 +36,7 @@ def read(run: Path) -> dict[str, Any] | None:
 
 
 def update(run: Path, **changes: Any) -> dict[str, Any]:
-    """Changes fields of a trial's record; one that has ended stays as it is."""
+    """Change fields of a trial's record; one that has ended stays as it is."""
     with open(run / "trial.lock", "a") as guard:  # the driver writes too, and the actor that had the trial before
         fcntl.flock(guard, fcntl.LOCK_EX)
         found = read(run) or {}
@@ -66,20 +66,20 @@ def history(sweep: Path, number: int, before: float = math.inf) -> list[dict[str
 
 
 def reads(experiment: Experiment) -> str:
-    """What decides which images are read, as text: trials for which it is the same share them."""
+    """Return what decides which images are read, as text: trials for which it is the same share them."""
     data = replace(experiment.data, augment=Augment())
     return json.dumps(config.to_dict(data) | {"class": type(data).__qualname__}, sort_keys=True)
 
 
 def epochs(run: Path) -> list[dict[str, Any]]:
-    """The epoch rows of a trial's metrics."""
+    """Return the epoch rows of a trial's metrics."""
     with contextlib.suppress(ValueError):
         return read_metrics(run / "metrics.jsonl", kind="epoch")[0]
     return []
 
 
 def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int) -> dict[str, Any]:
-    """A trial's record with the figures of its run, as `sweep.json` lists it."""
+    """Return a trial's record with the figures of its run, as `sweep.json` lists it."""
     found, rows, summary = read(run) or {}, epochs(run), known_json(run / "summary.json")
     if found.get("peak_memory_bytes"):
         summary["peak_memory_bytes"] = found["peak_memory_bytes"]
@@ -113,7 +113,7 @@ def _best(rows: list[dict[str, Any]], objective: Objective) -> dict[str, Any]:
 
 
 def was_stuck(run: Path) -> bool:
-    """Whether the last attempt's process ended because the loop was stuck."""
+    """Return whether the last attempt's process ended because the loop was stuck."""
     with contextlib.suppress(OSError):
         return (run / "logs" / STUCK).stat().st_size > 0
     return False

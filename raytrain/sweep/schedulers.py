@@ -28,7 +28,7 @@ class Scheduler:
     """The base of all schedulers: every trial is trained to its end."""
 
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, epochs: int) -> None:
-        """Checks that it can work with this sweep.
+        """Check that it can work with this sweep.
 
         Raises:
             UserError: it cannot.
@@ -223,7 +223,7 @@ class PB2(PBT):
 
 
 def _drawn(axis: Axis) -> list[Any] | Callable[[], Any]:
-    """What Tune draws new values from: a list, of which it also takes neighbours, or a function."""
+    """Return what Tune draws new values from: a list, of which it also takes neighbours, or a function."""
     if axis.finite is not None:
         return list(axis.finite)
     return lambda: axis.draw(random.random())

@@ -15,14 +15,14 @@ class Search:
     """The base of all searches. Subclass it, as a frozen dataclass, to bring your own."""
 
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...]) -> None:
-        """Checks that it can search these axes.
+        """Check that it can search these axes.
 
         Raises:
             UserError: it cannot.
         """
 
     def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:
-        """A search from its beginning.
+        """Return a search from its beginning.
 
         Raises:
             NotImplementedError: always, in the base class.
@@ -38,7 +38,7 @@ class Proposals:
         raise NotImplementedError
 
     def repeat(self, number: int, values: dict[str, Any]) -> None:
-        """Takes note of what it proposed before the sweep was interrupted."""
+        """Take note of what it proposed before the sweep was interrupted."""
 
     def tell(self, number: int, objective: list[float] | None) -> None:
         """What came of a trial; None where it gave nothing: out of memory, not finite, crashed."""
@@ -50,7 +50,7 @@ class RandomSearch(Search):
     begins with the trials of a shorter one. Axes of kind `Grid` alone make it a grid search."""
 
     def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:
-        """A search from its beginning."""
+        """Return a search from its beginning."""
         return _Drawn(axes, seed)
 
 
@@ -59,7 +59,7 @@ class _Drawn(Proposals):
         self.axes, self.seed = axes, seed
 
     def propose(self, number: int, fixed: dict[str, Any]) -> dict[str, Any]:
-        """A hash of (seed, trial, axis) is the quantile."""
+        """Return a hash of (seed, trial, axis) is the quantile."""
         return {
             axis.path: fixed[axis.path]
             if axis.path in fixed
@@ -73,6 +73,6 @@ _SWEEP = 0x53574545
 
 
 def crossed(axes: tuple[Axis, ...], number: int) -> dict[str, Any]:
-    """The combination of the `Grid` axes that trial `number` gets: all of them in turn."""
+    """Return the combination of the `Grid` axes that trial `number` gets: all of them in turn."""
     grid = combinations(axis for axis in axes if isinstance(axis, Grid))
     return grid[number % len(grid)]

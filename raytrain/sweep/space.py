@@ -26,7 +26,7 @@ class Axis:
         return None
 
     def draw(self, quantile: float) -> Any:
-        """The value at a quantile in [0, 1): where `quantile` is uniform, values have the axis' distribution.
+        """Return the value at a quantile in [0, 1): where `quantile` is uniform, values have the axis' distribution.
 
         Raises:
             NotImplementedError: always, in the base class.
@@ -34,7 +34,7 @@ class Axis:
         raise NotImplementedError(f"{type(self).__name__} needs a draw(quantile)")
 
     def clip(self, value: Any) -> Any:
-        """The nearest value of the axis, for what a scheduler makes of one."""
+        """Return the nearest value of the axis, for what a scheduler makes of one."""
         return value
 
     def examples(self) -> tuple[Any, ...]:
@@ -59,7 +59,7 @@ class Choice(Axis):
         return self.values
 
     def draw(self, quantile: float) -> Any:
-        """The value whose share of [0, 1) holds the quantile."""
+        """Return the value whose share of [0, 1) holds the quantile."""
         return self.values[int(quantile * len(self.values))]
 
 
@@ -79,7 +79,7 @@ class _Range(Axis):
             raise _empty_axis(self.path, type(self).__name__, self.low, self.high)
 
     def clip(self, value: float) -> float:
-        """The nearest of [low, high]."""
+        """Return the nearest of [low, high]."""
         return min(max(value, self.low), self.high)
 
 
@@ -124,7 +124,7 @@ class Int(Axis):
             raise errors.out_of_range("low", self.low, "above 0 where log=True", f"Int({self.path!r})")
 
     def clip(self, value: float) -> int:
-        """The nearest whole number from low to high."""
+        """Return the nearest whole number from low to high."""
         return min(max(round(value), self.low), self.high)
 
     def draw(self, quantile: float) -> int:
@@ -145,8 +145,8 @@ def combinations(axes: Iterable[Axis]) -> list[dict[str, Any]]:
 
 
 def apply(experiment: Experiment, values: dict[str, Any]) -> Experiment:
-    """The experiment with the values at their paths, all set before its fields are checked together: a batch size and a
-    number of workers may fit each other and not the base's.
+    """Return the experiment with the values at their paths, all set before its fields are checked together: a batch
+    size and a number of workers may fit each other and not the base's.
 
     Raises:
         UserError: there is no such field, or it refuses its value.
@@ -166,7 +166,7 @@ def apply(experiment: Experiment, values: dict[str, Any]) -> Experiment:
 
 
 def check_path(experiment: Experiment, path: str) -> None:
-    """Checks that an axis can be of this field.
+    """Check that an axis can be of this field.
 
     Raises:
         UserError: there is none of that path.
@@ -176,7 +176,8 @@ def check_path(experiment: Experiment, path: str) -> None:
 
 
 def _is_open(experiment: Experiment, path: str) -> bool:
-    """Whether the path is of a field that holds a dataclass, such as `optimizer`, which an axis may replace whole."""
+    """Return whether the path is of a field that holds a dataclass, such as `optimizer`, which an axis may replace
+    whole."""
     found: Any = experiment
     for part in path.split("."):
         if not dataclasses.is_dataclass(found) or part not in {field.name for field in dataclasses.fields(found)}:

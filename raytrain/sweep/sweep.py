@@ -113,7 +113,7 @@ class Sweep:
         return self.trials or len(combinations(self.axes))
 
     def trial(self, values: dict[str, Any]) -> Experiment:
-        """A trial's experiment.
+        """Return a trial's experiment.
 
         Raises:
             UserError: the values do not fit together.
@@ -128,7 +128,7 @@ class Sweep:
 
 
 def _check_axis(base: Experiment, axis: Axis, others: dict[str, Any]) -> None:
-    """Checks that the axis' field is there and takes its values, in the base experiment or beside the others' first.
+    """Check that the axis' field is there and take its values, in the base experiment or beside the others' first.
 
     Raises:
         UserError: it does not.
@@ -167,7 +167,7 @@ def impossible(sweep: Sweep) -> str | None:
 
 
 def load(path: Path | str) -> tuple[Sweep, Path | None]:
-    """Reads a sweep from a Python file that defines `sweep`, or from a sweep's directory or its sweep.json.
+    """Read a sweep from a Python file that defines `sweep`, or from a sweep's directory or its sweep.json.
 
     Returns:
         The sweep, and the Python file that it or its classes came from.
@@ -213,7 +213,7 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
 
 
 def is_sweep(path: Path | str) -> bool:
-    """Whether a file holds a sweep, and no experiment; which of them cannot be read, `load` says."""
+    """Return whether a file holds a sweep, and no experiment; which of them cannot be read, `load` says."""
     path = Path(path)
     if not path.is_file() or path.suffix != ".py":
         return path.name == "sweep.json"
@@ -224,7 +224,7 @@ def is_sweep(path: Path | str) -> bool:
 
 
 def to_dict(sweep: Sweep) -> dict[str, Any]:
-    """The sweep as its directory keeps it.
+    """Return the sweep as its directory keeps it.
 
     Raises:
         UserError: it holds what JSON cannot.

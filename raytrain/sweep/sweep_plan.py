@@ -61,7 +61,7 @@ class SweepPlan:
         }
 
     def lines(self, path: str) -> list[tuple[str, str]]:
-        """The plan for people: the base experiment's, and the sweep's own."""
+        """Return the plan for people: the base experiment's, and the sweep's own."""
         s = self.sweep
         widths, scaling = self.widths, self.base.experiment.scaling
         workers = f"{widths[0]} worker{'s' if widths[0] > 1 else ''}"
@@ -93,12 +93,12 @@ class SweepPlan:
 
 
 def _measured(concurrent: int) -> str:
-    """How the objectives of the machine are measured."""
+    """Return how the objectives of the machine are measured."""
     return "each trial is measured alone" if concurrent == 1 else "times and speeds are those of trials side by side"
 
 
 def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> SweepPlan:
-    """Plans a sweep: what is read, how many trials run at once, what they leave on disk; it starts nothing.
+    """Plan a sweep: what is read, how many trials run at once, what they leave on disk; it starts nothing.
 
     Raises:
         UserError: the sweep cannot work.
@@ -226,7 +226,7 @@ def _streams(variants: dict[str, Plan]) -> bool:
 
 
 def _first(value: Sweep) -> Experiment:
-    """The experiment of a trial that can be: the base, where it can."""
+    """Return the experiment of a trial that can be: the base, where it can."""
     for values in ({axis.path: axis.examples()[0] for axis in value.axes}, *combinations(value.axes)):
         with contextlib.suppress(errors.UserError):
             return value.trial(values)

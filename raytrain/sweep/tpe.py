@@ -39,7 +39,7 @@ class TPE(Search):
                 )
 
     def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:
-        """A study in memory: what the trials gave is in their directories."""
+        """Return a study in memory: what the trials gave is in their directories."""
         return _Study(self, axes, objectives, seed)
 
 
@@ -60,7 +60,7 @@ class _Study(Proposals):
         self.distributions = {axis.path: self._distribution(axis) for axis in axes}
 
     def propose(self, number: int, fixed: dict[str, Any]) -> dict[str, Any]:
-        """Asks the study; its generator is seeded by the trial, so that nothing of it need be saved."""
+        """Ask the study; its generator is seeded by the trial, so that nothing of it need be saved."""
         self.study.sampler = self.sampler(seed=order.key(self.seed, number) % 2**32, **self.options)
         if fixed:
             self.study.enqueue_trial({path: self._to(path, value) for path, value in fixed.items()})

@@ -27,12 +27,12 @@ STATUS = "status"
 
 
 def name_of(trial: Any) -> str:
-    """A trial's name in Tune, by which it is known again: of its configuration PBT may make another trial's."""
+    """Return a trial's name in Tune, by which it is known again: of its configuration PBT may make another trial's."""
     return f"trial_{trial.config[NUMBER]:04d}"
 
 
 def number_of(name: str) -> int:
-    """The number in a trial's name."""
+    """Return the number in a trial's name."""
     return int(name.rpartition("_")[2])
 
 
@@ -47,7 +47,7 @@ class Trial(tune.Trainable):
     def setup(  # type: ignore[override]
         self, config: dict[str, Any], folder: str, objective: Objective, shelf: dict[str, Data], limits: Limits
     ) -> None:
-        """Begins the first trial.
+        """Begin the first trial.
 
         Args:
             config: Tune's configuration.
@@ -60,7 +60,7 @@ class Trial(tune.Trainable):
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Ends the trial and begins another one."""
+        """End the trial and begin another one."""
         self.attempt.stop()
         if self.attempt.spoiled:
             os._exit(1)  # Tune begins the next trial again in a new process
@@ -68,7 +68,7 @@ class Trial(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Trains one epoch.
+        """Train one epoch.
 
         Returns:
             Its number, the objective after it, and at the end what became of the trial.
@@ -81,7 +81,7 @@ class Trial(tune.Trainable):
         return found if status is None else found | {"done": True, STATUS: status}
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Keeps the checkpoint of the last epoch for whoever takes this trial up: itself after a pause, or another."""
+        """Keep the checkpoint of the last epoch for whoever takes this trial up: itself after a pause, or another."""
         path = self.attempt.settle() if isinstance(self.attempt, Attempt) else None
         if path is None:
             return {}
@@ -93,7 +93,7 @@ class Trial(tune.Trainable):
         return {"pool": pool.name, "from": self.number}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Takes up what a trial kept: this one before a pause, or one whose weights are better."""
+        """Take up what a trial kept: this one before a pause, or one whose weights are better."""
         if not checkpoint or isinstance(self.attempt, Ended):
             return
         if self.attempt.begun:
@@ -108,7 +108,7 @@ class Trial(tune.Trainable):
         self.attempt.skip = len(self.rows)
 
     def cleanup(self) -> None:
-        """Ends the trial."""
+        """End the trial."""
         self.attempt.stop()
 
     def _begin(self, given: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ class Trials:
         return object, ()
 
     def clear(self) -> None:
-        """Removes what a driver that was killed left half done; trials that it had under way are so no longer."""
+        """Remove what a driver that was killed left half done; trials that it had under way are so no longer."""
         self.sweep_up()
         for partial in (*self.path.glob(".*.[0-9]*"), *self.path.glob("trials/*/.*.[0-9]*")):
             partial.unlink(missing_ok=True)
@@ -66,7 +66,7 @@ class Trials:
                 record.update(folder, status="interrupted")
 
     def sweep_up(self) -> None:
-        """Removes what is of use only while trials are under way: requests to stop, weights that others may take."""
+        """Remove what is of use only while trials are under way: requests to stop, weights that others may take."""
         for request in (self.path / "stop", *self.path.glob("trials/*/stop")):
             request.unlink(missing_ok=True)
         shutil.rmtree(self.path / "pool", ignore_errors=True)
@@ -102,14 +102,14 @@ class Trials:
         return values
 
     def tell(self, number: int) -> None:
-        """Lets the search know what came of a trial."""
+        """Let the search know what came of a trial."""
         figures = self._figures(number)
         if figures.get("status") in record.ENDED:
             found = figures["objective"]
             self.search.tell(number, None if any(value is None for value in found) else found)
 
     def ended_by_tune(self, number: int, error: Any) -> None:
-        """Records how a trial ended: stopped by the scheduler, or with its process."""
+        """Record how a trial ended: stopped by the scheduler, or with its process."""
         folder = record.folder(self.path, number)
         if error is None:
             status = "interrupted" if self.leaving else "stopped"
@@ -126,7 +126,7 @@ class Trials:
         record.update(folder, status=status, error=said, ended=time.time())
 
     def still(self) -> bool:
-        """Whether no trial is under way: those that were asked to have stopped."""
+        """Return whether no trial is under way: those that were asked to have stopped."""
         return not any(one["status"] == "running" for one in self.records())
 
     def give_up(self) -> None:
@@ -137,7 +137,7 @@ class Trials:
                 record.update(record.folder(self.path, one["number"]), status="interrupted")
 
     def records(self) -> list[dict[str, Any]]:
-        """The trials so far, in their order, with their figures."""
+        """Return the trials so far, in their order, with their figures."""
         found = []
         for number in range(self.sweep.count):
             one = self.ended.get(number) or self._figures(number)
@@ -152,9 +152,9 @@ class Trials:
         return record.figures(record.folder(self.path, number), self.objectives, self.sweep.experiment.epochs)
 
     def ranked(self, records: list[dict[str, Any]]) -> list[int]:
-        """The numbers of the trials that have the first objective, best first; of those that are equal in it, the best
-        in the second objective, so that no other trial beats the first one. Trials that were interrupted, as by the end
-        of the budget, count as far as they came."""
+        """Return the numbers of the trials that have the first objective, best first; of those that are equal in it,
+        the best in the second objective, so that no other trial beats the first one. Trials that were interrupted, as
+        by the end of the budget, count as far as they came."""
 
         def order(one: dict[str, Any]) -> list[float]:
             signed = zip(one["objective"], self.objectives, strict=True)
@@ -168,7 +168,7 @@ class Trials:
         return [one["number"] for one in sorted(usable, key=order)]
 
     def answer(self, status: str) -> dict[str, Any]:
-        """All of sweep.json."""
+        """Return all of sweep.json."""
         records = self.records()
         ranked = self.ranked(records)
         points = [tuple(one["objective"]) for one in records]
@@ -191,7 +191,7 @@ class Trials:
         }
 
     def write(self, status: str) -> dict[str, Any]:
-        """Writes sweep.json, and best.json where there is a best trial."""
+        """Write sweep.json, and best.json where there is a best trial."""
         answer = self.answer(status)
         write_atomically(self.path / "sweep.json", json.dumps(answer, indent=2))
         if answer["best"] is not None:
@@ -203,7 +203,7 @@ class Trials:
         return answer
 
     def tidy(self) -> None:
-        """Removes the checkpoints of trials that have ended and are not among the best."""
+        """Remove the checkpoints of trials that have ended and are not among the best."""
         records = self.records()
         kept = self.ranked(records)[: self.sweep.keep]
         for one in records:
@@ -218,7 +218,7 @@ class Trials:
         self.tell(number)
 
     def _values(self, found: dict[str, Any]) -> dict[str, Any] | None:
-        """A trial's values as they were proposed, from their names in its record."""
+        """Return a trial's values as they were proposed, from their names in its record."""
         values = {}
         for axis in self.sweep.axes:
             name = found["values"].get(axis.path)

@@ -168,5 +168,5 @@ def diverged(smoothed: list[float], steps: int) -> bool:
 
 
 def _first(steps: int) -> int:
-    """How many of the first steps show the noise of the loss, and are too few to smooth."""
+    """Return how many of the first steps show the noise of the loss, and are too few to smooth."""
     return max(3, steps // 10)

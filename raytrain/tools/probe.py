@@ -196,8 +196,8 @@ class _Trial:
             yield from (loaded for loaded in loader.epoch(epoch) if loaded.size == size)
 
     def _least(self, batches: Iterator[Loaded], passes: int) -> float:
-        """The shortest time of some steps: what the machine does beside them is no property of the micro-batch. A
-        collective, so that all ranks make as many."""
+        """Return the shortest time of some steps: what the machine does beside them is no property of the micro-batch.
+        A collective, so that all ranks make as many."""
         least, started = math.inf, time.perf_counter()
         for number in count(1):
             least = min(least, self._slowest(self._step(next(batches), passes)))

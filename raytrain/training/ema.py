@@ -25,7 +25,7 @@ class EMA:
         self._loaded: dict[str, torch.Tensor] = {}
 
     def load(self, model: dict[str, torch.Tensor], state: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Takes up a checkpoint; returns the state dict to train on with.
+        """Take up a checkpoint; returns the state dict to train on with.
 
         Args:
             model: the averaged state dict.
@@ -37,7 +37,7 @@ class EMA:
     def start(
         self, module: nn.Module, part: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], here: set[int]
     ) -> None:
-        """Begins with the module's weights, or with the averages that were loaded.
+        """Begin with the module's weights, or with the averages that were loaded.
 
         Args:
             module: the model, spread over the ranks by now.
@@ -54,7 +54,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Follows the weights by one step."""
+        """Follow the weights by one step."""
         averages, weights = ([_own(tensor) for tensor in each] for each in (self.averages, self.weights))
         if self.updates:
             _lerp(averages, weights, 1 - self.decay)
@@ -80,7 +80,8 @@ class EMA:
             average.copy_(kept)
 
     def state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """What a checkpoint needs besides the averaged model: the weights to train on with, by all of their names."""
+        """Return what a checkpoint needs besides the averaged model: the weights to train on with, by all of their
+        names."""
         named = module.named_parameters(remove_duplicate=False)
         return {"updates": self.updates, "trained": {name: weight for name, weight in named if weight.requires_grad}}
 

@@ -22,7 +22,7 @@ _SHORTAGE = (
 
 
 def lacks(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left."""
+    """Return whether an error says that there is no memory left."""
     text = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(mark in text for mark in _SHORTAGE)
 
@@ -37,7 +37,7 @@ def peak(gpu: bool) -> int:
 
 
 def reset_peak(gpu: bool) -> None:
-    """Lets `peak` begin with what is taken now."""
+    """Let `peak` begin with what is taken now."""
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):  # proc_pid_clear_refs(5); without it the peak is that of all so far
@@ -45,7 +45,7 @@ def reset_peak(gpu: bool) -> None:
 
 
 def pages() -> tuple[int, int, int]:
-    """Bytes that this process has mapped, those of them in memory, and of these those that it may share."""
+    """Return bytes that this process has mapped, those of them in memory, and of these those that it may share."""
     page = os.sysconf("SC_PAGE_SIZE")
     mapped, resident, shared = (int(count) * page for count in Path("/proc/self/statm").read_text().split()[:3])
     return mapped, resident, shared
@@ -60,7 +60,7 @@ def available() -> float:
 
 
 def cap(room: int) -> None:
-    """Lets this process map so many bytes beyond what it has."""
+    """Let this process map so many bytes beyond what it has."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = pages()[0] + max(0, room)
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
@@ -79,7 +79,7 @@ def capped(room: int | None) -> Iterator[None]:
 
 
 def cap_gpus(share: float, memory: int | None) -> None:
-    """Lets PyTorch take a share of each GPU, and no more than so many bytes of it."""
+    """Let PyTorch take a share of each GPU, and no more than so many bytes of it."""
     for device in range(torch.cuda.device_count()):
         total = torch.cuda.get_device_properties(device).total_memory
         fraction = share if memory is None else min(share, memory / total)
@@ -87,7 +87,7 @@ def cap_gpus(share: float, memory: int | None) -> None:
 
 
 def give_back() -> None:
-    """Returns what is free to the device and to the system: workers on CPUs keep freed memory."""
+    """Return what is free to the device and to the system: workers on CPUs keep freed memory."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

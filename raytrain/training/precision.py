@@ -43,20 +43,20 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
     def forward(self) -> AbstractContextManager[Any]:
-        """The context for forward passes and losses."""
+        """Return the context for forward passes and losses."""
         return self.products() if self.dtype is None else torch.autocast(self.device_type, dtype=self.dtype)
 
     def products(self) -> AbstractContextManager[Any]:
-        """The context for matrix products in tf32, also of backward passes. The setting is the process's, which may
-        be a user's own."""
+        """Return the context for matrix products in tf32, also of backward passes. The setting is the process's, which
+        may be a user's own."""
         return _tf32() if self.name == "tf32" and self.device_type == "cuda" else nullcontext()
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """A scalar loss to go back from, scaled where the precision needs it."""
+        """Return a scalar loss to go back from, scaled where the precision needs it."""
         return self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer, together: bool) -> None:
-        """Brings the gradients back to their true size, and finds out whether they overflowed.
+        """Unscale the gradients, and find out whether they overflowed.
 
         Args:
             together: whether ranks hold different gradients, and must hear of each other's overflow. A collective then.
@@ -75,7 +75,7 @@ class Precision:
                 dist.all_reduce(each, op=dist.ReduceOp.MAX)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Updates the weights; with fp16 a step whose gradients overflowed is left out and the scale halves. Returns
+        """Update the weights; with fp16 a step whose gradients overflowed is left out and the scale halves. Returns
         whether they were updated."""
         if not self.scaler.is_enabled():
             optimizer.step()
@@ -86,7 +86,7 @@ class Precision:
         return self.scaler.get_scale() >= before
 
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's scale and growth counter; empty for fp32 and bf16."""
+        """Return the scaler's scale and growth counter; empty for fp32 and bf16."""
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ def _tf32() -> Iterator[None]:
 
 
 def check_device(name: str, device: torch.device) -> None:
-    """Checks that a device computes in a precision by itself; a GPU that merely emulates bf16 gains nothing by it.
+    """Check that a device computes in a precision by itself; a GPU that merely emulates bf16 gains nothing by it.
 
     Raises:
         UserError: it does not. Where this process sees no GPU, a worker with one will look.
@@ -118,7 +118,7 @@ def check_device(name: str, device: torch.device) -> None:
 
 
 def available(device: torch.device, scales: bool = True) -> list[str]:
-    """The precisions that a device computes in by itself, the most exact first.
+    """Return the precisions that a device computes in by itself, the most exact first.
 
     Args:
         scales: whether losses can be scaled, as fp16 needs it.
@@ -130,7 +130,7 @@ def available(device: torch.device, scales: bool = True) -> list[str]:
 def fastest(
     step: Callable[[Precision], list[torch.Tensor]], device: torch.device, scales: bool = True
 ) -> tuple[str, dict[str, float | None]]:
-    """Tries each precision that the device has in turn, for two seconds, not counting what is far too slow.
+    """Try each precision that the device has in turn, for two seconds, not counting what is far too slow.
 
     Args:
         step: forward and backward pass of one micro-batch in a given precision; returns its loss and gradients.
@@ -168,7 +168,7 @@ def fastest(
 
 
 def _ampere() -> bool:
-    """Whether this process's GPU has TF32 and bf16: compute capability 8.0 or higher."""
+    """Return whether this process's GPU has TF32 and bf16: compute capability 8.0 or higher."""
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 

@@ -54,12 +54,12 @@ class Progress:
         return found
 
     def add(self, loss: float, samples: int) -> None:
-        """Counts a step: the sum of its samples' losses, and how many there were."""
+        """Count a step: the sum of its samples' losses, and how many there were."""
         self.epoch_loss += loss
         self.epoch_samples += samples
 
     def end_epoch(self, task: Task, metrics: dict[str, float], seconds: float, epochs: int) -> dict[str, Any]:
-        """Closes an epoch.
+        """Close an epoch.
 
         Args:
             metrics: of the validation, without `val_`.
@@ -97,13 +97,13 @@ class Progress:
         return row
 
     def over(self, epochs: int, patience: int | None) -> bool:
-        """Whether there is nothing left to train: by the number of epochs, or by those since the best one. Validation's
-        sums are reduced over the ranks, so that all of them find the same."""
+        """Return whether there is nothing left to train: by the number of epochs, or by those since the best one.
+        Validation's sums are reduced over the ranks, so that all of them find the same."""
         stalled = self.epoch - self.best.get("epoch", self.epoch)
         return self.epoch >= epochs or (patience is not None and stalled >= patience)
 
     def summary(self) -> dict[str, Any]:
-        """What the figures so far say of the run: the best metrics, how far it came, how long and how fast."""
+        """Return what the figures so far say of the run: the best metrics, how far it came, how long and how fast."""
         samples, seconds = self.train_samples, self.train_seconds
         if not seconds:
             samples, seconds = self.epoch_samples, self.epoch_seconds

@@ -51,7 +51,7 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
         retries: int = value.retries,
         keep: int = value.keep,
     ) -> tuple[dict[str, Any], Options]:
-        """Runs a sweep.
+        """Run a sweep.
 
         Args:
             objective: What to look for: one name, or two for a Pareto front.

@@ -37,7 +37,8 @@ def least_nodes() -> int:
 
 
 def _description() -> dict[str, Any]:
-    """The description of the cluster whose head this machine is, where Ray's autoscaler reads it; empty elsewhere."""
+    """Return the description of the cluster whose head this machine is, where Ray's autoscaler reads it; empty
+    elsewhere."""
     own = ray.get_runtime_context().get_node_id()
     if any(node["NodeID"] == own and "node:__internal_head__" in node["Resources"] for node in ray.nodes()):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):

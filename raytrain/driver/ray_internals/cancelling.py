@@ -20,5 +20,5 @@ class Cancellable:
         await task
 
     def cancel(self) -> None:
-        """Cancels it, from any thread."""
+        """Cancel it, from any thread."""
         self._cancelled = True

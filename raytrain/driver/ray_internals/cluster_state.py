@@ -8,7 +8,7 @@ from raytrain.driver.ray_internals.versions import private
 
 
 def draining() -> set[str]:
-    """The ids of nodes that are about to go: a spot instance that is called back, or `ray drain-node`."""
+    """Return the ids of draining nodes: a spot instance that is reclaimed, or `ray drain-node`."""
     module = private("ray._private.state", "state")
     if hasattr(getattr(module, "state", None), "get_draining_nodes"):
         return set(module.state.get_draining_nodes() or {})
@@ -16,7 +16,7 @@ def draining() -> set[str]:
 
 
 def free_cpus() -> dict[str, float]:
-    """The CPUs of each node, by its id, that nothing has reserved; empty where Ray is not as it was."""
+    """Return the CPUs of each node, by its id, that nothing has reserved; empty where Ray is not as it was."""
     module = private("ray._private.state", "available_resources_per_node")
     if module is None:
         return {}
@@ -24,8 +24,8 @@ def free_cpus() -> dict[str, float]:
 
 
 def found_cluster() -> str | None:
-    """The cluster that `auto` means: the one that is seen to run on this machine, or else the last one started, which
-    may be gone."""
+    """Return the cluster that `auto` means: the one that is seen to run on this machine, or else the last one started,
+    which may be gone."""
     services = private("ray._private.services", "find_gcs_addresses")
     utils = private("ray._private.utils", "read_ray_address")
     if services is None or utils is None:
@@ -35,8 +35,8 @@ def found_cluster() -> str | None:
 
 
 def ask_version(address: str, token: str) -> str | None:
-    """The version of Ray of the cluster at HOST:PORT, within seconds, where `ray.init` would try for long and print
-    each try; None where that cannot be asked so.
+    """Return the version of Ray of the cluster at HOST:PORT, within seconds, where `ray.init` would try for long and
+    print each try; None where that cannot be asked so.
 
     Raises:
         PermissionError: the cluster lets nobody in with this token.

@@ -12,7 +12,7 @@ TORCH_VERSION = "2.15"
 
 
 def defer_compiler() -> None:
-    """Lets this process do without torch.compile's imports until something compiles."""
+    """Let this process do without torch.compile's imports until something compiles."""
     import torch  # a worker sets first what torch may read
 
     if torch.__version__.rpartition(".")[0] == TORCH_VERSION and "torch._dynamo" not in sys.modules:
@@ -52,7 +52,7 @@ class _Utils:
 
 
 def _compiler() -> Any:
-    """The real torch._dynamo, from here on in its place."""
+    """Return the real torch._dynamo, from here on in its place."""
     if isinstance(sys.modules.get("torch._dynamo"), _Dynamo):
         del sys.modules["torch._dynamo"]
     return importlib.import_module("torch._dynamo")

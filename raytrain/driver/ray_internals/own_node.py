@@ -15,7 +15,7 @@ from raytrain.driver.ray_internals.versions import nothing, private
 
 @contextlib.contextmanager
 def small_node() -> Iterator[None]:
-    """Lets `ray.init` start a node without the processes that serve only Ray's own tools."""
+    """Let `ray.init` start a node without the processes that serve only Ray's own tools."""
     names = ("start_api_server", "start_monitor", "start_log_monitor")
     module = private("ray._private.node", "Node")
     node = None if module is None else module.Node
@@ -73,7 +73,7 @@ def _descendants(pids: list[int]) -> list[int]:
 
 
 def abandoned() -> bool:
-    """Whether the node of one's own was ended so."""
+    """Return whether the node of one's own was ended so."""
     return bool(_ABANDONED)
 
 
@@ -81,14 +81,14 @@ _ABANDONED: list[bool] = []
 
 
 def session_logs() -> Path | None:
-    """Where the node of one's own keeps its logs, if there is one."""
+    """Return where the node of one's own keeps its logs, if there is one."""
     with contextlib.suppress(AttributeError, KeyError):
         return Path(sys.modules["ray._private.worker"].global_worker.node.get_logs_dir_path())
     return None
 
 
 def without_messages() -> None:
-    """Keeps Ray from printing, in this process, what the cluster says of a worker that died: who runs the worker says
+    """Keep Ray from printing, in this process, what the cluster says of a worker that died: who runs the worker says
     it, in a line."""
     worker = private("ray._private.worker", "print_to_stdstream")
     if worker is not None:

@@ -11,7 +11,7 @@ from raytrain.driver.ray_internals.versions import private
 
 
 def packed(folder: Path, excludes: Sequence[str], found: Callable[[Path], None]) -> None:
-    """Calls `found` with each file and folder that Ray would send as a job's working directory, by its own rules
+    """Call `found` with each file and folder that Ray would send as a job's working directory, by its own rules
     (.gitignore, .rayignore, symbolic links followed); by those of `excludes` alone where Ray is not as it was."""
     packaging = private("ray._private.runtime_env.packaging", "_get_excludes", "_dir_travel")
     if packaging is not None:

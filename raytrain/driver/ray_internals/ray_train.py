@@ -96,6 +96,6 @@ def check_addresses(worker_group: Any, backend: str) -> None:
 
 
 def cancel(running: TorchTrainer) -> None:
-    """Ends a trainer whose `fit` runs in another thread, with all that it started; the stock one cannot be ended."""
+    """End a trainer whose `fit` runs in another thread, with all that it started; the stock one cannot be ended."""
     if isinstance(running, Cancellable):
         running.cancel()

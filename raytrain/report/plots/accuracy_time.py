@@ -16,7 +16,7 @@ from raytrain.run.metrics_log import read_metrics
 
 
 def draw(results: Results, path: Path) -> Figure | None:
-    """The picture; None of fewer than two trials with an epoch.
+    """Return the picture; None of fewer than two trials with an epoch.
 
     Args:
         path: the sweep's directory.
@@ -74,7 +74,7 @@ def draw(results: Results, path: Path) -> Figure | None:
 
 
 def _epochs(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run's epochs; none where there are none to read."""
+    """Return the rows of a run's epochs; none where there are none to read."""
     try:
         rows = read_metrics(run / "metrics.jsonl")[0]
     except (OSError, ValueError, RecursionError):

@@ -18,7 +18,7 @@ LOG_RATIO = 30
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches that no window belongs to."""
+    """Return an empty figure of so many inches that no window belongs to."""
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -42,13 +42,14 @@ def logarithmic(plot: Axes, which: str) -> None:
 
 
 def note(figure: Figure, words: str, width: float) -> None:
-    """Writes below a figure, in lines of so many characters."""
+    """Write below a figure, in lines of so many characters."""
     lines = "\n".join(textwrap.wrap(words, int(width)))
     figure.supxlabel(safe(lines), x=0.01, ha="left", size=8, color="#666666")
 
 
 def wrapped(path: str, width: int) -> list[str]:
-    """A dotted path in lines of at most `width` characters, broken behind a dot or an underscore where it can be."""
+    """Return a dotted path in lines of at most `width` characters, broken behind a dot or an underscore where it can
+    be."""
     lines = [""]
     for part in plain(path).replace(".", ".\0").replace("_", "_\0").split("\0"):
         if len(lines[-1]) + len(part) > width and lines[-1]:
@@ -58,12 +59,12 @@ def wrapped(path: str, width: int) -> list[str]:
 
 
 def end(words: str, limit: int) -> str:
-    """The end of a text that is too long: of a dotted path, the part that says most."""
+    """Return the end of a text that is too long: of a dotted path, the part that says most."""
     return words if len(words) <= limit else "…" + words[1 - limit :]
 
 
 def middle(words: str, limit: int) -> str:
-    """The beginning and the end of a text that is too long: names of one family differ at their end."""
+    """Return the beginning and the end of a text that is too long: names of one family differ at their end."""
     half = (limit - 1) // 2
     return words if len(words) <= limit else f"{words[: limit - 1 - half]}…{words[-half:]}"
 

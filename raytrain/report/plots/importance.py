@@ -22,7 +22,8 @@ _MAIN_EFFECTS = (
 
 
 def draw(results: Results) -> Figure | None:
-    """The picture, a panel for each of the first three objectives; None where there is nothing to say of any axis."""
+    """Return the picture, a panel for each of the first three objectives; None where there is nothing to say of any
+    axis."""
     trials = [trial for trial in results.trials if trial.counts]
     if len(trials) < 2 or not results.axes:
         return None
@@ -101,7 +102,7 @@ def _bars(
 
 
 def _column(axis: Axis, trials: Sequence[Trial]) -> list[Any]:
-    """The values of an axis as `importance` takes them: numbers, or texts where there is a choice."""
+    """Return the values of an axis as `importance` takes them: numbers, or texts where there is a choice."""
     if axis.levels is None:
         return [number(trial.values.get(axis.path)) for trial in trials]
     return [text(trial.values[axis.path]) if axis.path in trial.values else None for trial in trials]

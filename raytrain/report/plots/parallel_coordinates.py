@@ -25,7 +25,7 @@ _SPREAD = 0.05  # how far lines through one value of an axis lie apart, at most
 
 
 def draw(results: Results) -> Figure | None:
-    """The picture; None of fewer than two trials with a result."""
+    """Return the picture; None of fewer than two trials with a result."""
     trials = [trial for trial in results.trials if trial.counts]
     if len(trials) < 2 or not results.axes:
         return None
@@ -129,7 +129,7 @@ def _written(plot: Axes, x: float, y: float, words: str, side: str, colour: str)
 
 
 def _smooth(heights: np.ndarray) -> np.ndarray:
-    """A curve that passes every axis level, so that one can follow it: shape (points, 2)."""
+    """Return a curve that passes every axis level, so that one can follow it: shape (points, 2)."""
     steps = np.linspace(0, 1, 25)
     ease = 3 * steps**2 - 2 * steps**3
     x = np.concatenate([place + steps for place in range(len(heights) - 1)])
@@ -154,7 +154,7 @@ def _height(axis: Axis, trial: Trial) -> float:
 
 
 def _fraction(axis: Axis, value: float | None) -> float:
-    """How far up an axis of numbers a value lies, from 0 to 1."""
+    """Return how far up an axis of numbers a value lies, from 0 to 1."""
     if value is None:
         return math.nan
     low, high = axis.low, axis.high
@@ -164,7 +164,7 @@ def _fraction(axis: Axis, value: float | None) -> float:
 
 
 def _spread(axis: Axis, heights: list[float]) -> np.ndarray:
-    """Moves lines through the same value of a choice apart, in their order."""
+    """Move lines through the same value of a choice apart, in their order."""
     spread = np.array(heights, dtype=np.float64)
     if axis.levels is not None:
         room = min(_SPREAD, 0.3 / max(1, len(axis.levels) - 1))
@@ -196,7 +196,7 @@ def _ticks(axis: Axis) -> list[tuple[float, str]]:
 
 
 def _colours(objective: Objective, scores: np.ndarray) -> tuple[Colormap, float, float]:
-    """The better the darker; trials far worse than the rest do not take the colours from the others."""
+    """Return the better the darker; trials far worse than the rest do not take the colours from the others."""
     shades = colormaps["viridis"](np.linspace(0.93, 0.0, 256))
     q1, q3 = np.quantile(scores, [0.25, 0.75])
     fence = 1.5 * (q3 - q1)

@@ -28,7 +28,7 @@ _LABELLED = 12  # points that have a label each
 
 
 def draw(results: Results) -> Figure | None:
-    """The picture; None of fewer than two trials that have both figures."""
+    """Return the picture; None of fewer than two trials that have both figures."""
     across, upright, counted, pairs = _figures(results)
     both = [place for place, pair in enumerate(pairs) if None not in pair]
     trials = [counted[place] for place in both]
@@ -135,7 +135,7 @@ def _dots(
 
 
 def _marks(trials: Sequence[Trial], front: set[int]) -> list[Line2D]:
-    """The legend of `_dots`, without a colour of its own."""
+    """Return the legend of `_dots`, without a colour of its own."""
     kinds = sorted({(trial.status, i in front) for i, trial in enumerate(trials)})
     return [
         Line2D(
@@ -153,7 +153,7 @@ def _marks(trials: Sequence[Trial], front: set[int]) -> list[Line2D]:
 
 
 def _naming(results: Results) -> list[Axis]:
-    """The axes whose values name a point: those with a choice; none where there are too many of them."""
+    """Return the axes whose values name a point: those with a choice; none where there are too many of them."""
     chosen = [axis for axis in results.axes if axis.levels is not None and len(axis.levels) > 1]
     return chosen if len(chosen) <= 3 else []
 
@@ -171,7 +171,7 @@ def _label(
     points: np.ndarray,
     line: Sequence[tuple[float, float]],
 ) -> None:
-    """Puts each label where it covers no point, no line and no other label; one that has no such place is left out.
+    """Put each label where it covers no point, no line and no other label; one that has no such place is left out.
 
     Args:
         labels: x, y and what to say of it, those that matter most first.
