@@ -170,7 +170,7 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.ended.set()
         if kind is None:
-            self._tell(_State([math.inf], True))  # nobody waits for this rank any more
+            self._tell(_State([math.inf], True))  # other ranks no longer wait for this one
 
     def _watch(self) -> None:
         pause = min(_LOOK_SECONDS, self.seconds / 4)
@@ -254,7 +254,7 @@ def _waits(frame: FrameType) -> bool:
 
 
 def _debugged(frame: FrameType) -> bool:
-    """Return whether somebody looks at the process with a debugger, and takes the time for it."""
+    """Return whether a debugger is attached to the process."""
     files = (one.f_code.co_filename for one, _ in traceback.walk_stack(frame))
     return "pydevd" in sys.modules or any(file.endswith("/bdb.py") for file in files)
 

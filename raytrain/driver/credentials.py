@@ -17,8 +17,8 @@ SESSION_CHARACTERS = CHARACTERS + len("/session_2026-11-23_04-30-41_782794_41943
 
 
 def private_folder() -> Path:
-    """Return the folder below which a cluster of our own keeps its session: RAY_TMPDIR's, or a private one, made if
-    need be.
+    """Return the folder for the session of a local cluster: RAY_TMPDIR, or a private folder, which is created if
+    needed.
 
     Ray lets everybody read and write its session (mode 0777: sockets, logs, spilled objects), so the folder above the
     session is one that only this user can enter.
@@ -51,7 +51,7 @@ def token_file() -> Path:
 
 
 def token() -> tuple[str, str]:
-    """Return the cluster's token by Ray's own conventions, and where it is from; or none, and why."""
+    """Return the cluster's token, found as Ray finds it, and its origin; or no token, and the reason."""
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
         return "", "RAY_AUTH_MODE is `disabled` here"
     if os.environ.get("RAY_AUTH_TOKEN"):

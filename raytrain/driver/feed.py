@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.5
 _BATCH = 1000
 """Rows of one call of `log`, after which it is noted how far the logger came."""
 _WAITING = 1000
-"""Calls that may wait for a slow logger; later ones are left out. `log` is none of them."""
+"""Calls that may wait for a slow logger; further ones are dropped, except calls of `log`."""
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a logger that failed is started again, and the most after further failures."""
 
@@ -72,7 +72,7 @@ class Feed:
         self._last = run, summary
 
     def end(self) -> None:
-        """Hand on the last rows and the summary, and close the logger."""
+        """Pass on the last rows and the summary, and close the logger."""
         self._ending.set()
         self._calls.put(_nothing)
 
@@ -144,7 +144,7 @@ class Feed:
         self._opened = True
 
     def _kept(self, run: Path) -> Held:
-        """Return how far the logger came, as `_keep` wrote it down."""
+        """Return the logger's position, as `_keep` wrote it."""
         kept = known_json(run / self._file)
         step, epoch = kept.get("step"), kept.get("epoch")
         return Held(step, epoch) if isinstance(step, int) and isinstance(epoch, int) else Held()
@@ -188,7 +188,7 @@ class Feed:
                 self._offset = 0  # it was cut back, further than to the newest checkpoint
             raw = read_rows(file, self._offset)
         except (OSError, ValueError):
-            return []  # it is still to come, or its disk is away
+            return []  # it does not exist yet, or its disk is unreachable
         rows: list[dict[str, Any]] = []
         for line in raw.splitlines(keepends=True):
             row = parse_row(line) if line.endswith(b"\n") else None
@@ -217,7 +217,7 @@ class Feed:
         return held
 
     def _keep(self) -> None:
-        """Write down how far the logger came."""
+        """Write the logger's position."""
         assert self._run
         file = self._run.path / self._file
         with contextlib.suppress(OSError, errors.UserError):  # then `start` says less than the logger holds

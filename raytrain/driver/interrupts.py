@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: what they end, and how.
+"""The handling of SIGINT, SIGTERM and SIGHUP.
 
 The `raytrain` command ends at once while it still imports (`guard`), unwinds while it plans or prints, and writes a
 checkpoint first while a run trains. A second signal ends it at once, but for SIGHUP: a terminal that closes sends it
@@ -24,7 +24,7 @@ from raytrain.driver.guard import numbers, say
 _came: list[int] = []
 """The signals that asked the command to end, in the order in which they came."""
 _asked: list[int] = []
-"""Those that unwind it."""
+"""The signals that unwind the command."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -40,13 +40,13 @@ class Stopped(KeyboardInterrupt):
 
 
 class Leave(BaseException):
-    """A request to stop that came before there was anything to save. Not an Exception: no code on its way may take it
-    for an error of its own."""
+    """A request to stop before there was anything to save. It is no Exception, so that no code catches it as an
+    error."""
 
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Turn signals into `Stopped`, which unwinds the command, so that what is temporary is removed."""
+    """Turn signals into `Stopped`, which unwinds the command, so that temporary files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -60,7 +60,7 @@ def unwinding() -> Iterator[None]:
 
 
 def asked(error: BaseException) -> int:
-    """Return the signal that an error comes from, or 0: a library may have made another error of it."""
+    """Return the signal that caused an error, or 0. A library may have replaced the signal's exception by another."""
     if isinstance(error, KeyboardInterrupt):
         return getattr(error, "signal", signal.SIGINT)
     return _asked[0] if _asked else 0
@@ -68,8 +68,8 @@ def asked(error: BaseException) -> int:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Let signals wait for code that must not be broken off, such as Ray's shutdown: half of it, and the process ends
-    with status 1. The first of them is handled afterwards."""
+    """Defer signals during code that must not be interrupted, such as Ray's shutdown: after an incomplete one the
+    process ends with status 1. Handle the first of them afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -98,7 +98,7 @@ def status_after(status: int) -> int:
 
 
 def end_with(status: int) -> None:
-    """Let further signals end this process at once, with a status that is certain by now."""
+    """Let further signals end this process at once, with its final status."""
     if threading.current_thread() is threading.main_thread():
         for number in numbers():
             signal.signal(number, lambda *_: os._exit(status))
@@ -137,8 +137,8 @@ class Interrupts:
 
     @contextlib.contextmanager
     def while_ray_starts(self) -> Iterator[None]:
-        """Let signals wait while Ray starts, which hangs where it is interrupted. SIGHUP is blocked, and with it in
-        Ray's processes: a terminal that closes sends it to all of them.
+        """Defer signals while Ray starts, which hangs if it is interrupted. Block SIGHUP, also in Ray's processes: a
+        closing terminal sends it to all of them.
 
         Raises:
             Leave: one came.
@@ -158,14 +158,14 @@ class Interrupts:
         self.stop_if_asked()
 
     def unwind(self, error: BaseException) -> None:
-        """Raise an error in the main thread, from another one, also where the main thread waits for a lock. Without
-        effect where the run is another thread's."""
+        """Raise an error in the main thread from another thread, even if the main thread waits for a lock. Do nothing
+        if the run is not in the main thread."""
         if self._before:
             self._error = error
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def stop_if_asked(self) -> None:
-        """Raise `Leave` where a request has come already."""
+        """Raise `Leave` if a signal has come already."""
         if self.signal:
             raise Leave
 
@@ -194,7 +194,8 @@ class Interrupts:
         self.ask()
 
     def ask(self) -> None:
-        """Let the workers know of a request, where there is one; again and again, since the directory may be away."""
+        """Tell the workers of a request to stop, if there is one. Called repeatedly, since the directory may be
+        unreachable."""
         if self.signal:
             with contextlib.suppress(OSError):
                 (self.path / "stop").touch()
@@ -215,7 +216,7 @@ def _unwind(number: int, _: FrameType | None) -> None:
 
 
 def _detach() -> None:
-    """Write to nowhere from here on, where the terminal has gone: every line would be an error."""
+    """Discard further output if the terminal has gone: every line would raise an error."""
     for descriptor in (1, 2):
         try:
             os.ttyname(descriptor)

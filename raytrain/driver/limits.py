@@ -1,6 +1,6 @@
-"""What the system allows this user: a run that would starve Ray is refused before anything starts.
+"""The system's limits for this user. A run that Ray could not start under them is refused in advance.
 
-Ray's processes meet these limits with aborts, or wait for each other for ever.
+At these limits Ray's processes abort or deadlock.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def check() -> None:
 
 
 def settle_home() -> None:
-    """Give a user without a usable home directory what libraries need of one.
+    """Provide a home directory for libraries if the user has none.
 
     Ray and others fail where there is no name of a home directory, as in containers that run under any user id;
     matplotlib leaves a folder behind each time that it cannot write into it.
@@ -80,14 +80,14 @@ def settle_home() -> None:
     try:
         home = Path.home()
     except RuntimeError:
-        home = Path(os.devnull)  # nobody, root neither, can make a folder there
+        home = Path(os.devnull)  # no user, not even root, can create a folder there
         os.environ["HOME"] = str(home)
     if not _writable(home):
         os.environ.setdefault("MPLCONFIGDIR", f"{tempfile.gettempdir()}/raytrain-matplotlib-{os.getuid()}")
 
 
 def give_token() -> None:
-    """Give the cluster of this process a token of its own where Ray cannot write one into the home directory."""
+    """Create a token for this process's cluster if Ray cannot write one into the home directory."""
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH") or os.environ.get("RAY_AUTH_MODE"):
         return
     token = Path.home() / ".ray" / "auth_token"
@@ -102,7 +102,7 @@ def _writable(folder: Path) -> bool:
 
 
 def _tasks(cpus: int) -> int:
-    """About the number of processes and threads that Ray and a training on so many CPUs take."""
+    """Estimate the processes and threads of Ray and of a run on a number of CPUs."""
     return 150 + 50 * cpus
 
 

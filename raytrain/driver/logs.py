@@ -1,4 +1,4 @@
-"""Logs of a run, bounded: of a long one the beginning and the end stay, with a line where something was cut out."""
+"""Bounded logs of a run. A long log keeps its beginning and its end, with a line at the cut."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RANKS_BYTES, RANK_BYTES = 64 << 20, 8 << 20
-"""What the ranks' logs of a run may take: all of them, and one."""
+"""Bytes that the ranks' logs of a run may take: all together, and each."""
 _CUT = b"[raytrain cut lines out here, to keep this log below %d bytes]\n"
 _LOOK_SECONDS = 2.0
 
 
 def rank_limit(ranks: int) -> int:
-    """Return the bytes that the log of each of so many ranks may take."""
+    """Return the limit in bytes of each rank's log, for a number of ranks."""
     return min(RANK_BYTES, RANKS_BYTES // max(1, ranks))
 
 
@@ -34,7 +34,7 @@ def excerpt(file: Path, most: int) -> bytes:
 
 
 def shorten(file: Path, most: int) -> None:
-    """Cut lines out of a log that is longer than `most` bytes, so that half of that is left.
+    """Cut lines out of a log that is longer than `most` bytes, down to half of `most`.
 
     Processes that append to the log go on with it; what they write within the microseconds of the cut may be lost.
 
@@ -54,12 +54,12 @@ def shorten(file: Path, most: int) -> None:
 
 @contextlib.contextmanager
 def bounded(file: Path, most: int) -> Iterator[None]:
-    """Keep a log that others append to below about `most` bytes, by a look every two seconds."""
+    """Keep a log that other processes append to below about `most` bytes, by a check every two seconds."""
     done = threading.Event()
 
     def look() -> None:
         while not done.wait(_LOOK_SECONDS):
-            with contextlib.suppress(OSError):  # storage is away, or full: the next look finds the same log
+            with contextlib.suppress(OSError):  # storage is unreachable or full: the next check retries
                 shorten(file, most)
 
     threading.Thread(target=look, daemon=True, name="log").start()

@@ -16,7 +16,8 @@ from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.run.metrics_log import NOTES, read_metrics
 
 _PATIENCE, _HURRY = 30.0, 5.0
-"""Seconds without progress after which a logger is left behind at the end of a completed run, and of others."""
+"""Seconds without progress after which the end of a run no longer waits for a logger: of a completed run, and of
+others."""
 
 
 @contextlib.contextmanager
@@ -83,7 +84,7 @@ class Loggers(Logger):
             feed.finish(run, summary)
 
     def catch_up(self, run: RunInfo, summary: Any) -> None:
-        """Hand on the last rows of a completed run, where a kill came before that."""
+        """Pass on the last rows of a completed run, if a kill came before that."""
         self._patience = _PATIENCE
         for feed in self._feeds:
             if feed.behind(run.path):
@@ -125,10 +126,10 @@ class Tail:
             self.offset = min(self.offset, size)  # a resumed run first cuts the file back to its checkpoint
             try:
                 rows, self.offset = read_metrics(self.path, self.offset)
-            except ValueError:  # it was cut back and grew again since the last look: go on behind what is there
+            except ValueError:  # it was cut back and grew again since the last check: continue after its end
                 rows, self.offset = [], size
         else:
-            rows = []  # it is still to come, or its disk is away
+            rows = []  # it does not exist yet, or its disk is unreachable
         self.seen = self.seen or any(row["kind"] == "step" for row in rows)
         self.observer.rows(rows)
         for log, (said, prefix) in self._logs.items():

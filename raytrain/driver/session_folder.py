@@ -16,7 +16,8 @@ from pathlib import Path
 
 PREFIX = "ray-"
 CHARACTERS = len(f"/{PREFIX}xxxx")
-"""What a session's folder adds to the path of its sockets, which is limited: hence the short names."""
+"""The length that a session's folder adds to the path of its sockets. Linux limits that path, so the names are
+short."""
 _MARK = "raytrain.lock"
 """The file that a living process holds a lock (flock) on. The kernel frees the lock with the process."""
 _LOCAL = frozenset("ext2 ext3 ext4 xfs btrfs tmpfs ramfs overlay zfs f2fs bcachefs".split())
@@ -31,7 +32,7 @@ class SessionFolder:
     """
 
     def __init__(self, parent: Path):
-        """Make the folder below `parent`, which is made too.
+        """Create the folder below `parent`, and `parent` if it is missing.
 
         Raises:
             OSError: one of them cannot be made.
@@ -95,13 +96,13 @@ def _new_folder(parent: Path) -> Path:
 
 
 def _mark(folder: Path) -> int | None:
-    """Write the mark, and return the descriptor that holds its lock; None where the file system has no locks: without
-    a mark nobody but this process removes the folder."""
+    """Write the mark, and return the descriptor that holds its lock; None if the file system has no locks. Without a
+    mark only this process removes the folder."""
     fresh = folder / f"{_MARK}.new"
     descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(fresh, folder / _MARK)  # it is never seen without its lock
+        os.rename(fresh, folder / _MARK)  # no process can see it without its lock
     except OSError:
         os.close(descriptor)
         return None
@@ -150,7 +151,7 @@ def _used(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, the mark last: what a kill leaves half removed is known by it."""
+    """Remove a folder, the mark last: a half-removed folder is then still recognised."""
     mark = folder / _MARK
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):

@@ -1,5 +1,5 @@
-"""The workers' life, seen from the driver: Ray Train runs them; when some are lost, or there is room for more, the run
-goes on from its newest checkpoint with those that there are."""
+"""Supervise the workers from the driver. Ray Train runs them. When some are lost, or there is room for more, the run
+resumes from its newest checkpoint with a new worker group."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from raytrain.watchdog import Hung
 
 _START_SECONDS = 10
 _LOOK_SECONDS, _HEAD_SECONDS = 1.0, 5.0
-"""How often to look at the cluster, and how long its head may be silent."""
+"""Seconds between checks of the cluster, and seconds for which its head may be silent."""
 _LEAVE_SECONDS = 5.0
-"""How long workers may take to stop while storage is silent: what they have is in rank 0's mirror by then."""
+"""Seconds for workers to stop while storage is silent: by then their state is in rank 0's mirror."""
 
 
 def work_here(job: Job, tail: Tail, interrupts: Interrupts) -> None:
-    """Train in this process, where a debugger can follow.
+    """Train in this process, for a debugger.
 
     Raises:
         RunFailed: an error ended it.
@@ -83,7 +83,7 @@ def _rows(run: Path) -> int:
 
 
 class Supervisor:
-    """Keeps a run going to its end.
+    """Runs the workers until the run ends, and restarts them after losses.
 
     Args:
         planned: its plan.
@@ -101,7 +101,7 @@ class Supervisor:
         self.head_seen = self.looked = time.monotonic()
 
     def run(self) -> None:
-        """Train until the run is completed, or was asked to stop.
+        """Train until the run is completed or asked to stop.
 
         Raises:
             RunFailed: it failed by itself, or lost workers too often.
@@ -112,7 +112,7 @@ class Supervisor:
                 before = remote.newest(self.job.run)
                 try:
                     self._train()
-                    # Workers whose storage is silent leave no status there.
+                    # Workers cannot write a status to storage that is silent.
                     resized = self.resizing and self._status() in ("interrupted", "unfinished")
                     if not resized or self.interrupts.signal:
                         return
@@ -128,7 +128,7 @@ class Supervisor:
                 self._prepare_again()
 
     def _train(self) -> None:
-        """Run the workers until they end, and look after them."""
+        """Run one worker group until it ends, and watch it."""
         self.resizing, self.started, self.tail.seen = "", time.monotonic(), False
         fitting = _Fitting(self.job)
         try:
@@ -144,7 +144,7 @@ class Supervisor:
                     self._look()
         except BaseException:
             fitting.cancel()
-            fitting.join(0 if self.can_leave else 10)  # where the connection is ours, its end is theirs
+            fitting.join(0 if self.can_leave else 10)  # if the connection is this command's, its end also ends them
             raise
         if fitting.failure is None:
             remote.refresh(self.job.run)
@@ -153,7 +153,7 @@ class Supervisor:
             raise fitting.failure
 
     def _look(self) -> None:
-        """Look at the cluster: is it still there, does a node of ours go, is there room for more workers?"""
+        """Check the cluster: does its head answer, does a node of the run drain, is there room for more workers?"""
         self.looked = now = time.monotonic()
         if self.session.answers():
             self.head_seen = now = time.monotonic()
@@ -177,20 +177,20 @@ class Supervisor:
                 self._resize("there is room for more workers")
 
     def _resize(self, why: str) -> None:
-        """Ask the workers for a checkpoint and an end, as a signal does."""
-        with contextlib.suppress(OSError):  # the directory may be away: the next look will find the same
+        """Ask the workers to write a checkpoint and stop, as a signal does."""
+        with contextlib.suppress(OSError):  # the directory may be unreachable: the next check retries
             (self.job.run / "stop").touch()
             remote.hasten(self.job.run)
             self.resizing = why
 
     def _prepare_again(self) -> None:
-        """Choose the number of workers anew, waiting until there is room for the fewest."""
+        """Choose the number of workers again; wait until there is room for the minimum."""
         run = self.job.run
         for leftover in (*(run / "logs").glob("*_*.json"), run / "stop", run / "summary.json"):
             leftover.unlink(missing_ok=True)
         ready = False
         while True:
-            with contextlib.suppress(errors.UserError):  # which storage is that does not answer
+            with contextlib.suppress(errors.UserError):  # storage does not answer
                 if not ready:
                     remote.publish(run)
                     ready = True
@@ -213,10 +213,10 @@ class Supervisor:
             time.sleep(1)
 
     def _room(self, workers: int) -> bool:
-        """Return whether the cluster has room for so many workers more, by asking for it."""
+        """Return whether the cluster has room for a number of further workers, by requesting a placement group."""
         need, larger = resources_needed(self.job.experiment), workers + self.job.experiment.scaling.ranks
         try:
-            self.planned.on(larger, self.session.resources())  # Ray Data's CPU is no worker's
+            self.planned.on(larger, self.session.resources())  # one CPU is reserved for Ray Data
         except errors.UserError:
             return False
         if workers_at_most(need) < larger:
@@ -234,7 +234,7 @@ class Supervisor:
         return known_json(self.job.run / "summary.json").get("status", "unfinished")
 
     def _say(self, event: str, why: str) -> None:
-        """Show and keep what became of the workers."""
+        """Show and log an event of the worker group."""
         newest = remote.newest(self.job.run)
         if event == "waiting" == self.said:
             return
@@ -247,7 +247,7 @@ class Supervisor:
 
 
 class _Fitting(threading.Thread):
-    """Ray Train's trainer in a side thread: in the main one it would take SIGINT for itself."""
+    """Ray Train's trainer in a side thread: in the main thread it would handle SIGINT."""
 
     def __init__(self, job: Job, shares: bool = False):
         super().__init__(daemon=True, name="ray-train")
@@ -263,7 +263,7 @@ class _Fitting(threading.Thread):
             self.failure = run_failure(error, self.job.run)
 
     def cancel(self) -> None:
-        """End it, with all that it started."""
+        """Cancel the trainer and its workers."""
         ray_train.cancel(self.trainer)
 
 
@@ -271,7 +271,7 @@ def _trainer(job: Job, shares: bool) -> Any:
     os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", str(ANSWER_SECONDS))
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(_START_SECONDS))
     os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")  # half a minute where a worker is stopped
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # it is the supervisor who looks
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # the supervisor watches for preemption
     scaling = job.experiment.scaling
     return ray_train.trainer(shares)(
         work_on_cluster,
@@ -286,14 +286,14 @@ def _trainer(job: Job, shares: bool) -> Any:
         run_config=RunConfig(
             name=f"train-{time.time_ns()}",
             storage_path=str(job.run / "logs"),
-            # Whether to go on, and with how many, is the supervisor's decision.
+            # The supervisor decides on restarts and the number of workers.
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
 
 
 def _nodes_of(run: Path) -> set[str]:
-    """Return the ids of the nodes that the workers said they are on."""
+    """Return the ids of the workers' nodes, from the files that the workers wrote."""
     remote.refresh(run)
     found = set()
     for file in (run / "logs").glob("place_*.json"):

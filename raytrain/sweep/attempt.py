@@ -43,7 +43,7 @@ _ALIVE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """What a trial may take.
+    """The limits of a trial.
 
     Attributes:
         memory: bytes beyond what the process has before the trial, or None.
@@ -91,7 +91,7 @@ class Attempt:
         return self._thread is not None
 
     def next(self) -> tuple[dict[str, Any] | None, str | None]:
-        """Train up to the end of the next epoch.
+        """Train until the end of the next epoch.
 
         Returns:
             The epoch's row, if another one ended, and what became of the trial, if it did.
@@ -137,12 +137,12 @@ class Attempt:
         return layout.newest(self.run / "checkpoints")
 
     def _take(self) -> tuple[str, Any]:
-        """Return the next thing that the loop says; of workers elsewhere, that their metrics say, in time."""
+        """Return the next message of the loop; with workers in other processes, the next row of their metrics."""
         if self.value.scaling.ranks <= 1:
             return self._said.get()
         deadline, size = time.monotonic() + self.limits.seconds, -1
         while True:
-            ended = not self._said.empty()  # before the rows are read: all of them are there then
+            ended = not self._said.empty()  # checked before the rows are read: then the file is complete
             rows = record.epochs(self.run)[self._handed :]
             if rows:
                 self._handed += 1
@@ -158,7 +158,7 @@ class Attempt:
                 os._exit(1)  # with this process its workers end
 
     def _replay(self) -> None:
-        """Cut the metrics back to the newest checkpoint; the epochs before it are said again."""
+        """Truncate the metrics to the newest checkpoint, and report the epochs before it again."""
         found = layout.newest(self.run / "checkpoints")
         MetricsLog(self.run / "metrics.jsonl", layout.load_state(found)["metrics_bytes"] if found else 0).close()
         self._handed = self.skip
@@ -167,7 +167,7 @@ class Attempt:
                 self._said.put(("row", row))
 
     def _train(self) -> None:
-        """The whole attempt; whatever comes of it is said, never raised."""
+        """Run the attempt. Its outcome is reported in the queue, never raised."""
         found = record.read(self.run) or {}
         record.update(
             self.run,
@@ -245,7 +245,8 @@ class Attempt:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """End this process, with a traceback, when the loop is stuck: by a clock in C, which needs no interpreter."""
+        """End this process with a traceback when the loop is stuck, by a timer in C, which needs no interpreter
+        lock."""
         (self.run / "logs").mkdir(exist_ok=True)
         with open(self.run / "logs" / record.STUCK, "w") as self._stuck:
             self.alive()
@@ -256,7 +257,7 @@ class Attempt:
 
 
 class Ended:
-    """A trial that ended before the sweep was interrupted: its epochs once more, from its metrics."""
+    """A trial that ended before the sweep was interrupted. It reports its epochs again, from its metrics."""
 
     spoiled = False
 
@@ -273,7 +274,7 @@ class Ended:
 
 
 class _Gate(Hook):
-    """Makes the trainer wait after each epoch until the next one is wanted, and says that it is alive."""
+    """Makes the trainer wait after each epoch for Tune, and resets the timer of `_watched`."""
 
     def __init__(self, attempt: Attempt):
         self.attempt, self._said = attempt, 0.0
@@ -319,7 +320,7 @@ def keep(run: Path, path: Path, pool: Path) -> None:
 
 
 def adopt(run: Path, pool: Path) -> None:
-    """Put what `keep` kept, of this trial or of another, in the place of a run's checkpoints and metrics.
+    """Replace a run's checkpoints and metrics by what `keep` kept of this trial or another.
 
     Raises:
         UserError: it does not verify.
@@ -351,7 +352,7 @@ def _one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _limited(limits: Limits, gpu: bool) -> Iterator[None]:
-    """Cap what this process may take from here on, and count its peak anew."""
+    """Cap the memory of this process from here on, and reset its peak."""
     global _clean, _worn
     memory.reset_peak(gpu)
     _, resident, shared = memory.pages()

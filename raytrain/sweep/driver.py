@@ -1,8 +1,8 @@
-"""The driver of a sweep: plan it, read the data once, let Ray Tune run the trials, and say which was best.
+"""The driver of a sweep: plan it, start Ray, run the trials, and report the best.
 
-The state of a sweep is in its trials' directories alone: each is a run, with a record of its values and of what became
-of it. Tune keeps none of it. A sweep that goes on proposes the trials that were begun again, in the same order; those
-that had ended stay as they are, the others go on from their checkpoints.
+The state of a sweep is in its trials' directories alone: each is a run with a record of its values and its outcome.
+Tune keeps no state. A resumed sweep proposes the same trials in the same order. Ended trials stay unchanged, and the
+others resume from their checkpoints.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class _Driver:
         self.trials = Trials(path, planned, command_started)
 
     def run(self, session: Session, options: Options) -> SweepRun:
-        """Everything from the start of Ray to the answer."""
+        """Start Ray, run the trials, and write the answer."""
         status = "interrupted"
         with Interrupts(self.path) as interrupts:
             self.trials.clear()
@@ -203,7 +203,7 @@ class _Driver:
         return "no trial has a result"
 
     def close(self, status: str) -> None:
-        """Leave the sweep's directory as its readers want it, and show it."""
+        """Finish the sweep's directory, and show the result."""
         self.trials.tidy()
         answer = self.trials.write(status)
         self.report(self.path, answer)
@@ -211,7 +211,7 @@ class _Driver:
 
 
 def _settle() -> None:
-    """Set what Tune reads when it is imported: no logs of its own, no snapshots of a state that is not its."""
+    """Set what Tune reads when it is imported: no logs and no snapshots of Tune's state."""
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")

@@ -20,12 +20,12 @@ from raytrain.sweep.space import Grid, combinations
 from raytrain.sweep.sweep import Sweep
 
 _TAKES = 1 << 24
-"""Bytes that a trial's logs and metrics are reckoned with, beside its checkpoints."""
+"""Bytes that the plan counts for a trial's logs and metrics, besides its checkpoints."""
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """How a sweep will be laid out.
+    """The layout of a sweep.
 
     Attributes:
         base: the plan of the first trial.
@@ -98,7 +98,7 @@ def _measured(concurrent: int) -> str:
 
 
 def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> SweepPlan:
-    """Plan a sweep: what is read, how many trials run at once, what they leave on disk; it starts nothing.
+    """Plan a sweep: the data it reads, the number of concurrent trials, and their space on disk. Nothing is started.
 
     Raises:
         UserError: the sweep cannot work.
@@ -185,7 +185,7 @@ def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Re
 
 
 def _at_once(value: Sweep, scaling: Scaling, resources: Resources, streams: bool) -> int:
-    """Return how many trials of a scaling fit on the nodes at once: one thread of their workers a CPU."""
+    """Return how many trials of a scaling fit on the nodes at once, with one CPU for each thread of their workers."""
     gpus = sizing.scaled(scaling, resources, value.experiment.parallel.threads, streams).gpus_per_worker or 0.0
     each, spare = scaling.cpus_per_worker or 0.0, resources.for_data if streams else 0.0
     count = resources.room(each if gpus else max(each, scaling.threads_per_worker or 1), gpus) // scaling.ranks
@@ -226,7 +226,7 @@ def _streams(variants: dict[str, Plan]) -> bool:
 
 
 def _first(value: Sweep) -> Experiment:
-    """Return the experiment of a trial that can be: the base, where it can."""
+    """Return the experiment of a valid trial: the base if it is valid."""
     for values in ({axis.path: axis.examples()[0] for axis in value.axes}, *combinations(value.axes)):
         with contextlib.suppress(errors.UserError):
             return value.trial(values)

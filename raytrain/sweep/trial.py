@@ -1,4 +1,4 @@
-"""Tune's side of a trial: an actor that stays when a trial ends, and takes the next one up with torch loaded."""
+"""Tune's actor for trials. It stays when a trial ends, and takes the next one with torch loaded."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NUMBER = "trial"
 ROOM = "room"
 """What the trial reserves, in Tune's configuration: as `tuning.room_for` returns it."""
 STATUS = "status"
-"""What became of a trial, in its last report."""
+"""The outcome of a trial, in its last report."""
 
 
 def name_of(trial: Any) -> str:
-    """Return a trial's name in Tune, by which it is known again: of its configuration PBT may make another trial's."""
+    """Return a trial's name in Tune, which identifies it: PBT may replace its configuration by another trial's."""
     return f"trial_{trial.config[NUMBER]:04d}"
 
 
@@ -81,7 +81,7 @@ class Trial(tune.Trainable):
         return found if status is None else found | {"done": True, STATUS: status}
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Keep the checkpoint of the last epoch for whoever takes this trial up: itself after a pause, or another."""
+        """Keep the checkpoint of the last epoch, for this trial after a pause or for another trial."""
         path = self.attempt.settle() if isinstance(self.attempt, Attempt) else None
         if path is None:
             return {}
@@ -93,7 +93,7 @@ class Trial(tune.Trainable):
         return {"pool": pool.name, "from": self.number}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Take up what a trial kept: this one before a pause, or one whose weights are better."""
+        """Load what a trial kept: this one before a pause, or one with better weights."""
         if not checkpoint or isinstance(self.attempt, Ended):
             return
         if self.attempt.begun:

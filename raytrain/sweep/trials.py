@@ -52,11 +52,12 @@ class Trials:
         self.before = float(seconds) if isinstance(seconds, int | float) else 0.0
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """Tune pickles what it calls back, for a restoration that nobody asks it for: nothing stands for this."""
+        """Tune pickles its callbacks for its own restoration, which raytrain does not use: pickle an empty object
+        instead."""
         return object, ()
 
     def clear(self) -> None:
-        """Remove what a driver that was killed left half done; trials that it had under way are so no longer."""
+        """Remove the leftovers of a killed driver, and mark its running trials as interrupted."""
         self.sweep_up()
         for partial in (*self.path.glob(".*.[0-9]*"), *self.path.glob("trials/*/.*.[0-9]*")):
             partial.unlink(missing_ok=True)
@@ -66,7 +67,7 @@ class Trials:
                 record.update(folder, status="interrupted")
 
     def sweep_up(self) -> None:
-        """Remove what is of use only while trials are under way: requests to stop, weights that others may take."""
+        """Remove files that only running trials need: requests to stop, and weights for other trials."""
         for request in (self.path / "stop", *self.path.glob("trials/*/stop")):
             request.unlink(missing_ok=True)
         shutil.rmtree(self.path / "pool", ignore_errors=True)
@@ -102,7 +103,7 @@ class Trials:
         return values
 
     def tell(self, number: int) -> None:
-        """Let the search know what came of a trial."""
+        """Tell the search the result of a trial."""
         figures = self._figures(number)
         if figures.get("status") in record.ENDED:
             found = figures["objective"]
@@ -126,18 +127,18 @@ class Trials:
         record.update(folder, status=status, error=said, ended=time.time())
 
     def still(self) -> bool:
-        """Return whether no trial is under way: those that were asked to have stopped."""
+        """Return whether no trial is running."""
         return not any(one["status"] == "running" for one in self.records())
 
     def give_up(self) -> None:
-        """Leave the trials that are still under way: they go on from their last checkpoints."""
+        """Give up the running trials: they will resume from their last checkpoints."""
         self.hurried = True  # for Tune, whose thread outlives a sweep that was started from Python
         for one in self.records():
             if one["status"] in ("running", "paused"):
                 record.update(record.folder(self.path, one["number"]), status="interrupted")
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the trials so far, in their order, with their figures."""
+        """Return the records of the trials so far, by number, with their figures."""
         found = []
         for number in range(self.sweep.count):
             one = self.ended.get(number) or self._figures(number)
@@ -168,7 +169,7 @@ class Trials:
         return [one["number"] for one in sorted(usable, key=order)]
 
     def answer(self, status: str) -> dict[str, Any]:
-        """Return all of sweep.json."""
+        """Return the content of sweep.json."""
         records = self.records()
         ranked = self.ranked(records)
         points = [tuple(one["objective"]) for one in records]
@@ -197,7 +198,7 @@ class Trials:
         if answer["best"] is not None:
             best = (record.folder(self.path, answer["best"]) / "experiment.json").read_text()
             history = record.history(self.path, answer["best"])
-            if len(history) > 1:  # its own last values alone repeat no trial
+            if len(history) > 1:  # the last values alone do not repeat such a trial
                 best = json.dumps(json.loads(best) | {experiment_file.HISTORY: history}, indent=2) + "\n"
             write_atomically(self.path / "best.json", best)
         return answer
