@@ -1,7 +1,7 @@
-"""Small files of a run, a sweep or a job: replaced as a whole, and read with suspicion.
+"""Small files of a run, a sweep or a job, replaced atomically and read with checks.
 
-A writer may be killed, and a disk may refuse, at each system call; a later reader finds the old content or the new
-one. A reader takes regular files of a sensible size alone: a pipe would make it wait, a device would never end.
+A writer may be killed, and a disk may fail, at each system call; a reader then finds the old or the new content.
+Readers accept only regular files of bounded size: a pipe would block them, and a device would never end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from raytrain import errors
 
 LARGEST = 1 << 26
-"""Bytes of a file that is read whole: a larger one is none of ours."""
+"""The largest file in bytes that is read whole: raytrain writes no larger one."""
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
@@ -70,7 +70,7 @@ def open_new(path: str) -> Any:
 
 
 def sync(folder: Path) -> None:
-    """Put a folder's entries on the disk.
+    """Sync a folder's entries to the disk.
 
     Raises:
         OSError: storage refuses it.
@@ -83,7 +83,7 @@ def sync(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder with all that is in it, where there is one.
+    """Remove a file, a link or a folder with its content, if it exists.
 
     Raises:
         OSError: storage refuses it.
@@ -160,7 +160,7 @@ def read_json(path: Path, largest: int = LARGEST, constants: Callable[[str], Any
 
 
 def known_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file holds; an empty one where there is none, or it is damaged."""
+    """Return the JSON object of a file; an empty one if the file is missing or damaged."""
     try:
         return read_json(path)
     except (OSError, ValueError):
@@ -168,7 +168,7 @@ def known_json(path: Path) -> dict[str, Any]:
 
 
 def needed_json(path: Path, how: str) -> dict[str, Any]:
-    """Return the JSON object of a file that a command cannot do without.
+    """Return the JSON object of a file that a command needs.
 
     Args:
         how: what helps where the file is missing or damaged.
@@ -185,7 +185,7 @@ def needed_json(path: Path, how: str) -> dict[str, Any]:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Return an error's own words, without the file that the message names anyway."""
+    """Return the system's text of an error, without the file's name, which the message has already."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
@@ -196,7 +196,7 @@ def _write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 
 def existing(path: Path) -> Path:
-    """Return the folder itself, or the nearest above it that is there."""
+    """Return the folder, or its nearest parent that exists."""
     path = path.expanduser().absolute()
     while not os.path.exists(path):
         path = path.parent
@@ -204,7 +204,7 @@ def existing(path: Path) -> Path:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as text, in the largest unit of which there is at least one."""
+    """Return a number of bytes as text, in the largest unit that makes it at least 1."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"

@@ -1,7 +1,7 @@
-"""Order: which sample stands at which position, and the random numbers that belong to a sample.
+"""The order of samples, and the random numbers of each sample.
 
-Everything here is a pure function of (seed, epoch, N, position), for any number of workers and at any point of a
-run: there is no state to save, and positions can be asked for in any order. NumPy only.
+Everything here is a pure function of (seed, epoch, N, position), for any number of workers and at any point of a run.
+There is no state to save, and positions can be computed in any order. NumPy only.
 
 The permutation is a Feistel network over the smallest even-bit domain that holds N, with cycle walking for the
 positions that fall outside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). Random numbers
@@ -52,7 +52,7 @@ def samples(seed: int, epoch: int, n: int, positions: np.ndarray) -> np.ndarray:
 
 
 def uniform(seed: int, epoch: int, ids: np.ndarray, draws: int) -> np.ndarray:
-    """Random numbers that belong to samples, whoever asks for them.
+    """Random numbers of samples, equal on all ranks.
 
     Args:
         ids: int64 [k], sample numbers.

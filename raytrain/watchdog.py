@@ -1,9 +1,9 @@
-"""A rank that hangs: its own watchdog notices that nothing moves, names what the rank did, and ends its process.
+"""The watchdog of a rank: it detects that the rank hangs, names what the rank was doing, and ends its process.
 
-When one rank hangs, the others soon wait for it in a collective, and none of them makes progress. So a rank without
-progress says so in the process group's store, with how far it has come. Once all ranks have said so, the one that came
-least far hangs, and the others are its victims. A rank that still makes progress, in a long validation or a slow
-checkpoint, keeps all others waiting. Nothing is exchanged while the run is well.
+When one rank hangs, the others soon wait for it in a collective, and no rank makes progress. A rank without progress
+writes its position to the process group's store. Once all ranks have done so, the rank with the earliest position
+hangs, and the others wait for it. A rank that still makes progress, in a long validation or a slow checkpoint, keeps
+the others waiting. Nothing is exchanged while the run makes progress.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ WAITING, FORWARD, BACKWARD = "waiting for data", "in a forward pass", "in a back
 
 _ORDER = {phase: number for number, phase in enumerate(get_args(Phase))}
 _SLOW = {"starting", "writing a checkpoint", "ending the run"}
-"""What takes longer, by its nature: libraries, data and large files come from elsewhere."""
+"""Phases that take longer: they import libraries, or wait for data and large files."""
 _ALLOWANCE = 3
-"""How many times as long that may take, and all that a rank does for the first time: it may compile."""
+"""The factor by which these phases, and all first times, may take longer: a first time may compile."""
 _LOOK_SECONDS = 1.0
 _SILENCE_SECONDS = 60.0
-"""How long the store may be silent before a rank without progress decides alone: who loses rank 0, or is about to be
-ended, is ended by Ray long before."""
+"""Seconds for which the store may be silent before a rank without progress decides alone. Ray ends a rank that loses
+rank 0 long before."""
 _MEETING = ("/torch/distributed/", "/torch/autograd/graph.py", "/raytrain/parallel/shared.py")
 """Files whose code waits for other ranks."""
 _STDLIB = os.path.dirname(os.__file__)
 
 
 class Activity:
-    """What the rank of this process does, and how far it has come. The rank's threads write, its watchdog reads.
+    """The current phase and position of this process's rank. The rank's threads write it, and the watchdog reads it.
 
     Attributes:
         what: for people.
@@ -98,7 +98,7 @@ doing = Activity()
 
 
 def awaited(batches: Iterable[T]) -> Iterator[T]:
-    """Yield what comes; while nothing does, the rank waits for data."""
+    """Yield the items of an iterator, and note that the rank waits for data meanwhile."""
     iterator = iter(batches)
     while True:
         doing.at(WAITING)
@@ -110,11 +110,11 @@ def awaited(batches: Iterable[T]) -> Iterator[T]:
 
 
 class Hung(BaseException):
-    """Training made no progress. Not an Exception: no code on its way may take it for an error of its own."""
+    """Training made no progress. It is no Exception, so that no code catches it as an error."""
 
 
 class Hang(NamedTuple):
-    """What a rank that hangs was doing.
+    """The last activity of a rank that hangs.
 
     Attributes:
         error: for people, in a line.
@@ -128,14 +128,14 @@ class Hang(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What a rank tells the others: where it stands still, and whether it may just wait for them."""
+    """A rank's message to the others: its position without progress, and whether it may only wait for other ranks."""
 
     position: list[float]
     waits: bool
 
 
 class Watchdog:
-    """Watches the thread that makes it, in a `with` statement, from a thread of its own.
+    """Watches the thread that enters it, from a separate thread.
 
     Args:
         rank, world: of the process group.
@@ -175,7 +175,7 @@ class Watchdog:
     def _watch(self) -> None:
         pause = min(_LOOK_SECONDS, self.seconds / 4)
         still, ticks, stopped, told = 0.0, -1, False, False
-        while not self.ended.wait(pause):  # counts the seconds that it lives through: a machine may be asleep
+        while not self.ended.wait(pause):  # counts the seconds that pass while the process runs: a machine may sleep
             if self.activity.ticks != ticks:
                 ticks, still, stopped = self.activity.ticks, 0.0, False
                 if told:
@@ -197,8 +197,8 @@ class Watchdog:
         return _ALLOWANCE if what in _SLOW or what not in self.activity.known else 1
 
     def _tell(self, state: _State | None) -> bool:
-        """Tell the other ranks that this one stands still, or with None that it does no longer; return whether they can
-        know."""
+        """Tell the other ranks this rank's position without progress, or None after progress; return whether the store
+        took it."""
         if self.store is not None:
             try:
                 self.store.set(f"stopped/{self.rank}", json.dumps(state))
@@ -207,7 +207,7 @@ class Watchdog:
         return True
 
     def _suspects(self) -> set[int]:
-        """Return the ranks that may hang, once all ranks stand still: those that came least far. Before that, none."""
+        """Return the ranks with the earliest position once no rank makes progress; before that, none."""
         if self.store is None:
             return {self.rank}
         try:

@@ -1,8 +1,8 @@
-"""Checkpoints: a training state on disk, that either is there and whole or is not there.
+"""Checkpoints: training states on disk. A checkpoint is either complete or does not exist.
 
 A checkpoint is a folder `step_00000042` with `model.safetensors`, `optimizer.pt`, `state.json` and, written last and
-atomically, `manifest.json`, which holds every file's size and sha256. A folder without a manifest is none. Nothing
-that is read back can execute code: weights are safetensors, tensors are loaded with `weights_only=True`.
+atomically, `manifest.json`, which holds every file's size and sha256. A folder without a manifest is no checkpoint.
+Reading executes no code: weights are safetensors, and tensors are loaded with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _DTYPES = {
 
 
 class Loaded(NamedTuple):
-    """A checkpoint that was read back: its folder, and what `save` was given."""
+    """A checkpoint that was read: its folder, and the arguments of `save`."""
 
     path: Path
     model: dict[str, torch.Tensor]
@@ -67,8 +67,8 @@ def save(
 ) -> Path:
     """Write and commit a checkpoint.
 
-    All that it does to the disk are system calls of `os`, one by one, so that tests can let each of them fail. What
-    the manifest says of a file is computed from the bytes on their way out, not from what the disk made of them.
+    It writes by single system calls of `os`, so that tests can let each of them fail. The manifest's hashes are
+    computed from the bytes before they are written, not from what the disk returns.
 
     Args:
         folder: the run's `checkpoints`, in a directory that must be there: a disk that is gone for the moment must not
@@ -156,13 +156,15 @@ def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, 
         UserError: the file holds more than tensors and plain values; none of it has run.
     """
     try:
-        with zipfile.ZipFile(path / OPTIMIZER) as archive:  # torch.save compresses nothing: what unfolds is a bomb
+        with zipfile.ZipFile(
+            path / OPTIMIZER
+        ) as archive:  # torch.save does not compress: a compressed entry may be a zip bomb
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise zipfile.BadZipFile("it is compressed")
         found = torch.load(path / OPTIMIZER, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
         raise broken(path, f"{OPTIMIZER} holds more than tensors and plain values") from None
-    except Exception as error:  # of many types, by what is wrong with the archive or the pickle in it
+    except Exception as error:  # a damaged archive or pickle raises errors of many types
         raise broken(path, f"{OPTIMIZER} cannot be read ({short(error)})") from None
     if not isinstance(found, dict):
         raise broken(path, f"{OPTIMIZER} holds no dictionary")
@@ -170,10 +172,9 @@ def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, 
 
 
 class _File:
-    """A file that is being written: `torch.save` takes it for one.
+    """A file for writing, with the methods that `torch.save` calls.
 
-    It keeps an error to itself until the end, since torch's writer makes another one of it, and writes small pieces
-    together.
+    It raises an error only at the end, since torch's writer would replace the error, and it joins small pieces.
     """
 
     def __init__(self, descriptor: int):
@@ -206,7 +207,7 @@ class _File:
 
 
 def _write(path: str, content: Callable[[_File], object]) -> dict[str, Any]:
-    """Write a file and put it on the disk; returns its entry of the manifest."""
+    """Write and sync a file; return its entry of the manifest."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         file = _File(descriptor)
@@ -223,12 +224,12 @@ def _write(path: str, content: Callable[[_File], object]) -> dict[str, Any]:
 
 
 def _write_tensors(file: _File, model: dict[str, torch.Tensor]) -> None:
-    """Write tensors as safetensors does, one by one and without a copy of all (tied ones are there twice)."""
+    """Write tensors in the safetensors format, one by one without a copy of all. Tied tensors are written twice."""
     header: dict[str, Any] = {}
     tensors, end = [], 0
     for name, tensor in sorted(
         model.items(), key=lambda item: (-item[1].element_size(), item[0])
-    ):  # so all are aligned
+    ):  # so that all tensors are aligned
         tensors.append(tensor.detach().cpu().contiguous())
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}

@@ -23,7 +23,7 @@ PARTS = (MODEL, OPTIMIZER, STATE)
 
 _CHUNK = 1 << 20
 _LARGEST = {MANIFEST: 1 << 16, STATE: 1 << 26}
-"""Bytes of the files that are read whole: more is none of ours."""
+"""The largest sizes in bytes of the files that are read whole: raytrain writes no larger ones."""
 
 
 def name_of(step: int) -> str:
@@ -72,7 +72,7 @@ def verify(path: Path) -> None:
 
 
 def verified(folder: Path) -> Iterator[Path]:
-    """The checkpoints that verify, the newest first, found by looking and not by trusting a pointer.
+    """Yield the checkpoints that verify, the newest first. The folder is listed; no pointer is trusted.
 
     Raises:
         OSError: storage cannot be read: who went back to an older one for that would remove the newer ones.
@@ -109,7 +109,7 @@ def committed(folder: Path) -> list[str]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return all names of checkpoints that are there, the oldest first."""
+    """Return the names of all checkpoints, the oldest first."""
     try:
         found = [(step, name) for name in os.listdir(folder) if (step := step_of(name)) is not None]
     except (FileNotFoundError, NotADirectoryError):
@@ -123,7 +123,7 @@ def size_of(path: str) -> int:
 
 
 def remove(path: str) -> None:
-    """Remove a checkpoint, its manifest first: it is none from then on, whatever happens."""
+    """Remove a checkpoint, its manifest first: from then on it is no checkpoint, even after a crash."""
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             return os.unlink(path)
@@ -132,7 +132,7 @@ def remove(path: str) -> None:
     for name in sorted(os.listdir(path), key=lambda name: name != MANIFEST):
         try:
             os.unlink(f"{path}/{name}")
-        except IsADirectoryError:  # none of ours
+        except IsADirectoryError:  # raytrain writes no such file
             shutil.rmtree(f"{path}/{name}")
     os.rmdir(path)
 

@@ -1,4 +1,4 @@
-"""Places at a URL, and the directories on this machine that stand for them."""
+"""URLs of runs, and their mirrors on this machine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ URL = "url"
 
 
 def is_url(place: Path | str) -> bool:
-    """Return whether a place is at a URL and not in a directory."""
+    """Return whether a place is a URL, not a directory."""
     return "://" in str(place)
 
 
 def join(out: str, name: str) -> str:
-    """Return the place below another; a URL's options stay behind it."""
+    """Join a place and a name below it; a URL keeps its options at the end."""
     if not is_url(out):
         return str(Path(out) / name)
     path, mark, options = out.partition("?")
@@ -26,7 +26,7 @@ def join(out: str, name: str) -> str:
 
 
 def mirror(url: str, kind: str = "runs") -> Path:
-    """Return the directory on this machine that stands for a run at a URL.
+    """Return the mirror on this machine of a run at a URL.
 
     Args:
         kind: `runs` for the driver's, `workers` for that of the ranks here.
@@ -44,7 +44,7 @@ def url_of(path: Path) -> str | None:
 
 
 def read_known(file: Path) -> bytes:
-    """Return a file's content; nothing where it cannot be read."""
+    """Return a file's content; an empty value if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError:
@@ -52,13 +52,13 @@ def read_known(file: Path) -> bytes:
 
 
 def note_url(path: Path, url: str) -> None:
-    """Note what a directory is the mirror of, for its owner alone: there may be keys in it."""
+    """Write down the URL of a mirror, readable by its owner only: the URL may contain keys."""
     (path / URL).touch(0o600)
     (path / URL).write_text(url)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file of a mirror in one step; storage has it, so that a crash of this machine loses nothing."""
+    """Replace a file of a mirror. It is not synced, since storage has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     partial.write_bytes(content)

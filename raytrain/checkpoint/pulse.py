@@ -1,4 +1,4 @@
-"""Whether storage at a URL answers."""
+"""The state of storage at a URL: whether it answers."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import time
 from raytrain import errors
 
 POLL_SECONDS = 2.0
-"""How often the driver looks for rows, and rank 0 for a request to stop and for rows to bring up."""
+"""Seconds between checks: of the driver for rows, and of rank 0 for a request to stop and for rows to upload."""
 
 
 ANSWER_SECONDS = 12.0
-"""How long a request may give no sign of life, and after how long the user is told."""
+"""Seconds for which a request may make no progress, and seconds after which the user is told."""
 
 
 HURRY_SECONDS = 3.0
-"""The same once a run was asked to stop; and how long training waits for storage without a sign of life."""
+"""The limit once a run was asked to stop; and seconds for which training waits for silent storage."""
 
 
 AGAIN_SECONDS = 15.0
-"""While storage is silent, the request under way finds out when that ends; another one is made after so long."""
+"""While storage is silent, the pending request shows when it answers again; a further request is made after so many
+seconds."""
 
 
 class Pulse:
-    """Whether storage at a URL answers, as all threads of this process see it.
+    """The state of storage at a URL, shared by all threads of this process.
 
     Attributes:
         limit: seconds without a sign of life after which a request is given up.
@@ -73,7 +74,7 @@ class Pulse:
             self._since = time.monotonic()
 
     def live(self) -> None:
-        """Note a sign of life."""
+        """Note progress of a request."""
         self._since, self._reason = None, ""
 
     def end(self, changes: str | None, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""The rows of `metrics.jsonl`: reading them, and whether those before a checkpoint are all there."""
+"""The rows of `metrics.jsonl`: read them, and check that those before a checkpoint are complete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_rows(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:
-    """Return a line's row; None where it is damaged."""
+    """Return the row of a line; None if the line is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a run asks of an autoscaling cluster."""
+"""The demand of a run on an autoscaling cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raytrain.experiment import Experiment
 
 
 class Demand(contextlib.AbstractContextManager["Demand"]):
-    """Tells a cluster that can grow which workers the run would like, by placement groups that nothing runs in.
+    """Requests workers from an autoscaling cluster, by placement groups in which nothing runs.
 
     An autoscaler counts pending groups as demand. They are this run's own, and Ray removes them when the driver's job
     ends, also after SIGKILL. `request_resources` is one value for the whole cluster, and stays until it is overwritten.
@@ -81,6 +81,6 @@ def workers_at_most(need: dict[str, float]) -> int:
         for node in ray.nodes()
         if node["Alive"]
         and node["NodeID"] not in going
-        # The head takes a node for alive until half a minute after its end.
+        # The head reports a node as alive until half a minute after its end.
         and answers(node["NodeManagerAddress"], node["NodeManagerPort"])
     )

@@ -1,4 +1,4 @@
-"""How a command ends that does not end well, and the command that goes on."""
+"""Unsuccessful ends of commands, and the command that continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def near(file: str) -> str:
 
 
 class Interrupted(Exception):
-    """A run or a sweep that was asked to stop, and did, with a checkpoint where a step was done.
+    """A run or a sweep was asked to stop and did, with a checkpoint if a step was done.
 
     Attributes:
         path: its directory.
@@ -44,7 +44,7 @@ class Interrupted(Exception):
 
 
 class RunFailed(Exception):
-    """A run that started and did not end well.
+    """A run started and failed.
 
     Attributes:
         run: its directory.
@@ -59,4 +59,4 @@ class RunFailed(Exception):
 
 
 class NoRoom(RunFailed):
-    """Workers that found no room in time."""
+    """Workers found no room in time."""

@@ -84,7 +84,7 @@ def train(
             try:
                 remote.publish(path)
                 return _run(Run(path), planned, kept, session, options, observer, command_started)
-            except errors.UserError:  # found while the data was read, before anything was trained
+            except errors.UserError:  # found while the data was read, before training
                 discard(path)
                 raise
 
@@ -130,7 +130,7 @@ def resume(
 
 @contextlib.contextmanager
 def _advised(run: Run, correction: Correction | None) -> Iterator[None]:
-    """Let an error in the run's own code name the file to correct, and how the run takes it."""
+    """Add to an error in the run's code the file to correct, and the command that takes the correction."""
     try:
         yield
     except errors.UserError as error:
@@ -189,7 +189,7 @@ def _run(
                 _summarise(path, planned, "failed")
             raise
         except RunFailed as failure:
-            if run.summary["status"] == "completed":  # what was lost came behind the end
+            if run.summary["status"] == "completed":  # the loss came after the end of training
                 observer.finish(planned.info(run), run.summary)
                 return run
             _summarise(path, planned, "failed", str(failure))

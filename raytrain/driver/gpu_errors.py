@@ -1,4 +1,4 @@
-"""What an error of CUDA means for a run: its GPU is lost, or the program did what fails again.
+"""The meaning of a CUDA error for a run: the GPU is lost, or the program would fail again.
 
 CUDA's errors are told by their codes (the runtime API's `cudaError_t`), which `torch.AcceleratorError` has as
 `error_code`. Errors that libraries raise for it, such as NCCL's, name the code or its constant in their text.

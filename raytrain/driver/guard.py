@@ -1,4 +1,4 @@
-"""Signals of the `raytrain` command from its first import on: they end it, whatever its threads wait for.
+"""The signals of the `raytrain` command, from its first import on: they end it, whatever its threads wait for.
 
 The package imports this module before all others, since those take half a second; so it imports next to nothing.
 """

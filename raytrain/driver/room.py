@@ -75,6 +75,6 @@ def why_no_room(scaling: Scaling) -> str:
 
 
 def _counted(cpus: float, gpus: float) -> str:
-    """Return CPUs and GPUs for people."""
+    """Return numbers of CPUs and GPUs as text."""
     counts = [f"{count:g} {kind}{'s' if count != 1 else ''}" for count, kind in ((cpus, "CPU"), (gpus, "GPU")) if count]
     return " and ".join(counts) or "0 CPUs"

@@ -1,4 +1,4 @@
-"""How a model is spread over the workers, as an author chooses it. The base class is a working no-op: one worker."""
+"""The choice of how a model is spread over the workers. The base class is a working no-op for one worker."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parallel:
-    """The base of all parallel strategies. `setup` makes the runtime, a `Strategy`, on each rank; all else is asked
-    before a run, without one."""
+    """The base of all parallel strategies. `setup` makes the runtime, a `Strategy`, on each rank. The other methods
+    serve the plan and need no runtime."""
 
     sharded: ClassVar[bool] = False
     """Whether ranks hold parts of the model, so that no device needs room for the whole."""
@@ -80,7 +80,7 @@ class Parallel:
         return state
 
     def check_settings(self, batch_size: int, workers: int, precision: str, compile: bool) -> None:
-        """Check that the other settings of an experiment suit, when it is made.
+        """Check that the other settings of an experiment suit the strategy, when the experiment is made.
 
         Raises:
             UserError: one does not.

@@ -10,11 +10,11 @@ from torch import nn
 from raytrain import errors
 
 _ELEMENTWISE = ("ReLU", "ReLU6", "LeakyReLU", "GELU", "SiLU", "Hardswish", "Tanh", "Sigmoid", "ELU", "Identity")
-"""Layers of torch.nn that do not care which columns of their input they see."""
+"""Layers of torch.nn that treat each column of their input alike."""
 
 
 def split(module: nn.Module, parts: int) -> list[list[nn.Module]]:
-    """Return the model's layers, in order, in parts of which the largest has as few parameters as can be.
+    """Return the model's layers, in order, in parts whose largest has as few parameters as possible.
 
     Raises:
         UserError: there are too few layers.
@@ -46,7 +46,7 @@ def described(module: nn.Module, parts: list[list[nn.Parameter]]) -> str:
 
 
 def balanced(sizes: list[int], parts: int) -> tuple[int, ...]:
-    """Return where parts of a row end, of which none is all zeros and the largest is as small as can be."""
+    """Return the ends of consecutive parts. No part is all zeros, and the largest sum is as small as possible."""
     before = [0, *accumulate(sizes)]
 
     @cache
@@ -61,8 +61,8 @@ def balanced(sizes: list[int], parts: int) -> tuple[int, ...]:
 
 
 def styles(module: nn.Module, size: int) -> dict[str, str]:
-    """Return how each linear layer is cut, by its name: first and second of a pair, or rows or columns of one by
-    itself.
+    """Return how each linear layer is cut, by its name: first and second of a pair, or rows or columns of a single
+    layer.
 
     Raises:
         UserError: none can be.
@@ -97,8 +97,8 @@ def styles(module: nn.Module, size: int) -> dict[str, str]:
 
 
 def blocks(module: nn.Module, least: int) -> list[nn.Module]:
-    """Return the children, and the children of containers among them, that are large enough to be gathered by
-    themselves."""
+    """Return the children, and the children of ModuleLists among them, that are large enough to be gathered
+    separately."""
     found: list[nn.Module] = []
     for child in module.children():
         if sum(parameter.numel() for parameter in child.parameters()) >= least:

@@ -1,4 +1,4 @@
-"""DataParallel, the baseline of the tutorials: one worker that copies the model to its GPUs in every step."""
+"""DataParallel, the tutorials' baseline: one worker copies the model to its GPUs in every step."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def fix_workspace() -> None:
-    """Let cuBLAS compute the same bits every time, in this process; it reads this when a process first multiplies
-    matrices on a GPU.
+    """Make cuBLAS deterministic in this process. cuBLAS reads the variable when a process first multiplies matrices on
+    a GPU.
 
     https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
     """

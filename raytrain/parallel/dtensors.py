@@ -1,4 +1,4 @@
-"""Strategies whose parameters are DTensors, of which each rank has a part: FSDP2 and tensor parallel."""
+"""Strategies whose parameters are DTensors: FSDP2 and tensor parallel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FullySharded(Sharded):
         value: the settings.
     """
 
-    lockstep = True  # parts are gathered for each pass
+    lockstep = True  # each pass gathers the shards
 
     def __init__(self, module: nn.Module, ranks: RankContext, value: FSDP):
         super().__init__(module, ranks)
@@ -105,7 +105,7 @@ class TensorSharded(Sharded):
         super().__init__(parallelize_module(module, mesh["shard"], plan), ranks)
         self.mesh = mesh
         self.replica, number = divmod(ranks.rank, mesh.size(1))
-        self.counts = number == 0  # all ranks of a replica know its answers
+        self.counts = number == 0  # all ranks of a replica have its outputs
 
     def reduce_gradients(self) -> None:
         """Sum over the replicas."""
@@ -126,7 +126,7 @@ class TensorSharded(Sharded):
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return this rank's tensors of the gradients: of parameters of which it has a part, and of whole ones."""
+    """Return this rank's gradients: the shards of sharded parameters, and those of whole parameters."""
     parts: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
     for gradient in (parameter.grad for parameter in parameters):

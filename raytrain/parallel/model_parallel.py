@@ -64,7 +64,7 @@ class ModelParallel(Parallel):
 
 
 class _Moved:
-    """A hook that moves what a layer takes, or what the model gives, to a device."""
+    """A hook that moves a layer's inputs, or the model's output, to a device."""
 
     def __init__(self, device: torch.device):
         self.device = device

@@ -1,4 +1,4 @@
-"""Pipeline: stages of one model on several workers, which micro-batches pass one after the other."""
+"""Pipeline parallel: micro-batches pass through stages of one model on several workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Pipeline(Parallel):
     """Stages of the model on the workers (torch.distributed.pipelining); micro-batches keep all stages busy. With more
     workers than stages there are several such pipelines, whose gradients are added up: DDP times pipeline.
 
-    All micro-batches have one size: a short last batch is filled up with copies, which count for nothing but in
-    BatchNorm's statistics. The task calls the model once for a batch."""
+    All micro-batches have one size: copies fill up a short last batch, and count only in BatchNorm's statistics. The
+    task calls the model once for each batch."""
 
     stages: int | None = None
     """Workers of a pipeline; None is all workers."""

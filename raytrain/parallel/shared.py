@@ -1,9 +1,9 @@
-"""Gradients added up in memory that the ranks of one host share: no sockets, no copies by other threads.
+"""Gradients summed in memory that the ranks of one host share, without sockets and copies by other threads.
 
-gloo's all-reduce of a 2.7 MB gradient takes longer on a small model than its backward pass. Here every rank writes its
-gradients where the others can read them, waits until all have, and adds up all of them itself, in the order of the
-ranks, so that all get the same bits. Before it writes the next step's it waits until all have read these, which they
-have by then: that wait costs nothing, and a second place to write would cost cache.
+For a small model gloo's all-reduce of a 2.7 MB gradient takes longer than the backward pass. Here every rank writes its
+gradients to shared memory, waits until all ranks have written, and sums all of them in the order of the ranks, so that
+all ranks get the same bits. Before a rank writes the next gradients it waits until all ranks have read these. By then
+they have: the wait costs nothing, and a second buffer would cost cache.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Exchange:
                 if now - started < _SPIN_SECONDS:
                     os.sched_yield()
                     continue
-                time.sleep(0.0001 if now - started < 0.1 else 0.001)  # leave the core to those who have work
+                time.sleep(0.0001 if now - started < 0.1 else 0.001)  # leave the core to ranks that compute
                 if now - looked > _LOOK_SECONDS:
                     looked = now
                     if not os.path.exists(f"/proc/{self.pids[rank]}"):
@@ -181,7 +181,7 @@ def replicate(module: nn.Module, pairwise: bool = False) -> Exchange | None:
     rank, world = dist.get_rank(), dist.get_world_size()
     able = sys.platform == "linux" and platform.machine() == "x86_64"
     size, token = _size(module), os.urandom(16)
-    # A file without a name: the system frees it with the last process that maps it, however that ends.
+    # An unnamed file: the system frees it with the last process that maps it.
     descriptor = os.memfd_create("raytrain-gradients") if able else -1
     try:
         if able:

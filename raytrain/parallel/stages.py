@@ -1,4 +1,4 @@
-"""A pipeline's stages on one rank: how a model is cut into them, and how micro-batches pass through them.
+"""The runtime of a pipeline on one rank: cut a model into stages, and pass micro-batches through them.
 
 The model is traced by torch.fx, which keeps its layers as they are (so that train(), eval() and the names of parameters
 mean what they did), and cut where a single tensor goes from one part to the next.
@@ -200,7 +200,7 @@ class _Within(nn.Module):
 
 
 class _Given(nn.Module):
-    """A model whose answer is known: a task calls it as it would call the pipeline."""
+    """A stand-in for the model that returns a known output, for tasks that call a model."""
 
     def __init__(self, output: torch.Tensor, training: bool):
         super().__init__()

@@ -1,9 +1,9 @@
 """Gradients whose bits do not depend on the number of workers: a batch is computed in four shards, whose gradients are
 added up as (0 + 1) + (2 + 3).
 
-Floating-point sums depend on how they are grouped. Here a rank adds up the shards that it has, which are a whole branch
-of that tree, and then all ranks add up those sums, which are the rest of it. The sum of two does not depend on their
-order. So one gradient a rank is exchanged, as ever, and on one worker no more than three are in memory at a time.
+Floating-point sums depend on their grouping. Here a rank sums its own shards, which are a whole branch of that tree,
+and then all ranks sum those results, which are the rest of it. The sum of two values does not depend on their order. So
+the ranks exchange one gradient each, as in DDP, and a single worker holds at most three in memory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tree:
 
 
 class Shards(Strategy):
-    """A replica on every rank that computes what four replicas would, on any number of ranks.
+    """A replica on every rank. On any number of ranks they compute the bits of four replicas.
 
     BatchNorm normalises by the samples of a shard. Every shard starts with the buffers that the step started with, and
     those that the batch's first shard leaves are kept, as DistributedDataParallel keeps rank 0's.
@@ -109,8 +109,8 @@ class Shards(Strategy):
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[None]:
-        """Return the context in which PyTorch takes kernels that give the same bits every time; for an operation that
-        has none, it raises a RuntimeError."""
+        """Return the context in which PyTorch uses deterministic kernels. An operation without one raises a
+        RuntimeError."""
         fix_workspace()  # without it PyTorch refuses cuBLAS
         memory: Any = torch.utils.deterministic
         cudnn: Any = torch.backends.cudnn

@@ -1,1 +1,1 @@
-"""What a person sees of a run."""
+"""What users see of runs, sweeps and jobs."""

@@ -1,4 +1,4 @@
-"""The one line for an exception that nobody expected: its kind, where it came from, and where its traceback is."""
+"""The line for an unexpected exception: its class, its origin, and the file of its traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a report are written whole or not at all."""
+"""Files of a report, written completely or not at all."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LEAST_TRIALS = 10
-"""Of fewer trials nothing is said."""
+"""The fewest trials for which shares are computed."""
 
 _MOST_GROUPS = 8
 _SHUFFLES = 400

@@ -110,7 +110,7 @@ def left(head: Dashboard, job: str, stopping: bool) -> None:
 
 
 def lost(head: Dashboard, job: str, why: str) -> None:
-    """Say that nobody knows how a job ended."""
+    """Say that the end of a job is unknown."""
     print(
         f"error: the cluster is lost, and {job} may go on: {why}; try `{_command(head, 'status', job)}`",
         file=sys.stderr,

@@ -17,7 +17,7 @@ class Refused(OSError):
 
 
 class Output:
-    """A text stream whose refusals have a defined outcome.
+    """A text stream with a defined outcome if writing fails.
 
     Args:
         stream: what to write to; None, for a stream that was closed before the process began, drops everything.

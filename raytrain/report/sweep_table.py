@@ -1,4 +1,4 @@
-"""The lines that say how a sweep goes: its trials as a table, how far it is, what failed."""
+"""The progress of a sweep as lines: a table of its trials, its position, its failures."""
 
 from __future__ import annotations
 

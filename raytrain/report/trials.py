@@ -1,5 +1,5 @@
-"""What reports read of a sweep's sweep.json. Any figure may be missing, and the file may be a damaged or foreign one:
-what is not of the kind that it should be is None here, and no text breaks a terminal or a picture."""
+"""The content of a sweep's sweep.json, for reports. Any figure may be missing, and the file may be damaged or foreign:
+values of a wrong type become None, and texts are made safe for terminals and pictures."""
 
 from __future__ import annotations
 

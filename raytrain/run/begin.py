@@ -1,4 +1,4 @@
-"""Making a run's directory, so that a command killed at any moment leaves a whole run or none."""
+"""Creating a run's directory, so that a command killed at any moment leaves a complete run or none."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from raytrain.run.lock import LOCK, Lock
 def begin(out: Path | str, name: str | None, stem: str, fill: Callable[[Path], None]) -> tuple[Path, Lock]:
     """Make the directory `<out>/<name>` of a new run or sweep; without a name, the next free `<stem>-<number>`.
 
-    The directory is filled aside and then renamed: a kill leaves all of it or nothing under that name. At a URL, it is
-    the directory on this machine that stands for the URL.
+    The directory is filled under a temporary name and then renamed, so that a kill leaves all of it or nothing. For a
+    URL it is the mirror on this machine.
 
     Args:
         fill: writes the first files into a directory.
@@ -52,7 +52,7 @@ def begin(out: Path | str, name: str | None, stem: str, fill: Callable[[Path], N
         sync(out)
         return path, lock
     except BaseException as error:
-        shutil.rmtree(aside, ignore_errors=True)  # nobody else knows of it
+        shutil.rmtree(aside, ignore_errors=True)  # no other process uses it
         lock.release()
         if isinstance(error, OSError):
             raise errors.not_writable(out, reason(error)) from None
@@ -60,7 +60,7 @@ def begin(out: Path | str, name: str | None, stem: str, fill: Callable[[Path], N
 
 
 def discard(path: Path) -> bool:
-    """Remove a run's directory in which nothing was trained; return whether it has gone. One that holds a row of
+    """Remove a run's directory in which nothing was trained; return whether it is removed. A directory with a row of
     metrics or a checkpoint stays."""
     if os.path.lexists(path / "metrics.jsonl") or os.path.lexists(path / "checkpoints"):
         return False
@@ -74,7 +74,7 @@ _ASIDE = ".beginning-"
 
 
 _ABANDONED_SECONDS = 60.0
-"""Age from which a directory aside belongs to a command that was killed, where nobody holds its lock."""
+"""Age in seconds from which an unlocked temporary directory counts as that of a killed command."""
 
 
 def _rename(aside: Path, out: Path, name: str | None, stem: str) -> Path:
@@ -101,7 +101,7 @@ def _next_number(stem: str, names: Iterable[str]) -> int:
 
 
 def _remove_abandoned(out: Path) -> None:
-    """Remove what commands left aside that were killed before their run had begun."""
+    """Remove the temporary directories of commands that were killed before their run began."""
     for aside in out.glob(f"{_ASIDE}*"):
         with contextlib.suppress(OSError, errors.UserError):
             if time.time() - aside.stat().st_mtime > _ABANDONED_SECONDS:

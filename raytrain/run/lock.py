@@ -19,7 +19,7 @@ LOCK, WRITER_LOCK = "lock", "writer.lock"
 
 
 class Lock:
-    """Keeps a directory to one process; the system lets go of it when the process ends, however it ends."""
+    """Reserves a directory for one process. The system releases the lock when the process ends in any way."""
 
     def __init__(self, run: Path, name: str = LOCK, wait: float = 0.0):
         """Take the lock, waiting up to `wait` seconds.
@@ -55,7 +55,7 @@ class Lock:
                     holder = os.pread(self._file, 300, 0).decode(errors="replace").strip()
                     raise _still_running(run, holder) from None
                 time.sleep(0.1)
-        with contextlib.suppress(OSError):  # it is for people
+        with contextlib.suppress(OSError):  # the content is for people
             os.ftruncate(self._file, 0)
             os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
@@ -66,7 +66,7 @@ class Lock:
         self.release()
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)

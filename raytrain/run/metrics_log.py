@@ -15,7 +15,7 @@ from raytrain.checkpoint.rows import parse_row, read_rows
 from raytrain.files import append
 
 NOTES = "logs/notes.log"
-"""What the ranks want the user to know, below a run's directory; the driver shows each line once."""
+"""The ranks' notes to the user, below a run's directory. The driver shows each line once."""
 
 
 def note(run: Path, text: str) -> None:
@@ -32,13 +32,13 @@ def read_metrics(path: Path, offset: int = 0, kind: str = "") -> tuple[list[dict
     except FileNotFoundError:
         return [], offset
     whole = raw[: raw.rfind(b"\n") + 1]
-    start = b'{"kind": "' + kind.encode()  # so begins every row: there are thousands of steps for an epoch
+    start = b'{"kind": "' + kind.encode()  # the beginning of every row; an epoch may have thousands of rows of steps
     rows = [parse_row(line) for line in whole.splitlines() if line.startswith(start)]
     return [row for row in rows if row is not None], offset + len(whole)
 
 
 def damaged_lines(path: Path) -> int:
-    """Return how many whole lines of a metrics file are no rows."""
+    """Return the number of complete lines of a metrics file that are no rows."""
     try:
         raw = read_rows(path)
     except FileNotFoundError:
@@ -49,12 +49,11 @@ def damaged_lines(path: Path) -> int:
 class MetricsLog:
     """The one writer of `metrics.jsonl`.
 
-    Rows are kept until they are on the disk, and written once more where it refused them: what a reader may miss for a
-    while is never lost to a run that goes on.
+    Rows are kept until they are synced, and written again if the disk refused them: a run that continues loses none.
     """
 
     def __init__(self, path: Path, offset: int):
-        """Cut the file back to `offset` bytes: what a resumed run will write again.
+        """Truncate the file to `offset` bytes; a resumed run writes the rest again.
 
         Raises:
             OSError: the file cannot be written.
@@ -68,7 +67,8 @@ class MetricsLog:
         self._written = 0  # how many of their bytes are in the file
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Append rows and hand them to the system, so that others can read them; what it refuses is written later."""
+        """Append rows and flush them, so that other processes can read them; rows that the system refuses are written
+        later."""
         text = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
         with self._lock, contextlib.suppress(OSError):
             self._rows += text
@@ -88,7 +88,7 @@ class MetricsLog:
             return self._digest.hexdigest()
 
     def commit(self) -> None:
-        """Put all rows on the disk.
+        """Sync all rows to the disk.
 
         Raises:
             OSError: it refuses them.
@@ -108,14 +108,14 @@ class MetricsLog:
             self._synced, self._written = self._synced + end, self._written - end
 
     def close(self) -> None:
-        """End the writing; what is not committed by now may be lost."""
+        """Close the file; rows that are not committed may be lost."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
                 os.close(file)
 
     def _push(self) -> int:
-        """Hand what is left to the system; returns the file."""
+        """Flush pending rows; return the file."""
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
@@ -130,7 +130,7 @@ class MetricsLog:
             raise
 
     def _reopen(self) -> None:
-        """Write all since the last commit again, into what stands at the path by then: a system that could not put
-        bytes on the disk forgets them, and a disk that was gone has come back."""
+        """Write all rows since the last commit again, to the file now at the path: a system that fails to sync bytes
+        drops them, and the disk may have been replaced or remounted."""
         self._written = 0
         self.close()

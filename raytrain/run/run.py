@@ -1,4 +1,4 @@
-"""The run directory, and the `Run` that a user holds of it."""
+"""The run directory, and `Run`, the user's handle of it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Run:
 
     @property
     def where(self) -> str:
-        """Its URL or its directory, as commands take it."""
+        """The URL or the directory, as commands take it."""
         return self.url or str(self.path)
 
     @property
     def experiment(self) -> Experiment:
-        """The experiment, as it was trained. The modules that the run has copies of are from then on what their names
-        import in this process, until another run's or experiment's are."""
+        """The experiment as it was trained. From then on the names of the run's modules import its copies in this
+        process, until another run or experiment is read."""
         sources.use(self._experiment)
         return self._experiment
 
@@ -65,11 +65,12 @@ class Run:
         return experiment_file.load(self.path / "experiment.json")[0]
 
     def forget(self) -> None:
-        """Read the experiment and the code again when they are asked for: they have changed."""
+        """Drop the cached experiment and code, which have changed; the next access reads them again."""
         vars(self).pop("_experiment", None)
 
     def check_code(self) -> None:
-        """Check that nobody has replaced the run's code since the experiment was read; for who holds the run's lock.
+        """Check that no command has replaced the run's code since the experiment was read. The caller holds the run's
+        lock.
 
         Raises:
             UserError: another command has.
@@ -113,11 +114,11 @@ class Run:
         if damaged := damaged_lines(file):
             warnings.warn(f"{file}: {damaged} damaged lines are left out", stacklevel=2)
         rows = [row for row in read_metrics(file)[0] if row["kind"] == kind]
-        names = dict.fromkeys(name for row in rows for name in row)  # a row may have what the first one has not
+        names = dict.fromkeys(name for row in rows for name in row)  # a row may have fields that the first row lacks
         return pa.table({name: [row.get(name) for row in rows] for name in names})
 
     def checkpoint(self, which: str = "best") -> Path:
-        """Return the best or the last checkpoint, verified; the newest that verifies, where that one has been removed.
+        """Return the best or the last checkpoint, verified; if it was removed, the newest checkpoint that verifies.
 
         Raises:
             UserError: there is none, or it does not verify.
@@ -167,7 +168,7 @@ class Run:
 
 
 def _is_summary(found: dict[str, Any]) -> bool:
-    """Return whether the content of a summary.json is one: a damaged one counts for none."""
+    """Return whether the content of a summary.json is valid; a damaged summary counts as missing."""
     words = ("status", "monitor", "device", "precision", "error")
     others = {name: value for name, value in found.items() if name not in (*words, "precision_milliseconds")}
     numbers = all(value is None or isinstance(value, int | float) for value in others.values())

@@ -1,4 +1,4 @@
-"""The losses of a rank's steps, from the device to rows of metrics."""
+"""The losses of a rank's steps, from tensors on the device to rows of metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raytrain.tasks.task import Task
 from raytrain.user_code import places
 
 _REDUCE_SECONDS = 0.5
-"""How often losses are reduced: each time, the host waits for the device, and all ranks for each other."""
+"""Seconds between reductions of losses. In each, the host waits for the device, and all ranks wait for each other."""
 _MOST_STEPS = 200
 
 

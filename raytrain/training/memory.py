@@ -1,5 +1,4 @@
-"""The memory of a process and of its GPUs: how much was taken at most, a cap, and whether an error says that there is
-none left."""
+"""The memory of a process and of its GPUs: its peak, a cap, and whether an error means that it is exhausted."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ _SHORTAGE = (
     *("out of memory", "not allocate memory", "n't allocate memory", "not enough memory", "bad_alloc", "alloc_failed"),
     *("failed to map segment", "start new thread", "could not create a primitive", "could not create a memory"),
 )
-"""Parts of the messages by which PyTorch, oneDNN, CUDA's libraries and the system say that there is no memory."""
+"""Parts of the out-of-memory messages of PyTorch, oneDNN, CUDA's libraries and the system."""
 
 
 def lacks(error: BaseException) -> bool:
-    """Return whether an error says that there is no memory left."""
+    """Return whether an error means that memory is exhausted."""
     text = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(mark in text for mark in _SHORTAGE)
 
@@ -37,7 +36,7 @@ def peak(gpu: bool) -> int:
 
 
 def reset_peak(gpu: bool) -> None:
-    """Let `peak` begin with what is taken now."""
+    """Reset `peak` to the current use."""
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):  # proc_pid_clear_refs(5); without it the peak is that of all so far

@@ -1,7 +1,7 @@
-"""Precision: what the forward pass computes in, and how gradients are scaled for it.
+"""Precision: the dtype of the forward pass, and the scaling of gradients.
 
-One small object: a forward context, a backward, a step and a state. Weights and optimizer state stay float32. Beside it
-stand the order of its tensors in memory, and the choice of the fastest precision by trying.
+One small object with a forward context, a backward, a step and a state. Weights and optimizer state stay float32. This
+module also has the memory formats, and finds the fastest precision by trying.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raytrain import errors
 _MARGIN = 0.95
 """A less exact precision is chosen where its pass takes at most this share of a more exact one's time."""
 _FAR = 2.0
-"""A precision that takes so many times as long as another, and has taken all the time there is, is not tried again."""
+"""A precision that takes so many times as long as another, and has used up its time, is not tried again."""
 _ROUNDS, _TRIAL_SECONDS = 7, 2.0
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -75,8 +75,8 @@ class Precision:
                 dist.all_reduce(each, op=dist.ReduceOp.MAX)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Update the weights; with fp16 a step whose gradients overflowed is left out and the scale halves. Returns
-        whether they were updated."""
+        """Update the weights; return whether they were updated. With fp16, gradients that overflowed skip the step and
+        halve the scale."""
         if not self.scaler.is_enabled():
             optimizer.step()
             return True
@@ -106,7 +106,7 @@ def _tf32() -> Iterator[None]:
 
 
 def check_device(name: str, device: torch.device) -> None:
-    """Check that a device computes in a precision by itself; a GPU that merely emulates bf16 gains nothing by it.
+    """Check that a device supports a precision natively; a GPU that emulates bf16 gains nothing.
 
     Raises:
         UserError: it does not. Where this process sees no GPU, a worker with one will look.
@@ -118,7 +118,7 @@ def check_device(name: str, device: torch.device) -> None:
 
 
 def available(device: torch.device, scales: bool = True) -> list[str]:
-    """Return the precisions that a device computes in by itself, the most exact first.
+    """Return the precisions that a device supports natively, the most exact first.
 
     Args:
         scales: whether losses can be scaled, as fp16 needs it.

@@ -103,7 +103,7 @@ class Progress:
         return self.epoch >= epochs or (patience is not None and stalled >= patience)
 
     def summary(self) -> dict[str, Any]:
-        """Return what the figures so far say of the run: the best metrics, how far it came, how long and how fast."""
+        """Return the summary of the run so far: the best metrics, its position, its time and its speed."""
         samples, seconds = self.train_samples, self.train_seconds
         if not seconds:
             samples, seconds = self.epoch_samples, self.epoch_seconds

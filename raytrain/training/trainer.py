@@ -1,4 +1,4 @@
-"""The trainer: one rank's training loop. It knows torch and its files; of Ray it knows nothing."""
+"""The trainer: one rank's training loop. It uses torch and files, not Ray."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from raytrain.watchdog import BACKWARD, FORWARD, doing
 class Trainer:
     """One rank of a run: strategy, optimizer, data and logs.
 
-    `fit` is a whole training. Others drive it by `start`, `batches`, `step` and `evaluate`.
+    `fit` trains a whole run. Finders and sweeps call `started`, `batches`, `step` and `evaluate`.
 
     Args:
         value: the experiment, with its open choices decided by the plan.
@@ -98,8 +98,8 @@ class Trainer:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Restore the newest checkpoint, where there is one, and make everything that a step needs. At the end of the
-        context, all is written."""
+        """Restore the newest checkpoint, if there is one, and make everything that a step needs. The end of the context
+        writes what is pending."""
         e, saved = self.experiment, resume.restore(self)
         if e.compile:
             torch.compiler.reset()  # what a process compiled before counts towards torch's limit of graphs
@@ -112,7 +112,7 @@ class Trainer:
             resume.open_logs(self, saved)
             if self.log and self.writer:
                 stack.callback(self.log.close)
-                stack.callback(self.writer.close)  # whatever happens, the last checkpoint is written
+                stack.callback(self.writer.close)  # also after an error, the last checkpoint is written
             if e.precision == "auto":
                 choose_precision(self)
             self.optimizer, self.parameters = build_optimizer(e.optimizer, self.strategy, saved and saved.optimizer)

@@ -1,4 +1,4 @@
-"""Ray, started sooner: a node with fewer processes, and Ray Train's controller in this process.
+"""A faster start of Ray: a node with fewer processes, and Ray Train's controller in this process.
 
 Unmodified, a local node starts an API server, an autoscaler and a log reader, and Ray Train starts five actors besides
 its workers (controller, autoscaling coordinator, placement-group cleaner, dataset manager, and one behind

@@ -15,7 +15,7 @@ from raytrain.driver.ray_internals.versions import known, private
 
 
 def cluster_schema() -> dict[str, Any]:
-    """Ray's own JSON schema of a file for `ray up`; empty where Ray is not as it was. Ray itself is not imported."""
+    """Return Ray's JSON schema of a file for `ray up`; empty with other versions of Ray. Ray itself is not imported."""
     ray = importlib.util.find_spec("ray")
     if known() and ray is not None and ray.origin is not None:
         with contextlib.suppress(OSError, ValueError):
@@ -24,8 +24,9 @@ def cluster_schema() -> dict[str, Any]:
 
 
 def refused_cluster(values: dict[str, Any]) -> tuple[tuple[object, ...], str] | None:
-    """Why `ray up` would refuse a cluster file's values, after it has filled in its defaults, and where in them; None
-    where it would take them, or where Ray is not as it was. Nothing is started, and no cloud asked."""
+    """Return the place and the reason for which `ray up` would refuse a cluster file's values, with Ray's defaults
+    filled in; None if it would accept them, and with other versions of Ray. Nothing is started, and no cloud is
+    called."""
     util = private("ray.autoscaler._private.util", "prepare_config", "validate_config", "jsonschema")
     if util is None:
         return None

@@ -1,4 +1,4 @@
-"""What a cluster says of its nodes: those that drain, free CPUs, nodes to come, its version."""
+"""A cluster's state: draining nodes, free CPUs, its address and version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def draining() -> set[str]:
 
 
 def free_cpus() -> dict[str, float]:
-    """Return the CPUs of each node, by its id, that nothing has reserved; empty where Ray is not as it was."""
+    """Return the unreserved CPUs of each node, by its id; empty with other versions of Ray."""
     module = private("ray._private.state", "available_resources_per_node")
     if module is None:
         return {}

@@ -1,4 +1,4 @@
-"""Importing torch without torch.compile's modules."""
+"""Import torch without torch.compile's modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TORCH_VERSION = "2.15"
 
 
 def defer_compiler() -> None:
-    """Let this process do without torch.compile's imports until something compiles."""
+    """Defer torch.compile's imports in this process until something compiles."""
     import torch  # a worker sets first what torch may read
 
     if torch.__version__.rpartition(".")[0] == TORCH_VERSION and "torch._dynamo" not in sys.modules:

@@ -1,4 +1,4 @@
-"""The Ray node that a command starts for itself: with fewer processes, and ended at once where it must be."""
+"""The local Ray node of a command: it has fewer processes, and can be ended at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raytrain.driver.ray_internals.versions import nothing, private
 
 @contextlib.contextmanager
 def small_node() -> Iterator[None]:
-    """Let `ray.init` start a node without the processes that serve only Ray's own tools."""
+    """Make `ray.init` start a node without the processes that serve only Ray's own tools."""
     names = ("start_api_server", "start_monitor", "start_log_monitor")
     module = private("ray._private.node", "Node")
     node = None if module is None else module.Node
@@ -31,7 +31,7 @@ def small_node() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_signals() -> Iterator[None]:
-    """Keep `ray.init` from taking SIGTERM, for which its handler leaves a start half done."""
+    """Keep `ray.init` from handling SIGTERM: its handler would leave an incomplete start."""
     utils = private("ray._private.utils", "set_sigterm_handler")
     if utils is None:
         yield
@@ -44,10 +44,10 @@ def own_signals() -> Iterator[None]:
 
 
 def abandon_node() -> None:
-    """End what is left of the node of one's own, a part of which has died or which must end at once: `ray.shutdown`
-    would wait for that part, and end this process with it.
+    """Kill the processes of the local node, if one of them has died or the node must end at once: `ray.shutdown` would
+    wait for the dead process, and end this process.
 
-    The raylet's children, workers and agents, would find out that it is gone within half a minute.
+    The raylet's children, workers and agents, would otherwise end only after half a minute.
     """
     with contextlib.suppress(AttributeError, KeyError):
         node: Any = sys.modules["ray._private.worker"].global_worker.node
@@ -67,13 +67,13 @@ def _descendants(pids: list[int]) -> list[int]:
         with contextlib.suppress(OSError, IndexError):
             parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     found = list(pids)
-    for pid in found:  # it grows on the way
+    for pid in found:  # the list grows in the loop
         found += [child for child, parent in parents.items() if parent == pid]
     return found[len(pids) :]
 
 
 def abandoned() -> bool:
-    """Return whether the node of one's own was ended so."""
+    """Return whether `abandon_node` has ended the local node."""
     return bool(_ABANDONED)
 
 
@@ -81,15 +81,14 @@ _ABANDONED: list[bool] = []
 
 
 def session_logs() -> Path | None:
-    """Return where the node of one's own keeps its logs, if there is one."""
+    """Return the folder of the local node's logs, if there is a local node."""
     with contextlib.suppress(AttributeError, KeyError):
         return Path(sys.modules["ray._private.worker"].global_worker.node.get_logs_dir_path())
     return None
 
 
 def without_messages() -> None:
-    """Keep Ray from printing, in this process, what the cluster says of a worker that died: who runs the worker says
-    it, in a line."""
+    """Keep Ray from printing messages on dead workers in this process: the command itself reports them in one line."""
     worker = private("ray._private.worker", "print_to_stdstream")
     if worker is not None:
         worker.print_to_stdstream = nothing

@@ -1,4 +1,4 @@
-"""Ray Train's trainer and process group: the fast one, or the stock one where Ray is another version."""
+"""Ray Train's trainer and process group: the fast ones, or Ray's own with other versions of Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADDRESS_SECONDS = 14.0
 
 
 def trainer(shares: bool = False) -> type[TorchTrainer]:
-    """Return the trainer to use: the fast one, or the stock one where Ray is not as it was.
+    """Return the trainer class: the fast one, or Ray's own with other versions of Ray.
 
     Args:
         shares: whether the fast one's workers take the bundles of the placement group that this process is in.
@@ -60,7 +60,7 @@ def torch_config(backend: str) -> TorchConfig:
 
 
 def check_addresses(worker_group: Any, backend: str) -> None:
-    """Have one worker of each host look for the others, where there are several.
+    """Check that the hosts' workers reach each other, by one worker on each host.
 
     Nodes with one address are of one host, whose workers reach each other on its loopback.
 
@@ -89,7 +89,7 @@ def check_addresses(worker_group: Any, backend: str) -> None:
                 timeout=_ADDRESS_SECONDS,
             ),
         )
-    except GetTimeoutError:  # the nodes are slow, which is no proof: the process group will tell
+    except GetTimeoutError:  # slow nodes prove nothing: the process group will show it
         return
     if wrong:
         raise Unreachable(wrong)

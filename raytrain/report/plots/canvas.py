@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, and texts that no picture breaks on."""
+"""Colours, axes and safe texts of all pictures."""
 
 from __future__ import annotations
 
