@@ -45,7 +45,7 @@ from raytrain.driver.options import Options
 from raytrain.driver.resources import local_resources
 from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
-from raytrain.sweep import driver, sweep_run
+from raytrain.sweep import driver, sweep_run, tuning
 from raytrain.sweep.sweep import load
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -359,7 +359,7 @@ def test_a_sweep_whose_trials_wait_for_room_says_so_ends_on_a_signal_and_goes_on
     import ray
     from ray.util import placement_group, remove_placement_group
 
-    monkeypatch.setattr(driver, "_ROOM_SECONDS", 1.0)
+    monkeypatch.setattr(tuning, "_ROOM_SECONDS", 1.0)
     sweep = Sweep(dataclasses.replace(BASE, epochs=1, scaling=Scaling(workers=2)), (Grid("optimizer.lr", (0.1, 0.01)),))
     taken, heard = placement_group([{"CPU": 1}]), Heard("waiting for trial 0: it needs 2 workers of ")
     ray.get(taken.ready(), timeout=60)
