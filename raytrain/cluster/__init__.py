@@ -1,4 +1,4 @@
-"""Clusters: the files that describe them, and what is wrong with one."""
+"""Cluster files, and their checks."""
 
 from raytrain.cluster.check import check
 from raytrain.cluster.document import Finding

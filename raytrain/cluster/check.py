@@ -1,6 +1,6 @@
 """Check a cluster's file: offline, without a cloud's SDK, and without starting anything.
 
-An error is what fails, has no effect, or lets strangers in; a warning is what works and is our advice against.
+An error fails, has no effect, or lets strangers in. A warning works, but raytrain advises against it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from raytrain.cluster.document import Finding
 
 
 def check(path: Path) -> list[Finding]:
-    """Return what is wrong with a file for `ray up`, or with a RayCluster or RayJob of KubeRay, by line.
+    """Return the findings for a file for `ray up`, or for a RayCluster or RayJob of KubeRay, by line.
 
-    Of a script only the placeholders are looked at.
+    In a script only the placeholders are checked.
 
     Raises:
         UserError: it cannot be read as YAML.

@@ -1,4 +1,4 @@
-"""A file for `ray up`: its values, and what several rules ask of them."""
+"""A file for `ray up`: its values, and the questions that several rules ask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GPU_MACHINES = {
     "azure": re.compile(r"Standard_N[CDVG]", re.IGNORECASE),
 }
 SIZES = {"aws": "InstanceType", "gcp": "machineType", "azure": "vmSize"}
-"""What the field is called that names a node type's machine."""
+"""The name of the field with a node type's machine, by provider."""
 COMMANDS = (
     *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"),
     *("head_start_ray_commands", "worker_start_ray_commands"),
@@ -24,23 +24,23 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """The file's values, and what several rules ask of them."""
+    """The values of a file for `ray up`, with the questions that several rules ask."""
 
     top: Place
 
     @cached_property
     def provider(self) -> str:
-        """aws, gcp, azure, local, or what the file says."""
+        """The provider: aws, gcp, azure, local, or the file's value."""
         return self.top["provider"]["type"].text
 
     @cached_property
     def cloud(self) -> bool:
-        """Ray makes the machines."""
+        """Whether Ray creates the machines."""
         return self.provider in _GPU_MACHINES
 
     @cached_property
     def docker(self) -> bool:
-        """Ray runs in a container."""
+        """Whether Ray runs in a container."""
         docker = self.top["docker"]
         return not all(docker[name].empty for name in ("image", "head_image", "worker_image"))
 
@@ -61,11 +61,11 @@ class Cluster:
 
     @cached_property
     def alone(self) -> bool:
-        """There is never more than the head."""
+        """Whether the cluster never has more than the head."""
         return self.top["max_workers"].number == 0
 
     def machine(self, kind: Place) -> Place:
-        """Return where a node type says which machine it is."""
+        """Return the place of a node type's machine."""
         node = kind["node_config"]
         return node["azure_arm_parameters"] if self.provider == "azure" else node
 
@@ -85,7 +85,7 @@ class Cluster:
         return known or not self.machine(kind)["guestAccelerators"].empty
 
     def spot(self, kind: Place) -> Place | None:
-        """Return where a node type says that its machines may be called back."""
+        """Return the place that makes a node type's machines spot instances."""
         machine = self.machine(kind)
         market, priority = machine["InstanceMarketOptions"]["MarketType"], machine["priority"]
         if market.text == "spot" or priority.text in ("Spot", "Low"):

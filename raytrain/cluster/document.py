@@ -1,7 +1,7 @@
-"""A YAML file as its values with the lines they stand on, however hostile the file is.
+"""The values of a YAML file with their lines, also of a hostile file.
 
-`yaml.safe_load` forgets lines, takes the last of two equal keys in silence, and lets aliases make gigabytes of a kB.
-Here nodes are walked, and counted.
+`yaml.safe_load` drops lines, silently takes the last of two equal keys, and lets aliases expand a kilobyte to
+gigabytes. This module walks the nodes, and counts them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 from raytrain import errors
 
 LARGEST_BYTES = 256 * 1024
-"""A cluster file has a few kilobytes; what is larger is another file."""
+"""The largest cluster file in bytes; such files have a few kilobytes."""
 _MOST_VALUES = 20_000
 _DEEPEST = 60
 _LONGEST = 4_000
@@ -27,7 +27,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong at a line, and how to mend it."""
+    """A problem at a line, and its remedy."""
 
     line: int
     level: Literal["error", "warning"]
@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Place:
-    """A value and where it stands. What is not there is a `Place` too: its value is None, its line that of its parent.
+    """A value and its line. A missing value is a `Place` too, with the value None and its parent's line.
 
     Args:
         value: the scalar; a dict or a list of `Place` for a mapping or a sequence.
@@ -59,11 +59,11 @@ class Place:
         return found if found is not None else Place(None, self.line, key, there=False)
 
     def __iter__(self) -> Iterator[Place]:
-        """The values of a mapping or of a sequence; of a scalar none."""
+        """The values of a mapping or a sequence; empty for a scalar."""
         return iter(self.value.values() if isinstance(self.value, dict) else self.items)
 
     def at(self, *keys: object) -> Place:
-        """Return what the keys, and indices of sequences, lead to: the last that is there."""
+        """Return the place that keys and indices lead to: the last that exists."""
         place = self
         for key in keys:
             inside = place.value
@@ -75,17 +75,17 @@ class Place:
 
     @property
     def items(self) -> list[Place]:
-        """Of a sequence its elements, else none."""
+        """The elements of a sequence; empty for other values."""
         return self.value if isinstance(self.value, list) else []
 
     @property
     def fields(self) -> dict[str, Place]:
-        """Of a mapping its values by their keys, else none."""
+        """The values of a mapping by their keys; empty for other values."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
     def text(self) -> str:
-        """Of a scalar its value as text, as far as rules look at it, else nothing."""
+        """The value of a scalar as text, up to the length that rules read; empty for other values."""
         return "" if self.value is None or isinstance(self.value, dict | list) else str(self.value)[:_LONGEST]
 
     @property
@@ -95,7 +95,7 @@ class Place:
 
     @property
     def empty(self) -> bool:
-        """Nothing is said: absent, null, or without an element."""
+        """Whether the value is absent, null, or empty."""
         return self.value is None or self.value in ({}, [], "")
 
     def scalars(self) -> Iterator[Place]:
@@ -121,7 +121,7 @@ class Place:
         return Finding(self.line, "warning", what, how)
 
     def unknown(self, known: Iterable[str], of: str) -> Iterator[Finding]:
-        """A finding for each field that is none of those known, with the nearest name."""
+        """Yield a finding for each unknown field, with the nearest known name."""
         known = list(known)
         for key, place in self.fields.items():
             if key not in known:
@@ -156,7 +156,7 @@ def load(path: Path) -> bytes:
 
 
 def read(path: Path) -> tuple[list[Place], list[Finding]]:
-    """Return the documents of a YAML file, and what is wrong with it as YAML.
+    """Return the documents of a YAML file, and its errors as YAML.
 
     Raises:
         UserError: it cannot be read, is too large, no YAML, nests too deeply, or means more than it holds.

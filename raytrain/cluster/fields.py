@@ -1,5 +1,5 @@
-"""The fields that Ray's providers and KubeRay know. Ray's schema takes any name under `provider` and `node_config`, and
-what is misspelt there has no effect, or fails when a machine is made.
+"""The fields that Ray's providers and KubeRay know. Ray's schema accepts any name under `provider` and `node_config`. A
+misspelt name there has no effect, or fails when a machine is created.
 
 From the sources of Ray 2.60 (what its providers read, its template for Azure), AWS's RunInstances, Google's instances,
 and the references of KubeRay 1.5 to 1.7 and Kubernetes. Where a name is missing, a correct file is refused: add it.
@@ -26,7 +26,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "azure": ("location", "resource_group"),
     "local": (),
 }
-"""Those that must be there."""
+"""The required fields."""
 
 AWS_NODE = {
     *("AdditionalInfo", "BlockDeviceMappings", "CapacityReservationSpecification", "ClientToken", "CpuOptions"),
@@ -48,7 +48,7 @@ AWS_INSIDE: dict[str, set[str]] = {
     "IamInstanceProfile": {"Arn", "Name"},
     "BlockDeviceMappings": {"Ebs", "NoDevice", "DeviceName", "VirtualName"},
 }
-"""The fields of some structures in it, whose names are easily misspelt."""
+"""The fields of some nested structures, whose names are easily misspelt."""
 AWS_CHOICES: dict[tuple[str, str], tuple[str, ...]] = {
     ("MetadataOptions", "HttpTokens"): ("optional", "required"),
     ("MetadataOptions", "HttpEndpoint"): ("disabled", "enabled"),
@@ -129,4 +129,4 @@ HAMI = {
     "nvidia.com/gpucores",
     "nvidia.com/priority",
 }
-"""What HAMi lets a container ask for: https://project-hami.io."""
+"""The resources of HAMi that a container may request: https://project-hami.io."""

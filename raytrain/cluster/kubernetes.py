@@ -1,5 +1,5 @@
-"""What is wrong with a RayCluster or a RayJob. Kubernetes refuses unknown fields only where its server is asked to, and
-KubeRay starts what it is given."""
+"""The checks of a RayCluster or a RayJob. Kubernetes refuses unknown fields only if its server is configured to, and
+KubeRay starts invalid settings too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPOT = {
     "karpenter.sh/capacity-type": "spot",
     "kubernetes.azure.com/scalesetpriority": "spot",
 }
-"""Labels of nodes that may be called back, by cloud."""
+"""Labels of spot nodes, by cloud."""
 _REMOTE = ("persistentVolumeClaim", "nfs", "csi", "cephfs", "glusterfs", "azureFile", "ephemeral")
 _DEVICE = re.compile(r"(/gpu|\bmig-[\w.]+)$")
 """Resources that are GPUs, or MIG's parts of them, which Ray counts as GPUs."""
@@ -65,7 +65,7 @@ class _Group:
 
 
 def check(top: Place) -> list[Finding]:
-    """All that is wrong with one document; other kinds than Ray's are not looked at."""
+    """Yield the findings for one document; kinds other than Ray's are not checked."""
     kind, version = top["kind"], top["apiVersion"].text
     if not version.startswith("ray.io/"):
         if kind.text in _KINDS:
@@ -209,7 +209,7 @@ def _gpu(resources: Place) -> Iterator[Finding]:
 
 
 def _ray_gpus(group: _Group) -> Iterator[Finding]:
-    """Compare the GPUs that Ray is told of with those that the container gets."""
+    """Compare the GPUs of `ray start` with those of the container."""
     said = group.place["rayStartParams"]["num-gpus"]
     gets = sum(place.number or 0 for name, place in group.limits.fields.items() if _DEVICE.search(name))
     if said.text.isdigit() and int(said.text) != gets:
@@ -261,7 +261,7 @@ def _head(head: _Group, workers: list[_Group]) -> Iterator[Finding]:
 
 
 def _storage(head: _Group, workers: list[_Group]) -> Iterator[Finding]:
-    """A folder that all pods share."""
+    """Check that all pods share a folder."""
     if not workers:
         return
     seen: list[set[str]] = []
@@ -288,7 +288,7 @@ def _storage(head: _Group, workers: list[_Group]) -> Iterator[Finding]:
 
 
 def _out(entrypoint: Place, spec: Place) -> Iterator[Finding]:
-    """Where a RayJob's run is written."""
+    """Check where a RayJob writes its run."""
     try:
         words = shlex.split(entrypoint.text)
     except ValueError as error:

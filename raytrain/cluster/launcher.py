@@ -1,5 +1,5 @@
-"""What is wrong with a file for `ray up`. Ray's own schema is asked too, but it takes any name under `provider` and
-`node_config`, and has no opinion on what is open, what is paid for, and which versions meet."""
+"""The checks of a file for `ray up`. Ray's schema is applied too, but it accepts any name under `provider` and
+`node_config`, and checks neither open ports, costs nor versions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ADDRESS_PORT = re.compile(r"RAY_HEAD_IP\}?[\"']?:(\d+)")
 
 
 def check(top: Place) -> list[Finding]:
-    """All that is wrong with the values of a file for `ray up`."""
+    """Yield the findings for the values of a file for `ray up`."""
     cluster = Cluster(top)
     found = [finding for rule in _RULES for finding in rule(cluster)]
     return found + _by_ray(top, found)
 
 
 def _by_ray(top: Place, found: list[Finding]) -> list[Finding]:
-    """What Ray itself says, where the rules here have not said it."""
+    """Yield Ray's own error, if the rules here have not found it."""
     refused = cluster_file.refused_cluster(top.plain())
     if refused is None:
         return []
@@ -41,7 +41,7 @@ def _by_ray(top: Place, found: list[Finding]) -> list[Finding]:
 
 
 def _names(cluster: Cluster) -> Iterator[Finding]:
-    """Fields that nobody reads."""
+    """Check for fields that have no effect."""
     schema = cluster_file.cluster_schema().get("properties", {})
     top = cluster.top
     if not schema:
@@ -62,7 +62,7 @@ def _names(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _provider(cluster: Cluster) -> Iterator[Finding]:
-    """The provider's fields, and those that it needs."""
+    """Check the provider's fields, and the required ones."""
     provider, kind = cluster.top["provider"], cluster.provider
     if kind not in fields.PROVIDERS:
         if kind not in ("", "external", "fake_multinode", "aliyun", "vsphere", "readonly", "spark", "kuberay"):
@@ -86,7 +86,7 @@ def _zone(kind: str) -> str:
 
 
 def _machines(cluster: Cluster) -> Iterator[Finding]:
-    """The fields of `node_config`."""
+    """Check the fields of `node_config`."""
     for name, kind in cluster.types.items():
         node = kind["node_config"]
         if cluster.cloud and not cluster.machine(kind).empty and cluster.size(kind).empty:
@@ -113,7 +113,7 @@ def _machines(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _sums(cluster: Cluster) -> Iterator[Finding]:
-    """Numbers of workers."""
+    """Check the numbers of workers."""
     top, head = cluster.top, cluster.top["head_node_type"]
     if cluster.cloud and cluster.types and head.text not in cluster.types:
         names = ", ".join(cluster.types)
@@ -170,7 +170,7 @@ def _gpus(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _addresses(cluster: Cluster) -> Iterator[Finding]:
-    """Machines of one's own."""
+    """Check the settings of on-premises machines."""
     if cluster.provider != "local":
         return
     top, provider = cluster.top, cluster.top["provider"]
@@ -206,8 +206,10 @@ def _loopback(text: str) -> bool:
 
 
 def _versions(cluster: Cluster) -> Iterator[Finding]:
-    """Ray, torch and CUDA."""
-    installs = any("make setup" in command.text for command in cluster.all_commands())  # a Ray of its own
+    """Check the versions of Ray, torch and CUDA."""
+    installs = any(
+        "make setup" in command.text for command in cluster.all_commands()
+    )  # an environment with its own Ray
     for image, gpu in cluster.images():
         yield from versions.check_image(image, gpu, used=not installs)
     yield from versions.check_commands(cluster.all_commands())
@@ -238,7 +240,7 @@ def _versions(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _start(cluster: Cluster) -> Iterator[Finding]:
-    """`ray start` on the head and on the workers."""
+    """Check `ray start` on the head and on the workers."""
     top = cluster.top
     ports: dict[str, str] = {}
     for role in ("head", "worker"):

@@ -1,4 +1,4 @@
-"""The regions and machines that clouds have: AWS's by botocore's data, Google's and Azure's by the form of their names.
+"""The regions and machines of clouds: of AWS by botocore's data, of Google and Azure by the form of their names.
 
 botocore is not imported: it keeps its data in JSON files.
 """
@@ -29,7 +29,7 @@ _FORMS = {
     ("azure", "location"): rf"(?i)(?=.*({_SIDE}|gov))[a-z]+[a-z0-9 ]*",
     ("azure", "vmSize"): r"(Standard|Basic)_[A-Z]+\d+[\w-]*",
 }
-"""What a name looks like, by provider and field."""
+"""The form of a name, by provider and field."""
 
 
 _AWS_GPUS = {
@@ -37,7 +37,7 @@ _AWS_GPUS = {
     r"(g4dn|g5|g6|g6e)\.(12|24)xlarge|p3\.8xlarge": 4,
     r"(g5|g6|g6e)\.48xlarge|g4dn\.metal|p3\.16xlarge|p3dn\.24xlarge|p4de?\.24xlarge|p5(en?)?\.48xlarge": 8,
 }
-"""GPUs of AWS's machines, of which the names do not tell; others are not compared."""
+"""GPUs of AWS's machines, whose names do not show them; others are not compared."""
 
 
 def check(cluster: Cluster) -> Iterator[Finding]:

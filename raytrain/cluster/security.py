@@ -1,4 +1,4 @@
-"""Who can reach a cluster that `ray up` starts, and who can read its secrets."""
+"""The checks of who can reach a cluster of `ray up`, and who can read its secrets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOUNT = "~/.ray/auth_token: ~/.ray/auth_token"
 
 
 def variables(cluster: Cluster) -> Iterator[Finding]:
-    """Find variables that nothing expands, and those that a node's shell expands and nothing sets."""
+    """Find variables that are never expanded, and those that a node's shell expands although they are not set."""
     yield from unexpanded(cluster.top, _SHELL)
     targets = cluster.top["file_mounts"].fields
     yield from unexpanded(Place({name: Place(name, place.line) for name, place in targets.items()}, 1), ())
@@ -71,7 +71,7 @@ def environment(place: Place) -> Iterator[Finding]:
 
 
 def network(cluster: Cluster) -> Iterator[Finding]:
-    """Who can reach the machines."""
+    """Check who can reach the machines."""
     provider = cluster.top["provider"]
     inside = provider["use_internal_ips"].value is True
     for place in cluster.top.scalars():
@@ -110,7 +110,7 @@ def network(cluster: Cluster) -> Iterator[Finding]:
 def _first(
     places: dict[str, Place], lacks: str, how: str, level: Literal["error", "warning"] = "error"
 ) -> Iterator[Finding]:
-    """One finding for all node types that lack the same: they often share their lines by an alias."""
+    """Yield one finding for all node types that lack the same: they often share their lines by an alias."""
     if places:
         names = " and ".join(repr(name) for name in places)
         what = f"node type{'s' if len(places) > 1 else ''} {names} without {lacks}"
@@ -118,7 +118,7 @@ def _first(
 
 
 def token(cluster: Cluster) -> Iterator[Finding]:
-    """Token authentication on the head and on the workers."""
+    """Check token authentication on the head and on the workers."""
     top = cluster.top
     options = [*top["docker"]["run_options"].items]
     both = any(_TOKEN_MODE.search(place.text) for place in options)
@@ -164,7 +164,7 @@ def _token_file(cluster: Cluster) -> Iterator[Finding]:
 
 
 def keys(cluster: Cluster) -> Iterator[Finding]:
-    """Local files whose mode matters, and those that are mounted."""
+    """Check the modes of local secret files, and of mounted ones."""
     key = cluster.top["auth"]["ssh_private_key"]
     if key.text and not _here(key).is_file():
         yield key.error(f"there is no SSH key {key.text}", "name one that is there, or leave the field out")

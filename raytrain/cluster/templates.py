@@ -13,7 +13,7 @@ _MARK = "# EDIT"
 _PLACEHOLDER = re.compile(
     r"\b\w+-0123456789abcdef0\b|\b192\.0\.2\.\d+|\b[\w.-]*\bexample\.com\b|\byour-?(?:project|account)\b|\bYOUR_\w+"
 )
-"""What stands for a value of the user's own in the files, and works nowhere."""
+"""The placeholders in the files, which the user must replace."""
 _FILES = {
     "aws": "aws.yaml",
     "gcp": "gcp.yaml",
@@ -42,7 +42,7 @@ def text(kind: str) -> str:
 
 
 def write(kind: str, path: Path) -> list[int]:
-    """Write the file of a kind, and return the lines in it that its user must edit. What is there stays.
+    """Write the file of a kind, and return the lines that the user must edit. An existing file stays.
 
     Raises:
         UserError: there is no such kind, the file exists, or it cannot be written.

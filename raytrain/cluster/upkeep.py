@@ -1,4 +1,4 @@
-"""Where runs are kept on a cluster that `ray up` starts, and what it costs."""
+"""The checks of shared storage and of costs for a cluster of `ray up`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROLES = ("", "head_", "worker_")
 
 
 def storage(cluster: Cluster) -> Iterator[Finding]:
-    """A folder that all nodes share."""
+    """Check that all nodes share a folder."""
     if cluster.alone or (cluster.types and not cluster.workers):
         return
     top = cluster.top
@@ -64,7 +64,7 @@ def _mounted(command: Place) -> list[tuple[str, Place]]:
 
 
 def costs(cluster: Cluster) -> Iterator[Finding]:
-    """Spot instances and idle cost."""
+    """Check spot instances and idle cost."""
     head, top = cluster.head, cluster.top
     if cluster.cloud and not head.empty:
         if (spot := cluster.spot(head)) is not None:
@@ -82,7 +82,7 @@ def costs(cluster: Cluster) -> Iterator[Finding]:
 
 
 def container(cluster: Cluster) -> Iterator[Finding]:
-    """Docker's options."""
+    """Check Docker's options."""
     docker = cluster.top["docker"]
     options = [place.text for name in _ROLES for place in docker[f"{name}run_options"].items]
     if cluster.docker and docker["container_name"].empty:

@@ -1,6 +1,6 @@
-"""The versions that a cluster must have: those that are installed here, which are the locked ones.
+"""The versions that a cluster must have: those installed here.
 
-Pickled functions, tensors and Ray's own messages travel between nodes, and none of that holds across versions.
+Nodes exchange pickled functions, tensors and Ray's messages, none of which is compatible across versions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def installed() -> dict[str, str]:
 
 
 def check_image(image: Place, gpu: bool = False, used: bool = True) -> Iterator[Finding]:
-    """What is wrong with a container image.
+    """Check a container image.
 
     Args:
         image: the place of its name.
@@ -76,7 +76,7 @@ def check_image(image: Place, gpu: bool = False, used: bool = True) -> Iterator[
 
 
 def check_commands(commands: Iterable[Place]) -> Iterator[Finding]:
-    """What is wrong with what shell commands install."""
+    """Check the packages that shell commands install."""
     ours = installed()
     for command in commands:
         if _WHEEL.search(command.text):
@@ -96,7 +96,7 @@ def check_commands(commands: Iterable[Place]) -> Iterator[Finding]:
 
 
 def check_version(version: Place) -> Iterator[Finding]:
-    """What is wrong with KubeRay's `rayVersion`."""
+    """Check KubeRay's `rayVersion`."""
     ours = installed().get("ray")
     if version.text != ours:
         what = f"rayVersion is {version.text}" if version.there else "there is no rayVersion"

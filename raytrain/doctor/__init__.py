@@ -1,4 +1,4 @@
-"""What this machine and the nodes of a cluster have, and what of it would hold a training up."""
+"""The checks of this machine and of a cluster's nodes before a training."""
 
 from raytrain.doctor.checks import CHECKS, Finding, Survey, findings
 from raytrain.doctor.examine import examine

@@ -12,15 +12,15 @@ from raytrain.files import size
 _OLDEST_PYTHON = (3, 11)
 _GIB = 2**30
 _OBJECT_STORE = 0.3
-"""Share of a machine's memory that Ray takes for its object store, which lives in /dev/shm where that is as large."""
+"""Share of a machine's memory that Ray takes for its object store, which is in /dev/shm if that is large enough."""
 _SPILLS_BELOW = 0.05
 """Share of a disk that must be free for Ray to spill objects to it."""
 _FREE_GPU = 0.9
 _DESCRIPTORS = 8192
 """What Ray recommends."""
 _SKEW_SECONDS = (1.0, 60.0)
-"""Clocks that differ by more are worth a warning, or a failure: which rank failed first is known by its clock, and
-storage refuses requests that are signed in another time."""
+"""Seconds of difference between clocks for a warning and for a failure: the clocks tell which rank failed first, and
+storage refuses requests with a wrong time."""
 
 Level = Literal["ok", "warning", "failure"]
 
@@ -162,7 +162,7 @@ def check_network(machine: Facts, survey: Survey) -> Verdict:
 
 def check_reachable(machine: Facts, survey: Survey) -> Verdict | None:
     """The head and the other nodes answer."""
-    if survey.address is None or machine is survey.here:  # that is connected, or there would be no survey
+    if survey.address is None or machine is survey.here:  # the head is connected, or there would be no survey
         return None
     if machine.unreachable:
         what = f"nothing answers from there at {', '.join(machine.unreachable[:4])}"

@@ -1,7 +1,7 @@
-"""The facts of one machine, gathered on that machine.
+"""The facts of one machine, gathered on it.
 
-`gather` travels to the nodes of a cluster by value, with the functions that it calls, since a node may lack raytrain.
-So what is here, and what it takes from other modules, needs the standard library alone, and its answer is JSON.
+`gather` is sent to the nodes of a cluster by value, with the functions that it calls, since a node may lack raytrain.
+So this module and what it imports need the standard library alone, and the result is JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ print(json.dumps([torch.version.cuda, torch.cuda.device_count()]))
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by nvidia-smi; memory and what of it is free are in bytes."""
+    """A GPU by nvidia-smi. `memory` and `free` are in bytes."""
 
     name: str
     memory: int
@@ -49,7 +49,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """What one machine has. Sizes are in bytes.
+    """The facts of one machine. Sizes are in bytes.
 
     Attributes:
         name: the machine, for people.
@@ -105,7 +105,7 @@ class Facts:
 
     @classmethod
     def of(cls, answer: dict[str, Any], **more: Any) -> Facts:
-        """Return what `gather` answered, and what the driver knows besides."""
+        """Return the facts from the result of `gather` and from the driver."""
         gpus = tuple(Gpu(**gpu) for gpu in answer["gpus"])
         lists = {name: tuple(value) for name, value in answer.items() if isinstance(value, list)}
         return cls(**{**answer, **lists, "gpus": gpus, **more})
@@ -171,7 +171,7 @@ def probe(out: str, file: str, write: bool = False) -> str | None:
         while not path.is_file() and time.monotonic() < deadline:
             time.sleep(0.1)
         return None if path.read_text() == file else "it has other contents"
-    except Exception as error:  # whatever a file system makes of it is the finding
+    except Exception as error:  # any error of the file system is a finding
         return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
 
 
@@ -198,7 +198,7 @@ def remove(out: str, files: Sequence[str]) -> None:
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str | None]:
-    """GPUs, as Gpu's fields, and why nvidia-smi does not list those that there are."""
+    """Return the GPUs, as Gpu's fields, and why nvidia-smi does not list GPUs that exist."""
     fields = "name,memory.total,memory.free,driver_version"
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     there = any(Path("/dev").glob("nvidia[0-9]*"))
@@ -217,8 +217,8 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
 
 
 def _cuda() -> list[Any]:
-    """Return the CUDA of torch and how many GPUs it sees, by a process of its own: Ray hides GPUs from a task without
-    one."""
+    """Return torch's version of CUDA and number of GPUs, from a separate process: Ray hides GPUs from a task without
+    GPUs."""
     environment = {name: value for name, value in os.environ.items() if (name, value) != ("CUDA_VISIBLE_DEVICES", "")}
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         done = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, timeout=120, env=environment)

@@ -17,7 +17,7 @@ from raytrain.driver.ray_internals import autoscaler
 _NODE_SECONDS = 60.0
 """A node's first process imports Ray, and perhaps torch, before it answers."""
 _CLOCKS = 3
-"""How often a clock is asked; the shortest way there and back counts."""
+"""Requests to a clock; the shortest round trip counts."""
 
 
 def survey(here: Facts, address: str, out: str, folder: str, mark: str) -> Survey:
@@ -52,7 +52,7 @@ def survey(here: Facts, address: str, out: str, folder: str, mark: str) -> Surve
                 skew = _skew(lambda node=node: ray.get(ask(node, clock), timeout=_NODE_SECONDS))
                 seen = probe(folder, own)
                 ray.get(ask(node, remove, folder, [own]), timeout=_NODE_SECONDS)
-            except Exception as error:  # whatever keeps a node from answering is the finding
+            except Exception as error:  # any error of a node is a finding
                 remove(folder, [own])
                 silent.append((names[node["NodeID"]], " ".join(str(error).split())[:300] or type(error).__name__))
                 continue
@@ -79,7 +79,7 @@ def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _skew(clock: Any) -> tuple[float, float]:
-    """Return seconds by which a clock is ahead of ours, and half of the shortest way there and back (Cristian's
+    """Return the seconds by which a clock is ahead of this one, and half of the shortest round trip (Cristian's
     algorithm)."""
     tries = []
     for _ in range(_CLOCKS):

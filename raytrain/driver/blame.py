@@ -1,4 +1,4 @@
-"""What an error in a run's code or in its processes points at: another rank, or the user's file to correct."""
+"""The cause of an error in a run's code or processes: another rank, or the user's file to correct."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from raytrain.user_code import places
 
 
 def misses_another(error: BaseException) -> bool:
-    """Return whether an error says no more than that another rank is gone, or a connection."""
-    if gpu_errors.code(error) is not None:  # which NCCL tells as its own error
+    """Return whether an error only means that another rank or a connection is lost."""
+    if gpu_errors.code(error) is not None:  # NCCL reports it as its own error
         return False
     lost = (ConnectionError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
     text = str(error)
@@ -31,8 +31,8 @@ def last_place(error: BaseException) -> str:
 
 
 def to_edit(error: BaseException, at: str) -> str:
-    """Return the user's file to correct after an error; an empty string where the user's code is not known to be at
-    fault, as where memory, a disk or a GPU refused something."""
+    """Return the user's file to correct after an error; empty if the user's code may not be at fault, as for errors of
+    memory, a disk or a GPU."""
     refused = isinstance(error, MemoryError) or gpu_errors.code(error) is not None or misses_another(error)
     if refused or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
         return ""

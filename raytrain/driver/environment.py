@@ -1,4 +1,4 @@
-"""environment.json: what a run was made with."""
+"""environment.json: the environment of a run."""
 
 from __future__ import annotations
 

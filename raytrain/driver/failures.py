@@ -1,4 +1,4 @@
-"""Why a run failed, from what Ray, torch and the ranks say."""
+"""The cause of a failed run, from the errors of Ray, torch and the ranks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from raytrain.driver.ray_internals import ray_train
 from raytrain.files import known_json
 
 ANSWER_SECONDS = 15
-"""How long a worker may be silent before it is taken for lost, and how long to wait for room that there seems to be."""
+"""Seconds for which a worker may be silent before it counts as lost, and the placement-group timeout."""
 
 
-_TORCH_WARNING = re.compile(r"(\[rank\d+\]:)?\[W\d{4} ")  # what C++ warns of is no last word
+_TORCH_WARNING = re.compile(r"(\[rank\d+\]:)?\[W\d{4} ")  # a warning of C++ is no last line
 
 
 GONE = "Ray has ended under it: the cluster's head, or this machine's node, does not answer any more"
 
 
 def run_failure(error: BaseException, path: Path) -> RunFailed:
-    """Return the root cause: the rank whose error came first, not those that then missed it."""
+    """Return the root cause: the rank with the first error, not the ranks that then lost it."""
     remote.refresh(path)
     found = [known_json(file) for file in (path / "logs").glob("rank_*.json")]
     records = [record for record in found if record.keys() >= {"time", "rank", "lost", "error", "at"}]
@@ -53,7 +53,7 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
     for rank, failure in sorted(failures.items()):
         if said := _end_of_process(failure):
             return RunFailed(f"rank {rank} {said}{_last_words(path, rank)}", path, rank, lost=True)
-    if records:  # those who miss another one tell it first
+    if records:  # the ranks that lost another rank report first
         first = min(records, key=lambda record: record["time"])
         return RunFailed(f"rank {first['rank']} lost its connection to another rank", path, None, lost=True)
     for rank, failure in sorted(failures.items()):
@@ -62,7 +62,7 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
 
 
 def _end_of_process(failure: BaseException) -> str:
-    """Return what ended a worker's process, where that is what Ray says."""
+    """Return the reason for the end of a worker's process; empty if Ray reports none."""
     if _name(failure) == "WorkerHealthCheckTimeoutError":
         why = "it was stopped, a library keeps Python's lock, or its node is cut off"
         return f"did not answer for {ANSWER_SECONDS} s: {why}"

@@ -97,7 +97,7 @@ def resume(
     command_started: float,
     correction: Correction | None = None,
 ) -> Run:
-    """Go on with a run from its newest checkpoint.
+    """Resume a run from its newest checkpoint.
 
     Args:
         value: the run's experiment, perhaps with other epochs, scaling, checkpoint or data.root.
@@ -157,7 +157,7 @@ def _run(
     command_started: float,
     correction: Correction | None = None,
 ) -> Run:
-    """Start Ray, read the data, train, and say how it ended. Until the workers start, a run that exists stays as it is.
+    """Start Ray, read the data, train, and report the end. An existing run stays unchanged until the workers start.
 
     Args:
         kept: the experiment to save.
@@ -177,7 +177,7 @@ def _run(
             interrupts.saves = True
             _begin(run, kept, skipped, correction)
             launch.follow(run, job, planned, session, observer, interrupts)
-            if run.summary["status"] == "unfinished":  # at a URL that has not taken the workers' summary
+            if run.summary["status"] == "unfinished":  # storage at a URL lacks the workers' summary
                 interrupts.stop_if_asked()
         except Leave:
             interrupted = True
@@ -223,7 +223,7 @@ def _keep_traceback(path: Path) -> None:
 
 
 def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction: Correction | None) -> None:
-    """Write what the workers begin with, and remove what the last attempt left.
+    """Write the files that the workers need, and remove those of the last attempt.
 
     Raises:
         RunFailed: storage refuses it.

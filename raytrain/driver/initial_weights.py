@@ -1,4 +1,4 @@
-"""The weights that a model brings."""
+"""Pretrained weights of a model."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from raytrain.user_code.shipping import Shipped
 
 @dataclass
 class Job:
-    """What every worker gets. Large things are references into the object store. Where the run is at a URL, its
-    directory is that of the driver, and each worker has one of its own."""
+    """The job of every worker. Large values are references into the object store. For a run at a URL, `run` is the
+    driver's mirror, and each worker has its own."""
 
     experiment: Experiment
     run: Path

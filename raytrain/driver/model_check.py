@@ -1,4 +1,4 @@
-"""The checks of a model before a run: does it build, what is its size, which layout is faster."""
+"""The checks of a model before a run: its build, its size, and its memory format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ decompositions, which are long to import."""
 
 
 class Tensors(NamedTuple):
-    """What a checkpoint consists of.
+    """The tensors of a checkpoint.
 
     Attributes:
         shapes: shape and dtype of each parameter and buffer, by its name.
@@ -38,7 +38,7 @@ class Tensors(NamedTuple):
 def check_model(
     experiment: Experiment, sample: tuple[int, ...], classes: int, weights: bool = True, dtype: str = "float32"
 ) -> nn.Module:
-    """Build the model and passes one sample through it; a large one on the meta device where its code allows that.
+    """Build the model and pass one sample through it; a large model on the meta device if its code allows that.
 
     Args:
         sample: the shape of the model's input for one sample.

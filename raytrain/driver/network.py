@@ -1,7 +1,7 @@
 """The addresses that gloo and NCCL take for a rank, and whether the other nodes reach them.
 
-Both choose an interface by themselves. A host name that stands for 127.0.0.1, or a second network card, makes them
-choose one that other nodes do not reach; the process group then waits for its timeout, which is half an hour.
+Both choose an interface. With a host name that resolves to 127.0.0.1, or a second network card, they may choose an
+interface that other nodes do not reach. The process group then waits for its timeout of half an hour.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a library on one node would be reached.
+    """The address at which a library on one node can be reached.
 
     Attributes:
         library: "gloo" or "nccl".
@@ -57,7 +57,7 @@ def libraries(backend: str) -> list[str]:
 
 
 def offer(backend: str, cluster_address: str) -> list[Place]:
-    """Return where this node's gloo and NCCL would be reached, and answer there for half a minute.
+    """Return the addresses of this node's gloo and NCCL, and answer there for half a minute.
 
     Args:
         backend: that of the process group.
@@ -195,7 +195,7 @@ def _answer(address: str, token: str) -> int:
 
 
 def _try(place: Place) -> str:
-    """Return why a place does not answer from here; empty where it does."""
+    """Return why a place does not answer; empty if it answers."""
     try:
         with socket.create_connection((place.address, place.port), timeout=_CONNECT_SECONDS) as connection:
             said = b""
@@ -216,7 +216,7 @@ def _remedy(place: Place) -> str:
 
 
 def answers(host: str, port: int) -> bool:
-    """Return whether anything listens there."""
+    """Return whether a server listens at an address."""
     try:
         socket.create_connection((host, port), timeout=1).close()
         return True

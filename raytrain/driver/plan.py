@@ -1,4 +1,4 @@
-"""The preflight: whether a run can work, and how it will be laid out, before any process is started."""
+"""The plan: check that a run can work, and lay it out, before any process is started."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ASKED_FROM = 2**30
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run will be laid out.
+    """The layout of a run.
 
     Attributes:
         experiment: the experiment, with what was left open decided.
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def state_bytes(self) -> int:
-        """A copy's weights, their averages, gradients and optimizer state, in bytes (float32)."""
+        """Bytes of a replica's weights, their averages, gradients and optimizer state (float32)."""
         slots = {"SGD": int(getattr(self.experiment.optimizer, "momentum", 0) > 0)}.get(
             type(self.experiment.optimizer).__name__, 2
         )
@@ -117,7 +117,7 @@ class Plan:
         there = sum(file.stat().st_size for file in folder.glob("checkpoints/step_*/*"))
         disk = shutil.disk_usage(existing(folder))
         has = disk.free + there
-        if needs > has and disk.total:  # what is no disk has none at all, and cannot be written for another reason
+        if needs > has and disk.total:  # a path that is no disk has no space, and fails for another reason
             how = "free some, or keep fewer with --checkpoint.keep or --checkpoint.max_gib"
             raise errors.no_room(f"the run's {stay + 1} checkpoints", needs, has, f"on the disk of {folder}", how)
 
@@ -283,7 +283,7 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
 
 
 def _check_gpu_memory(planned: Plan, model: int) -> None:
-    """Check that what a worker's GPU holds beside activations can fit.
+    """Check that a worker's state, without activations, fits on its GPU.
 
     Args:
         planned: the plan but for this check.

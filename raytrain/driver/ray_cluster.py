@@ -1,4 +1,4 @@
-"""What the driver asks of a Ray cluster: to start or to be found, its nodes, its resources.
+"""The driver's calls to a Ray cluster: start or connect, nodes, resources.
 
 Ray reads environment variables when it is imported: `session` sets them and imports this module after that.
 """
@@ -90,7 +90,7 @@ def let_nodes_tell() -> None:
 
 
 def smallest_gpu() -> int | None:
-    """Return the bytes of the smallest GPU of the cluster's nodes; None where one of them does not say."""
+    """Return the memory in bytes of the smallest GPU of the cluster; None if a node does not report it."""
     counts = [(node, int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
     asked = [ask(node, machine.smallest_gpu, count) for node, count in counts if count]
     try:
@@ -108,7 +108,7 @@ def ask(node: dict[str, Any], function: Callable[..., Any], *arguments: Any, ret
 
 
 def check_shared(file: Path) -> None:
-    """Has the other nodes look for a file.
+    """Check that the other nodes see a file.
 
     Raises:
         UserError: one of them does not see it.

@@ -1,4 +1,4 @@
-"""What there is to train on: nodes, their CPUs and GPUs, memory."""
+"""The resources of a machine or a cluster: nodes, CPUs, GPUs, memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Resources:
-    """What there is to train on: this machine, or a cluster.
+    """The resources of this machine or of a cluster.
 
     Attributes:
         by_node: the nodes, each with what it has.
@@ -116,7 +116,7 @@ class Resources:
 
 
 def local_resources() -> Resources:
-    """This machine, as Ray would count it."""
+    """Return this machine's resources, as Ray counts them."""
     import torch  # every command imports this module
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What may change when a run goes on: some values, and code that was corrected."""
+"""Resuming a run: the values and the code that may change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ray itself: a cluster that is there already, or one of our own on this machine; what it has, its noise, its logs."""
+"""The Ray session of a command: a running cluster, or a local cluster on this machine; its resources, messages and
+logs."""
 
 from __future__ import annotations
 
@@ -24,13 +25,14 @@ from raytrain.driver.resources import Resources
 from raytrain.driver.session_folder import SessionFolder, remove_dead
 
 _READABLE = ("raylet.*", "gcs_server.*", "worker-*")
-"""Logs of Ray that tell why a run failed: the node's, the head's, and what workers printed before their logs began."""
+"""Ray's logs that show why a run failed: those of the node and the head, and the output of workers before their own
+logs begin."""
 _LOG_BYTES, _LOGS_BYTES, _LOG_FILES = 1 << 20, 16 << 20, 20
-"""How much is kept of a log, of all of them, and how many of a kind: the newest."""
+"""The bytes kept of a log and of all logs, and the number of logs of a kind: the newest."""
 
 
 class Session(contextlib.AbstractContextManager["Session"]):
-    """The Ray cluster of a run: one that is there already, or one of our own on this machine."""
+    """The Ray cluster of a run: a running cluster, or a local cluster on this machine."""
 
     def __init__(self, address: str | None, verbose: bool):
         ray = sys.modules.get("ray")
@@ -62,14 +64,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.stop()
 
     def resources(self) -> Resources:
-        """Return what there is to train on, or will be when a run asks for it; for a cluster of our own, what this
-        machine will give it."""
+        """Return the resources of the cluster, or those that it may grow to; for a local cluster, those of this
+        machine."""
         if self.own:
             return resources.local_resources()
         return self._cluster.resources()
 
     def start(self, seen: Path | None = None) -> None:
-        """Start a cluster of our own, if that is what the run uses.
+        """Start the local cluster, if the run uses one.
 
         Args:
             seen: a file in the directory of a run or a sweep, which every node of a cluster must see.
@@ -115,18 +117,18 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 folder.remove()
 
     def answers(self) -> bool:
-        """Return whether the head of the cluster and this machine's node still do."""
+        """Return whether the cluster's head and this machine's node still answer."""
         if not self.places:
             self.places = self._cluster.places()
         return all(answers(*place) for place in self.places)
 
     def let_nodes_tell(self) -> None:
-        """Has an empty task on every node, so that it tells the head what is free on it: where the head could not reach
-        a node that is just back, it counts what it wanted there as taken until that tells something new (Ray 2.60)."""
+        """Run a no-op task per node to refresh the head's resource view: after a failed reservation on a returning
+        node, the head counts it as taken until the node reports again (Ray 2.60)."""
         self._cluster.let_nodes_tell()
 
     def keep_logs(self, folder: Path, failed: bool) -> None:
-        """Leave in the logs of a run or a sweep what a person reads, of long ones the beginning and the end.
+        """Tidy the logs of a run or a sweep: remove empty ones, and cut long ones to their beginning and end.
 
         Args:
             folder: where the logs are.
@@ -140,7 +142,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                     file.unlink()
                 else:
                     logs.shorten(file, logs.rank_limit(len(of_ranks)))
-            for nothing in folder.glob("train-*"):  # Ray Train's, which keeps nothing there
+            for nothing in folder.glob("train-*"):  # made by Ray Train, which keeps nothing in it
                 shutil.rmtree(nothing)
             running = self.own and ray is not None and ray.is_initialized()
             session = own_node.session_logs() if failed and running else None
@@ -148,7 +150,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 _copy_logs(session, folder / "ray")
 
     def _make_folders(self) -> dict[str, Any]:
-        """Make the folders of the session, and return them as arguments of `ray.init`.
+        """Create the folders of the session, and return them as arguments of `ray.init`.
 
         Raises:
             UserError: one cannot be made.
@@ -185,7 +187,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._cluster.connect(str(self.address), self.verbose)
 
     def _protect_token(self) -> None:
-        """Ray writes the cluster's token readable for all who may read the home directory."""
+        """Restrict the mode of the cluster's token: Ray leaves it readable by all who may read the home directory."""
         token = Path.home() / ".ray" / "auth_token"
         if token.is_file():
             token.chmod(0o600)
@@ -207,7 +209,7 @@ def _copy_logs(session: Path, folder: Path) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once, after all that it has written: to take torch and Ray down in order takes seconds."""
+    """End this process at once, after flushing its output: an orderly end of torch and Ray takes seconds."""
     end_with(status)
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized() and not (own_node.abandoned() or ends_at_once()):
@@ -219,8 +221,8 @@ def leave(status: int) -> NoReturn:
 
 
 def _knock(address: str) -> str | None:
-    """Look whether anything listens at host:port, which `auto` stands for, too, and returns it: Ray itself would try
-    for minutes. None where `auto` stands for nothing that can be seen, which Ray says at once.
+    """Check that a server listens at an address, and return the address as host:port, also for `auto`: Ray itself would
+    retry for minutes. Return None if `auto` finds no cluster, which Ray reports at once.
 
     Raises:
         UserError: nothing does, or the address is of another form.
@@ -252,7 +254,7 @@ def _settle() -> None:
 
 
 def _quieten(verbose: bool) -> None:
-    """Leave Ray's messages in files alone."""
+    """Import Ray's modules, and keep Ray's messages out of the terminal."""
     for module in ("ray.data", "ray.train.torch"):  # both set up their loggers when they are imported
         importlib.import_module(module)
     if not verbose:

@@ -9,7 +9,7 @@ from raytrain.driver.resources import Resources
 from raytrain.experiment import Scaling
 
 _LEAST_CPUS = 0.25
-"""CPUs that a worker gets at the least, where cpus_per_worker is not set."""
+"""The fewest CPUs of a worker if cpus_per_worker is not set."""
 
 
 DATA_CPUS = 0.5

@@ -1,4 +1,4 @@
-"""A worker from its first line to its last: what it is handed, where its output goes, what it leaves of an error."""
+"""A worker from its start to its end: its job, its output, and its record of an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from raytrain.user_code import places
 from raytrain.watchdog import Hang, Hung, Watchdog, doing
 
 _CUT_OFF_SECONDS, _ASK_SECONDS = 20.0, 2.0
-"""How long the cluster's head may be out of a worker's reach, and how often to ask."""
+"""Seconds for which the cluster's head may be out of reach, and seconds between checks."""
 _STORE_SECONDS, _END_SECONDS = 10.0, 10.0
 """When a rank hangs: how long the process group's store may take to answer, and what comes before the end of the
 process: a record on storage; in the driver, the unwinding of the main thread and Ray's end."""
@@ -96,14 +96,14 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
 
 
 def _fetched(reference: Any) -> Any:
-    """Return what is in Ray's object store. Images may take long to come from another node, which is no hang."""
+    """Return an object of Ray's object store. Images from another node may take long; the wait counts as progress."""
     while not ray.wait([reference], timeout=1)[0]:
         doing.tick()
     return ray.get(reference)
 
 
 def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:
-    """Return the CPUs that a task of Ray Data asks for beside this run's workers, and what notes that it waits. A
+    """Return the CPUs that a task of Ray Data requests besides this run's workers, and a function that notes a wait. A
     collective.
 
     Raises:
@@ -127,8 +127,8 @@ def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:
 
 
 def _end_when_cut_off(address: str) -> None:
-    """End this process when the cluster's head has been out of reach for long: others go on without it, and it must let
-    go of the run. By itself it would wait for them for as long as the network keeps silent."""
+    """End this process when the cluster's head has been out of reach for long. The other workers continue without it,
+    and it must release the run; otherwise it would wait for them while the network is silent."""
     host, _, port = address.rpartition(":")
     heard = None
     while True:
@@ -143,8 +143,7 @@ def _end_when_cut_off(address: str) -> None:
 
 @contextlib.contextmanager
 def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iterator[None]:
-    """Send this process's output to the run's logs where it is a worker's, and leave a record there of an error, with
-    its time."""
+    """Send a worker's output to the run's logs, and write a record of an error there, with its time."""
     log = job.run / "logs" / f"rank_{rank}.log"
     try:
         if job.own_output:
@@ -182,7 +181,7 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
 
 def _write_record(job: Job, record: dict[str, Any], there: storage.Storage | None) -> None:
     name = f"logs/rank_{record['rank']}.json"
-    with contextlib.suppress(OSError):  # the error itself matters more than a disk that is full
+    with contextlib.suppress(OSError):  # a full disk must not hide the error
         write_atomically(job.run / name, json.dumps(record))
         if there:
             there.write(name, json.dumps(record).encode())
@@ -227,7 +226,7 @@ def _watched(
 
 
 def _in_time(do: Callable[[], object], seconds: float) -> None:
-    """Do something, and go on without it when it takes too long."""
+    """Call a function, and continue without it if it takes too long."""
     thread = threading.Thread(target=do, daemon=True, name="end")
     thread.start()
     thread.join(seconds)

@@ -1,7 +1,7 @@
-"""A cluster's dashboard: whether one answers, whom it lets in, and what it says of its jobs.
+"""A cluster's dashboard: whether it answers, accepts the token, and knows of jobs.
 
-By its documented HTTP interface. Ray's own client waits for an answer without end, and would send the token to
-whatever listens; so it is used (in `jobs`) only once the dashboard has been found good.
+It uses the documented HTTP interface. Ray's own client waits for an answer without a limit, and would send the token to
+any server; so `jobs` uses it only after the dashboard has been checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Where Ray's own client looks for an address."""
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 12.0
-"""For a whole question, the name's look-up and slow answers included."""
+"""Seconds for a whole request, including the look-up of the name and slow answers."""
 _MOST_BYTES = 2**28
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class Dashboard:
 
 
 def reach(address: str | None) -> Dashboard:
-    """Look whether a dashboard of this version of Ray is at an address, and let us in.
+    """Check that a dashboard of this version of Ray is at an address, and accepts the token.
 
     Args:
         address: its URL; by default that of RAY_API_SERVER_ADDRESS or RAY_ADDRESS, where these are URLs.
@@ -88,7 +88,7 @@ def reach(address: str | None) -> Dashboard:
 
 
 def _in_time(url: str, call: Callable[[], T]) -> T:
-    """Return what a call returns; it is left alone where it takes too long, as a name's look-up can."""
+    """Return the result of a call; give it up if it takes too long, as the look-up of a name can."""
     result: list[T] = []
     raised: list[BaseException] = []
 
@@ -174,7 +174,7 @@ def _with_token(url: str) -> Dashboard:
 
 
 class _AsItIs(urllib.request.HTTPErrorProcessor):
-    """Neither raises for a status nor follows to another place."""
+    """Neither raises for a status nor follows redirections."""
 
     def http_response(self, request: Any, response: Any) -> Any:
         return response

@@ -1,4 +1,4 @@
-"""The Pareto front: which of several results no other one beats."""
+"""The Pareto front: the results that no other result dominates."""
 
 from __future__ import annotations
 

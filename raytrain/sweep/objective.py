@@ -1,4 +1,4 @@
-"""Objectives: what a sweep looks for in a trial, read from the run's own figures."""
+"""Objectives: the figures of a run that a sweep optimises."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Objective:
         return not self.every_epoch
 
     def now(self, rows: list[dict[str, Any]]) -> float | None:
-        """Return the last epoch's, for a scheduler."""
+        """Return the last epoch's value, for a scheduler."""
         value = rows[-1].get(self.figure) if rows else None
         return value if isinstance(value, int | float) and math.isfinite(value) else None
 

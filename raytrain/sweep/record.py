@@ -1,4 +1,4 @@
-"""What a sweep keeps of each trial beside its run: trial.json, with its values, what became of it, and its figures."""
+"""The record of each trial beside its run: trial.json, with its values, its outcome and its figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytrain.run.metrics_log import read_metrics
 from raytrain.sweep.objective import Objective
 
 ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed", "failed")
-"""What a trial does not come back from. The others are `pending`, `running`, `paused` and `interrupted`."""
+"""The final statuses of a trial. The others are `pending`, `running`, `paused` and `interrupted`."""
 
 _FILE = "trial.json"
 STUCK = "stuck.log"
@@ -48,7 +48,7 @@ def update(run: Path, **changes: Any) -> dict[str, Any]:
 
 
 def history(sweep: Path, number: int, before: float = math.inf) -> list[dict[str, Any]]:
-    """Return how a trial came to its weights, where a scheduler gave it another trial's on the way.
+    """Return the history of a trial's weights, if a scheduler gave it those of other trials.
 
     Args:
         before: the epoch up to which it counts.

@@ -1,4 +1,4 @@
-"""Schedulers: which trials go on, and which end early or change on the way. Ray Tune's."""
+"""Ray Tune's schedulers: they stop trials early or change their values."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class HyperBand(ASHA):
 
     @property
     def together(self) -> bool:
-        """They do."""
+        """Trials of a rung wait for each other."""
         return True
 
     def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
@@ -159,7 +159,7 @@ class PBT(_Early):
 
     @property
     def mutates(self) -> bool:
-        """It does."""
+        """PBT changes values of running trials."""
         return True
 
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, epochs: int) -> None:

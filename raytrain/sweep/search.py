@@ -1,4 +1,4 @@
-"""Search: which values a sweep tries next. Random search, and the base of those that learn from the trials before."""
+"""Searches choose the values of trials: random search, and the base of searches that learn from earlier trials."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Proposals:
         raise NotImplementedError
 
     def repeat(self, number: int, values: dict[str, Any]) -> None:
-        """Take note of what it proposed before the sweep was interrupted."""
+        """Note a proposal from before the sweep was interrupted."""
 
     def tell(self, number: int, objective: list[float] | None) -> None:
-        """What came of a trial; None where it gave nothing: out of memory, not finite, crashed."""
+        """The result of a trial; None without one: out of memory, not finite, crashed."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Drawn(Proposals):
         self.axes, self.seed = axes, seed
 
     def propose(self, number: int, fixed: dict[str, Any]) -> dict[str, Any]:
-        """Return a hash of (seed, trial, axis) is the quantile."""
+        """A hash of (seed, trial, axis) is the quantile of the axis."""
         return {
             axis.path: fixed[axis.path]
             if axis.path in fixed

@@ -1,4 +1,4 @@
-"""Axes: which fields a sweep varies, by their dotted paths, and over what."""
+"""Axes: the fields that a sweep varies, by their dotted paths, and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweep: an experiment, the fields to vary, and what to look for, as one value."""
+"""A sweep as one value: an experiment, the fields to vary, and the objectives."""
 
 from __future__ import annotations
 

@@ -42,6 +42,6 @@ class SweepRun:
 
     @property
     def best(self) -> Run | None:
-        """The best trial's run; None where no trial has given anything."""
+        """The best trial's run; None if no trial has a result."""
         number = self.answer["best"]
         return None if number is None else Run(record.folder(self.path, number))

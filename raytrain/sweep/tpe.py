@@ -27,7 +27,7 @@ class TPE(Search):
         config.check(self, startup=at_least(1))
 
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...]) -> None:
-        """Optuna must be there, and know the axes."""
+        """Check that Optuna is installed, and that it supports the axes."""
         if importlib.util.find_spec("optuna") is None:
             raise errors.extra_missing("TPE", "optuna", "sweep")
         for axis in axes:
@@ -39,7 +39,7 @@ class TPE(Search):
                 )
 
     def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:
-        """Return a study in memory: what the trials gave is in their directories."""
+        """Return a search with a study in memory: the results are in the trials' directories."""
         return _Study(self, axes, objectives, seed)
 
 

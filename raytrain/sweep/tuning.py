@@ -1,4 +1,4 @@
-"""Ray Tune's part of a sweep: read the data for all trials, run the trials, and look after them meanwhile."""
+"""Ray Tune's part of a sweep: read the data for all trials, run the trials, and watch them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from raytrain.sweep.trial_loggers import TrialLoggers
 from raytrain.sweep.trials import Trials
 
 _LEAVE_SECONDS = 5.0
-"""How long trials may take to write a checkpoint after a signal; the sweep's own end takes some seconds more."""
+"""Seconds for trials to write a checkpoint after a signal; the sweep's end takes some seconds more."""
 _ROOM_SECONDS = 30.0
-"""After how long without a trial under way the sweep says what it waits for."""
+"""Seconds without a running trial after which the sweep says what it waits for."""
 
 
 def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
 
 
 def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: Logger, interrupts: Interrupts) -> str:
-    """Run Tune in a side thread, and look after the trials until they end.
+    """Run Tune in a side thread, and watch the trials until they end.
 
     Args:
         shelf: the data, as `read` returns it.
@@ -102,7 +102,7 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
     records = trials.records()
     if trials.sweep.experiment.loggers:
         loggers.update(records)
-    if len(trials.ended) == trials.sweep.count:  # also where a request to stop came too late to matter
+    if len(trials.ended) == trials.sweep.count:  # also if a request to stop came too late
         return "completed"
     if interrupts.signal:
         return "interrupted"
@@ -114,7 +114,7 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
 
 
 class _Waiting:
-    """Says why no trial has been under way for a while, if trials are left."""
+    """Reports why no trial has been running for a while, if trials are left."""
 
     def __init__(self, trials: Trials, observer: Logger):
         self.trials, self.observer = trials, observer
