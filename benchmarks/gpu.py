@@ -35,8 +35,8 @@ from raytrain.data import Index
 from raytrain.data.reader import Resident
 from raytrain.data.streaming import Streaming
 from raytrain.driver import model_check
-from raytrain.experiment_file import save
 from raytrain.parallel.strategy import RankContext
+from raytrain.run.experiment_file import save
 from raytrain.training.precision import memory_format
 from raytrain.training.trainer import Trainer
 

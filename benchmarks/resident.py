@@ -14,8 +14,8 @@ from raytrain import MNIST, SGD, Experiment
 from raytrain.data import Index
 from raytrain.data.loader import Loader, keep_memory
 from raytrain.data.reader import Resident
-from raytrain.experiment_file import save
 from raytrain.parallel.strategy import RankContext
+from raytrain.run.experiment_file import save
 from raytrain.training.trainer import Trainer
 
 DATA = MNIST(root="-", mean=(MEAN,), std=(STD,))

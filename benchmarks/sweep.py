@@ -27,7 +27,8 @@ from typing import Any
 from benchmarks import dataset, report
 from benchmarks.harness import ROOT, Measured, SideFailed, environment
 from benchmarks.rows import Goal, Row
-from raytrain import MNIST, SGD, Cosine, Grid, Sweep, config, experiment_file
+from raytrain import MNIST, SGD, Cosine, Grid, Sweep, config
+from raytrain.run import experiment_file
 from raytrain.sweep import record
 from raytrain.sweep.space import combinations
 from raytrain.sweep.sweep import load, to_dict

@@ -22,8 +22,6 @@ from raytrain import config as _config
 from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
-from raytrain.experiment_file import load as load_experiment
-from raytrain.experiment_file import refuse_while_loading as _refuse_while_loading
 from raytrain.hooks import Hook
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
@@ -39,6 +37,8 @@ from raytrain.parallel import (
     Pipeline,
     TensorParallel,
 )
+from raytrain.run.experiment_file import load as load_experiment
+from raytrain.run.experiment_file import refuse_while_loading as _refuse_while_loading
 from raytrain.run.run import Run
 from raytrain.run.version import VERSION as _VERSION
 from raytrain.sweep import (

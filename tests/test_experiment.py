@@ -19,19 +19,8 @@ from typing import Any
 import pytest
 
 import raytrain
-from raytrain import (
-    CNN,
-    Augment,
-    Data,
-    Deterministic,
-    Digits,
-    Experiment,
-    Model,
-    Scaling,
-    UserError,
-    config,
-    experiment_file,
-)
+from raytrain import CNN, Augment, Data, Deterministic, Digits, Experiment, Model, Scaling, UserError, config
+from raytrain.run import experiment_file
 
 GOOD = """
 from dataclasses import dataclass
@@ -122,7 +111,7 @@ def test_a_script_reads_the_experiment_of_its_own_class_without_running_a_second
         f"{GOOD}\n"
         "import pathlib, shutil\n"
         "from raytrain import config, load_experiment\n"
-        "from raytrain.experiment_file import save\n"
+        "from raytrain.run.experiment_file import save\n"
         "print('running')\n"
         "pathlib.Path('run').mkdir()\n"
         "save(experiment, pathlib.Path('run/experiment.json'))\n"

@@ -27,7 +27,6 @@ STAGES = (
     "hooks",
     "loggers",
     "experiment",
-    "experiment_file",
     "checkpoint",
     "run",
     "training",
@@ -131,6 +130,18 @@ def test_a_file_has_at_most_400_lines_and_a_function_60(name: str) -> None:
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, FUNCTIONS)]
     assert len(text.splitlines()) <= 400
     assert not [one.name for one in functions if (one.end_lineno or 0) - one.lineno >= 60]
+
+
+def test_the_stages_are_at_most_26_on_12_levels() -> None:
+    """The level of a stage is one above the highest of those that it imports from."""
+    below: dict[str, set[str]] = {name: set() for name in STAGES}
+    for name in INSIDE:
+        found = {stage(one) for one in imports(INSIDE[name]) if one.startswith("raytrain.")}
+        below[stage(name)] |= found - {stage(name)}
+    level: dict[str, int] = {}
+    for name in STAGES:
+        level[name] = 1 + max((level[one] for one in below[name]), default=0)
+    assert len(STAGES) <= 26 and max(level.values()) <= 12, level
 
 
 def test_at_most_40_imports_stand_in_functions_each_with_its_reason() -> None:

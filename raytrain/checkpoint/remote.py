@@ -15,7 +15,7 @@ from raytrain.checkpoint import pulse
 from raytrain.checkpoint.location import join, mirror, note_url, read_known, replace_file, url_of
 from raytrain.checkpoint.storage import ENVIRONMENT, Storage, answered
 from raytrain.files import known_json
-from raytrain.user_code.copies import COPY, MODULES, ORIGINS, REPLACED, REPLACING
+from raytrain.user_code.sources import COPY, MODULES, ORIGINS, REPLACED, REPLACING
 
 _OWN = (ORIGINS, COPY, REPLACED, ENVIRONMENT, "skipped.json", "experiment.json")
 """The files that the driver writes. The last one makes the folder a run."""

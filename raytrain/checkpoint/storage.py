@@ -27,7 +27,7 @@ from raytrain.checkpoint import layout, pulse
 from raytrain.checkpoint.layout import MANIFEST, step_of
 from raytrain.checkpoint.location import URL, replace_file
 from raytrain.checkpoint.rows import check_rows
-from raytrain.user_code.copies import MODULES
+from raytrain.user_code.sources import MODULES
 from raytrain.watchdog import doing
 
 T = TypeVar("T")

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment_file
+from raytrain import config, errors
 from raytrain.checkpoint import remote
 from raytrain.checkpoint.layout import step_of
 from raytrain.experiment import Experiment
+from raytrain.run import copies, experiment_file
 from raytrain.run.run import Run
-from raytrain.user_code import copies, sources
+from raytrain.user_code import sources
 
 RESUMABLE = (
     *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
@@ -115,7 +116,7 @@ class Correction:
             record = {"step": self._step(), "changed": names, "file": str(self.file.resolve())}
             records = {"replaced": [*copies.replaced(self.run.path), record]}
             text = json.dumps(records, indent=2) + "\n"
-            copies.replace(self.run.path, copies.files_of(self.sources) | {copies.REPLACED: text.encode()})
+            copies.replace(self.run.path, copies.files_of(self.sources) | {sources.REPLACED: text.encode()})
 
     def _step(self) -> int:
         return step_of(remote.newest(self.run.path)) or 0

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from raytrain.checkpoint import location
-from raytrain.user_code import copies
+from raytrain.run import copies
 
 
 def advice(path: Path) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from raytrain import config, errors, experiment_file
+from raytrain import config, errors
 from raytrain.checkpoint import location, remote
 from raytrain.data.blocks import Bad
 from raytrain.driver import plan, resumption
@@ -32,10 +32,11 @@ from raytrain.driver.skipped import write_skipped
 from raytrain.experiment import Experiment
 from raytrain.files import reason, write_atomically
 from raytrain.loggers import Logger, RunInfo
+from raytrain.run import copies, experiment_file
 from raytrain.run.begin import begin, check_writable, discard
 from raytrain.run.metrics_log import read_metrics
 from raytrain.run.run import Run
-from raytrain.user_code import copies, places
+from raytrain.user_code import places, sources
 
 _ASIDE = ".*.*.[0-9]*"
 """Files that a killed command was writing."""
@@ -240,7 +241,7 @@ def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction
         copies.settle(path)
         if experiment_file.to_json(kept) != experiment_file.to_json(run.experiment):
             experiment_file.save(kept, path / "experiment.json")
-        asides = (*path.glob(_ASIDE), *(path / copies.MODULES).rglob(_ASIDE))
+        asides = (*path.glob(_ASIDE), *(path / sources.MODULES).rglob(_ASIDE))
         for leftover in (*asides, *logs.glob("*_*.json"), path / "stop", path / "summary.json"):
             leftover.unlink(missing_ok=True)
         remote.publish(path)

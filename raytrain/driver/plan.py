@@ -22,11 +22,11 @@ from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import scaled
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling
-from raytrain.experiment_file import to_json
 from raytrain.files import existing
 from raytrain.loggers import RunInfo
 from raytrain.models import Model
 from raytrain.optim.optimizers import backbone
+from raytrain.run.experiment_file import to_json
 from raytrain.run.run import Run
 from raytrain.training.precision import check_device
 

@@ -15,9 +15,10 @@ from raytrain.driver.correction import Correction, listed, may_change
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
 from raytrain.files import reason
+from raytrain.run import copies
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 from raytrain.run.run import Run, no_way_back
-from raytrain.user_code import copies, places, sources
+from raytrain.user_code import places, sources
 
 
 def changed(before: Experiment, after: Experiment) -> list[str]:
@@ -86,7 +87,7 @@ def _difference(before: model_check.Tensors, after: model_check.Tensors) -> str:
 _FILES = (
     *("experiment.json", "environment.json", "skipped.json", "summary.json", "metrics.jsonl"),
     *("best.json", "last.json", LOCK, WRITER_LOCK),
-    *(copies.REPLACED, copies.REPLACING),
+    *(sources.REPLACED, sources.REPLACING),
 )
 """The files of a run's directory that training writes."""
 

@@ -19,8 +19,8 @@ from rich.text import Text
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
 from raytrain.report.output import Output
+from raytrain.run import copies
 from raytrain.tasks.classification import Classification
-from raytrain.user_code import copies
 
 _PLAIN_SECONDS = 10.0
 _LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE, _SHORTEST_BAR = 8, 28, 14, 12

@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytrain import errors, experiment_file
+from raytrain import errors
 from raytrain.checkpoint import layout, location, remote, storage
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, needed_json
+from raytrain.run import copies, experiment_file
 from raytrain.run.metrics_log import damaged_lines, read_metrics
-from raytrain.user_code import copies, hints, sources
+from raytrain.user_code import hints, sources
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,6 +24,7 @@ from raytrain.driver.options import Options
 from raytrain.driver.session import Session
 from raytrain.files import write_atomically
 from raytrain.loggers import Logger, RunInfo
+from raytrain.run import copies
 from raytrain.run.begin import begin, check_writable
 from raytrain.run.lock import Lock
 from raytrain.sweep import record
@@ -32,7 +33,7 @@ from raytrain.sweep.sweep_plan import SweepPlan, make
 from raytrain.sweep.sweep_run import SweepRun
 from raytrain.sweep.trial_loggers import TrialLoggers
 from raytrain.sweep.trials import Trials
-from raytrain.user_code import copies, places, sources
+from raytrain.user_code import places, sources
 
 _MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
 Report = Callable[[Path, dict[str, Any]], object]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment_file
+from raytrain import config, errors
 from raytrain.config import above, at_least
 from raytrain.experiment import Experiment
+from raytrain.run import experiment_file
 from raytrain.sweep.objective import Objective, parse
 from raytrain.sweep.schedulers import Complete, Scheduler
 from raytrain.sweep.search import RandomSearch, Search

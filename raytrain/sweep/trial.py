@@ -9,9 +9,10 @@ from typing import Any
 
 from ray import tune
 
-from raytrain import config, experiment_file
+from raytrain import config
 from raytrain.driver.ray_internals import compiler
 from raytrain.parallel.deterministic import fix_workspace
+from raytrain.run import experiment_file
 from raytrain.sweep import attempt, record
 from raytrain.sweep.attempt import Attempt, Data, Ended, Limits
 from raytrain.sweep.objective import Objective

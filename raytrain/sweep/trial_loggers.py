@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from raytrain import experiment_file
 from raytrain.driver.observe import Loggers
 from raytrain.driver.plan import Plan
 from raytrain.files import known_json
 from raytrain.loggers import Held, Logger, RunInfo
+from raytrain.run import experiment_file
 from raytrain.sweep import record
 
 

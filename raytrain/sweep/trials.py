@@ -13,17 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raytrain import config, errors, experiment_file
+from raytrain import config, errors
 from raytrain.driver import environment, plan
 from raytrain.driver.fit import with_threads
 from raytrain.experiment import Scaling
 from raytrain.files import known_json, write_atomically
+from raytrain.run import copies, experiment_file
 from raytrain.sweep import record
 from raytrain.sweep.front import pareto_front
 from raytrain.sweep.search import crossed
 from raytrain.sweep.sweep import to_dict
 from raytrain.sweep.sweep_plan import SweepPlan
-from raytrain.user_code import copies
 
 
 class Trials:

@@ -23,17 +23,17 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from raytrain import errors, experiment_file, order
+from raytrain import errors, order
 from raytrain.data import Data, Index
 from raytrain.data.reader import Direct, Epoch
 from raytrain.driver import plan, resources
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
+from raytrain.run import copies, experiment_file
 from raytrain.tools.batch_size import Found, Search, Trial, doubling, sizes
 from raytrain.training import memory
 from raytrain.training.precision import available, check_device
-from raytrain.user_code import copies
 
 _IMAGES = 64
 """Number of samples that are read; they stand for the whole split."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from raytrain import errors, experiment_file
+from raytrain import errors
 from raytrain.data.reader import Direct
 from raytrain.driver import initial_weights, plan, resources
 from raytrain.experiment import Experiment
@@ -23,6 +23,7 @@ from raytrain.loggers import Logger
 from raytrain.optim.schedules import Rising
 from raytrain.parallel import DDP
 from raytrain.parallel.strategy import RankContext
+from raytrain.run import experiment_file
 from raytrain.training.trainer import Trainer
 
 _MEMORY = 0.9

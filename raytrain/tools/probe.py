@@ -23,13 +23,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raytrain import experiment_file
 from raytrain.data import Field, Index
 from raytrain.data.blocks import Arrays
 from raytrain.data.loader import Loaded, fits_device
 from raytrain.data.reader import Epoch
 from raytrain.driver.ray_internals import compiler
 from raytrain.parallel.strategy import RankContext
+from raytrain.run import experiment_file
 from raytrain.training import memory
 from raytrain.training.trainer import Trainer
 

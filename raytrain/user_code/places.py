@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from raytrain import errors
-from raytrain.user_code.copies import COPY, MODULES
 from raytrain.user_code.python_files import is_own
-from raytrain.user_code.sources import Source, active, source_of
+from raytrain.user_code.sources import COPY, MODULES, Source, active, source_of
 
 _LONGEST = 400
 """Characters of an exception's text in an error of one line."""

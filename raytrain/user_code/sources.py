@@ -23,6 +23,13 @@ from typing import Any, NamedTuple
 from raytrain import errors
 from raytrain.user_code.python_files import MOST_BYTES, MOST_FILES, imported_names, is_hidden, is_own, python_files
 
+COPY, MODULES, ORIGINS = "experiment.py", "modules", "sources.json"
+"""The copy of the experiment file, the folder of the modules' copies, and the file with the paths of the user's own
+files."""
+REPLACED, REPLACING = "replaced.json", "replacing.json"
+"""Which files of a run's code were replaced after which step; and all new code while it is being put in place: while
+that file exists, it counts and the other files do not."""
+
 EXPERIMENT_MODULE = "raytrain_experiment"
 """The module name under which an experiment file is imported; saved JSON calls it `experiment`."""
 

@@ -17,13 +17,14 @@ import pytest
 import torch
 from helpers.cut_runs import BASE, Cut, rows, weights
 
-from raytrain import SGD, Experiment, Run, UserError, experiment_file
+from raytrain import SGD, Experiment, Run, UserError
 from raytrain.checkpoint import layout, location, pulse, remote, side_thread, storage
 from raytrain.checkpoint.storage import Storage
 from raytrain.data.checks import checked_read
 from raytrain.data.loader import Loaded
 from raytrain.data.reader import Resident
 from raytrain.parallel.strategy import RankContext
+from raytrain.run import experiment_file
 from raytrain.training.losses import Step
 from raytrain.training.trainer import Trainer
 

@@ -15,7 +15,7 @@ import pytest
 from helpers.commands import DIGITS, REPOSITORY, fails, no_runs, succeeds, without_ray
 
 from raytrain import Experiment, Sweep, __version__, cli, config
-from raytrain.experiment_file import load
+from raytrain.run.experiment_file import load
 from raytrain.sweep.sweep import load as load_sweep
 
 __all__ = ["no_runs", "without_ray"]

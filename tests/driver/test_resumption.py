@@ -11,14 +11,15 @@ import pytest
 from helpers.commands import fails, make_run, succeeds, without_ray
 from helpers.projects import write
 
-from raytrain import Run, UserError, experiment_file
+from raytrain import Run, UserError
 from raytrain.checkpoint.location import mirror
 from raytrain.checkpoint.remote import publish
 from raytrain.checkpoint.storage import Storage
 from raytrain.driver.correction import Correction
 from raytrain.files import write_atomically
+from raytrain.run import copies, experiment_file
 from raytrain.run.lock import Lock
-from raytrain.user_code import copies, sources
+from raytrain.user_code import sources
 
 __all__ = ["without_ray"]
 

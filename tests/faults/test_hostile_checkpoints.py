@@ -23,12 +23,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError, experiment_file
+from raytrain import MLP, SGD, Checkpoint, Digits, Experiment, Run, UserError
 from raytrain.checkpoint import checkpoints, layout, retention
 from raytrain.checkpoint.layout import MANIFEST, MODEL, OPTIMIZER, PARTS, STATE
 from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
 from raytrain.parallel.strategy import RankContext
+from raytrain.run import experiment_file
 from raytrain.training.trainer import Trainer
 
 VALUE = Experiment(

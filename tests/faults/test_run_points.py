@@ -16,8 +16,8 @@ from PIL import Image
 
 from raytrain import order
 from raytrain.checkpoint import layout
+from raytrain.run import copies
 from raytrain.run.metrics_log import read_metrics
-from raytrain.user_code import copies
 
 pytestmark = pytest.mark.usefixtures("every_write_told")
 

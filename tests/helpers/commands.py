@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from raytrain import CNN, Digits, Experiment, Run, cli, config, experiment_file
+from raytrain import CNN, Digits, Experiment, Run, cli, config
 from raytrain.checkpoint import checkpoints
 from raytrain.driver.session import Session
+from raytrain.run import experiment_file
 from raytrain.run.metrics_log import MetricsLog
 
 REPOSITORY = Path(__file__).parents[2]

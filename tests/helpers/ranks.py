@@ -85,7 +85,7 @@ def train_rank(
 
 def new_run(folder: Path, experiment: Experiment) -> Path:
     """A run directory as the driver makes it."""
-    from raytrain.experiment_file import save
+    from raytrain.run.experiment_file import save
 
     folder.mkdir(parents=True)
     save(experiment, folder / "experiment.json")

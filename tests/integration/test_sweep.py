@@ -37,7 +37,6 @@ from raytrain import (
     Scaling,
     Sweep,
     config,
-    experiment_file,
 )
 from raytrain.driver import reading
 from raytrain.driver.endings import Interrupted
@@ -45,6 +44,7 @@ from raytrain.driver.options import Options
 from raytrain.driver.resources import local_resources
 from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
+from raytrain.run import experiment_file
 from raytrain.sweep import driver, sweep_run, tuning
 from raytrain.sweep.sweep import load
 

@@ -23,10 +23,11 @@ from helpers.commands import DIGITS, REPOSITORY, fails
 from helpers.head import BEGINS, Cut, Head, serving
 from helpers.projects import COPIED, PROJECT, write
 
-from raytrain import cli, errors, experiment_file
+from raytrain import cli, errors
 from raytrain.jobs import dashboard, follow, job, project
 from raytrain.report import jobs as report
-from raytrain.user_code import copies, sources
+from raytrain.run import copies, experiment_file
+from raytrain.user_code import sources
 
 TOKEN = "5ecret" * 8
 pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # Ray's client gives it

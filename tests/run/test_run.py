@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytrain import CNN, Digits, Experiment, Run, UserError, experiment_file
+from raytrain import CNN, Digits, Experiment, Run, UserError
 from raytrain.checkpoint import checkpoints
 from raytrain.checkpoint.rows import check_rows
+from raytrain.run import experiment_file
 from raytrain.run.begin import begin, check_writable, discard
 from raytrain.run.lock import Lock
 from raytrain.run.metrics_log import MetricsLog, damaged_lines, read_metrics

@@ -38,8 +38,8 @@ from raytrain import (
     Uniform,
     UserError,
     config,
-    experiment_file,
 )
+from raytrain.run import experiment_file
 from raytrain.sweep import objective, record
 from raytrain.sweep.objective import Objective
 from raytrain.sweep.search import crossed

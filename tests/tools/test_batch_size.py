@@ -17,18 +17,8 @@ import pytest
 from helpers.commands import DIGITS, REPOSITORY, VALUE, fails, succeeds, without_ray
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 
-from raytrain import (
-    CNN,
-    SGD,
-    Augment,
-    Deterministic,
-    Digits,
-    Experiment,
-    Pipeline,
-    Scaling,
-    UserError,
-    experiment_file,
-)
+from raytrain import CNN, SGD, Augment, Deterministic, Digits, Experiment, Pipeline, Scaling, UserError
+from raytrain.run import experiment_file
 from raytrain.tools.batch_size import Found, Search, Trial, best, doubling, sizes
 from raytrain.tools.batch_trials import find, find_largest
 

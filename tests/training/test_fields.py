@@ -19,7 +19,7 @@ from raytrain.data.checks import checked_read
 from raytrain.data.prepare import Prepare
 from raytrain.data.transforms import DRAWS
 from raytrain.errors import UserError
-from raytrain.experiment_file import load, save
+from raytrain.run.experiment_file import load, save
 from raytrain.tools.inference import evaluate, export, predict
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"

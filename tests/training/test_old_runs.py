@@ -20,7 +20,7 @@ import pytest
 from helpers.ranks import losses, train_rank
 
 from raytrain import DDP, FSDP, MLP, Deterministic, Digits, Experiment, Parallel, Run, UserError, cli, config
-from raytrain.experiment_file import load, load_with_code, save
+from raytrain.run.experiment_file import load, load_with_code, save
 from raytrain.sweep.sweep import load as load_sweep
 from raytrain.sweep.sweep_run import SweepRun
 

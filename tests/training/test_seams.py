@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raytrain import order
-from raytrain.experiment_file import load
+from raytrain.run.experiment_file import load
 
 FILES = {
     "scale.py": """

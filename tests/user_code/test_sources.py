@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from helpers.projects import COPIED, PROJECT, write
 
-from raytrain import Digits, Experiment, Run, UserError, config, experiment_file
+from raytrain import Digits, Experiment, Run, UserError, config
 from raytrain.checkpoint.location import mirror
 from raytrain.checkpoint.remote import publish
 from raytrain.checkpoint.storage import Storage
-from raytrain.user_code import copies, sources
+from raytrain.run import copies, experiment_file
+from raytrain.user_code import sources
 from raytrain.user_code.shipping import Shipped
 from raytrain.user_code.sources import Sources
 
@@ -343,7 +344,7 @@ def test_an_error_names_the_users_file_while_it_has_the_text_that_runs_and_the_c
 def test_a_script_s_own_modules_are_kept_and_its_classes_stay_what_they_are(project: Path, tmp_path: Path) -> None:
     script = """
         import pathlib, pickle, sys
-        from raytrain import Classification, Experiment, Run, experiment_file; from raytrain.user_code import copies
+        from raytrain import Classification, Experiment, Run; from raytrain.run import copies, experiment_file
         from dataclasses import dataclass
         from nets import Net
         import source

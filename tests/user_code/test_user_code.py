@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from helpers.projects import write
 
-from raytrain import Experiment, Run, UserError, cli, experiment_file
+from raytrain import Experiment, Run, UserError, cli
 from raytrain.driver.blame import failed_here
 from raytrain.driver.endings import RunFailed
 from raytrain.driver.failures import run_failure as _failure
 from raytrain.driver.worker import _recorded
+from raytrain.run import copies, experiment_file
 from raytrain.sweep.attempt import _one_line
-from raytrain.user_code import copies, places, sources
+from raytrain.user_code import places, sources
 
 Capture = pytest.CaptureFixture[str]
 PROJECT = {

@@ -13,8 +13,8 @@ from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take, without
 from raytrain.cli.flags.parsing import FLAT, RUN, describe, parse, take_strategy
 from raytrain.experiment import Experiment
-from raytrain.experiment_file import load
 from raytrain.optim.schedules import Rising
+from raytrain.run.experiment_file import load
 from raytrain.run.run import Run
 from raytrain.tools.batch_size import Search as Trying
 from raytrain.tools.output import PLOTS, PREDICTIONS, WEIGHTS, check_output

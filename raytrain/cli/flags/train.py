@@ -14,7 +14,7 @@ from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe
 from raytrain.driver.correction import Correction
 from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
-from raytrain.experiment_file import load
+from raytrain.run.experiment_file import load
 from raytrain.run.run import Run
 
 

@@ -12,14 +12,7 @@ from typing import Any
 from raytrain import errors
 from raytrain.files import known_json, read_json, write_atomically
 from raytrain.user_code.python_files import is_hidden, python_files
-from raytrain.user_code.sources import Source, Sources, active, use
-
-COPY, MODULES, ORIGINS = "experiment.py", "modules", "sources.json"
-"""The copy of the experiment file, the folder of the modules' copies, and the file with the paths of the user's own
-files."""
-REPLACED, REPLACING = "replaced.json", "replacing.json"
-"""Which files of a run's code were replaced after which step; and all new code while it is being put in place: while
-that file exists, it counts and the other files do not."""
+from raytrain.user_code.sources import COPY, MODULES, ORIGINS, REPLACED, REPLACING, Source, Sources, active, use
 
 
 def read(folder: Path) -> Sources | None:

@@ -17,7 +17,8 @@ from raytrain import config, errors
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
 from raytrain.parallel import DDP, Deterministic
-from raytrain.user_code import copies, hints, parts, places, python_files, sources
+from raytrain.run import copies
+from raytrain.user_code import hints, parts, places, python_files, sources
 from raytrain.user_code.upgrades import old_argument, upgrade
 
 HISTORY = "history"
@@ -108,7 +109,7 @@ def of_copy(run: Path) -> Experiment | None:
     if found is None or found.experiment is None:
         return None
     sources.activate(found)
-    return _defined(_import(config.EXPERIMENT_MODULE, run / copies.COPY, copied=True))
+    return _defined(_import(config.EXPERIMENT_MODULE, run / sources.COPY, copied=True))
 
 
 def _defined(module: ModuleType) -> Experiment | None:
@@ -148,7 +149,7 @@ def read_json(path: Path) -> tuple[Any, Path | None]:
     Raises:
         UserError: it is no JSON, or a module does not load.
     """
-    values, copy = upgrade(_json(path)), path.with_name(copies.COPY)
+    values, copy = upgrade(_json(path)), path.with_name(sources.COPY)
     if isinstance(values, dict) and isinstance(history := values.pop(HISTORY, None), list):
         _say_history(path, history)
     modules = set(_own_modules(values))
@@ -254,7 +255,7 @@ def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.Use
     if copied and isinstance(error, FileNotFoundError):
         how = "a run keeps copies of Python files only: restore the file that it reads"
     elif copied and isinstance(error, ModuleNotFoundError):
-        how = f"install it, or copy the file or the folder {module} into {path.with_name(copies.MODULES)}"
+        how = f"install it, or copy the file or the folder {module} into {path.with_name(sources.MODULES)}"
     elif module in sys.stdlib_module_names and any(path.resolve().parent.glob(f"{module}.py")):
         how = f"rename {module}.py: Python's own module has that name"
     elif copied:  # `resume --experiment` needs the copy too, to compare what it defines
