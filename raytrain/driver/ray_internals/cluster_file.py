@@ -27,8 +27,9 @@ def refused_cluster(values: dict[str, Any]) -> tuple[tuple[object, ...], str] | 
     """Return the place and the reason for which `ray up` would refuse a cluster file's values, with Ray's defaults
     filled in; None if it would accept them, and with other versions of Ray. Nothing is started, and no cloud is
     called."""
-    util = private("ray.autoscaler._private.util", "prepare_config", "validate_config", "jsonschema")
-    if util is None:
+    util = private("ray.autoscaler._private.util", "prepare_config", "validate_config")
+    schema = private("jsonschema", "ValidationError")  # which Ray brings
+    if util is None or schema is None:
         return None
     loggers = logging.getLogger("ray")
     level = loggers.level
@@ -37,7 +38,7 @@ def refused_cluster(values: dict[str, Any]) -> tuple[tuple[object, ...], str] | 
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             util.validate_config(util.prepare_config(copy.deepcopy(values)))
-    except util.jsonschema.ValidationError as error:
+    except schema.ValidationError as error:
         return tuple(error.path), error.message
     except Exception as error:  # Ray indexes and asserts as it goes: any kind is a refusal
         return (), str(error) or " ".join(said.getvalue().split()) or type(error).__name__
