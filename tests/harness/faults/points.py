@@ -126,7 +126,7 @@ class Disk:
 def standing_for_os(disk: Any) -> Iterator[None]:
     """Puts it into the modules that write a run."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (checkpoints, retention, files, run, begin, lock, metrics_log, writer):
+        for module in (checkpoints, layout, retention, files, run, begin, lock, metrics_log, writer):
             patch.setattr(module, "os", disk)
         back = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: setattr(disk, "away", False))
         patch.setattr(side_thread, "time", back)
