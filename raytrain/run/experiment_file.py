@@ -57,9 +57,12 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         path = path / "experiment.json"
     if not os.path.isfile(path):
         runs = hints.files(path, [Path("runs")], "*/experiment.json")
-        raise errors.no_such_file(
-            path, "experiment file", [*hints.files(path, [Path("experiments")], "*.py"), *runs][:4]
-        )
+        meant = [*hints.files(path, [Path("experiments")], "*.py", assigns="experiment"), *runs]
+        sweeps = hints.files(path, [Path("experiments")], "*.py", assigns="sweep")
+        if sweeps and not meant:
+            how = f"{sweeps[0]} holds a sweep: `raytrain sweep {sweeps[0]}` runs it"
+            raise errors.UserError("no such experiment file", path, how)
+        raise errors.no_such_file(path, "experiment file", meant[:4])
     if path.suffix == ".json":
         return _load_json(path)
     if path.suffix != ".py":
@@ -89,7 +92,8 @@ def load_with_code(path: Path, file: Path) -> tuple[Experiment, Experiment | Non
     """
     values = upgrade(_json(path))
     if not os.path.isfile(file):
-        raise errors.no_such_file(file, "experiment file", hints.files(file, [Path("experiments")], "*.py"))
+        meant = hints.files(file, [Path("experiments")], "*.py", assigns="experiment")
+        raise errors.no_such_file(file, "experiment file", meant)
     if file.suffix != ".py":
         raise not_an_experiment(file, f"its name ends in {file.suffix or 'nothing'}")
     module = execute(file)

@@ -102,7 +102,7 @@ class LogUniform(_Range):
             raise errors.out_of_range("low", self.low, "above 0", f"LogUniform({self.path!r})")
 
     def draw(self, quantile: float) -> float:
-        """Linear in the logarithm; never beyond the ends by rounding."""
+        """Linear in the logarithm; rounding does not lead beyond the ends."""
         found = math.exp(math.log(self.low) + quantile * (math.log(self.high) - math.log(self.low)))
         return self.clip(found)
 
@@ -131,7 +131,7 @@ class Int(Axis):
         """Each number's share of [0, 1) is as wide as its likelihood."""
         if self.log:
             low, high = math.log(self.low), math.log(self.high + 1)
-            return min(int(math.exp(low + quantile * (high - low))), self.high)
+            return min(max(int(math.exp(low + quantile * (high - low))), self.low), self.high)  # exp(log(5)) < 5
         return self.low + int(quantile * (self.high + 1 - self.low))
 
 

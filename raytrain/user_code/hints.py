@@ -59,7 +59,7 @@ def files(given: Path | str, folders: Iterable[Path], wanted: str, assigns: str 
     Args:
         folders: where to look besides the folder of the missing one.
         wanted: the pattern to look for, such as `*.py`, or `*/experiment.json` for the folders of runs.
-        assigns: only Python files that assign this name at their top level, such as `sweep`.
+        assigns: only Python files that assign or import this name at their top level, such as `sweep`.
     """
     given, found = Path(given), {}
     for folder in (given, given.parent, *folders):
@@ -78,11 +78,15 @@ def files(given: Path | str, folders: Iterable[Path], wanted: str, assigns: str 
 
 
 def _assigned(path: Path) -> set[str]:
-    """Return the names that a Python file assigns at its top level; none if it cannot be read."""
+    """Return the names that a Python file assigns or imports at its top level; none if it cannot be read."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return set()
-    targets = [node for one in body for node in (one.targets if isinstance(one, ast.Assign) else [one])]
-    targets = [one.target if isinstance(one, ast.AnnAssign) else one for one in targets]
-    return {one.id for one in targets if isinstance(one, ast.Name)}
+    names = set()
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names.update(target.id for target in targets if isinstance(target, ast.Name))
+    return names

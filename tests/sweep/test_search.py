@@ -57,8 +57,13 @@ def test_every_quantile_is_a_value_between_the_ends(quantile: float) -> None:
     assert 1e-4 <= LR.draw(quantile) <= 1.0
     assert -1 <= Uniform("x", -1, 3).draw(quantile) <= 3
     assert Int("x", 2, 5).draw(quantile) in (2, 3, 4, 5)
-    assert 1 <= Int("x", 1, 1000, log=True).draw(quantile) <= 1000
+    assert 5 <= Int("x", 5, 1000, log=True).draw(quantile) <= 1000  # exp(log(5)) is below 5
     assert Choice("x", (1, 2, 3)).draw(quantile) in (1, 2, 3)
+
+
+@pytest.mark.parametrize("low", range(1, 100))
+def test_a_log_axis_begins_at_its_low(low: int) -> None:
+    assert Int("x", low, 1000, log=True).draw(0.0) == low
 
 
 def test_uniform_quantiles_give_the_axis_distribution() -> None:

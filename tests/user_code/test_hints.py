@@ -99,6 +99,12 @@ def test_a_missing_file_suggests_those_of_like_names(
     assert "sweeps/sweep.json; did you mean sweeps/find.py?" in fails(capsys, "sweep", "sweeps")
     instead = "experiments/digits.py holds an experiment: `raytrain train experiments/digits.py` trains it"
     assert f"no such sweep file, digits; {instead}" in fails(capsys, "sweep", "digits")
+    instead = "sweeps/find.py holds a sweep: `raytrain sweep sweeps/find.py` runs it"
+    assert f"no such experiment file, sweeps/fnd; {instead}" in fails(capsys, "train", "sweeps/fnd")
+    Path("helper.py").touch()
+    assert "helpr; check the spelling" in fails(capsys, "train", "helpr")
+    Path("ours.py").write_text("from experiments.digits import experiment\n")
+    assert "our; did you mean ours.py?" in fails(capsys, "train", "our")
     Path("experiments/digits.py").write_text("experiment = (\n")  # not Python
     assert "no such sweep file, digits; check the spelling" in fails(capsys, "sweep", "digits")
     for command in ("evaluate", "resume"):
