@@ -111,7 +111,7 @@ def bad_sample(path: str, reason: str) -> UserError:
 
 
 def all_samples_bad(root: object, reason: str) -> UserError:
-    return UserError(f"not one sample can be read; the first: {reason}", root, "check that the files are images")
+    return UserError(f"no sample can be read; the first error: {reason}", root, "check that the files are images")
 
 
 def no_room(what: str, needs: int, has: int, where: object, how: str) -> UserError:
@@ -120,7 +120,7 @@ def no_room(what: str, needs: int, has: int, where: object, how: str) -> UserErr
 
 def elastic_trial(value: str) -> UserError:
     return UserError(
-        f"the number of workers of a trial is fixed, and here it is {value}", "in scaling.workers", "take one number"
+        f"the number of workers of a trial is fixed, and here it is {value}", "in scaling.workers", "give one number"
     )
 
 
@@ -135,7 +135,7 @@ def not_local(path: str) -> UserError:
 
 
 def name_taken(run: Path | str) -> UserError:
-    return UserError("a run of that name exists", run, f"take another --name, or go on with `raytrain resume {run}`")
+    return UserError("a run of that name exists", run, f"use another --name, or go on with `raytrain resume {run}`")
 
 
 def not_a_sweep(path: Path | str) -> UserError:
@@ -159,7 +159,7 @@ def broken_sweep(file: Path | str, reason: str) -> UserError:
 
 
 def cannot_write(path: Path | str, reason: str) -> UserError:
-    return UserError(f"the file cannot be written: {reason}", path, "name one in a folder that is there and writable")
+    return UserError(f"the file cannot be written: {reason}", path, "give a file in an existing, writable folder")
 
 
 def extra_missing(what: str, package: str, extra: str) -> UserError:
@@ -179,7 +179,7 @@ def no_cluster(address: str, reason: str) -> UserError:
     return UserError(
         f"no Ray cluster answers: {reason}",
         address,
-        "start one with `ray start --head`, or leave --address away to use this machine alone",
+        "start one with `ray start --head`, or leave --address out to use this machine alone",
     )
 
 
@@ -191,11 +191,11 @@ def other_ray(url: str, there: str, here: str) -> UserError:
 
 def token_missing(url: str, why: str) -> UserError:
     return UserError(
-        f"the cluster wants a token and {why}",
+        f"the cluster requires a token, and {why}",
         url,
         "copy the head's ~/.ray/auth_token to the same place here (chmod 600), or name it in RAY_AUTH_TOKEN_PATH",
     )
 
 
 def token_refused(url: str, where: str) -> UserError:
-    return UserError(f"the cluster refuses the token of {where}", url, "take that of its head's ~/.ray/auth_token")
+    return UserError(f"the cluster refuses the token of {where}", url, "use the token in its head's ~/.ray/auth_token")

@@ -67,7 +67,7 @@ class Scaling:
                 raise errors.UserError(
                     f"workers must be an integer or MIN:MAX, got {self.workers!r}",
                     "in scaling.workers",
-                    "take a number, or MIN:MAX such as 2:8, with MIN >= 1",
+                    "give a number, or MIN:MAX such as 2:8, with MIN >= 1",
                 )
 
     @property
@@ -187,19 +187,19 @@ class Experiment:
             raise errors.UserError(
                 f"lr_scaling {self.lr_scaling} needs lr_batch_size, the batch size that optimizer.lr was chosen for",
                 "",
-                "add --lr_batch_size N, or take --lr_scaling none",
+                "add --lr_batch_size N, or use --lr_scaling none",
             )
         if self.precision == "fp16" and not self.parallel.scales:
             raise errors.UserError(
                 f"fp16's gradients cannot be scaled under {type(self.parallel).__name__}",
                 "in precision",
-                "take --precision bf16",
+                "use --precision bf16",
             )
         if self.compile and not self.parallel.compiles:
             raise errors.UserError(
                 f"torch.compile does not work with {type(self.parallel).__name__}",
                 "in compile",
-                "take --no_compile, or --parallel.strategy ddp",
+                "use --no_compile, or --parallel.strategy ddp",
             )
         if self.scaling.elastic:
             _ = self.sizes  # runs the checks below for each number of workers
@@ -211,15 +211,15 @@ class Experiment:
             raise errors.UserError(
                 f"a worker's batch of {part} does not divide by micro_batch_size {self.micro_batch_size}",
                 "",
-                f"take --micro_batch_size {fitting}",
+                f"use --micro_batch_size {fitting}",
             )
         if self.data.augment.mixes and self.micro_batch % 2:
             if part % 2:
-                how = f"take --batch_size {multiples(self.batch_size, 2 * self.batch_size // part)}"
+                how = f"use --batch_size {multiples(self.batch_size, 2 * self.batch_size // part)}"
                 how += " and an even --micro_batch_size" if self.micro_batch_size else ""
             else:
                 even = max(m for m in range(2, self.micro_batch + 2, 2) if part % m == 0)
-                how = f"take --micro_batch_size {even}"
+                how = f"use --micro_batch_size {even}"
             raise errors.UserError(
                 f"a worker's micro-batch of {self.micro_batch} does not divide by mixup's and cutmix's pairs of 2",
                 "",
@@ -247,9 +247,9 @@ class Experiment:
         for workers in range(self.scaling.ranks, self.scaling.least - 1, -1):
             if self.parallel.replicas(workers) != workers:
                 raise errors.UserError(
-                    f"{type(self.parallel).__name__} cuts the model for a number of workers",
+                    f"{type(self.parallel).__name__} cuts the model for a fixed number of workers",
                     "in scaling.workers",
-                    "take one number, or --parallel.strategy ddp",
+                    "give one number, or --parallel.strategy ddp",
                 )
             try:
                 found.append(replace(self, scaling=replace(self.scaling, workers=workers)).scaling.ranks)

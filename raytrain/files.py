@@ -102,7 +102,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is none.
-        ValueError: it is no regular file, or larger than `largest` bytes.
+        ValueError: it is not a regular file, or larger than `largest` bytes.
         OSError: storage cannot be read.
     """
     with open_regular(path) as file:
@@ -125,12 +125,12 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would wait
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.ELOOP):  # a socket; links in a circle
-            raise ValueError("it is no regular file") from None
+            raise ValueError("it is not a regular file") from None
         raise
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise ValueError("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
+            raise ValueError("it is a folder" if stat.S_ISDIR(mode) else "it is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -145,7 +145,7 @@ def read_json(path: Path, largest: int = LARGEST, constants: Callable[[str], Any
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no file.
-        ValueError: it is no regular file, too large, no JSON, or its JSON is no object.
+        ValueError: it is not a regular file, too large, no JSON, or its JSON is no object.
         OSError: storage cannot be read.
     """
     try:
@@ -153,9 +153,9 @@ def read_json(path: Path, largest: int = LARGEST, constants: Callable[[str], Any
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     except UnicodeDecodeError:
-        raise ValueError("it is no text") from None
+        raise ValueError("it is not text") from None
     if not isinstance(found, dict):
-        raise ValueError(f"its JSON is no object but a {type(found).__name__}")
+        raise ValueError(f"its JSON must be an object, got {type(found).__name__}")
     return found
 
 

@@ -133,7 +133,7 @@ def test_a_file_that_trains_while_it_is_read_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1\ny = (\n", r"does not load: '\(' was never closed, .*exp.py:2; mend that line"),
+        ("x = 1\ny = (\n", r"does not load: '\(' was never closed, .*exp.py:2; correct that line"),
         ("x = 1\n\nraise ValueError('my reason')\n", r"does not load: ValueError: my reason, .*exp.py:3;"),
         ("def f():\n    return 1 / 0\n\nf()\n", r"does not load: ZeroDivisionError: .*exp.py:2;"),
         ("import nothing_of_that_name\n", r"ModuleNotFoundError: No module named 'nothing_of_that_name', .*exp.py:1;"),
@@ -227,10 +227,10 @@ def test_an_odd_micro_batch_is_refused_where_pairs_are_mixed_and_the_remedy_is_t
     with pytest.raises(UserError) as caught:
         build(Digits(augment=mixing), batch_size, micro)
     assert str(caught.value).startswith(
-        f"a worker's micro-batch of {odd} does not divide by mixup's and cutmix's pairs of 2; take --"
+        f"a worker's micro-batch of {odd} does not divide by mixup's and cutmix's pairs of 2; use --"
     )
     for number in map(int, re.findall(r"\d+", caught.value.how)):
-        if "take --micro" in caught.value.how:
+        if "use --micro" in caught.value.how:
             build(Digits(augment=mixing), batch_size, number)
         else:
             build(Digits(augment=mixing), number, 2 if "an even" in caught.value.how else micro)
@@ -241,10 +241,13 @@ def test_an_odd_micro_batch_is_refused_where_pairs_are_mixed_and_the_remedy_is_t
     [
         (
             {"scaling": Scaling(workers=3)},
-            "3 workers cannot share the 4 shards of a batch evenly, in scaling.workers; take 1, 2 or 4",
+            "3 workers cannot share the 4 shards of a batch evenly, in scaling.workers; use 1, 2 or 4",
         ),
-        ({"precision": "auto"}, "auto chooses by time, which is never twice the same, in precision; take --precision"),
-        ({"compile": True}, "torch.compile's kernels depend on the shapes that it has met before, in compile; take"),
+        (
+            {"precision": "auto"},
+            "auto chooses by measured times, which differ from run to run, in precision; use --precision",
+        ),
+        ({"compile": True}, "torch.compile's kernels depend on the shapes that it has met before, in compile; use"),
     ],
 )
 def test_what_cannot_be_deterministic_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -269,11 +272,11 @@ def test_a_deterministic_batch_divides_into_shards_and_a_shard_into_micro_batche
     for number in map(int, re.findall(r"\d+", caught.value.how)):
         value = build(number, scaling=Scaling(workers=2))
         assert (value.part, value.micro_batch, value.accumulation) == (number // 4, number // 4, 2)
-    with pytest.raises(UserError, match=r"batch of 16 does not divide by micro_batch_size 32; take .* 16$"):
+    with pytest.raises(UserError, match=r"batch of 16 does not divide by micro_batch_size 32; use .* 16$"):
         build(64, micro_batch_size=32)
     value = build(64, micro_batch_size=8, scaling=Scaling(workers=2))
     assert (value.part, value.micro_batch, value.accumulation) == (16, 8, 4)
-    with pytest.raises(UserError, match=r"micro-batch of 15 .* pairs of 2; take --batch_size 56 or 64$"):
+    with pytest.raises(UserError, match=r"micro-batch of 15 .* pairs of 2; use --batch_size 56 or 64$"):
         Experiment(model=CNN(), data=Digits(augment=Augment(mixup=0.2)), batch_size=60, parallel=Deterministic())
 
 

@@ -46,7 +46,9 @@ class Pulse:
     def error(self) -> TimeoutError:
         """Return an error that says for how long no request has succeeded."""
         seconds, reason = f"{self.silence:.0f} s", self._reason
-        return TimeoutError(f"nothing has worked for {seconds} ({reason})" if reason else f"no answer for {seconds}")
+        return TimeoutError(
+            f"no request has succeeded for {seconds} ({reason})" if reason else f"no answer for {seconds}"
+        )
 
     def begin(self, changes: str | None) -> None:
         """Note that a request begins, once an earlier one that changes the same object has ended: given up or not, it

@@ -27,7 +27,7 @@ def check_rows(path: Path, state: Mapping[str, Any]) -> None:
     except FileNotFoundError:
         raise ValueError(f"{path.name} is missing") from None
     if len(raw) < size:
-        raise ValueError(f"{path.name} has {len(raw)} bytes of the {size} before it")
+        raise ValueError(f"{path.name} has {len(raw)} of the {size} bytes before it")
     if "metrics_sha256" in state:
         if hashlib.sha256(raw).hexdigest() != state["metrics_sha256"]:
             raise ValueError(f"{path.name} is damaged in the {size} bytes before it")
@@ -35,7 +35,7 @@ def check_rows(path: Path, state: Mapping[str, Any]) -> None:
     rows = [parse_row(line) for line in raw.splitlines()]
     steps = [row.get("step") if row else None for row in rows if row is None or row["kind"] == "step"]
     if steps != list(range(1, state["progress"]["step"] + 1)):
-        raise ValueError(f"{path.name} has not each of the {state['progress']['step']} steps before it once")
+        raise ValueError(f"{path.name} does not have each of the {state['progress']['step']} steps before it once")
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:
@@ -52,7 +52,7 @@ def read_rows(path: Path, offset: int = 0, size: int = -1) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is no regular file.
+        ValueError: it is not a regular file.
         OSError: storage cannot be read.
     """
     with open_regular(path) as file:

@@ -129,7 +129,7 @@ class Place:
                 lower = {name.lower(): name for name in known}
                 nearest = lower.get(key.lower()) or (close[0] if close else None)
                 yield place.error(
-                    f"{of} has no field {key!r}", f"write {nearest!r}" if nearest else f"take one of {_listed(known)}"
+                    f"{of} has no field {key!r}", f"write {nearest!r}" if nearest else f"use one of {_listed(known)}"
                 )
 
 
@@ -223,13 +223,13 @@ class _Reader:
                     merged = {**source, **merged}
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                raise _not_a_cluster_file(self.path, line, "a key that is no text")
+                raise _not_a_cluster_file(self.path, line, "a key is not text")
             key = str(key_node.value)
             place = self.place(value_node, line, key)
             if key in own:
                 self.findings.append(
                     place.error(
-                        f"{key!r} stands twice, also in line {own[key].line}, and the first is ignored",
+                        f"{key!r} occurs twice, also in line {own[key].line}, and the first value is ignored",
                         "keep one of them",
                     )
                 )

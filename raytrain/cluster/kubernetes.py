@@ -70,7 +70,9 @@ def check(top: Place) -> list[Finding]:
     if not version.startswith("ray.io/"):
         if kind.text in _KINDS:
             return [
-                top["apiVersion"].error(f"a {kind.text} has not apiVersion {version!r}", "write apiVersion: ray.io/v1")
+                top["apiVersion"].error(
+                    f"apiVersion {version!r} is not that of a {kind.text}", "write apiVersion: ray.io/v1"
+                )
             ]
         return []
     if kind.text not in _KINDS:
@@ -196,11 +198,11 @@ def _gpu(resources: Place) -> Iterator[Finding]:
         for name, place in nvidia.items():
             if not re.fullmatch(r"\d+", place.text):
                 yield place.error(
-                    f"{name}: {place.text} is no whole number",
+                    f"{name}: {place.text} is not a whole number",
                     "write 1 and share it by HAMi's nvidia.com/gpumem, or by --scaling.gpus_per_worker",
                 )
         if hami and "nvidia.com/gpu" not in nvidia:
-            yield nvidia[min(hami)].error("a part of a GPU without nvidia.com/gpu is none", "add nvidia.com/gpu: 1")
+            yield nvidia[min(hami)].error("a part of a GPU needs nvidia.com/gpu as well", "add nvidia.com/gpu: 1")
         for name in ("nvidia.com/gpumem-percentage", "nvidia.com/gpucores"):
             if name in nvidia and (nvidia[name].number or 0) > 100:
                 yield nvidia[name].error(f"{name} is {nvidia[name].text} percent", "give at most 100")
@@ -231,13 +233,17 @@ def _token(spec: Place, groups: list[_Group]) -> Iterator[Finding]:
     if options.there and (not mode.there or mode.text == "token"):
         return
     if mode.there:
-        yield mode.error(f"authOptions.mode is {mode.text}: whoever reaches a port runs code", "write mode: token")
+        yield mode.error(
+            f"authOptions.mode is {mode.text}: anyone who reaches a port can run code", "write mode: token"
+        )
         return
     for group in groups:
         variables = {place["name"].text: place for place in group.container["env"].items}
         found = variables.get("RAY_AUTH_MODE")
         if found is None or found["value"].text != "token":
-            yield options.error("there is no token: whoever reaches a port runs code", "add authOptions: {mode: token}")
+            yield options.error(
+                "there is no token: anyone who reaches a port can run code", "add authOptions: {mode: token}"
+            )
             return
 
 
@@ -256,7 +262,7 @@ def _head(head: _Group, workers: list[_Group]) -> Iterator[Finding]:
     for label, place in head.pod["nodeSelector"].fields.items():
         if place.text.lower() == _SPOT.get(label):
             yield place.warning(
-                "the head's node may be called back, and all runs end with it", "let workers alone be spot"
+                "the head's node may be reclaimed, and all runs end with it", "let workers alone be spot"
             )
 
 
@@ -292,7 +298,7 @@ def _out(entrypoint: Place, spec: Place) -> Iterator[Finding]:
     try:
         words = shlex.split(entrypoint.text)
     except ValueError as error:
-        yield entrypoint.error(f"the entrypoint is no command: {error}", "close the quotes")
+        yield entrypoint.error(f"the entrypoint is not a command: {error}", "close the quotes")
         return
     if "train" not in words and "sweep" not in words:
         return

@@ -99,7 +99,7 @@ def _machines(cluster: Cluster) -> Iterator[Finding]:
             for (field, inner), allowed in fields.AWS_CHOICES.items():
                 place = node[field][inner]
                 if place.there and place.text not in allowed:
-                    yield place.error(f"{inner} is {place.text!r}", f"take one of {', '.join(allowed)}")
+                    yield place.error(f"{inner} is {place.text!r}", f"use one of {', '.join(allowed)}")
         elif cluster.provider == "gcp":
             yield from node.unknown(fields.GCP_NODE, "a GCP node_config")
         elif cluster.provider == "azure":
@@ -108,7 +108,7 @@ def _machines(cluster: Cluster) -> Iterator[Finding]:
             priority = cluster.machine(kind)["priority"]
             if priority.there and priority.text not in fields.AZURE_PRIORITIES:
                 yield priority.error(
-                    f"priority is {priority.text!r}", f"take one of {', '.join(fields.AZURE_PRIORITIES)}"
+                    f"priority is {priority.text!r}", f"use one of {', '.join(fields.AZURE_PRIORITIES)}"
                 )
 
 
@@ -120,15 +120,15 @@ def _sums(cluster: Cluster) -> Iterator[Finding]:
         if not head.there:
             yield head.error("there is no head_node_type", f"add it: one of {names}")
         else:
-            yield head.error(f"head_node_type {head.text!r} is no node type", f"name one of {names}")
+            yield head.error(f"head_node_type {head.text!r} is not a node type", f"name one of {names}")
     if cluster.cloud and not cluster.types:
         yield top["available_node_types"].warning(
-            "there are no available_node_types, and Ray takes machines of its own choice",
+            "available_node_types is missing, so Ray chooses the machines",
             "name the head's and the workers'",
         )
     most = top["max_workers"]
     if cluster.cloud and cluster.types and not most.there:
-        yield most.warning("there is no max_workers, and Ray takes 2", "say how many machines you are ready to pay for")
+        yield most.warning("max_workers is missing, so Ray takes 2", "say how many machines you are ready to pay for")
     if most.number is None or not cluster.types:
         return
     least = 0
@@ -185,7 +185,7 @@ def _addresses(cluster: Cluster) -> Iterator[Finding]:
     seen: dict[str, int] = {}
     for place in [provider["head_ip"], *provider["worker_ips"].items]:
         if place.text in seen:
-            yield place.error(f"{place.text} stands twice, also in line {seen[place.text]}", "give each machine once")
+            yield place.error(f"{place.text} occurs twice, also in line {seen[place.text]}", "give each machine once")
         elif place.text and _loopback(place.text):
             yield place.error(
                 f"{place.text} is every machine's own address", "give the one that the others reach it by"
@@ -230,13 +230,13 @@ def _versions(cluster: Cluster) -> Iterator[Finding]:
             if machine["LaunchTemplate"].empty:
                 yield image.error("without ImageId Ray takes an image with Ubuntu 18.04", "name an AMI of your region")
         elif "latest" in image.text:
-            yield image.warning("this image is another one tomorrow", "name its id: ami-...")
+            yield image.warning("this image may be another one tomorrow", "name its id: ami-...")
         if machine["imageVersion"].text == "latest":
-            yield machine["imageVersion"].warning("this image is another one tomorrow", "name its version")
+            yield machine["imageVersion"].warning("this image may be another one tomorrow", "name its version")
         for disk in machine["disks"].items:
             source = disk["initializeParams"]["sourceImage"]
             if "/family/" in source.text:
-                yield source.warning("a family is another image tomorrow", "name the image: .../global/images/NAME")
+                yield source.warning("a family may be another image tomorrow", "name the image: .../global/images/NAME")
 
 
 def _start(cluster: Cluster) -> Iterator[Finding]:
@@ -268,7 +268,7 @@ def _start(cluster: Cluster) -> Iterator[Finding]:
                 yield start.error("the worker's `ray start` has no address", "add --address=$RAY_HEAD_IP:6379")
             elif ports.get("head") and (port := _ADDRESS_PORT.search(text)) and port[1] != ports["head"]:
                 yield start.error(
-                    f"workers ask at port {port[1]}, and the head listens at {ports['head']}", "take one port for both"
+                    f"workers ask at port {port[1]}, and the head listens at {ports['head']}", "use one port for both"
                 )
         if starts and not any(_STOP.search(command.text) for command in commands.items):
             yield starts[0].warning(

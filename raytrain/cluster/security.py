@@ -58,14 +58,14 @@ def secrets(places: Iterable[Place]) -> Iterator[Finding]:
     """Find secrets that a text sets."""
     for place in places:
         if found := _SECRET.search(place.text):
-            yield place.error(f"{found[1]} stands here in the clear", "mount a file, mode 600, and name its path")
+            yield place.error(f"{found[1]} is in plain text here", "mount a file, mode 600, and name its path")
 
 
 def environment(place: Place) -> Iterator[Finding]:
     """Find secrets among the environment variables of all containers in a document."""
     name, value = place["name"].text, place["value"]
     if _SECRET_NAME.fullmatch(name) and value.text and not value.text.startswith("$"):
-        yield value.error(f"{name} stands here in the clear", "take it from a Secret: valueFrom.secretKeyRef")
+        yield value.error(f"{name} is in plain text here", "take it from a Secret: valueFrom.secretKeyRef")
     for inside in place:
         yield from environment(inside)
 
@@ -145,7 +145,7 @@ def token(cluster: Cluster) -> Iterator[Finding]:
     yield from secrets(top.scalars())
     credentials = top["provider"]["aws_credentials"]
     if not credentials.empty:
-        yield credentials.error("credentials stand here in the clear", "remove them: boto3 reads ~/.aws and IAM roles")
+        yield credentials.error("credentials are in plain text here", "remove them: boto3 reads ~/.aws and IAM roles")
 
 
 def _token_file(cluster: Cluster) -> Iterator[Finding]:

@@ -68,10 +68,10 @@ def costs(cluster: Cluster) -> Iterator[Finding]:
     head, top = cluster.head, cluster.top
     if cluster.cloud and not head.empty:
         if (spot := cluster.spot(head)) is not None:
-            yield spot.warning("the head may be called back, and all runs end with it", "let the workers alone be spot")
+            yield spot.warning("the head may be reclaimed, and all runs end with it", "let the workers alone be spot")
         if cluster.has_gpu(head) and any(cluster.has_gpu(kind) for kind in cluster.workers.values()):
             yield cluster.size(head).warning(
-                "the head has a GPU, which is paid for as long as the cluster is up", "take a machine without one"
+                "the head has a GPU, which is paid for as long as the cluster is up", "use a machine without one"
             )
     cached = top["provider"]["cache_stopped_nodes"]
     if (cluster.provider in ("aws", "azure") and cached.value is not False) or cached.value is True:

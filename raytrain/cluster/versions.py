@@ -52,27 +52,27 @@ def check_image(image: Place, gpu: bool = False, used: bool = True) -> Iterator[
         yield image.warning(f"the image {image.text} has no tag, which is `latest`", f"pin it: {wanted}")
         return
     if not digest and _FLOATING.fullmatch(tag):
-        yield image.warning(f"the tag {tag!r} is another image tomorrow", f"pin it: {wanted}")
+        yield image.warning(f"the tag {tag!r} may be another image tomorrow", f"pin it: {wanted}")
         return
     found = _TAG.fullmatch(tag)
     if found is None or not (official or found["python"]):
         return
     if found["ray"] != ours.get("ray"):
         level = image.error if used else image.warning
-        yield level(f"the image has Ray {found['ray']}, and {ours.get('ray')} is locked", f"take {wanted}")
+        yield level(f"the image has Ray {found['ray']}, and {ours.get('ray')} is locked", f"use {wanted}")
     if official and found["python"] is None:
         yield image.error(
-            "an image of Ray's without a Python tag has Python 3.10, too old for raytrain", f"take {wanted}"
+            "an image of Ray's without a Python tag has Python 3.10, too old for raytrain", f"use {wanted}"
         )
     elif found["python"] and int(found["python"][1:]) < OLDEST_PYTHON[1]:
-        yield image.error(f"the image has Python 3.{found['python'][1:]}, and raytrain needs 3.11", f"take {wanted}")
+        yield image.error(f"the image has Python 3.{found['python'][1:]}, and raytrain needs 3.11", f"use {wanted}")
     cuda = ours.get("nvidia-cuda-runtime")
     if found["cuda"] and cuda and found["cuda"][:2] != cuda.partition(".")[0]:
         yield image.warning(
-            f"the image has CUDA {found['cuda'][:2]}.{found['cuda'][2:]}, and torch's is {cuda}", f"take {wanted}"
+            f"the image has CUDA {found['cuda'][:2]}.{found['cuda'][2:]}, and torch's is {cuda}", f"use {wanted}"
         )
     elif gpu and official and found["python"] and found["cuda"] is None and found["platform"] != "gpu":
-        yield image.error("the image has no CUDA, and its nodes have GPUs", f"take {wanted}")
+        yield image.error("the image has no CUDA, and its nodes have GPUs", f"use {wanted}")
 
 
 def check_commands(commands: Iterable[Place]) -> Iterator[Finding]:
@@ -84,7 +84,9 @@ def check_commands(commands: Iterable[Place]) -> Iterator[Finding]:
             continue
         for name, operator, version in _PIN.findall(command.text):
             if operator != "==":
-                yield command.warning(f"{name} {operator} {version} is another version tomorrow", _exactly(name, ours))
+                yield command.warning(
+                    f"{name} {operator} {version} may be another version tomorrow", _exactly(name, ours)
+                )
             elif version != ours.get(name):
                 level = command.error if name == "ray" else command.warning
                 yield level(f"this installs {name} {version}, and {ours.get(name)} is locked", _exactly(name, ours))

@@ -158,7 +158,7 @@ def _wrong_fields(index: Index) -> tuple[str, str] | None:
             return f"a field cannot be called {field.name!r}", "give each field a name of its own, as a variable's"
         if not (isinstance(field.shape, tuple) and all(type(side) is int and side > 0 for side in field.shape)):
             return f"the shape of {field.name!r} must be a tuple of whole numbers, got {field.shape!r}", (
-                "write (3, 32, 32), or () for one number a sample"
+                "write (3, 32, 32), or () for one number per sample"
             )
         try:
             known = np.dtype(field.dtype).kind in "biuf" and np.dtype(field.dtype).name == field.dtype
@@ -231,7 +231,7 @@ def _remedy(array: Any, field: Field) -> str:
     if not isinstance(array, np.ndarray):
         return "return a NumPy array"
     if array.dtype == field.dtype:
-        return f"return one array a sample, of the shape that index() declares for {field.name!r}"
+        return f"return one array per sample, of the shape that index() declares for {field.name!r}"
     if field.kind == "image" and field.dtype == "uint8":
         return (
             "scale values to 0 to 255 and round them, `np.rint(255 * (x - low) / (high - low)).astype(np.uint8)`, or "

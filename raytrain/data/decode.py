@@ -141,7 +141,7 @@ def _open(raw: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(raw), formats=_FORMATS)
     except UnidentifiedImageError:
-        raise ValueError("it is no image, or of an unknown format") from None
+        raise ValueError("it is not an image, or its format is unknown") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(str(error)) from None
     except Exception as error:  # Pillow's parsers raise many types on damaged bytes

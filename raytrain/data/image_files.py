@@ -145,7 +145,7 @@ def _size(descriptor: int) -> int:
     """
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     if status.st_size > decode.MAX_BYTES:
         raise ValueError(f"{status.st_size:,} bytes are more than {decode.MAX_BYTES:,}")
     return status.st_size

@@ -57,7 +57,7 @@ class ImageFolder(Data):
     def __post_init__(self) -> None:
         per_channel = (
             lambda values: len(values) in (1, self.channels),
-            f"of 1 number or one a channel ({self.channels})" + (_GREY if self.channels == 1 else ""),
+            f"of 1 number or one per channel ({self.channels})" + (_GREY if self.channels == 1 else ""),
         )
         check(
             self,
@@ -113,7 +113,9 @@ class ImageFolder(Data):
         found = _split_folders(root) if (root := Path(self.root).expanduser()).is_dir() else {}
         if "train" not in found or "val" in found:
             return []
-        share = f"{self.val_fraction:.0%} of each class of {found['train']} validates (--data.val_fraction)"
+        share = (
+            f"{self.val_fraction:.0%} of each class of {found['train']} is used for validation (--data.val_fraction)"
+        )
         return [f"{self.root} has no val folder: {share}"]
 
     def _uncached(self) -> list[str]:
@@ -210,7 +212,7 @@ def _splits_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def _wrong_kinds(files: list[str]) -> list[str]:
-    """Return the suffixes of files that are no images, the most frequent first."""
+    """Return the suffixes of files that are not images, the most frequent first."""
     kinds = Counter(suffix for file in files if (suffix := Path(file).suffix.lower()))
     return [kind for kind, _ in kinds.most_common(3)]
 

@@ -65,7 +65,9 @@ class MNIST(Data):
         if splits["val"].shape != splits["train"].shape:
             (_, height, width), file = splits["val"].shape, self._file(_FILES["val"][0][0])
             raise errors.UserError(
-                f"the file is broken: images of {height} x {width} pixels, other than to train on", file, _REMEDY
+                f"the file is broken: its images have {height} x {width} pixels, unlike the training images",
+                file,
+                _REMEDY,
             )
         return splits
 

@@ -185,7 +185,7 @@ class Data:
             self,
             crop=at_least(1),
             std=(lambda std: len(std) > 0 and min(std) > 0, "above 0 in each channel"),
-            mean=(lambda mean: len(mean) > 0, "of one number or one a channel"),
+            mean=(lambda mean: len(mean) > 0, "of one number or one per channel"),
         )
 
     def index(self) -> dict[str, Index]:
@@ -235,7 +235,7 @@ class Data:
             )
         if self.augment.mixes and (index.labels is None or len(index.fields) > 1):
             raise errors.UserError(
-                "mixup and cutmix mix one image and one label a sample, and the data has other arrays",
+                "mixup and cutmix mix one image and one label per sample, and the data has other arrays",
                 f"in {type(self).__name__}",
                 "leave them out",
             )
@@ -244,7 +244,7 @@ class Data:
             raise errors.UserError(
                 f"{self.augment.policy} rotates and shifts images, and would leave the mask {masks[0]!r} where it is",
                 f"in {type(self).__name__}",
-                "take --data.augment.policy none: masks share crop and flip only",
+                "use --data.augment.policy none: masks share crop and flip only",
             )
         for field in images:
             self._check_image(field)
@@ -266,13 +266,13 @@ class Data:
         for name in ("mean", "std"):
             values = getattr(self, name)
             if len(values) not in (1, channels):
-                raise errors.out_of_range(name, values, f"of 1 number or one a channel ({channels})", where)
+                raise errors.out_of_range(name, values, f"of 1 number or one per channel ({channels})", where)
         policy = self.augment.policy
         if policy != "none" and channels not in (1, 3):
             raise errors.UserError(
                 f"{policy} takes images of 1 or 3 channels and these have {channels}",
                 "in data.augment.policy",
-                "take --data.augment.policy none",
+                "use --data.augment.policy none",
             )
         if policy != "none" and field.dtype != "uint8":
             raise errors.UserError(

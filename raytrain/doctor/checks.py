@@ -120,7 +120,7 @@ def check_gpu(machine: Facts, survey: Survey) -> Verdict:
     """The driver lists the GPUs, torch and Ray see them, and their memory is free."""
     if machine.gpu_error:
         what = f"there are GPUs, and the driver does not list them: {machine.gpu_error}"
-        return Verdict("failure", what, "mend the driver until `nvidia-smi` lists them")
+        return Verdict("failure", what, "repair the driver until `nvidia-smi` lists them")
     if not machine.gpus:
         return Verdict("ok", "none")
     cuda, seen = machine.cuda or (None, 0)
@@ -167,7 +167,7 @@ def check_reachable(machine: Facts, survey: Survey) -> Verdict | None:
     if machine.unreachable:
         what = f"nothing answers from there at {', '.join(machine.unreachable[:4])}"
         more = f" and {len(machine.unreachable) - 4} more" if len(machine.unreachable) > 4 else ""
-        return Verdict("failure", what + more, "open all ports between the nodes, and to none but them")
+        return Verdict("failure", what + more, "open all ports between the nodes, and to nothing else")
     return Verdict("ok", "the head and all other nodes")
 
 
@@ -234,7 +234,7 @@ def check_token(machine: Facts, survey: Survey) -> Verdict:
         what = f"others may read {machine.token_file} (mode {mode:04o})"
         return Verdict("failure", what, f"`chmod 600 {machine.token_file}`")
     if survey.exposed and auth != "token" and machine is not survey.here:
-        what = "Ray asks for no token there, so that whoever reaches its ports runs what they like"
+        what = "Ray asks for no token there, so anyone who reaches its ports can run code"
         remedy = "`ray get-auth-token --generate`, the same file on all nodes, RAY_AUTH_MODE=token before `ray start`"
         return Verdict("failure", what, remedy)
     if auth == "token" and mode is None and not given:

@@ -36,7 +36,9 @@ def private_folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-            raise errors.UserError("Ray's files need a folder that is yours, and this one is not", str(folder), remedy)
+            raise errors.UserError(
+                "the folder for Ray's files must belong to you, and this one does not", str(folder), remedy
+            )
         if found.st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as error:
@@ -61,7 +63,7 @@ def token() -> tuple[str, str]:
         try:
             found = token_file().read_text().strip()
         except (OSError, ValueError) as error:
-            return "", f"there is none here ({where}: {getattr(error, 'strerror', None) or 'it is no text'})"
+            return "", f"there is none here ({where}: {getattr(error, 'strerror', None) or 'it is not text'})"
     if not found or not found.isascii() or not found.isprintable() or " " in found:
         return "", f"{where} holds none"
     return found, where

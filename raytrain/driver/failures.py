@@ -21,7 +21,7 @@ ANSWER_SECONDS = 15
 _TORCH_WARNING = re.compile(r"(\[rank\d+\]:)?\[W\d{4} ")  # a warning of C++ is no last line
 
 
-GONE = "Ray has ended under it: the cluster's head, or this machine's node, does not answer any more"
+GONE = "Ray has stopped: the cluster's head, or this machine's node, no longer answers"
 
 
 def run_failure(error: BaseException, path: Path) -> RunFailed:
@@ -69,7 +69,7 @@ def _end_of_process(failure: BaseException) -> str:
     failure = getattr(failure, "health_check_failure", failure)
     if isinstance(failure, OutOfMemoryError):
         return (
-            "was ended by Ray, since its node ran out of memory: take fewer workers on a node, or smaller micro-batches"
+            "was ended by Ray, since its node ran out of memory: use fewer workers on a node, or smaller micro-batches"
         )
     if isinstance(failure, RayActorError | RaySystemError):
         return "is gone: its process was killed or crashed, or its node was lost"

@@ -87,7 +87,7 @@ class Feed:
             self._thread.join(0.05)
         if self._run and self.behind(self._run.path):
             step = self._kept(self._run.path).step
-            self._note(f"the logger {self.name} lacks the rows after step {step:,}; `raytrain resume` hands them on")
+            self._note(f"the logger {self.name} lacks the rows after step {step:,}; `raytrain resume` delivers them")
 
     def behind(self, run: Path) -> bool:
         """Return whether a run that is not under way has permanent rows that the logger does not hold."""

@@ -283,7 +283,7 @@ class _Step:
             raise
         except Exception as error:
             if memory.lacks(error):
-                raise NotTried("a step was not tried, for want of memory") from None
+                raise NotTried("a step was not tried: not enough memory is free") from None
             plural = {"image": "images", "label": "labels"}
             shown = [f"{plural.get(name, name)} {_kind(array)}" for name, array in batch.unmixed.arrays.items()]
             given = " and ".join(shown).replace("a tensor of ", "")
@@ -302,7 +302,7 @@ def _remedy(error: Exception, line: str) -> str:
     if isinstance(error, TypeError) and not line and "build()" in str(error):
         return "write `def build(self, parameters)`"
     if "Expected more than 1 value per channel" in str(error):
-        return "BatchNorm needs micro-batches of two samples or more: take a larger --micro_batch_size or --batch_size"
+        return "BatchNorm needs micro-batches of two samples or more: use a larger --micro_batch_size or --batch_size"
     return "correct that line" if line else "correct it and try again"
 
 

@@ -47,7 +47,7 @@ _MENTION = re.compile(r"\b(cudaError[A-Z]\w+)|\bCuda failure (?:(\d+)|'(.*?)')")
 _REMEDIES = {
     ASSERT: "a kernel refused a value, most often a label or an index that is out of range, such as a label that is "
     "not below the number of classes: train with --scaling.gpus_per_worker 0 to see which",
-    MEMORY: "take a smaller --micro_batch_size",
+    MEMORY: "use a smaller --micro_batch_size",
 }
 
 

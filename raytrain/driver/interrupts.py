@@ -190,7 +190,7 @@ class Interrupts:
             raise Leave
         if self.says:
             line = "\r\x1b[2K" if os.isatty(2) else "\n"  # takes the bar and the echo of Ctrl-C away
-            say(f"{line}stopping after this step, with a checkpoint; once more stops at once\n")
+            say(f"{line}stopping after this step, with a checkpoint; a second signal stops at once\n")
         self.ask()
 
     def ask(self) -> None:

@@ -30,7 +30,8 @@ def prepare(
     planned: Plan, path: Path, weights: Any, options: Options, command_started: float, observer: Logger
 ) -> tuple[Job, Plan, dict[str, list[Bad]]]:
     """Read the data into shared memory (or check it, for streaming) and put everything into the object store; also
-    return the plan with the samples that there are, and those that are skipped."""
+    return the plan with the samples that there are, and those that are skipped. Tell the observer of samples that the
+    plan has not shown."""
     observer.status("reading the data")
     e = planned.experiment
     waits = partial(wait_for_blocks, observer)
@@ -46,15 +47,18 @@ def prepare(
         url=location.url_of(path),
     )
     bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}
-    return job, replace(planned, indices=planned.indices | indices, bad=bad), skipped
+    found = replace(planned, indices=planned.indices | indices, bad=bad)
+    if any(bad.values()):
+        shown = plan_lines.skipped(planned)
+        told = [line for line in plan_lines.skipped(found) if line not in shown]
+        observer.planned([*told, ("skipped", f"all skipped samples are listed in {path / 'skipped.json'}")])
+    return job, found, skipped
 
 
 def follow(run: Run, job: Job, planned: Plan, session: Session, observer: Logger, interrupts: Interrupts) -> None:
     """Train, in the workers or here, while the observer gets the rows of metrics.jsonl."""
     path = run.path
     before, offset = read_metrics(path / "metrics.jsonl")
-    if skipped := plan_lines.skipped(planned):
-        observer.planned([*skipped, ("", f"all of them are in {path / 'skipped.json'}")])
     observer.start(planned.info(run, before), Held())
     tail = Tail(path / "metrics.jsonl", offset, observer)
     with remote.followed(path, observer.note):

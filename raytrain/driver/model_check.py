@@ -103,7 +103,7 @@ def memory_format(
             raise errors.UserError(
                 f"the model fails: {type(error).__name__} with channels_last",
                 f"in {type(experiment.model).__name__}",
-                "take --memory_format contiguous",
+                "use --memory_format contiguous",
             ) from None
         return "contiguous"
     return "channels_last"

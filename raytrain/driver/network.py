@@ -210,7 +210,7 @@ def _remedy(place: Place) -> str:
     """Return what to set where, or to open."""
     variable = VARIABLES[place.library]
     if place.known and place.known == place.interface:
-        return "open all ports between the nodes, and to none but them"
+        return "open all ports between the nodes, and to nothing else"
     name = place.known or "INTERFACE (`ip -brief address` lists them)"
     return f"set {variable}={name} in the environment of `ray start` on {place.host}"
 

@@ -224,7 +224,7 @@ def _check_means(experiment: Experiment, module: nn.Module) -> None:
         raise errors.UserError(
             f"torch.compile needs a C++ compiler and there is none ({', '.join(compilers)})",
             "in compile",
-            "install g++, or take --no_compile",
+            "install g++, or use --no_compile",
         )
 
 
@@ -277,7 +277,7 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
         return "resident" if size <= room else "streaming"
     if data.mode == "resident" and size > room:
         raise errors.no_room(
-            "keeping all samples resident", size, room, "in data.mode", "take --data.mode streaming, or smaller samples"
+            "keeping all samples resident", size, room, "in data.mode", "use --data.mode streaming, or smaller samples"
         )
     return data.mode
 
@@ -304,12 +304,12 @@ def _check_gpu_memory(planned: Plan, model: int) -> None:
     room, where = int(memory * min(1.0, scaling.gpus_per_worker)), "on the smallest GPU"
     if whole > room:
         what = f"the whole model{' with gradients' if tried else ''}, which {name} has on each GPU before it is spread,"
-        how = "take larger GPUs, or a smaller model" + (", or a --precision other than auto" if model <= room else "")
+        how = "use larger GPUs, or a smaller model" + (", or a --precision other than auto" if model <= room else "")
         raise errors.no_room(what, whole, room, where, how)
     if state > room:
         more = "more workers" if whole else "--parallel.strategy fsdp with more workers"
         what = f"what {name} has of weights, gradients and optimizer state on a GPU"
-        raise errors.no_room(what, state, room, where, f"take {more}, larger GPUs or a smaller model")
+        raise errors.no_room(what, state, room, where, f"use {more}, larger GPUs or a smaller model")
 
 
 def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Experiment:

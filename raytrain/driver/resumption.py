@@ -36,7 +36,7 @@ def edited(run: Run) -> str:
     names = [Path(file).name for file in found.edited] if found else []
     if not names:
         return ""
-    return f"the run goes on with its own copies of {listed(names)}, edited since; --experiment FILE takes the new code"
+    return f"the run goes on with its own copies of {listed(names)}, edited since; --experiment FILE uses the new code"
 
 
 def check_model(new: Correction, planned: Plan) -> None:
@@ -57,7 +57,7 @@ def check_model(new: Correction, planned: Plan) -> None:
     if wrong := _difference(before, after):
         raise new.refused(f"the checkpoints do not fit the new code: {wrong}", where)
     if new.before.task.highest_is_best != value.task.highest_is_best:
-        what = f"the new code turns round which {value.task.monitor} is the best"
+        what = f"the new code reverses which {value.task.monitor} is the best"
         raise new.refused(what, f"in {places.place(type(value.task))}")
 
 
@@ -100,10 +100,12 @@ def claimed(run: Run) -> Lock:
     """
     for name in _FILES:
         if os.path.lexists(run.path / name) and not stat.S_ISREG(os.lstat(run.path / name).st_mode):
-            raise errors.UserError("this is no regular file", run.path / name, "remove it, or put the run's own back")
+            raise errors.UserError(
+                "this is not a regular file", run.path / name, "remove it, or put the run's own back"
+            )
     for name in ("checkpoints", "logs"):
         if os.path.lexists(run.path / name) and not os.path.isdir(run.path / name):
-            raise errors.UserError("this is no folder", run.path / name, "remove it, or put the run's own back")
+            raise errors.UserError("this is not a folder", run.path / name, "remove it, or put the run's own back")
     lock = Lock(run.path)
     try:
         if (run.path / WRITER_LOCK).exists():  # rank 0 of a driver that was killed may still be leaving

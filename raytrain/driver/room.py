@@ -29,7 +29,7 @@ def cpus_for_data(cpus_per_worker: float, workers: Mapping[str, int]) -> float:
         raise errors.UserError(
             f"no CPU for Ray Data, which streams the samples: the workers hold all of {names}",
             "in scaling.cpus_per_worker",
-            "take less for each worker, fewer workers, or --data.mode resident",
+            "request less for each worker, fewer workers, or --data.mode resident",
         )
     return int(min(1.0, most) * 100) / 100
 

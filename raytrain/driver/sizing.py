@@ -38,9 +38,9 @@ def scaled(scaling: Scaling, resources: Resources, threads: int | None, streams:
         gpus = 1.0 if resources.room(_LEAST_CPUS, 1.0) >= scaling.ranks else 0.0
     if 0 < gpus < 1 and scaling.ranks > 1:
         raise errors.UserError(
-            f"{scaling.ranks} workers of {gpus:g} GPU could share one, which NCCL cannot do",
+            f"{scaling.ranks} workers of {gpus:g} GPU may share a GPU, which NCCL does not support",
             "in scaling.gpus_per_worker",
-            "give each worker a whole GPU, or take one worker",
+            "give each worker a whole GPU, or use one worker",
         )
     if gpus * scaling.ranks > resources.gpus:
         raise _too_few("GPUs", gpus * scaling.ranks, resources.gpus, "scaling.workers x scaling.gpus_per_worker")
@@ -59,7 +59,7 @@ def scaled(scaling: Scaling, resources: Resources, threads: int | None, streams:
             f"{scaling.ranks} workers of {cpus:g} CPUs leave no CPU of {resources.listed} to Ray Data, which streams "
             "the samples",
             "in scaling.cpus_per_worker",
-            "take less for each worker, fewer workers, or --data.mode resident",
+            "request less for each worker, fewer workers, or --data.mode resident",
         )
     threads = scaling.threads_per_worker or threads
     if threads is None:
@@ -97,7 +97,7 @@ def _too_many(workers: int, gpus: float, resources: Resources, streams: bool) ->
         "workers",
         workers,
         most,
-        f"scaling.workers ({resources.listed}; a worker takes {_LEAST_CPUS} CPUs at the least and one CPU stays "
+        f"scaling.workers ({resources.listed}; a worker takes {_LEAST_CPUS} CPUs at least and one CPU stays "
         "with Ray Data)",
     )
 
@@ -110,7 +110,7 @@ def _no_room_for(workers: int, cpus: float, gpus: float, resources: Resources) -
         f"{workers} worker{'s' if workers > 1 else ''} of {each} cannot be placed: each needs one node, and "
         f"{resources.listed} hold{'s' if resources.nodes == 1 else ''} {room or 'none'}",
         "in " + " and ".join(f"scaling.{kind}_per_worker" for kind, need in needs.items() if need),
-        "take less for each worker" + (", or fewer workers" if room else ""),
+        "request less for each worker" + (", or fewer workers" if room else ""),
     )
 
 

@@ -51,7 +51,7 @@ class Dashboard:
     in_the_clear: bool = False
 
     def ask(self, path: str, method: str = "GET") -> tuple[int, Any]:
-        """Return the status and the JSON of an answer (its text, where it is no JSON).
+        """Return the status and the JSON of an answer (its text, where it is not JSON).
 
         Raises:
             NoAnswer: there is none within seconds.
@@ -145,7 +145,7 @@ def _greet(url: str) -> Dashboard:
     except (ValueError, TypeError, KeyError):
         version = None
     if not isinstance(version, str):
-        raise _no_dashboard(url, f"what is there is none, and answers {status} to /api/version")
+        raise _no_dashboard(url, f"something else answers there, with {status} to /api/version")
     here = metadata.version("ray")
     if version.split(".")[:2] != here.split(".")[:2]:
         raise errors.other_ray(url, version[:40], here)
@@ -153,7 +153,7 @@ def _greet(url: str) -> Dashboard:
 
 
 def _with_token(url: str) -> Dashboard:
-    """The token is sent only where it is asked for, and never in the clear over the internet."""
+    """The token is sent only where it is asked for, and never unencrypted over the internet."""
     token, where = credentials.token()
     if not token:
         raise errors.token_missing(url, where)
@@ -164,10 +164,10 @@ def _with_token(url: str) -> Dashboard:
         places = [ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
         if any(place.is_global for place in places):
             raise errors.UserError(
-                "the token would cross the internet in the clear",
+                "the token would cross the internet unencrypted",
                 url,
                 "tunnel (`ssh -N -L 8265:localhost:8265 HEAD`, or `ray dashboard cluster.yaml`) and "
-                "take --address http://localhost:8265",
+                "use --address http://localhost:8265",
             )
         in_the_clear = not all(place.is_loopback for place in places)
     return Dashboard(url, {"Authorization": f"Bearer {token}"}, in_the_clear)
@@ -193,7 +193,7 @@ def _request(dashboard: Dashboard, path: str, method: str = "GET") -> tuple[int,
         if isinstance(reason, TimeoutError):
             why = f"nothing within {_CONNECT_SECONDS:.0f} s"
         elif isinstance(reason, http.client.HTTPException):
-            why = "what is there does not speak HTTP"
+            why = "the server there does not speak HTTP"
         else:
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         raise _no_dashboard(dashboard.url, why) from None
@@ -201,7 +201,7 @@ def _request(dashboard: Dashboard, path: str, method: str = "GET") -> tuple[int,
 
 def _not_a_dashboard_url(address: str, url: str) -> errors.UserError:
     return errors.UserError(
-        "this is no URL of a dashboard, which takes jobs",
+        "this is not the URL of a dashboard",
         address,
         f"give one such as {url} (8265 is Ray's default port)",
     )

@@ -88,7 +88,7 @@ def project(path: Path, out: str) -> Project:
         raise errors.UserError(
             "this file would not be sent: it is left out of the project",
             path,
-            f"mend {folder}/.gitignore or .rayignore, or put it elsewhere",
+            f"correct {folder}/.gitignore or .rayignore, or put it elsewhere",
         )
     return Project(folder, name, tuple(excludes), len(sizes), sum(sizes.values()))
 
@@ -115,7 +115,7 @@ def _sizes(folder: Path, excludes: Sequence[str]) -> dict[str, int]:
         raise errors.UserError(
             f"the project cannot be sent: {error.filename}: {error.strerror}",
             folder,
-            "mend that, or name it in a .rayignore",
+            "correct that, or name it in a .rayignore",
         ) from None
     size = sum(sizes.values())
     if size > _LIMIT:

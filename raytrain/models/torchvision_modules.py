@@ -38,7 +38,7 @@ def build(name: str, channels: int, classes: int, rescale: bool) -> tuple[nn.Mod
         raise errors.UserError(
             f"torchvision's {name} takes images of 3 channels and these have {channels}",
             "in model.name",
-            "take a source of colour images, or a CNN or MLP",
+            "use a source of colour images, or a CNN or MLP",
         )
     module = builder(weights=None, **options)
     path, head = _head(module)
@@ -139,7 +139,7 @@ def read_state(source: str) -> dict[str, Any]:
         raise _bad_weights(path, reason.splitlines()[0]) from None
     tensors = isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
     if not tensors or not all(isinstance(name, str) for name in state):
-        raise _bad_weights(path, "it is no state dict of tensors")
+        raise _bad_weights(path, "it is not a state dict of tensors")
     return state
 
 

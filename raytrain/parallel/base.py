@@ -91,7 +91,7 @@ class Parallel:
                 f"batch_size {batch_size} does not divide by "
                 f"{'scaling.workers' if replicas == workers else 'copies of the model:'} {replicas}",
                 "",
-                f"take --batch_size {multiples(batch_size, replicas)}, or another number of workers",
+                f"use --batch_size {multiples(batch_size, replicas)}, or another number of workers",
             )
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
@@ -119,7 +119,7 @@ def multiples(size: int, divisor: int) -> str:
 def no_shared_memory() -> errors.UserError:
     """Return the error for workers that have no memory in common."""
     return errors.UserError(
-        "the workers have no memory in common: they are not all on CPUs of one x86-64 Linux host",
+        "the workers share no memory: they are not all on CPUs of one x86-64 Linux host",
         "in parallel.reduction",
-        "take --parallel.reduction auto",
+        "use --parallel.reduction auto",
     )

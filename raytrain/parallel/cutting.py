@@ -31,7 +31,7 @@ def split(module: nn.Module, parts: int) -> list[list[nn.Module]]:
         raise errors.UserError(
             f"{parts} parts need as many layers with parameters, and {type(module).__name__} has: {names}",
             "in parallel.parts",
-            "take fewer parts, or --parallel.strategy ddp",
+            "use fewer parts, or --parallel.strategy ddp",
         )
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
     ends = balanced(sizes, parts)
@@ -91,7 +91,7 @@ def styles(module: nn.Module, size: int) -> dict[str, str]:
         raise errors.UserError(
             f"no linear layer of {type(module).__name__} can be cut into {size}: " + (known or "it has none"),
             "in parallel.shards",
-            "take another number of shards, or --parallel.strategy fsdp",
+            "use another number of shards, or --parallel.strategy fsdp",
         )
     return chosen
 

@@ -28,7 +28,7 @@ class DataParallel(Parallel):
             raise errors.UserError(
                 f"DataParallel is one worker over several GPUs, and there are {workers}",
                 "in scaling.workers",
-                "take --scaling.workers 1 --scaling.gpus_per_worker N, or --parallel.strategy ddp",
+                "use --scaling.workers 1 --scaling.gpus_per_worker N, or --parallel.strategy ddp",
             )
         return ""
 

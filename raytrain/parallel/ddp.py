@@ -44,7 +44,7 @@ class DDP(Parallel):
             raise errors.UserError(
                 "gradients in shared memory are not compressed",
                 "in parallel.compression",
-                "take --parallel.reduction auto",
+                "use --parallel.reduction auto",
             )
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:

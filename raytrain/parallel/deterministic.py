@@ -57,19 +57,19 @@ class Deterministic(Parallel):
                 order.SHARDS % workers,
                 f"{workers} workers cannot share the {order.SHARDS} shards of a batch evenly",
                 "scaling.workers",
-                "take 1, 2 or 4",
+                "use 1, 2 or 4",
             ),
             (
                 precision == "auto",
-                "auto chooses by time, which is never twice the same",
+                "auto chooses by measured times, which differ from run to run",
                 "precision",
-                "take --precision fp32 or bf16",
+                "use --precision fp32 or bf16",
             ),
             (
                 compile,
                 "torch.compile's kernels depend on the shapes that it has met before",
                 "compile",
-                "take --no_compile",
+                "use --no_compile",
             ),
         ):
             if wrong:
@@ -83,7 +83,7 @@ class Deterministic(Parallel):
                 f"batch_size {batch_size} does not divide by the shards of --parallel.strategy "
                 f"deterministic: {order.SHARDS}",
                 "",
-                f"take --batch_size {multiples(batch_size, order.SHARDS)}, or --parallel.strategy ddp",
+                f"use --batch_size {multiples(batch_size, order.SHARDS)}, or --parallel.strategy ddp",
             )
 
     def prepare_process(self) -> None:

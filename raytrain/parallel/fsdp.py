@@ -59,9 +59,9 @@ class FSDP(Parallel):
         """Workers must fall into whole sets."""
         if self.shard_over and workers % self.shard_over:
             raise errors.UserError(
-                f"{workers} workers do not make sets of {self.shard_over}",
+                f"{workers} workers cannot be divided into sets of {self.shard_over}",
                 "in parallel.shard_over",
-                f"take a number that divides {workers}",
+                f"give a number that divides {workers}",
             )
         if self.cpu_offload and not gpus_per_worker:
             raise errors.UserError(

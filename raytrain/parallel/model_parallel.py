@@ -39,7 +39,7 @@ class ModelParallel(Parallel):
             raise errors.UserError(
                 f"{self.parts} parts need as many GPUs of a worker, which has {gpus_per_worker:g}",
                 "in parallel.parts",
-                f"take --scaling.gpus_per_worker {self.parts}",
+                f"use --scaling.gpus_per_worker {self.parts}",
             )
         from raytrain.parallel.cutting import described, split  # torch: `--help` needs the fields only
 

@@ -57,18 +57,18 @@ class Pipeline(Parallel):
         size = self._size(workers)
         if workers < 2 or workers % size:
             raise errors.UserError(
-                f"{workers} worker{'s make no pipelines' if workers > 1 else ' makes no pipeline'} of {max(2, size)}",
+                f"{workers} worker{'s' if workers > 1 else ''} cannot form pipelines of {max(2, size)}",
                 "in parallel.stages",
-                f"take a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
+                f"use a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
             )
         blocks = stages.cut(module, size * self._each)
         if not self._takes(micro_batches, size):
             raise errors.UserError(
-                f"{micro_batches} micro-batches a step do not keep {size} workers of a pipeline busy: "
+                f"{micro_batches} micro-batches per step do not keep {size} workers of a pipeline busy: "
                 f"{self.schedule} takes "
                 f"{'a multiple of' if self.schedule == 'interleaved' else 'at least'} {size}",
                 "in batch_size and micro_batch_size",
-                f"take --batch_size {2 * size * self.replicas(workers)} or a multiple of it, and no --micro_batch_size",
+                f"use --batch_size {2 * size * self.replicas(workers)} or a multiple of it, and no --micro_batch_size",
             )
         return f"{cutting.described(module, [list(stage.parameters()) for stage in blocks])}, by {self.schedule}"
 

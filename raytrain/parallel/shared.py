@@ -165,7 +165,7 @@ class Exchange:
                     if not os.path.exists(f"/proc/{self.pids[rank]}"):
                         raise ConnectionError(f"rank {rank} (process {self.pids[rank]}) has died")
                     if now - started > _TIMEOUT_SECONDS:
-                        raise RuntimeError(f"rank {rank} has not come to exchange {self.step} for half an hour")
+                        raise RuntimeError(f"rank {rank} has not joined exchange {self.step} for 30 minutes")
 
 
 def replicate(module: nn.Module, pairwise: bool = False) -> Exchange | None:

@@ -278,4 +278,4 @@ def _name(block: list[fx.Node]) -> str:
 
 
 def _misfit(what: str) -> errors.UserError:
-    return errors.UserError(what, "in parallel.stages", "take fewer stages or workers, or --parallel.strategy fsdp")
+    return errors.UserError(what, "in parallel.stages", "use fewer stages or workers, or --parallel.strategy fsdp")

@@ -49,9 +49,9 @@ class TensorParallel(Parallel):
         size = self._size(workers)
         if workers < 2 or workers % size:
             raise errors.UserError(
-                f"{workers} worker{'s do' if workers > 1 else ' does'} not share copies of a model by {max(2, size)}",
+                f"{workers} worker{'s' if workers > 1 else ''} cannot be divided into replicas of {max(2, size)}",
                 "in parallel.shards",
-                f"take a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
+                f"use a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
             )
         from raytrain.parallel.cutting import styles  # torch: `--help` needs the fields only
 

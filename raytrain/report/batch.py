@@ -66,7 +66,7 @@ def show(found: list[Found], value: Experiment, command: list[str]) -> None:
     if following is None:
         trial = found[0].trials[0]
         show_line(console, "", f"a micro-batch of {trial.micro_batch} needs more memory: {trial.why}")
-        show_line(console, "", "next:  give more --memory, or take smaller images or a smaller model")
+        show_line(console, "", "next:  give more --memory, or use smaller images or a smaller model")
     else:
         show_next(console, [following])
 

@@ -37,7 +37,7 @@ def submitted(head: Dashboard, job: str, sent: Project, out: str) -> None:
     for name, words in (("follow", ("logs", job, "--follow")), ("stop", ("stop", job))):
         show_command(console, f"{name:>8}  ", _words(head, *words))
     if head.in_the_clear:
-        note = "the token travels there unencrypted: on a network that is not yours, take a tunnel"
+        note = "the token travels there unencrypted: on a network that is not yours, use a tunnel"
         show_plan(console, [("note", note)])
 
 

@@ -235,11 +235,11 @@ def load(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise errors.broken_sweep(file, error.strerror or str(error)) from None
     except (ValueError, RecursionError):
-        raise errors.broken_sweep(file, "it is no JSON") from None
+        raise errors.broken_sweep(file, "it is not JSON") from None
     if not isinstance(answer, dict) or not isinstance(answer.get("trials"), list):
         raise errors.broken_sweep(file, "it has no list of trials")
     if not all(isinstance(record, dict) for record in answer["trials"]):
-        raise errors.broken_sweep(file, "a trial in it is no object")
+        raise errors.broken_sweep(file, "a trial in it is not an object")
     return answer
 
 

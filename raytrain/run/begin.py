@@ -139,7 +139,9 @@ def check_writable(out: Path | str, name: str | None) -> None:
         UserError: as `create`.
     """
     if name is not None and (name in ("", ".", "..") or "/" in name):
-        raise errors.UserError(f"{name!r} is no name for a run's folder", "in --name", "give one word without a slash")
+        raise errors.UserError(
+            f"{name!r} cannot be the name of a run's folder", "in --name", "give one word without a slash"
+        )
     if location.is_url(out):
         return remote.check(str(out), name)
     out = Path(out).expanduser()

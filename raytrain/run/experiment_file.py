@@ -151,7 +151,7 @@ def read_json(path: Path) -> tuple[Any, Path | None]:
         The values, and the copy of the experiment file, where there is one.
 
     Raises:
-        UserError: it is no JSON, or a module does not load.
+        UserError: it is not JSON, or a module does not load.
     """
     values, copy = upgrade(_json(path)), path.with_name(sources.COPY)
     if isinstance(values, dict) and isinstance(history := values.pop(HISTORY, None), list):
@@ -254,7 +254,7 @@ def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.Use
         _place(better, places.line_of(error))
         return better
     why = str(error.msg) if isinstance(error, SyntaxError) else places.reason(error)
-    where, how = places.line_of(error) or str(path), "mend that line and try again"
+    where, how = places.line_of(error) or str(path), "correct that line and try again"
     module = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
     if copied and isinstance(error, FileNotFoundError):
         how = "a run keeps copies of Python files only: restore the file that it reads"

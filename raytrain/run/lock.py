@@ -33,7 +33,7 @@ class Lock:
             self._file: int | None = os.open(run / name, flags, 0o666)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise errors.UserError("this is no lock file", run / name, "remove it") from None
+                raise errors.UserError("this is not a lock file", run / name, "remove it") from None
             raise
         try:
             self._take(run, name, wait)
@@ -44,7 +44,7 @@ class Lock:
     def _take(self, run: Path, name: str, wait: float) -> None:
         assert self._file is not None
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
-            raise errors.UserError("this is no lock file", run / name, "remove it")
+            raise errors.UserError("this is not a lock file", run / name, "remove it")
         deadline = time.monotonic() + wait
         while True:
             try:

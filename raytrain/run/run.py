@@ -195,5 +195,5 @@ def _not_a_run(path: Path | str, meant: Iterable[object] = ()) -> errors.UserErr
 
 
 def _a_sweep_s_runs(path: Path | str, best: int | None) -> errors.UserError:
-    how = f"take {path}/trials/{best or 0:04d}, " + ("or another one" if best is None else "the best one")
-    return errors.UserError("this is a sweep, of which each trial is a run", path, how)
+    how = f"use {path}/trials/{best or 0:04d}, " + ("or another one" if best is None else "the best one")
+    return errors.UserError("this is a sweep, and each of its trials is a run", path, how)

@@ -125,9 +125,9 @@ class CheckpointWriter:
             raise errors.UserError(
                 f"the last checkpoint cannot be written: {_reason(error)}",
                 self.run,
-                f"mend that and go on from {names[-1]}, the newest that is there"
+                f"correct that and go on from {names[-1]}, the newest that is there"
                 if names
-                else "mend that and train again",
+                else "correct that and train again",
             ) from error
         if self.storage:
             self._finish_upload(self.storage, summary.get("status") == "interrupted")

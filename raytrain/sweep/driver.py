@@ -111,7 +111,7 @@ def resume(
         changed += [name for name, new in config.leaves(value.experiment).items() if new != there.get(name)]
         if changed:
             raise errors.UserError(
-                f"a sweep that goes on cannot change {errors.listed(changed)}",
+                f"a resumed sweep cannot change {errors.listed(changed)}",
                 path,
                 "start a new sweep for that (trials, budget_seconds, concurrent, timeout_seconds, "
                 "retries, keep can change)",
@@ -119,7 +119,7 @@ def resume(
         begun = sum(1 for _ in path.glob("trials/*/trial.json"))
         if begun > value.count:
             raise errors.UserError(
-                f"{begun} trials have begun and {value.count} are asked for", path, f"take --trials {begun} or more"
+                f"{begun} trials have begun and {value.count} are asked for", path, f"use --trials {begun} or more"
             )
         with Session(options.address, options.verbose) as session:
             planned = make(value, session.resources, path)

@@ -21,7 +21,7 @@ def pareto_front(points: Sequence[Sequence[float | None]], modes: Sequence[str])
     if not set(modes) <= {"max", "min"}:
         raise ValueError(f"the modes are {list(modes)}: each must be max or min")
     if any(len(point) != len(modes) for point in points):
-        raise ValueError(f"a point has not the {len(modes)} figures of {list(modes)}")
+        raise ValueError(f"each point must have as many values as there are modes, {list(modes)}")
     signs = np.array([1.0 if mode == "max" else -1.0 for mode in modes])
     values = np.array([[np.nan if x is None else x for x in point] for point in points], dtype=np.float64)
     values = values.reshape(len(points), len(modes)) * signs

@@ -230,4 +230,4 @@ def _drawn(axis: Axis) -> list[Any] | Callable[[], Any]:
 
 
 def _scheduler_misfit(kind: str, why: str, where: str) -> errors.UserError:
-    return errors.UserError(f"{kind} {why}", f"in {where}", "change that, or take another scheduler")
+    return errors.UserError(f"{kind} {why}", f"in {where}", "change that, or use another scheduler")

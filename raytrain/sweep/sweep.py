@@ -84,10 +84,10 @@ class Sweep:
             raise errors.out_of_range("objective", self.objective, "of one name, or of two different ones", "Sweep")
         if self.trials is None and not all(isinstance(axis, Grid) for axis in self.axes):
             raise errors.UserError(
-                "how many trials is not said, and "
-                f"{errors.listed([axis.path for axis in self.axes if not isinstance(axis, Grid)])} is no Grid",
+                "trials must be set, because "
+                f"{errors.listed([axis.path for axis in self.axes if not isinstance(axis, Grid)])} is not a Grid",
                 "in Sweep",
-                "set trials, or --trials 20",
+                "set trials=20, or --trials 20",
             )
         grid = len(combinations(self.axes))
         if self.trials is not None and self.trials > grid and all(isinstance(axis, Grid) for axis in self.axes):
@@ -137,7 +137,7 @@ def _check_axis(base: Experiment, axis: Axis, others: dict[str, Any]) -> None:
     check_path(base, axis.path)
     if axis.path == "data.root" or axis.path.startswith("checkpoint"):
         raise errors.UserError(
-            f"{axis.path} cannot be an axis", "in Sweep.axes", "set it in the experiment; it is no part of the recipe"
+            f"{axis.path} cannot be an axis", "in Sweep.axes", "set it in the experiment; it is not part of the recipe"
         )
     for value in axis.examples():
         try:
@@ -192,7 +192,7 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
         try:
             json.loads(path.read_text())
         except (ValueError, OSError, RecursionError):
-            raise errors.broken_sweep(path, "it is no JSON") from None
+            raise errors.broken_sweep(path, "it is not JSON") from None
         values, copy = experiment_file.read_json(path)
         if not isinstance(values, dict) or "sweep" not in values:
             raise _holds_no_sweep(path, "it holds no sweep")

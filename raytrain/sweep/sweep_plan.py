@@ -84,7 +84,7 @@ class SweepPlan:
             "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
             + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
             + (f"; {_measured(self.concurrent)}" if any(o.of_machine for o in s.objectives) else ""),
-            "disk": f"{files.size(self.weights)} of checkpoints at the most: those under way and the best "
+            "disk": f"{files.size(self.weights)} of checkpoints at most: those under way and the best "
             + (f"{s.keep} trials'" if s.keep > 1 else "trial's"),
             **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
         }
@@ -112,7 +112,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     for axis in data_axes:
         if axis.finite is None:
             raise errors.UserError(
-                f"axis {axis.path} decides what is read, and has no end of values",
+                f"axis {axis.path} decides what is read, and must have a finite number of values",
                 "in Sweep.axes",
                 "make it a Grid or a Choice",
             )
@@ -129,7 +129,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
         raise errors.UserError(
             f"{value.concurrent} trials at once do not fit, {fits} do",
             "in Sweep.concurrent",
-            f"take --concurrent {fits}",
+            f"use --concurrent {fits}",
         )
     measured = any(objective.of_machine for objective in value.objectives)
     concurrent = min(value.concurrent or (1 if measured else fits), value.count)

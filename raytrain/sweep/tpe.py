@@ -35,7 +35,7 @@ class TPE(Search):
                 raise errors.UserError(
                     f"TPE takes no axis of kind {type(axis).__name__}",
                     f"in {axis.path}",
-                    "take another kind of axis, or RandomSearch()",
+                    "use another kind of axis, or RandomSearch()",
                 )
 
     def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:

@@ -120,7 +120,7 @@ class Trials:
         if record.was_stuck(folder):
             status, said = "timed_out", f"no step was finished in {self.sweep.timeout_seconds:g} s"
         elif "OutOfMemory" in text:
-            status, said = "infeasible", "the system ended its process for want of memory"
+            status, said = "infeasible", "the system ended its process because memory ran out"
         else:
             last = [line.strip() for line in text.splitlines() if line.strip()]
             status, said = "crashed", f"its process died: {last[-1][:300] if last else ''}"

@@ -88,7 +88,7 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
         over = over or (deadline is not None and time.monotonic() > deadline)
         if (interrupts.signal or over) and not trials.leaving:
             trials.leaving = True
-            observer.status("stopping after a step, with checkpoints; Ctrl-C once more stops at once")
+            observer.status("stopping after a step, with checkpoints; press Ctrl-C again to stop at once")
         if trials.leaving:
             for one in records:
                 if one["status"] == "running":

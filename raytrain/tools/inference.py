@@ -227,7 +227,7 @@ def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProg
         raise errors.UserError(
             f"torch.export cannot trace the model: {reason}",
             f"in {type(run.experiment.model).__name__}",
-            "mend what it names in the model, or export .pth or .safetensors",
+            "correct what it names in the model, or export .pth or .safetensors",
         ) from None
     finally:
         logging.disable(logged)

@@ -40,7 +40,7 @@ def choose_precision(trainer: Trainer) -> None:
     trainer.experiment = config.replace(e, "precision", chosen)
     trainer.precision = Precision(chosen, ranks.device)
     if trainer.log:
-        # What was decided for this cluster, such as the CPUs of a worker, is no part of the experiment.
+        # What was decided for this cluster, such as the CPUs of a worker, is not part of the experiment.
         file = trainer.run.path / "experiment.json"
         values = (known_json(file) or config.to_dict(e)) | {"precision": chosen, "memory_format": e.memory_format}
         write_atomically(file, json.dumps(values, indent=2) + "\n")

@@ -121,12 +121,12 @@ def _copied(hook: Hook) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise _not_json(hook, str(error)) from None
     if not same:  # such as tuples, or keys that are numbers
-        raise _not_json(hook, f"JSON makes {copy!r} of {state!r}"[:300])
+        raise _not_json(hook, f"JSON turns {state!r} into {copy!r}"[:300])
     return copy
 
 
 def _not_json(hook: Hook, why: str) -> errors.UserError:
-    how = "keep finite numbers, texts, lists, None and dicts whose keys are texts in `state`"
+    how = "keep only finite numbers, strings, lists, None and dicts with string keys in `state`"
     return _refused(f"the state of a hook cannot be kept in a checkpoint: {why}", type(hook), how)
 
 

@@ -95,7 +95,7 @@ class LossLog:
             self.unit = unit
         if unit != self.unit:
             raise errors.UserError(
-                f"the task's loss counted {unit:g} for a sample and {self.unit:g} before",
+                f"the task's loss counted {unit:g} per sample, and {self.unit:g} before",
                 f"in {places.place(type(self.task).loss)}",
                 "count the same for every sample, and give samples a weight in the sum instead",
             )

@@ -179,5 +179,5 @@ def memory_format(name: str) -> torch.memory_format:
 
 def _no_precision(name: str, why: str, others: str) -> errors.UserError:
     return errors.UserError(
-        f"{name} needs a GPU of compute capability 8.0 or higher, and {why}", "in precision", f"take {others}"
+        f"{name} needs a GPU of compute capability 8.0 or higher, and {why}", "in precision", f"use {others}"
     )

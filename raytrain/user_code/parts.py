@@ -84,7 +84,7 @@ def check_class(kind: type) -> None:
         fields = {field.name: field for field in dataclasses.fields(each)}
         lost = [field for field, hint in own.items() if not field.startswith("_") and "ClassVar" not in hint]
         if lost and "__dataclass_fields__" not in vars(each):
-            what = f"class {name} is no dataclass, so that {', '.join(lost)} cannot be set, saved or swept"
+            what = f"class {name} is not a dataclass, so {', '.join(lost)} cannot be set, saved or swept"
             raise errors.UserError(what, where, f"write `@dataclass(frozen=True)` in the line above `class {name}`")
         made = getattr(vars(each).get("__init__"), "__code__", None)
         if made is not None and made.co_filename != "<string>" and not _takes(each, fields):
@@ -132,7 +132,7 @@ def _remedy(field: str, value: Any, wanted: type, parts: Mapping[str, type]) -> 
     adapted = name.isidentifier() and (base == "Optimizer" or (base in ("Model", "Task") and callable(value)))
     own = f"My{name[0].upper()}{name[1:]}" if adapted else f"My{base}"
     needs = _NEEDS[base].format(call=_call(base, value, name))
-    others = f"take {_any_of(known.values())}, or " if known and base != "Model" else ""
+    others = f"use {_any_of(known.values())}, or " if known and base != "Model" else ""
     above = f"above it `@dataclass(frozen=True)`, `class {own}({base})`, {needs}"
     return f"{others}write {_set(field, f'{own}()')}, and {above}"
 

@@ -274,7 +274,8 @@ def test_a_refusal_is_said_with_its_reason_and_a_missing_file_is_an_answer(hangs
             there.read("a")
         time.sleep(0.2)
     assert (
-        there.pulse.silence > 0.3 and str(there.pulse.error()) == "nothing has worked for 0 s (AWS Error ACCESS_DENIED)"
+        there.pulse.silence > 0.3
+        and str(there.pulse.error()) == "no request has succeeded for 0 s (AWS Error ACCESS_DENIED)"
     )
     hangs.open_input_file = lambda path: raises(FileNotFoundError(path))  # type: ignore[attr-defined]
     with pytest.raises(FileNotFoundError):
@@ -413,7 +414,7 @@ def test_runs_at_a_url_are_numbered_and_names_are_taken(url: str, finished: str)
     check_writable(url, "other")
     with pytest.raises(UserError, match=rf"a run of that name exists, {finished};.*`raytrain resume {finished}`"):
         check_writable(url, "digits")
-    with pytest.raises(UserError, match="is no name for a run's folder"):
+    with pytest.raises(UserError, match="cannot be the name of a run's folder"):
         check_writable(url, "a/b")
     assert Storage(url).names("", recursive=False).keys() == {"digits"}, "nothing of the check stays"
     for name, expected in ((None, "m-1"), ("x", "x")):

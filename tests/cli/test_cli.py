@@ -159,7 +159,7 @@ def test_every_field_can_be_set_by_the_flag_of_its_path(capsys: Capture, no_runs
         (["train", DIGITS, "--data.mode", "tape"], "'tape'"),
         (["train", DIGITS, "--data.augment.policy", "foo"], "'foo' for argument '--data.augment.policy'"),
         (["train", DIGITS, "--data.augment.erase", "2"], "erase = 2.0 is out of range, in Augment; give a value in"),
-        (["train", DIGITS, "--data.augment.mixup", "1", "--batch_size", "62"], "take --batch_size 60 or 64"),
+        (["train", DIGITS, "--data.augment.mixup", "1", "--batch_size", "62"], "use --batch_size 60 or 64"),
         (["train", DIGITS, "--data.augment.mixup", "1", "--batch_size", "1440"], "of at most 1438, the training"),
         (["evaluate", "run", "--split", "holdout"], "'holdout'"),
         (["train", DIGITS, "--epochs"], "Missing value for argument '--epochs'"),
@@ -168,7 +168,7 @@ def test_every_field_can_be_set_by_the_flag_of_its_path(capsys: Capture, no_runs
         (["evaluate", "run", "stray"], "unexpected argument 'stray'"),
         (["export", "run", "a.pth", "b.pth"], "unexpected argument 'b.pth'"),
         (["train", DIGITS, "--batch_size", "63"], "batch_size 63 does not divide by scaling.workers 2"),
-        (["train", DIGITS, "--micro_batch_size", "5"], "take --micro_batch_size 4"),
+        (["train", DIGITS, "--micro_batch_size", "5"], "use --micro_batch_size 4"),
         (["train", DIGITS, "--scaling.workers", "1000", "--batch_size", "1000"], "the run asks for 1000 workers"),
         (["train", DIGITS, "--scaling.gpus_per_worker", "1000"], "the run asks for 2000 GPUs and the cluster has"),
         (
@@ -192,8 +192,8 @@ def test_a_mistake_is_one_line_that_names_it(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = (\n", "does not load: '(' was never closed, {}:1; mend that line"),
-        ("x = 1\n1 / 0\n", "does not load: ZeroDivisionError: division by zero, {}:2; mend that line"),
+        ("x = (\n", "does not load: '(' was never closed, {}:1; correct that line"),
+        ("x = 1\n1 / 0\n", "does not load: ZeroDivisionError: division by zero, {}:2; correct that line"),
         ("x = 1\n", "not an experiment: it defines no `experiment`, {}; give a .py file"),
         ("import raytrain\nraytrain.Scaling(workers=-1)\n", "workers = -1 is out of range, in Scaling"),
     ],
@@ -225,7 +225,7 @@ def test_a_name_that_exists_offers_to_resume(capsys: Capture, tmp_path: Path) ->
     said = fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "mine")
     assert f"a run of that name exists, {tmp_path}/mine;" in said and f"`raytrain resume {tmp_path}/mine`" in said
     assert not list((tmp_path / "mine").iterdir())
-    assert "is no name for a run's folder" in fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "a/b")
+    assert "cannot be the name of a run's folder" in fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "a/b")
     assert "File name too long" in fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "x" * 300)
 
 

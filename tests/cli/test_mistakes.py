@@ -174,7 +174,7 @@ def truncated(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [(garbage, "it is no image"), (empty, "the file is empty"), (truncated, "Image is incomplete or truncated")],
+    [(garbage, "it is not an image"), (empty, "the file is empty"), (truncated, "Image is incomplete or truncated")],
 )
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_an_image_that_cannot_be_read_is_named(
@@ -282,29 +282,32 @@ _TWO, _FOUR = (["--scaling.workers", number, "--scaling.cpus_per_worker", "0.25"
         (["--parallel.strategy", "model_parallel", "--parallel.parts", "1"], "parts = 1 is out of range"),
         (
             ["--parallel.strategy", "fsdp", "--parallel.parts", "2"],
-            "--parallel.parts belongs to another parallel strategy; take it with --parallel.strategy model_parallel",
+            "--parallel.parts belongs to another parallel strategy; use it with --parallel.strategy model_parallel",
         ),
         (["--parallel.strategy", "fsdp", "--parallel.party", "2"], "unknown flag --parallel.party"),
         (["--parallel.strategy", "fsdp", "--parallel.cpu_offload"], "nothing to offload from on CPUs"),
         (
             ["--parallel.strategy", "fsdp", "--parallel.shard_over", "3", "--scaling.workers", "2"],
-            "2 workers do not make sets of 3",
+            "2 workers cannot be divided into sets of 3",
         ),
         (
             ["--parallel.strategy", "pipeline"],
-            "1 worker makes no pipeline of 2, in parallel.stages; take",
+            "1 worker cannot form pipelines of 2, in parallel.stages; use",
         ),
-        (["--parallel.strategy", "pipeline", *_FOUR, "--parallel.stages", "3"], "4 workers make no pipelines of 3"),
+        (["--parallel.strategy", "pipeline", *_FOUR, "--parallel.stages", "3"], "4 workers cannot form pipelines of 3"),
         (
             ["--parallel.strategy", "pipeline", *_FOUR],
             "4 stages need as many blocks with parameters, and Sequential has: 1, 3, 5, in parallel.stages",
         ),
         (
             ["--parallel.strategy", "pipeline", *_TWO, "--micro_batch_size", "64"],
-            "1 micro-batches a step do not keep 2 workers of a pipeline busy: 1f1b takes at least 2",
+            "1 micro-batches per step do not keep 2 workers of a pipeline busy: 1f1b takes at least 2",
         ),
-        (["--parallel.strategy", "tensor"], "1 worker does not share copies of a model by 2, in parallel.shards"),
-        (["--parallel.strategy", "tensor", *_FOUR, "--parallel.shards", "3"], "4 workers do not share copies of a mod"),
+        (["--parallel.strategy", "tensor"], "1 worker cannot be divided into replicas of 2, in parallel.shards"),
+        (
+            ["--parallel.strategy", "tensor", *_FOUR, "--parallel.shards", "3"],
+            "4 workers cannot be divided into replicas of 3",
+        ),
         (["--parallel.strategy", "tensor", *_TWO, "--precision", "fp16"], "fp16's gradients cannot be scaled under Te"),
         (["--parallel.sync_batchnorm", "--scaling.gpus_per_worker", "0"], "SyncBatchNorm does not work on CPUs"),
         (["--parallel.reduction", "shared", "--parallel.compression", "bf16"], "in shared memory are not compressed"),

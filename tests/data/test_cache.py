@@ -293,12 +293,12 @@ def test_skipped_samples_are_remembered_and_are_still_errors_where_they_are_not_
     (tmp_path / "data" / name).write_bytes(b"no image")
     first, index, skipped = pack(data)
     assert len(index) == len(first) == 15
-    assert skipped == [(str(tmp_path / "data" / name), "it is no image, or of an unknown format")]
+    assert skipped == [(str(tmp_path / "data" / name), "it is not an image, or its format is unknown")]
     reads.samples = 0
     second, again, same = pack(data)
     assert reads.samples == 0 and np.array_equal(first, second) and same == skipped
     assert again.fingerprint() == index.fingerprint()
-    with pytest.raises(UserError, match=f"cannot read sample: it is no image.*{name}"):
+    with pytest.raises(UserError, match=f"cannot read sample: it is not an image.*{name}"):
         pack(folder(tmp_path / "data"))
     assert reads.samples == 0
 
@@ -311,7 +311,7 @@ def test_the_preflight_asks_the_cache_which_samples_are_bad(tmp_path: Path, monk
     pack(data)
     monkeypatch.setattr(os, "pread", lambda *_: pytest.fail("a file was probed"))
     assert [(bad.path, bad.reason) for bad in data.probe(data.index()["train"])] == probed
-    assert probed == [(str(path), "it is no image, or of an unknown format")]
+    assert probed == [(str(path), "it is not an image, or its format is unknown")]
 
 
 def test_what_could_not_be_reached_is_not_remembered_as_unreadable(tmp_path: Path, reads: SimpleNamespace) -> None:
@@ -337,7 +337,7 @@ def test_what_will_be_streamed_is_read_once_and_loses_the_samples_that_are_lost_
     again = packing.pack(data, index, keep=False)
     assert reads.samples == 0 and again[2] == streamed[2] and len(again[1]) == len(streamed[1]) == 15
     assert [bad.path for bad in data.probe(index)] == [bad.path for bad in streamed[2]]
-    with pytest.raises(UserError, match="cannot read sample: it is no image"):
+    with pytest.raises(UserError, match="cannot read sample: it is not an image"):
         packing.pack(folder(tmp_path / "data"), index, keep=False)
     kept = packing.pack(data, index)
     assert reads.samples > 0 and kept[2] == streamed[2] and kept[1].fingerprint() == streamed[1].fingerprint()

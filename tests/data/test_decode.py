@@ -146,14 +146,16 @@ def test_a_jpeg_decodes_alike_where_torchvision_has_no_decoder(monkeypatch: pyte
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
 def test_a_truncated_image_is_refused(kind: str, share: float) -> None:
     raw = KINDS[kind]
-    with pytest.raises(ValueError, match=r"truncated|damaged|no image|cannot be decoded"):
+    with pytest.raises(ValueError, match=r"truncated|damaged|not an image|cannot be decoded"):
         decode.pixels(raw[: int(len(raw) * share)], 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [0, 1, 3, 8, 20])
 def test_a_mere_beginning_is_refused(kind: str, size: int) -> None:
-    with pytest.raises(ValueError, match="the file is empty" if size == 0 else r"no image|header is damaged|truncated"):
+    with pytest.raises(
+        ValueError, match="the file is empty" if size == 0 else r"not an image|header is damaged|truncated"
+    ):
         decode.pixels(KINDS[kind][:size], 3)
 
 
@@ -174,7 +176,7 @@ def test_damaged_bytes_give_pixels_or_a_reason_and_end_no_process(kind: str) -> 
 
 @pytest.mark.parametrize("raw", [b"<html>not found</html>", b"P", b"\x00" * 100, b"a, b\n1, 2\n", b"\xff\xd8\xff"])
 def test_what_is_no_image_is_refused(raw: bytes) -> None:
-    with pytest.raises(ValueError, match="no image"):
+    with pytest.raises(ValueError, match="not an image"):
         decode.pixels(raw, 3)
 
 
@@ -221,7 +223,7 @@ def tiled(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("start", [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", b"%PDF-1.4\n"])
 def test_pillow_is_not_asked_for_formats_that_no_folder_of_images_has(start: bytes) -> None:
-    with pytest.raises(ValueError, match="it is no image, or of an unknown format"):
+    with pytest.raises(ValueError, match="it is not an image, or its format is unknown"):
         decode.pixels(start + b"showpage\n%%EOF\n", 3)
 
 

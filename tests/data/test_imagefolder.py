@@ -129,7 +129,7 @@ def test_without_a_val_folder_a_part_of_train_validates_and_strays_are_named_onc
 def test_a_part_of_train_that_validates_is_said_in_the_plan(tmp_path: Path) -> None:
     tree(tmp_path, *many("Training"), *many("dev"))
     [note] = ImageFolder(str(tmp_path), cache="off").notes()
-    assert note.endswith("has no val folder: 20% of each class of Training validates (--data.val_fraction)")
+    assert note.endswith("val folder: 20% of each class of Training is used for validation (--data.val_fraction)")
     tree(tmp_path, *many("valid"))
     assert ImageFolder(str(tmp_path), cache="off").notes() == []
 
@@ -217,7 +217,7 @@ def test_mean_and_std_have_one_number_or_one_a_channel(field: str) -> None:
     for values in ((0.5,), (0.5, 0.4, 0.3)):
         replace(ImageFolder(), field, values)
     for values in ((), (0.5, 0.4)):
-        with pytest.raises(UserError, match=rf"{field} = .* is out of range.*of 1 number or one a channel \(3\)"):
+        with pytest.raises(UserError, match=rf"{field} = .* is out of range.*of 1 number or one per channel \(3\)"):
             replace(ImageFolder(), field, values)
 
 
@@ -255,7 +255,7 @@ def test_probe_finds_empty_truncated_and_mislabelled_files_and_no_others(damaged
     assert list(found) == ["101.jpg", "102.jpg", "103.jpg", "104.jpg"]
     assert found["101.jpg"] == "Image is incomplete or truncated"
     assert found["102.jpg"] == "the file is empty"
-    assert found["103.jpg"].startswith("it is no image")
+    assert found["103.jpg"].startswith("it is not an image")
     assert found["104.jpg"] == "No such file or directory"
     assert warnings.filters == filters  # the threads leave nothing behind
 
@@ -284,8 +284,8 @@ def empty_in_proc(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (pipe, "it is no regular file"),
-        (device, "it is no regular file"),
+        (pipe, "it is not a regular file"),
+        (device, "it is not a regular file"),
         (link_to_itself, "Too many levels of symbolic links"),
         (too_large, "3,221,225,472 bytes are more than 536,870,910"),
         (empty_in_proc, "Input/output error|the file is empty"),

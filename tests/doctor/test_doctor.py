@@ -58,7 +58,7 @@ DEFECTS: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("packages", {"torch": "2.14.0"}, {}, "failure", "torch 2.14.0, and 2.15.0 here", "lock file on all"),
     ("packages", {"ray": "2.59.0"}, {}, "failure", "ray 2.59.0, and 2.60.0 here", "lock file on all"),
     ("packages", {"raytrain": "0.1.0 (source ffff0000)"}, {}, "failure", "raytrain 0.1.0 (source ffff0000)", "same"),
-    ("gpu", {"gpu_error": "driver/library mismatch"}, {}, "failure", "driver/library mismatch", "mend the driver"),
+    ("gpu", {"gpu_error": "driver/library mismatch"}, {}, "failure", "driver/library mismatch", "repair the driver"),
     ("gpu", GPUS | {"cuda": (None, 0)}, {}, "failure", "2 x H100 of 80.0 GiB, and this torch is", "`make setup`"),
     ("gpu", GPUS | {"cuda": ("13.0", 0)}, {}, "failure", "cannot use them with driver 580.1", "install a driver"),
     ("gpu", GPUS | {"declared": (8.0, 1.0)}, {}, "warning", "torch sees 2 GPUs and Ray counts 1", "--num-gpus 2"),

@@ -289,7 +289,7 @@ def test_code_that_fails_in_the_first_step_is_named_with_its_line(
         ("Digits(), Net()", ", in Experiment (exp.py:+3); did you mean data=Digits(...)?"),
         (
             "Net(), torchvision.datasets.FakeData()",
-            "take Digits(...) or ImageFolder(...) or MNIST(...), or write data=",
+            "use Digits(...) or ImageFolder(...) or MNIST(...), or write data=",
         ),
         ("Net(), torchvision.datasets.MNIST", "write `from raytrain import MNIST` and data=MNIST(...)"),
         (
@@ -333,16 +333,16 @@ def test_what_is_no_part_of_raytrain_is_told_what_to_write(
     [
         (
             "class M(Net):\n    width: int = 3\nexperiment = Experiment(M(), Digits())\n",
-            "class M is no dataclass, so that width cannot be set, saved or swept, in M (exp.py:+1); "
+            "class M is not a dataclass, so width cannot be set, saved or swept, in M (exp.py:+1); "
             "write `@dataclass(frozen=True)` in the line above `class M`",
         ),
         (
             "class M(Net):\n    width: int = 3\nexperiment = Experiment(M(width=4), Digits())\n",
-            "class M is no dataclass, so that width cannot be set, saved or swept, in M (exp.py:+3); write `@dataclass",
+            "class M is not a dataclass, so width cannot be set, saved or swept, in M (exp.py:+3); write `@dataclass",
         ),
         (
             "class O(SGD):\n    alpha: float = 0.9\nexperiment = Experiment(Net(), Digits(), optimizer=O(alpha=1.0))\n",
-            "class O is no dataclass, so that alpha cannot be set",
+            "class O is not a dataclass, so alpha cannot be set",
         ),
         (
             "@dataclass\nclass M(Net):\n    width: int = 3\nexperiment = Experiment(M(), Digits())\n",

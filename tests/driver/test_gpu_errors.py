@@ -96,7 +96,7 @@ def test_a_value_that_a_kernel_refused_is_said_to_be_the_user_s(tmp_path: Path) 
 
 def test_memory_that_is_too_small_is_said_with_its_remedy(tmp_path: Path) -> None:
     said = str(recorded(tmp_path, MEMORY))
-    assert "of which 1.20 GiB is free; take a smaller --micro_batch_size" in said and "Process 12" not in said
+    assert "of which 1.20 GiB is free; use a smaller --micro_batch_size" in said and "Process 12" not in said
 
 
 def test_the_rank_whose_gpu_failed_is_named_and_not_those_that_miss_it(tmp_path: Path) -> None:

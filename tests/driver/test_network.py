@@ -57,7 +57,7 @@ def test_of_several_nodes_the_one_that_most_others_miss_is_named() -> None:
 
 def test_a_right_interface_behind_a_firewall_is_to_be_opened() -> None:
     said = network.fault([[GOOD], [OTHER]], lambda: [[(OTHER, "no answer")], []])
-    assert said and said.endswith("no answer; open all ports between the nodes, and to none but them")
+    assert said and said.endswith("no answer; open all ports between the nodes, and to nothing else")
 
 
 def test_a_place_that_is_offered_answers_and_another_host_with_its_address_does_not(

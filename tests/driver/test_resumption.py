@@ -174,7 +174,7 @@ def test_a_run_says_that_it_goes_on_with_its_own_copies_of_edited_files(
     edit(project / "parts.py", "ONE = 1", "ONE = 2")
     monkeypatch.setattr(sources, "_KNOWN", {})  # as in a new process
     said = succeeds(capsys, "resume", run, "--dry_run")
-    assert "the run goes on with its own copies of parts.py, edited since; --experiment FILE takes" in said
+    assert "the run goes on with its own copies of parts.py, edited since; --experiment FILE uses" in said
     for path, text in before.items():
         path.write_bytes(text)
 
@@ -302,7 +302,7 @@ def test_a_metric_whose_direction_is_turned_round_is_refused(run: Path, project:
         "class Mine(Classification):",
         'class Mine(Classification):\n    directions = {"accuracy": "min"}',
     )
-    assert "the new code turns round which val_accuracy is the best, in Mine" in fails(capsys, *going_on(run))
+    assert "the new code reverses which val_accuracy is the best, in Mine" in fails(capsys, *going_on(run))
 
 
 @pytest.mark.parametrize(

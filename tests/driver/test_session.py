@@ -64,7 +64,7 @@ def test_another_token_none_and_another_version_are_refused(
     gcs: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     address = gcs("2.59.0")
-    assert f"wants a token and there is none here ({tmp_path}/.ray/auth_token: No such" in refused(capsys, address)
+    assert f"requires a token, and there is none here ({tmp_path}/.ray/auth_token: No such" in refused(capsys, address)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
     assert f"the cluster refuses the token of RAY_AUTH_TOKEN, {address}; " in refused(capsys, address)
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
@@ -82,7 +82,9 @@ def test_what_listens_and_is_no_cluster(gcs: object, capsys: pytest.CaptureFixtu
 
         done = pool.submit(hang_up)
         port = other.getsockname()[1]
-        assert "no Ray cluster answers: what is there is none, 127.0.0.1:" in refused(capsys, f"127.0.0.1:{port}")
+        assert "no Ray cluster answers: something else answers there, 127.0.0.1:" in refused(
+            capsys, f"127.0.0.1:{port}"
+        )
         done.result(10)
 
 
@@ -107,7 +109,7 @@ def test_the_session_of_a_run_is_below_a_folder_that_only_its_user_enters(
             folder.unlink()
         monkeypatch.setattr(os, "getuid", lambda: user + 1)
         Path(base, f"raytrain-{user + 1}").mkdir()  # another user was here first
-        with pytest.raises(errors.UserError, match="need a folder that is yours"):
+        with pytest.raises(errors.UserError, match="must belong to you"):
             credentials.private_folder()
         monkeypatch.setenv("RAY_TMPDIR", base)
         assert credentials.private_folder() == Path(base)

@@ -159,7 +159,7 @@ def test_an_address_with_a_wrong_token_is_a_line_within_15_seconds(cluster: Clus
     ):
         for more, says in (
             ({"RAY_AUTH_TOKEN": "wrong"}, "error: the cluster refuses the token of RAY_AUTH_TOKEN, "),
-            ({"HOME": str(tmp_path)}, "error: the cluster wants a token and there is none here ("),
+            ({"HOME": str(tmp_path)}, "error: the cluster requires a token, and there is none here ("),
         ):
             began = time.monotonic()
             done = cluster.command(*arguments, **more)

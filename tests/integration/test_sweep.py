@@ -419,5 +419,5 @@ def test_a_sweep_that_has_used_up_its_time_goes_on_later(tmp_path: Path) -> None
     assert len(losses(found.path / "trials" / "0000")) == len(losses(found.path / "trials" / "0001")) == 200 * 23
     (found.path / "trials" / "0002").mkdir()
     (found.path / "trials" / "0002" / "trial.json").write_text("{}")
-    with pytest.raises(raytrain.UserError, match=r"3 trials have begun and 2 are asked for.*take --trials 3 or more"):
+    with pytest.raises(raytrain.UserError, match=r"3 trials have begun and 2 are asked for.*use --trials 3 or more"):
         driver.resume(found.path, longer, Options(), Logger(), 0.0, write_files)

@@ -1,4 +1,4 @@
-"""A run at a URL whose server accepts connections and does not answer any more: it trains on, and ends when asked."""
+"""A run at a URL whose server accepts connections and no longer answers: it trains on, and ends when asked."""
 
 from __future__ import annotations
 

@@ -150,15 +150,15 @@ def test_a_name_s_look_up_that_takes_too_long_is_given_up(
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        (b"HTTP/1.0 200 OK\r\n\r\n<html>hello</html>", "what is there is none, and answers 200 to /api/version"),
-        (b"HTTP/1.0 404 Not Found\r\n\r\n", "answers 404"),
-        (b"HTTP/1.0 403 Forbidden\r\n\r\n", "answers 403"),
-        (b"HTTP/1.0 200 OK\r\n\r\n[1]", "answers 200"),
-        (b'HTTP/1.0 200 OK\r\n\r\n{"ray_version": 2}', "answers 200"),
-        (b"HTTP/1.0 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "answers 302"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "what is there does not speak HTTP"),
-        (b"\x00\x00\x18\x04\x00\x00\x00\x00\x00\xff\xff", "what is there does not speak HTTP"),
-        (b"", "what is there does not speak HTTP|closed connection|Remote end"),
+        (b"HTTP/1.0 200 OK\r\n\r\n<html>hello</html>", "something else answers there, with 200 to /api/version"),
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", "answers there, with 404"),
+        (b"HTTP/1.0 403 Forbidden\r\n\r\n", "answers there, with 403"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[1]", "answers there, with 200"),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"ray_version": 2}', "answers there, with 200"),
+        (b"HTTP/1.0 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "answers there, with 302"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "the server there does not speak HTTP"),
+        (b"\x00\x00\x18\x04\x00\x00\x00\x00\x00\xff\xff", "the server there does not speak HTTP"),
+        (b"", "the server there does not speak HTTP|closed connection|Remote end"),
     ],
 )
 def test_what_is_no_dashboard(
@@ -191,7 +191,7 @@ def test_an_address_that_is_no_url_of_a_dashboard(
     capsys: pytest.CaptureFixture[str], address: str, suggested: str
 ) -> None:
     said = fails(capsys, "status", "--address", address)
-    assert "this is no URL of a dashboard" in said and f"give one such as {suggested} " in said
+    assert "this is not the URL of a dashboard" in said and f"give one such as {suggested} " in said
 
 
 def test_an_address_must_be_given_or_be_a_url_in_the_environment(
@@ -226,12 +226,12 @@ def test_without_a_token_with_a_wrong_one_and_with_one_that_cannot_be_one(
     head.token = TOKEN
     where = home / ".ray" / "auth_token"
     said = fails(capsys, "status", "--address", head.url)
-    assert f"the cluster wants a token and there is none here ({where}: No such file or directory)" in said
+    assert f"the cluster requires a token, and there is none here ({where}: No such file or directory)" in said
     put_token(home, "wrong")
     assert f"the cluster refuses the token of {where}" in fails(capsys, "status", "--address", head.url)
     for text in ("", "two words", "é"):
         where.write_text(text)
-        assert f"wants a token and {where} holds none" in fails(capsys, "status", "--address", head.url)
+        assert f"requires a token, and {where} holds none" in fails(capsys, "status", "--address", head.url)
     where.write_text(TOKEN)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
     assert "refuses the token of RAY_AUTH_TOKEN" in fails(capsys, "status", "--address", head.url)
@@ -259,7 +259,7 @@ def test_the_token_is_found_where_ray_looks_for_it_and_sent_only_where_it_is_ask
 
 def test_the_token_does_not_cross_the_internet_in_the_clear(home: Path) -> None:
     put_token(home)
-    with pytest.raises(errors.UserError, match="would cross the internet in the clear"):
+    with pytest.raises(errors.UserError, match="would cross the internet unencrypted"):
         dashboard._with_token("http://8.8.8.8:8265")
     for url, in_the_clear in {
         "https://8.8.8.8": False,

@@ -323,7 +323,7 @@ def test_logger_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.Mo
             run.train()
     gate.set()
     assert time.monotonic() - began < 5
-    assert notes.said == ["the logger Hangs lacks the rows after step 0; `raytrain resume` hands them on"]
+    assert notes.said == ["the logger Hangs lacks the rows after step 0; `raytrain resume` delivers them"]
 
 
 @pytest.mark.parametrize("method", ["start", "log"])
@@ -358,7 +358,7 @@ def test_logger_that_always_fails_is_said_once(tmp_path: Path, leaves: bool) -> 
             run.train()
         observer.finish(run.info, {"status": "completed"})
     assert len(notes.said) == 2 and "failed, and training goes on" in notes.said[0]
-    assert notes.said[1] == "the logger Failing lacks the rows after step 0; `raytrain resume` hands them on"
+    assert notes.said[1] == "the logger Failing lacks the rows after step 0; `raytrain resume` delivers them"
 
 
 def test_a_completed_run_is_caught_up_on(tmp_path: Path) -> None:

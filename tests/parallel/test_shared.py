@@ -178,7 +178,7 @@ def refused(rank: int, world: int, what: str) -> tuple[bool, str]:
 @pytest.mark.parametrize("what", ["open", "machine"])
 def test_all_ranks_do_without_where_one_cannot(ranks: Ranks, what: str) -> None:
     for made, said in ranks.run(2, refused, what):
-        assert not made and "in parallel.reduction; take --parallel.reduction auto" in said
+        assert not made and "in parallel.reduction; use --parallel.reduction auto" in said
 
 
 def another_memory(rank: int, world: int) -> bool:

@@ -70,7 +70,7 @@ def test_two_that_start_at_once_get_different_numbers(tmp_path: Path) -> None:
 def test_a_name_that_is_taken_offers_to_resume(tmp_path: Path) -> None:
     taken = create(tmp_path, "mine", "x")
     for attempt in (lambda: create(tmp_path, "mine", "x"), lambda: check_writable(tmp_path, "mine")):
-        with pytest.raises(UserError, match=f"name exists, {taken}; take another --name, .*`raytrain resume {taken}`"):
+        with pytest.raises(UserError, match=f"name exists, {taken}; use another --name, .*`raytrain resume {taken}`"):
             attempt()
 
 
@@ -119,7 +119,7 @@ def test_a_run_that_holds_a_row_or_a_checkpoint_is_never_discarded(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/tmp/x"])
 def test_a_name_is_the_name_of_one_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="is no name for a run's folder"):
+    with pytest.raises(UserError, match="cannot be the name of a run's folder"):
         check_writable(tmp_path, name)
 
 

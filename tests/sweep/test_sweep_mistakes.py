@@ -31,7 +31,7 @@ def sweep(folder: Path, rest: str, base: str = BASE) -> Path:
         ("(Grid('optimizer.lrr', (1,)),)", [], "unknown field 'optimizer.lrr', in an axis" and "did you mean"),
         ("(Grid('optimizer.lr', (-1,)),)", [], "axis optimizer.lr has a value that its field refuses"),
         ("(Grid('batch_size', (8,)),), objective='accuracy'", [], "no run reports 'accuracy', in Sweep.objective"),
-        ("(Uniform('optimizer.lr', 0, 1),)", [], "how many trials is not said, and optimizer.lr is no Grid"),
+        ("(Uniform('optimizer.lr', 0, 1),)", [], "trials must be set, because optimizer.lr is not a Grid"),
         ("(Choice('batch_size', (8,)),), scheduler=PBT(), trials=4", [], "PBT cannot change batch_size on the way"),
         ("(Grid('batch_size', (8,)),)", ["--batch_size", "9"], "--batch_size is what the sweep varies"),
         ("(Grid('batch_size', (8,)),)", ["--batch_sizes", "9"], "unknown flag --batch_sizes; did you mean"),
@@ -74,7 +74,7 @@ def test_images_cannot_be_read_in_endless_ways(capsys: Capture, tmp_path: Path, 
         Image.fromarray(pixel[0]).convert("RGB").resize((40, 40)).save(images / "ab"[number % 2] / f"{number}.png")
     base = f"CNN(channels=(4,)), ImageFolder(root='{images}', crop=16)"
     said = fails(capsys, "sweep", sweep(tmp_path, "(Int('data.size', 20, 30),), trials=3", base), "--out", no_runs)
-    assert "axis data.size decides what is read, and has no end of values" in said
+    assert "axis data.size decides what is read, and must have a finite number of values" in said
 
 
 def test_files_that_are_no_sweeps(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
@@ -89,9 +89,9 @@ def test_files_that_are_no_sweeps(capsys: Capture, tmp_path: Path, no_runs: Path
     (tmp_path / "sweep.json").write_text(json.dumps({"trials": []}))
     assert "it holds no sweep" in fails(capsys, "sweep", tmp_path, "--out", no_runs)
     (tmp_path / "sweep.json").write_text("{")
-    assert "it is no JSON" in fails(capsys, "sweep", tmp_path, "--out", no_runs)
-    assert "this is a sweep, of which each trial is a run" in fails(capsys, "evaluate", tmp_path)
-    assert "it is no JSON" in fails(capsys, "report", tmp_path)
+    assert "it is not JSON" in fails(capsys, "sweep", tmp_path, "--out", no_runs)
+    assert "this is a sweep, and each of its trials is a run" in fails(capsys, "evaluate", tmp_path)
+    assert "it is not JSON" in fails(capsys, "report", tmp_path)
     assert "no sweep there" in fails(capsys, "report", tmp_path / "gone")
 
 
@@ -101,5 +101,5 @@ def test_a_dry_run_says_how_many_run_at_once_and_what_they_leave(
     file = sweep(tmp_path, "(Grid('precision', ('fp32', 'bf16')), Grid('batch_size', (8, 16, 32)))")
     said = succeeds(capsys, "sweep", file, "--out", no_runs, "--dry_run", "--concurrent", "1", "--keep", "2")
     assert "6 trials over precision, batch_size; looking for the highest val_accuracy" in said
-    assert "1 of 1 worker with" in said and "of checkpoints at the most: those under way and the best 2 trials'" in said
+    assert "1 of 1 worker with" in said and "of checkpoints at most: those under way and the best 2 trials'" in said
     assert not no_runs.exists()

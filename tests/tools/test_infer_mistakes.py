@@ -33,7 +33,7 @@ def test_mistakes_of_predict(finished: Run, capsys: Capture, digit_files: Path, 
         ([empty], f"no images there, {empty}"),
         (
             [digit_files, text],
-            f"cannot read image: it is no image, or of an unknown format, {text}; repair it, or leave",
+            f"cannot read image: it is not an image, or its format is unknown, {text}; repair it, or leave",
         ),
         ([], "no images are given"),
         ([digit_files, "--out", tmp_path / "p.xlsx"], "unknown file type, "),
@@ -84,7 +84,9 @@ def test_mistakes_of_export(finished: Run, capsys: Capture, tmp_path: Path) -> N
     for suffix in (".pth", ".safetensors", ".pt2"):
         for place in (tmp_path / "missing", tmp_path / "file", Path("/proc")):
             said = fails(capsys, "export", finished.path, place / f"model{suffix}")
-            assert "the file cannot be written: " in said and f"{place}/model{suffix}; name one in a folder" in said
+            assert (
+                "the file cannot be written: " in said and f"{place}/model{suffix}; give a file in an existing" in said
+            )
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -107,7 +109,7 @@ def test_a_model_that_cannot_be_traced_is_refused_as_pt2_and_written_as_weights(
 ) -> None:
     run = make_run(tmp_path / "run", Experiment(model=Branching(), data=Digits()), steps=2)
     said = fails(capsys, "export", run.path, tmp_path / "model.pt2")
-    assert "torch.export cannot trace the model: " in said and "in Branching; mend what it names" in said
+    assert "torch.export cannot trace the model: " in said and "in Branching; correct what it names" in said
     succeeds(capsys, "export", run.path, tmp_path / "model.pth")
 
 

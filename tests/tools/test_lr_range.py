@@ -236,7 +236,7 @@ def test_a_batch_counts_the_samples_that_can_be_read(monkeypatch: pytest.MonkeyP
     found = find(value, Rising(10, 1e-7, 1e-6), Logger())
     np.testing.assert_allclose(found.loss, math.log(10), atol=0.3)
     some = False
-    with pytest.raises(UserError, match="not one sample can be read"):
+    with pytest.raises(UserError, match="no sample can be read"):
         find(value, Rising(10, 1e-7, 1e-6), Logger())
 
 

@@ -147,7 +147,7 @@ def test_hooks_are_saved_with_the_experiment_and_have_paths(tmp_path: Path) -> N
         (Returns(kind="vector"), "the column 'mine' is a tensor of shape (2,)"),
         (Returns(kind="list"), "the column 'mine' is of type list"),
         (Three(), "a hook returned 3"),
-        (Keeps(kind="tuple"), "the state of a hook cannot be kept in a checkpoint: JSON makes {'value': [1, 2]}"),
+        (Keeps(kind="tuple"), "in a checkpoint: JSON turns {'value': (1, 2)} into {'value': [1, 2]}"),
         (Keeps(kind="key"), "the state of a hook cannot be kept"),
         (Keeps(kind="infinity"), "the state of a hook cannot be kept"),
         (Keeps(kind="tensor"), "the state of a hook cannot be kept"),

@@ -126,7 +126,7 @@ def test_a_device_without_a_precision_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     check_device("fp16", cuda)
-    with pytest.raises(UserError, match=f"{name} needs .*, and this is a Tesla T4, in precision; take fp32, fp16 or"):
+    with pytest.raises(UserError, match=f"{name} needs .*, and this is a Tesla T4, in precision; use fp32, fp16 or"):
         check_device(name, cuda)
 
 

@@ -241,7 +241,7 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_and_the_one_befor
     (said,) = ranks.run(1, full_disk_rank, BASE, cut, 3, 1000)
     assert said == (
         f"the last checkpoint cannot be written: No space left on device, {cut}; "
-        "mend that and go on from step_00000010, the newest that is there"
+        "correct that and go on from step_00000010, the newest that is there"
     )
     newest = layout.newest(cut / "checkpoints")
     assert newest is not None and newest.name == "step_00000010" and not (cut / "summary.json").exists()

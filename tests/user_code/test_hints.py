@@ -63,7 +63,7 @@ def test_a_flag_like_none_suggests_none(capsys: Capture, flag: str) -> None:
         (["train", DIGITS, "--model", "x"], "write `model=CNN(...)` there (or MLP, SimpleModel, Torchvision, or a"),
         (["train", FINETUNE, "--model", "vit"], "--model takes no value; did you mean --model.name vit?"),
         (["train", DIGITS, "--parallel", "fsdp"], "did you mean --parallel.strategy fsdp?"),
-        (["train", DIGITS, "--parallel.shard_over", "2"], "take it with --parallel.strategy fsdp"),
+        (["train", DIGITS, "--parallel.shard_over", "2"], "use it with --parallel.strategy fsdp"),
         (["train", DIGITS, "--scaling", "2"], "--scaling takes no value; its fields have flags: --scaling.workers,"),
         (["sweep", SWEEP, "--search", "TPE"], "where it is RandomSearch; write `search=TPE(...)` there"),
         (["sweep", SWEEP, "--budget", "9"], "did you mean --budget_seconds?"),

@@ -266,15 +266,15 @@ def test_a_package_that_is_too_large_is_refused_before_anything_starts(
     [
         (
             {"net.py": "x = 1\nraise ValueError('my\\nreason')\n"},
-            r"ValueError: my reason, .*/project/net.py:2; mend that",
+            r"ValueError: my reason, .*/project/net.py:2; correct that",
         ),
-        ({"net.py": "x = 1\nx = (\n"}, r"'\(' was never closed, .*/project/net.py:2; mend that line"),
-        ({"net.py": "import no_such_module\n"}, r"No module named 'no_such_module', .*/project/net.py:1; mend that"),
+        ({"net.py": "x = 1\nx = (\n"}, r"'\(' was never closed, .*/project/net.py:2; correct that line"),
+        ({"net.py": "import no_such_module\n"}, r"No module named 'no_such_module', .*/project/net.py:1; correct that"),
         (
             {"net/__init__.py": "from .gone import x\n"},
-            r"No module named 'net.gone', .*/project/net/__init__.py:1; mend",
+            r"No module named 'net.gone', .*/project/net/__init__.py:1; correct",
         ),
-        ({}, r"No module named 'net', .*/project/exp.py:1; mend that line"),
+        ({}, r"No module named 'net', .*/project/exp.py:1; correct that line"),
     ],
 )
 def test_a_module_that_does_not_load_is_named_with_its_line(

@@ -139,7 +139,7 @@ def _unknown(unknown: list[str], command: Callable, usage: str) -> errors.UserEr
         return errors.UserError(
             f"{flag} belongs to another parallel strategy",
             "",
-            f"take it with --parallel.strategy {errors.listed(others)}",
+            f"use it with --parallel.strategy {errors.listed(others)}",
         )
     return _unknown_flag(flag, [f"--{one}" for one in hints.flags(flag, known)], usage)
 

@@ -60,4 +60,4 @@ def ask_version(address: str, token: str) -> str | None:
             if code == grpc.StatusCode.UNAUTHENTICATED:
                 raise PermissionError from None
             slow = code == grpc.StatusCode.DEADLINE_EXCEEDED
-            raise ConnectionError("nothing within 8 s" if slow else "what is there is none") from None
+            raise ConnectionError("nothing within 8 s" if slow else "something else answers there") from None

@@ -72,7 +72,7 @@ def _bars(
     plot.set_xlabel("share of the variance")
     if not known:
         why = (
-            f"{len(values)} trials with a result are too few\nto say which axis matters ({LEAST_TRIALS} at the least)"
+            f"{len(values)} trials with a result are too few\nto say which axis matters (at least {LEAST_TRIALS})"
             if len(values) < LEAST_TRIALS
             else "all trials reached the same"
             if len(np.unique(values)) < 2
