@@ -277,7 +277,7 @@ def test_a_huge_whole_number_is_compared_and_not_converted() -> None:
         ("raytrain.parallel.ddp:DDP", DDP),
     ],
 )
-def test_classes_are_found_that_runs_of_version_0_1_name_by_their_modules(name: str, kind: type) -> None:
+def test_class_names_of_version_0_1_are_found(name: str, kind: type) -> None:
     values = {"class": name} | config.to_dict(kind("seed", (1, 2)) if kind is Choice else kind())
     assert type(config.from_dict(kind.__mro__[1], values, "f.json")) is kind
 

@@ -62,7 +62,7 @@ def test_a_python_file_gives_its_experiment_and_its_path(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["exp.py"], "reading leaves nothing behind"
 
 
-def test_the_text_of_a_file_counts_and_not_what_it_was_a_moment_ago(tmp_path: Path) -> None:
+def test_current_text_of_a_file_is_loaded(tmp_path: Path) -> None:
     for epochs in (2, 3, 4):
         assert experiment_file.load(write(tmp_path / "exp.py", GOOD.replace("epochs=2", f"epochs={epochs}")))[
             0
@@ -84,7 +84,7 @@ def test_json_and_the_run_directory_give_the_same_experiment(tmp_path: Path) -> 
     assert experiment_file.load(tmp_path) == (value, None)
 
 
-def test_a_model_class_of_the_file_survives_save_and_load_beside_the_copy(tmp_path: Path) -> None:
+def test_model_class_survives_save_and_load_with_its_copy(tmp_path: Path) -> None:
     value, source = experiment_file.load(write(tmp_path / "exp.py", GOOD))
     run = tmp_path / "run"
     run.mkdir()
@@ -98,14 +98,14 @@ def test_a_model_class_of_the_file_survives_save_and_load_beside_the_copy(tmp_pa
     assert sum(parameter.numel() for parameter in module.parameters()) == 64 * 5 + 5 + 5 * 10 + 10
 
 
-def test_without_the_copy_the_class_is_not_found_even_where_another_file_has_one_of_its_name(tmp_path: Path) -> None:
+def test_class_without_its_copy_is_not_found(tmp_path: Path) -> None:
     value, _ = experiment_file.load(write(tmp_path / "exp.py", GOOD))
     experiment_file.save(value, tmp_path / "experiment.json")
     with pytest.raises(UserError, match=r"class 'experiment:Net' cannot be found"):
         experiment_file.load(tmp_path / "experiment.json")
 
 
-def test_a_script_reads_the_experiment_of_its_own_class_without_running_a_second_time(tmp_path: Path) -> None:
+def test_script_loads_its_own_class_without_a_second_run(tmp_path: Path) -> None:
     script = write(
         tmp_path / "script.py",
         f"{GOOD}\n"
@@ -167,7 +167,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str | None, tex
         experiment_file.load(write(tmp_path / name, text) if name else tmp_path / "missing.py")
 
 
-def test_bytes_that_are_no_text_and_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
+def test_binary_files_and_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "exp.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not an experiment"):
         experiment_file.load(tmp_path / "exp.json")
@@ -194,9 +194,7 @@ def test_every_batch_size_that_the_remedy_offers_is_taken(batch_size: int, worke
 
 
 @pytest.mark.parametrize(("batch_size", "workers", "micro"), [(64, 2, 33), (64, 2, 31), (64, 1, 100), (7, 1, 2)])
-def test_the_micro_batch_that_the_remedy_offers_is_taken_and_is_the_largest_below(
-    batch_size: int, workers: int, micro: int
-) -> None:
+def test_remedy_for_a_micro_batch_is_valid_and_largest(batch_size: int, workers: int, micro: int) -> None:
     def build(size: int) -> Experiment:
         scaling = Scaling(workers=workers)
         return Experiment(model=CNN(), data=Digits(), batch_size=batch_size, micro_batch_size=size, scaling=scaling)
@@ -216,7 +214,7 @@ def test_the_micro_batch_that_the_remedy_offers_is_taken_and_is_the_largest_belo
     ("batch_size", "workers", "micro"),
     [(63, 1, None), (66, 2, None), (1, 1, None), (64, 2, 1), (60, 2, 5), (60, 1, 15), (90, 3, 15), (63, 1, 21)],
 )
-def test_an_odd_micro_batch_is_refused_where_pairs_are_mixed_and_the_remedy_is_taken(
+def test_odd_micro_batch_is_refused_with_mixing(
     batch_size: int, workers: int, micro: int | None, mixing: Augment
 ) -> None:
     def build(data: Data, batch_size: int, micro: int | None) -> Experiment:
@@ -259,7 +257,7 @@ def test_what_cannot_be_deterministic_is_refused(fields: dict[str, Any], message
 
 
 @pytest.mark.parametrize("batch_size", [1, 6, 62, 63])
-def test_a_deterministic_batch_divides_into_shards_and_a_shard_into_micro_batches(batch_size: int) -> None:
+def test_deterministic_batch_divides_into_shards(batch_size: int) -> None:
     def build(batch_size: int, **fields: Any) -> Experiment:
         return Experiment(model=CNN(), data=Digits(), batch_size=batch_size, parallel=Deterministic(), **fields)
 
@@ -328,9 +326,7 @@ def test_the_seams_are_among_the_classes_whose_help_is_checked() -> None:
     assert len(reachable()) >= 24
 
 
-def test_a_class_of_an_imported_module_is_found_in_the_runs_copy_of_that_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_class_of_a_module_is_found_in_the_runs_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bnet.py").write_text(
         "from dataclasses import dataclass\nfrom raytrain import *\n"
         "@dataclass(frozen=True)\nclass BNet(CNN):\n    depth: int = 3\n"

@@ -55,7 +55,7 @@ DAMAGES = ("empty", "cut", "garbage", "list", "deep", "folder", "pipe", "device"
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_file_is_refused_in_one_line_and_never_waited_for(tmp_path: Path, how: str) -> None:
+def test_damaged_file_is_one_line_without_waiting(tmp_path: Path, how: str) -> None:
     damage(tmp_path / "file.json", how)
     with pytest.raises(ValueError):
         files.read_json(tmp_path / "file.json")

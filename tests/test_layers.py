@@ -95,7 +95,7 @@ def test_a_module_imports_from_earlier_stages_or_its_own_folder(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in INSIDE if among(name, LIGHT)])
-def test_the_first_stages_import_the_standard_library_and_numpy_alone(name: str) -> None:
+def test_first_stages_import_only_standard_library_and_numpy(name: str) -> None:
     foreign = {imported.split(".")[0] for imported in imports(INSIDE[name])}
     assert foreign - set(sys.stdlib_module_names) <= {"numpy", "raytrain"}
 
@@ -107,7 +107,7 @@ def test_training_and_what_describes_a_run_know_nothing_of_ray(name: str) -> Non
     assert {imported for imported in imports(INSIDE[name]) if imported.split(".")[0] == "ray"} == wanted
 
 
-def test_only_ray_internals_imports_the_trainer_and_private_names_of_ray() -> None:
+def test_only_ray_internals_imports_private_names_of_ray() -> None:
     for mark in ("TorchTrainer", "ray._private", "ray.train.v2", "ray.autoscaler._private"):
         found = {name.rpartition(".")[0] for name, path in MODULES.items() if mark in path.read_text()}
         assert found == {"raytrain.driver.ray_internals"}
@@ -144,7 +144,7 @@ def test_the_stages_are_at_most_26_on_12_levels() -> None:
     assert len(STAGES) <= 26 and max(level.values()) <= 12, level
 
 
-def test_at_most_40_imports_stand_in_functions_each_with_its_reason() -> None:
+def test_at_most_40_imports_in_functions_each_with_a_reason() -> None:
     """The reason is a comment on the import, or the text of a function or a method that does nothing else."""
     found = {
         (path, line.lineno): (path.read_text().splitlines()[line.lineno - 1], function)

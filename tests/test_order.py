@@ -26,7 +26,7 @@ def test_an_epoch_is_a_permutation(seed: int, number: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 4_096, 4_097, 60_000])
-def test_an_epoch_is_a_permutation_around_powers_of_two_and_at_the_size_of_mnist(n: int) -> None:
+def test_epoch_is_a_permutation_for_special_sizes(n: int) -> None:
     assert np.array_equal(np.sort(epoch(0, 0, n)), np.arange(n))
 
 
@@ -34,7 +34,7 @@ def test_no_positions_give_no_samples() -> None:
     assert order.samples(0, 0, 10, np.empty(0, np.int64)).tolist() == []
 
 
-def test_samples_do_not_depend_on_which_positions_are_asked_together() -> None:
+def test_samples_do_not_depend_on_the_other_positions() -> None:
     whole = epoch(3, 1, 1_000)
     positions = np.random.default_rng(0).integers(0, 1_000, 300)
     assert np.array_equal(order.samples(3, 1, 1_000, positions), whole[positions])
@@ -67,7 +67,7 @@ def test_every_order_of_three_and_four_samples_occurs() -> None:
     assert len({tuple(epoch(0, number, 4)) for number in range(600)}) == 24
 
 
-def test_the_algorithm_is_what_it_was_since_resumed_runs_depend_on_it() -> None:
+def test_order_is_unchanged_for_resumed_runs() -> None:
     assert (order.key(0), order.key(1, 2, 3)) == (0xC180DE3499A78B10, 0xA3892A1E53890D87)
     assert epoch(0, 0, 10).tolist() == [5, 7, 2, 8, 1, 0, 4, 9, 3, 6]
     assert order.samples(7, 3, 60_000, np.array([0, 1, 2, 59_999])).tolist() == [48724, 11906, 29152, 34981]
@@ -86,7 +86,7 @@ def test_keys_depend_on_every_part_and_its_place() -> None:
     assert len({order.key(*parts) for parts in tuples}) == len(tuples)
 
 
-def test_uniform_numbers_have_the_mean_and_deviation_of_the_unit_interval() -> None:
+def test_uniform_numbers_have_the_right_moments() -> None:
     numbers = order.uniform(5, 2, np.arange(40_000), 5)
     assert numbers.shape == (40_000, 5) and numbers.dtype == np.float64
     assert numbers.min() >= 0 and numbers.max() < 1
@@ -143,7 +143,7 @@ def cuts(draw: st.DrawFn) -> tuple[int, int, int, int]:
 
 @settings(deadline=None, max_examples=300)
 @given(cut=cuts())
-def test_the_ranks_share_every_global_batch_evenly_and_each_position_once(cut: tuple[int, int, int, int]) -> None:
+def test_ranks_share_every_global_batch_evenly(cut: tuple[int, int, int, int]) -> None:
     n, batch, world, _ = cut
     shards = [order.Shard(n, batch, rank, world) for rank in range(world)]
     assert {shard.steps for shard in shards} == {-(-n // batch)}
@@ -157,7 +157,7 @@ def test_the_ranks_share_every_global_batch_evenly_and_each_position_once(cut: t
 
 @settings(deadline=None, max_examples=300)
 @given(cut=cuts())
-def test_positions_and_count_are_those_of_the_slices_from_any_step_on(cut: tuple[int, int, int, int]) -> None:
+def test_positions_equal_the_slices_from_any_step(cut: tuple[int, int, int, int]) -> None:
     n, batch, world, first = cut
     for rank in range(world):
         shard = order.Shard(n, batch, rank, world)

@@ -92,7 +92,7 @@ def exchanging(rank: Rank) -> None:
     rank.deadlock()
 
 
-def test_a_rank_that_hangs_is_named_with_what_it_did_and_the_line(start: Callable[..., list[Rank]]) -> None:
+def test_hanging_rank_is_named_with_its_line(start: Callable[..., list[Rank]]) -> None:
     (rank,) = start(in_forward)
     assert rank.came.wait(30)
     (hang,) = rank.hangs
@@ -136,9 +136,7 @@ def test_progress_within_a_part_keeps_a_rank_alive(start: Callable[..., list[Ran
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_what_is_done_for_the_first_time_may_take_three_times_as_long(
-    start: Callable[..., list[Rank]], known: bool
-) -> None:
+def test_first_time_work_may_take_three_times_as_long(start: Callable[..., list[Rank]], known: bool) -> None:
     def does(rank: Rank) -> None:
         if not known:
             rank.activity.known.clear()
@@ -151,9 +149,7 @@ def test_what_is_done_for_the_first_time_may_take_three_times_as_long(
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
-def test_the_rank_that_came_least_far_is_named_and_not_those_that_wait_for_it(
-    start: Callable[..., list[Rank]], culprit: int
-) -> None:
+def test_rank_with_the_least_progress_is_named(start: Callable[..., list[Rank]], culprit: int) -> None:
     ranks = start(*(in_forward if rank == culprit else exchanging for rank in range(3)))
     assert ranks[culprit].came.wait(30)
     time.sleep(2 * SECONDS)
@@ -167,7 +163,7 @@ def test_ranks_that_all_came_as_far_are_all_named(start: Callable[..., list[Rank
     assert ranks[0].hangs[0].error.endswith("while exchanging gradients, as did rank 1")
 
 
-def test_of_ranks_that_came_as_far_the_one_outside_a_collective_is_named(start: Callable[..., list[Rank]]) -> None:
+def test_rank_outside_a_collective_is_named_among_equals(start: Callable[..., list[Rank]]) -> None:
     names: dict = {}
     text = "from time import sleep\ndef meet(seconds):\n    sleep(seconds)\n"
     exec(compile(text, "/x/torch/distributed/c10d.py", "exec"), names)
@@ -183,7 +179,7 @@ def test_of_ranks_that_came_as_far_the_one_outside_a_collective_is_named(start: 
     assert not ranks[0].hangs
 
 
-def test_a_rank_that_makes_progress_keeps_those_that_wait_for_it_alive(start: Callable[..., list[Rank]]) -> None:
+def test_rank_with_progress_keeps_waiting_ranks_alive(start: Callable[..., list[Rank]]) -> None:
     on = threading.Event()
 
     def validates(rank: Rank) -> None:
@@ -238,7 +234,7 @@ def test_a_rank_that_has_ended_keeps_nobody_alive(start: Callable[..., list[Rank
     assert ranks[0].came.wait(30)
 
 
-def test_a_rank_decides_alone_only_when_the_store_has_been_silent_for_long(
+def test_rank_decides_alone_only_if_the_store_is_silent(
     start: Callable[..., list[Rank]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Memory()

@@ -47,7 +47,7 @@ def test_the_longest_start_of_each_round_counts():
     assert found.note == "of 4 starts, median 0.65 s"
 
 
-def test_a_sweep_whose_processes_took_one_trial_each_has_no_start():
+def test_sweep_of_one_trial_per_process_has_no_start():
     alone = Command(0.0, 1.0, {"10": command(1).trials["10"]})
     with pytest.raises(SideFailed, match="no process had a second trial"):
         sweep.trial_start([Round(alone, alone, alone)])
@@ -60,7 +60,7 @@ def test_whole_commands_are_compared_round_by_round():
     assert tune.ratios == (0.25, 0.5) and (tune.ours, tune.theirs) == (25, 70)
 
 
-def test_sides_whose_accuracies_differ_by_more_than_noise_do_not_meet_a_goal():
+def test_goal_needs_equal_accuracies():
     one = Round(command(20, 0.980), command(50, 0.976), command(80, 0.974))
     assert sweep.difference(one.sweep, one.tune) == pytest.approx(0.006)
     lines = [report.Line(row, row.measure([one]), 0.0) for row in sweep.ROWS[:2]]

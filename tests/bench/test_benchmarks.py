@@ -38,7 +38,7 @@ def test_a_timed_trainer_notes_each_checkpoint_that_a_run_writes(tmp_path: Path)
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
-def test_benchmarks_hide_no_call_of_the_package_from_the_type_checker(file: Path) -> None:
+def test_benchmarks_hide_no_call_from_the_type_checker(file: Path) -> None:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("cast", "typing.cast", "setattr"):
             assert ast.unparse(node.args[0]) != "Any" and ast.unparse(node.func) != "setattr", ast.unparse(node)
@@ -66,7 +66,7 @@ def test_a_smoke_test_runs_each_row_once_and_fails_with_any(capsys: pytest.Captu
         assert f"failed: {why}" in capsys.readouterr().out
 
 
-def test_rows_of_a_smoke_test_are_small_and_alone_in_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smoke_rows_are_small_and_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, full = Bench(9_600, 1, None, smoke=True), Bench(9_600, 5, None)
     assert [bench.size(count) for count in (600, 9_600, 600_000)] == [600, 640, 6_000]
     assert full.size(600_000) == 600_000

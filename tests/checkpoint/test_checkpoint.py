@@ -93,7 +93,7 @@ def test_model_optimizer_and_state_come_back_bit_for_bit(tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: Path, kind: str) -> None:
+def test_training_continues_from_a_checkpoint_exactly(tmp_path: Path, kind: str) -> None:
     model, optimizer = trained(kind)
     path = checkpoints.save(tmp_path, 3, model.state_dict(), {"optimizer": optimizer.state_dict()}, {})
     other, again = trained(kind)
@@ -107,9 +107,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: P
     assert other.decode.weight is other.encode.weight
 
 
-def test_each_chunk_that_is_written_or_verified_is_a_sign_of_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_written_or_verified_chunk_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (checkpoints, layout):
         monkeypatch.setattr(module, "_CHUNK", 1 << 10)
     before = doing.ticks
@@ -128,7 +126,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     layout.verify(path)
 
 
-def test_others_may_read_a_checkpoint_as_far_as_the_umask_lets_them(tmp_path: Path) -> None:
+def test_checkpoint_permissions_follow_the_umask(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     assert {file.stat().st_mode for file in save(tmp_path, 1).iterdir()} == {(tmp_path / "plain").stat().st_mode}
 
@@ -166,7 +164,7 @@ def test_no_directory_is_made_in_the_place_of_one_that_is_gone(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_the_weights_are_what_safetensors_itself_reads_and_writes(tmp_path: Path) -> None:
+def test_weights_equal_what_safetensors_writes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = {
         str(dtype).removeprefix("torch."): torch.randint(0, 2, (2, 3)).to(dtype) for dtype in checkpoints._DTYPES
@@ -183,7 +181,7 @@ def test_the_weights_are_what_safetensors_itself_reads_and_writes(tmp_path: Path
 # What storage takes in the end
 
 
-def test_what_must_not_be_lost_is_written_again_until_storage_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_write_is_retried_until_storage_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_thread, "_PAUSE", 0.001)
     left = [OSError(28, "No space left on device")] * 3
 
@@ -295,7 +293,7 @@ class Bomb:
         return os.mkdir, (str(self.mark),)
 
 
-def test_a_pickle_in_place_of_the_optimizer_is_refused_and_its_code_does_not_run(tmp_path: Path) -> None:
+def test_pickle_as_optimizer_is_refused_and_never_run(tmp_path: Path) -> None:
     path, mark = save(tmp_path / "checkpoints", 1), tmp_path / "ran"
     for plant in (
         lambda: (path / OPTIMIZER).write_bytes(pickle.dumps({"optimizer": Bomb(mark)}, protocol=2)),
@@ -344,7 +342,7 @@ def named(steps: Iterable[int]) -> list[str]:
         (3, {5: 5}, None, 1000, [3, 4, 5]),
     ],
 )
-def test_prune_keeps_the_newest_the_best_and_every_nth_as_far_as_the_budget_goes(
+def test_prune_keeps_newest_best_and_every_nth_within_a_budget(
     tmp_path: Path, keep: int, best: dict[int, int], every: int | None, budget: int | None, left: list[int]
 ) -> None:
     bests = {layout.name_of(one): layout.name_of(other) for one, other in best.items()}
@@ -368,7 +366,7 @@ def test_prune_keeps_the_newest_the_best_and_every_nth_as_far_as_the_budget_goes
     budget=st.none() | st.integers(0, 200),
     data=st.data(),
 )
-def test_what_stays_is_the_newest_within_the_budget_and_the_best_before_all_others(
+def test_budget_keeps_the_newest_then_the_best(
     steps: set[int], keep: int, every: int | None, budget: int | None, data: st.DataObject
 ) -> None:
     ordered = sorted(steps)
@@ -427,7 +425,7 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint(tmp_path: Path, monkeypa
 # In the background
 
 
-def test_a_snapshot_stays_as_it_was_and_keeps_the_kinds_of_what_it_copies() -> None:
+def test_snapshot_is_a_copy_of_equal_types() -> None:
     tensor, tree = torch.arange(6.0).reshape(2, 3), {"a": [1, "x", None], "t": (0.5,)}
     copy = snapshot({"w": tensor, "tree": {**tree, "in": [tensor[0]]}, "state": {0: {"step": tensor}}})
     before = tensor.clone()

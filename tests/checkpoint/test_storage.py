@@ -60,9 +60,7 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_chunk_that_goes_up_or_comes_down_is_a_sign_of_progress(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_transferred_chunk_is_progress(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "_CHUNK", 16)
     there = Storage(f"file://{tmp_path}/there")
     chunks = (run / "checkpoints" / "step_00000002" / "optimizer.pt").stat().st_size // 16
@@ -203,7 +201,7 @@ def slow_url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/slow"
 
 
-def test_a_request_that_hangs_is_given_up_and_others_do_not_pile_up_behind_it(hangs: Hangs, slow_url: str) -> None:
+def test_hanging_request_is_given_up_without_a_queue(hangs: Hangs, slow_url: str) -> None:
     there = Storage(slow_url)
     there.write("a", b"1")
     assert there.pulse.silence == 0
@@ -263,7 +261,7 @@ def test_a_request_may_take_long_while_something_comes(
     assert (tmp_path / "a").read_bytes() == bytes(range(16)) and [*tmp_path.glob(".*")] == []
 
 
-def test_a_refusal_is_said_with_its_reason_and_a_missing_file_is_an_answer(hangs: Hangs, slow_url: str) -> None:
+def test_refusal_has_its_reason_and_a_missing_file_is_none(hangs: Hangs, slow_url: str) -> None:
     there = Storage(slow_url)
     there.write("a", b"1")
     (Path(slow_url.removeprefix("file://")) / "a").chmod(0)
@@ -294,7 +292,7 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_the_driver_says_that_storage_is_silent_and_a_request_to_stop_shortens_the_wait(
+def test_driver_notes_silent_storage_and_a_stop_shortens_it(
     hangs: Hangs, slow_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pulse, "POLL_SECONDS", 0.02)
@@ -333,9 +331,7 @@ def test_storage_that_never_answers_is_one_line(hangs: Hangs, slow_url: str) -> 
 
 
 @pytest.mark.parametrize("differs", ["", "environment.json", "metrics.jsonl"])
-def test_a_mirror_that_could_not_be_uploaded_counts_where_it_continues_the_run(
-    there: Storage, run: Path, tmp_path: Path, differs: str
-) -> None:
+def test_mirror_that_continues_the_run_counts(there: Storage, run: Path, tmp_path: Path, differs: str) -> None:
     rows = (run / "metrics.jsonl").read_bytes()
     vouches = {"metrics_bytes": len(rows), "metrics_sha256": hashlib.sha256(rows).hexdigest()}
     checkpoints.save(run / "checkpoints", 2, {"w": torch.zeros(1)}, {}, vouches)
@@ -357,7 +353,7 @@ def test_a_mirror_that_could_not_be_uploaded_counts_where_it_continues_the_run(
     assert (run / "metrics.jsonl").read_bytes() == rows, "what follows these is not used"
 
 
-def test_what_could_not_be_uploaded_is_said_with_the_command_that_does(there: Storage, run: Path) -> None:
+def test_failed_upload_names_the_command_for_it(there: Storage, run: Path) -> None:
     Storage(there.url).write("experiment.json", b"{}")
     there.write("environment.json", b"{}")
     there.write("last.json", b'{"checkpoint": "step_00000001"}')
@@ -450,7 +446,7 @@ def test_options_of_a_url_stay_behind_its_path() -> None:
         ("s3://bucket/runs?region=us-east-1&endpoint_override=127.0.0.1:9&scheme=http", "NETWORK_CONNECTION"),
     ],
 )
-def test_a_place_that_does_not_answer_is_one_line_before_anything_is_started(
+def test_silent_storage_is_one_line_before_anything_starts(
     s3: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, place: str, reason: str
 ) -> None:
     file = tmp_path / "x.py"

@@ -153,9 +153,7 @@ def test_a_last_upload_that_fails_ends_the_run(url: str, monkeypatch: pytest.Mon
     assert train_at(url) == "completed"
 
 
-def test_rows_and_a_request_to_stop_travel_between_two_checkpoints(
-    url: str, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_and_stops_travel_between_checkpoints(url: str, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from raytrain.run import writer
 
     monkeypatch.setattr(writer, "POLL_SECONDS", 0.05)
@@ -185,9 +183,7 @@ def test_the_experiment_decides_alone(url: str) -> None:
     assert Run(path).experiment == VALUE and isinstance(VALUE, Experiment) and Run(path).url is None
 
 
-def test_a_run_trains_on_while_storage_hangs_stops_at_once_and_goes_on_from_its_mirror(
-    url: str, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_trains_while_storage_hangs_and_resumes(url: str, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage accepts requests from step 8 on and answers none; a signal comes at step 30."""
     Storage(url).write("environment.json", b'{"began": "now"}')
     opens, answers, asked = storage._open, threading.Event(), 0.0

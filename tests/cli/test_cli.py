@@ -86,7 +86,7 @@ def test_help_in_a_pipe_fits_the_width(
     assert [line for line in lines if len(line) > width and not line.startswith("usage: ")] == []
 
 
-def test_help_of_an_experiment_shows_every_field_with_that_experiments_values(capsys: Capture) -> None:
+def test_help_shows_every_field_with_its_value(capsys: Capture) -> None:
     said = succeeds(capsys, "train", DIGITS, "--epochs", "7", "--help")
     assert "Handwritten digits, embedded" in said
     for path in set(config.paths(load(DIGITS)[0])) - {"hooks", "loggers"}:  # their own fields have flags

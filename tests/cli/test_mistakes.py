@@ -386,7 +386,7 @@ def test_a_strategy_is_chosen_by_one_value(
     assert f"parallel  {shown}\n" in succeeds(capsys, "train", experiment(tmp_path), *flags)
 
 
-def test_the_plan_leaves_out_the_warnings_of_weights_loaded_on_the_meta_device_and_no_others(tmp_path: Path) -> None:
+def test_plan_hides_only_the_warnings_of_meta_weights(tmp_path: Path) -> None:
     net = """
 import torch, warnings
 from torch import nn

@@ -40,9 +40,7 @@ def rename(hosts: Hosts, address: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_address_that_other_hosts_do_not_reach_ends_the_run_with_the_variable_to_set(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_unreachable_address_names_the_variable_to_set(hosts: Hosts, tmp_path: Path) -> None:
     said = hosts.run("head", _TRAIN, timeout=200)
     assert "completed: epoch 2 of 2" in said, said
     hosts.run("worker1", "ip link add name second type veth peer name unplugged")

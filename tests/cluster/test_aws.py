@@ -32,7 +32,7 @@ def ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield boto3.client("ec2", region_name="us-west-2")
 
 
-def test_the_file_launches_a_head_and_spot_workers_behind_a_group_of_ones_own(ec2: Any) -> None:
+def test_file_launches_head_and_spot_workers_in_own_group(ec2: Any) -> None:
     from ray.autoscaler._private.commands import _bootstrap_config
     from ray.autoscaler._private.providers import _get_node_provider
     from ray.autoscaler.tags import TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE

@@ -56,7 +56,7 @@ def test_the_shipped_files_are_clean_once_they_are_edited(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", cluster.KINDS)
-def test_a_shipped_file_as_it_is_has_a_finding_for_each_line_to_edit(kind: str) -> None:
+def test_shipped_file_has_a_finding_per_line_to_edit(kind: str) -> None:
     text = cluster.text(kind)
     marked = {n for n, line in enumerate(text.splitlines(), 1) if "# EDIT" in line and not line.strip().startswith("#")}
     found = check(text)
@@ -68,7 +68,7 @@ def test_a_shipped_file_as_it_is_has_a_finding_for_each_line_to_edit(kind: str) 
     assert (errors != []) == (left != set()) == (kind not in ("slurm", "plain"))
 
 
-def test_a_line_that_was_edited_may_keep_its_mark_and_one_that_stays_loses_it() -> None:
+def test_marks_of_edited_and_kept_lines() -> None:
     text = cluster.text("on-premises").replace("192.0.2.", "10.1.2.")
     assert {finding.level for finding in check(text)} == {"warning"}
     text = re.sub("workers: 2 .*", "workers: 2", text).replace("ssh_user: ubuntu", "ssh_user: me")
@@ -116,7 +116,7 @@ def test_what_works_is_not_found_fault_with(kind: str, old: str, new: str) -> No
     assert check(edited(kind, old, new)) == []
 
 
-def test_names_are_checked_by_their_form_where_botocore_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_checked_by_form_without_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "_aws", dict)
     for old, new in (("region: us-west-2", "region: us-wset-2"), ("g6.xlarge", "g6-xlarge")):
         (finding,) = check(edited("aws", old, new))
@@ -190,7 +190,7 @@ def test_the_mode_of_the_key_and_of_the_token_is_looked_at(home: Path) -> None:
     assert "there is no SSH key" in finding.what
 
 
-def test_other_kinds_of_kubernetes_beside_a_ray_cluster_are_left_alone() -> None:
+def test_other_kinds_beside_a_ray_cluster_are_ignored() -> None:
     claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: raytrain}\nspec: {anything: 1}\n---\n"
     assert check(claim + filled(cluster.text("kuberay"))) == []
     broken = claim + edited("kuberay", "rayVersion: 2.60.0", "rayVersion: 2.0.0")
@@ -302,7 +302,7 @@ def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     return status, said.out, said.err
 
 
-def test_the_command_names_file_and_line_and_ends_with_2_on_errors(capsys: Capture) -> None:
+def test_command_names_file_and_line_and_exits_2(capsys: Capture) -> None:
     Path("good.yaml").write_text(filled(cluster.text("aws")))
     assert run(capsys, "check", "good.yaml") == (0, "good.yaml: nothing is wrong\n", "")
     Path("bad.yaml").write_text(edited("aws", "  type: aws", "  type: asw"))
@@ -335,7 +335,7 @@ def test_mistakes_on_the_command_line(capsys: Capture) -> None:
         assert status == 2 and said in err and err.count("\n") == 1 and out == "", err
 
 
-def test_the_check_starts_no_ray_imports_no_torch_and_no_sdk_and_is_quick(home: Path) -> None:
+def test_check_is_quick_and_imports_no_torch_or_sdk(home: Path) -> None:
     Path("cluster.yaml").write_text(filled(cluster.text("aws")))
     code = (
         "import sys, time, subprocess, socket\n"
@@ -390,7 +390,7 @@ def test_fields_of_rays_own_defaults_are_known() -> None:
         assert set(values["provider"]) <= fields.PROVIDERS[kind]
 
 
-def test_what_is_installed_and_the_image_are_those_of_the_lock_file() -> None:
+def test_installed_packages_and_image_match_the_lock() -> None:
     locked = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
     for name in ("ray", "torch"):
         assert metadata.version(name).partition("+")[0] == locked[name]

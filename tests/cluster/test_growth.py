@@ -137,9 +137,7 @@ def test_a_run_waits_for_the_nodes_that_its_workers_need(head: tuple[str, dict[s
 
 
 @pytest.mark.slow
-def test_demand_ends_with_the_run_that_asked_also_when_it_is_killed(
-    head: tuple[str, dict[str, str]], tmp_path: Path
-) -> None:
+def test_demand_ends_with_its_run_also_after_a_kill(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     address, environment = head
     environment = {**environment, "PYTHONPATH": str(ROOT)}
 

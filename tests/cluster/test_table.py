@@ -86,7 +86,7 @@ def test_a_start_of_ray_that_fails_costs_its_own_row_alone(
     assert outcomes(capsys) == [True, True] + [False] * count + [True] * (8 - count) and Stand.open == 0
 
 
-def test_a_reference_run_that_fails_is_tried_again_by_the_next_row(
+def test_failed_reference_run_is_retried_by_the_next_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing = [True, False]

@@ -120,7 +120,7 @@ def test_the_slurm_script_ends_as_the_training_did(ray: str, status: int, tmp_pa
         assert called.startswith("192.0.2.1:6379 token train experiments/digits.py --scaling.workers 2 --out ")
 
 
-def test_the_plain_script_starts_a_head_or_a_worker_and_never_without_a_token(tmp_path: Path) -> None:
+def test_plain_script_never_starts_without_a_token(tmp_path: Path) -> None:
     environment = stubs(tmp_path, ray='echo "$RAY_AUTH_MODE $*"')
     script = tmp_path / "plain.sh"
     script.write_text(cluster.text("plain"))

@@ -105,7 +105,7 @@ def test_a_ray_up_that_fails_ends_it_with_1(ray: Path, capsys: Capture) -> None:
     assert "`ray up` ended with 7" in capsys.readouterr().err
 
 
-def test_nothing_is_started_where_the_file_has_errors_or_is_another(ray: Path, capsys: Capture) -> None:
+def test_nothing_starts_from_a_wrong_file(ray: Path, capsys: Capture) -> None:
     (ray / "broken.yaml").write_text(cluster.text("on-premises"))
     (ray / "kube.yaml").write_text(filled(cluster.text("kuberay")))
     (ray / "list.yaml").write_text("- a\n")
@@ -122,7 +122,7 @@ def test_nothing_is_started_where_the_file_has_errors_or_is_another(ray: Path, c
     assert not (ray / "called").exists()
 
 
-def test_autoscaler_v2_is_taken_with_a_warning_where_the_user_asks_for_it(
+def test_autoscaler_v2_is_used_on_request_with_a_warning(
     ray: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("RAY_UP_enable_autoscaler_v2", "1")
@@ -132,7 +132,7 @@ def test_autoscaler_v2_is_taken_with_a_warning_where_the_user_asks_for_it(
     assert capsys.readouterr().out.startswith("warning: autoscaler v2 may leave out workers; unset RAY_UP_enable")
 
 
-def test_ray_asks_before_it_restarts_a_cluster_unless_told_not_to(ray: Path) -> None:
+def test_ray_asks_before_it_restarts_a_cluster(ray: Path) -> None:
     put(ray, 1, " 3 local.cluster.node")
     for more in ([], ["--yes"]):
         assert cli.run(["cluster", "up", "machines.yaml", *more]) == 0

@@ -66,7 +66,7 @@ def test_the_central_crop_is_the_middle_window(height: int, width: int, top: int
 
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("side", [None, 9])
-def test_a_random_crop_is_a_window_of_the_padded_image_and_every_window_occurs(side: int | None, padding: int) -> None:
+def test_random_crop_is_any_window_of_the_padded_image(side: int | None, padding: int) -> None:
     batch = images(1, 3, 12, 12).expand(2_000, 3, 12, 12)
     result = crop_and_flip(Augment(crop="random", padding=padding), batch, side, draws(2_000)).numpy()
     padded = np.pad(batch[0].numpy(), ((0, 0), (padding, padding), (padding, padding)))
@@ -86,7 +86,7 @@ def test_a_random_crop_is_a_window_of_the_padded_image_and_every_window_occurs(s
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_a_flip_mirrors_the_columns_of_the_share_asked_for_and_leaves_the_others(share: float) -> None:
+def test_flip_mirrors_the_requested_share(share: float) -> None:
     batch, numbers = images(3_000, 1, 4, 5), draws(3_000)
     result = crop_and_flip(Augment(flip=share), batch, None, numbers)
     flipped = torch.from_numpy(numbers[:, 4] < share)
@@ -104,7 +104,7 @@ def test_a_resized_crop_of_all_is_the_image_itself(height: int, width: int) -> N
 
 
 @pytest.mark.parametrize(("height", "width"), [(200, 200), (160, 240)])
-def test_a_resized_crop_shows_a_box_of_the_area_and_the_ratio_asked_for(height: int, width: int) -> None:
+def test_resized_crop_has_the_requested_area_and_ratio(height: int, width: int) -> None:
     augment, side, n = Augment(crop="random_resized", scale=(0.1, 0.5), ratio=(0.8, 1.25)), 32, 500
     result = crop_and_flip(augment, ramp(n, height, width), side, draws(n)).double().numpy()
     rows, columns = result[:, 0], result[:, 1]
@@ -162,7 +162,7 @@ def test_a_policy_and_erasing_change_a_sample_alike_in_any_batch(
     assert torch.equal(change(ids[:1]), change(ids)[:1])
 
 
-def test_a_policy_takes_the_floats_of_a_resized_crop_as_the_nearest_whole_numbers() -> None:
+def test_policy_rounds_the_floats_of_a_resized_crop() -> None:
     augment, batch, ids = Augment(policy="randaugment"), images(8, 3, 9, 9), np.arange(8)
     expected = apply_policy(augment, batch, 0, 0, ids)
     for floats in (batch.float(), batch + 0.4, batch - 0.4):
@@ -171,7 +171,7 @@ def test_a_policy_takes_the_floats_of_a_resized_crop_as_the_nearest_whole_number
     assert apply_policy(augment, batch[:0], 0, 0, ids[:0]).shape == (0, 3, 9, 9)
 
 
-def test_the_strength_and_number_of_a_policys_changes_are_those_asked_for() -> None:
+def test_policy_has_the_requested_strength_and_number() -> None:
     batch, ids = images(64, 3, 16, 16), np.arange(64)
 
     def distance(ops: int, magnitude: int) -> float:
@@ -196,7 +196,7 @@ def test_the_share_of_images_asked_for_has_a_rectangle_erased(share: float) -> N
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(1.0, 0.0), (0.0, 1.0), (0.4, 1.0)])
-def test_a_mixed_images_targets_are_the_shares_of_its_two_samples(mixup: float, cutmix: float) -> None:
+def test_mixed_targets_are_the_shares_of_two_samples(mixup: float, cutmix: float) -> None:
     n = 2_000
     labels = torch.arange(n) * 3 % 7
     batch = torch.arange(n).remainder(2).float()[:, None, None, None].repeat(1, 1, 10, 10)  # 0 and 1 in turn

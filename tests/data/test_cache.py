@@ -87,7 +87,7 @@ def test_an_entry_is_an_arrow_stream_that_others_can_read(entry: Path) -> None:
     assert table.column_names == ["image"] and table["image"][4].as_py() == IMAGES[4].tobytes()
 
 
-def test_every_part_of_what_decides_the_pixels_names_another_entry(tmp_path: Path) -> None:
+def test_every_setting_of_the_pixels_names_another_entry(tmp_path: Path) -> None:
     names = [
         cache.entry(tmp_path, index, recipe)
         for index, recipe in [
@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up_for_real_leaves_no_entry(entry: Path) -> None:
     assert list(entry.parent.iterdir()) == []
 
 
-def test_many_writers_at_once_leave_one_whole_entry_and_readers_see_nothing_else(entry: Path) -> None:
+def test_concurrent_writers_leave_one_whole_entry(entry: Path) -> None:
     def write(_: int) -> bool:
         stored = cache.store(entry, INDEX, ARRAYS, BAD)
         found = cache.load(entry, INDEX)
@@ -202,7 +202,7 @@ def test_what_is_larger_than_the_limit_is_not_kept(entry: Path, monkeypatch: pyt
     assert not cache.store(entry, INDEX, ARRAYS, []) and other.exists()
 
 
-def test_partial_files_of_writers_that_died_are_removed_and_others_stay(entry: Path) -> None:
+def test_partial_files_of_dead_writers_are_removed(entry: Path) -> None:
     entry.parent.mkdir()
     old, young = entry.parent / "x.1.partial", entry.parent / "x.2.partial"
     for path in (old, young):
@@ -238,9 +238,7 @@ def test_other_pixels_are_another_entry(tmp_path: Path, reads: SimpleNamespace, 
     assert reads.samples == 32 and len(entries(tmp_path)) == 2
 
 
-def test_a_file_of_the_same_size_and_time_that_replaces_another_is_read_again(
-    tmp_path: Path, reads: SimpleNamespace
-) -> None:
+def test_replaced_file_of_equal_size_and_time_is_read_again(tmp_path: Path, reads: SimpleNamespace) -> None:
     data = folder(tmp_path / "data")
     before, index, _ = pack(data)
     path = tmp_path / "data" / index.name(0)
@@ -285,9 +283,7 @@ def test_a_damaged_entry_is_built_again(tmp_path: Path, reads: SimpleNamespace) 
     assert reads.samples == 32 and np.array_equal(first, second) and np.array_equal(first, third)
 
 
-def test_skipped_samples_are_remembered_and_are_still_errors_where_they_are_not_skipped(
-    tmp_path: Path, reads: SimpleNamespace
-) -> None:
+def test_skipped_samples_are_remembered_and_errors_otherwise(tmp_path: Path, reads: SimpleNamespace) -> None:
     data = folder(tmp_path / "data", on_bad_sample="skip")
     name = data.index()["train"].name(2)
     (tmp_path / "data" / name).write_bytes(b"no image")
@@ -314,7 +310,7 @@ def test_the_preflight_asks_the_cache_which_samples_are_bad(tmp_path: Path, monk
     assert probed == [(str(path), "it is not an image, or its format is unknown")]
 
 
-def test_what_could_not_be_reached_is_not_remembered_as_unreadable(tmp_path: Path, reads: SimpleNamespace) -> None:
+def test_unreachable_files_are_not_remembered_as_bad(tmp_path: Path, reads: SimpleNamespace) -> None:
     data = folder(tmp_path / "data", on_bad_sample="skip")
     path = tmp_path / "data" / data.index()["train"].name(2)
     path.rename(f"{path}.away")
@@ -322,9 +318,7 @@ def test_what_could_not_be_reached_is_not_remembered_as_unreadable(tmp_path: Pat
     assert len(pack(data)[0]) == 15 and entries(tmp_path) == []
 
 
-def test_what_will_be_streamed_is_read_once_and_loses_the_samples_that_are_lost_where_images_are_kept(
-    tmp_path: Path, reads: SimpleNamespace
-) -> None:
+def test_streamed_and_resident_skip_the_same_samples(tmp_path: Path, reads: SimpleNamespace) -> None:
     data = folder(tmp_path / "data", on_bad_sample="skip")
     index = data.index()["train"]
     (tmp_path / "data" / index.name(2)).write_bytes(b"no image")
@@ -381,7 +375,7 @@ def test_off_keeps_nothing_and_takes_nothing(tmp_path: Path, reads: SimpleNamesp
     assert reads.samples == 32 and len(entries(tmp_path)) == 1
 
 
-def test_sources_in_memory_and_those_that_read_otherwise_have_no_entry(tmp_path: Path) -> None:
+def test_sources_without_files_have_no_entry(tmp_path: Path) -> None:
     class Mine(ImageFolder):
         def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
             return super().read(index, samples) // 2

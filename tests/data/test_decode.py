@@ -160,7 +160,7 @@ def test_a_mere_beginning_is_refused(kind: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_bytes_give_pixels_or_a_reason_and_end_no_process(kind: str) -> None:
+def test_damaged_bytes_give_pixels_or_a_reason(kind: str) -> None:
     generator, refused = np.random.default_rng(0), 0
     for _ in range(40):
         raw = bytearray(KINDS[kind])
@@ -181,9 +181,7 @@ def test_what_is_no_image_is_refused(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("side", [10_000, 60_000])
-def test_an_image_that_claims_too_many_pixels_is_refused_before_it_is_decoded(
-    side: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_of_too_many_pixels_is_not_decoded(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "_with_pillow", lambda *_: pytest.fail("it was decoded"))
     with pytest.raises(ValueError, match="pixels"):
         decode.pixels(png(side, side, 8, 2, b""), 3)
@@ -196,7 +194,7 @@ def test_the_limit_holds_also_where_pillow_has_none(monkeypatch: pytest.MonkeyPa
         decode.pixels(png(10_000, 10_000, 8, 2, b""), 3)
 
 
-def test_a_jpeg_of_many_scans_is_refused_in_time_and_one_with_a_film_behind_it_is_not() -> None:
+def test_jpeg_of_many_scans_is_refused_in_time() -> None:
     raw = KINDS["progressive JPEG"]
     frame, scan = raw.index(b"\xff\xc2"), raw.rindex(b"\xff\xda")
     large = raw[: frame + 5] + struct.pack(">HH", 9_000, 9_000) + raw[frame + 9 : -2]
@@ -222,7 +220,7 @@ def tiled(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("start", [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", b"%PDF-1.4\n"])
-def test_pillow_is_not_asked_for_formats_that_no_folder_of_images_has(start: bytes) -> None:
+def test_pillow_tries_seven_formats_only(start: bytes) -> None:
     with pytest.raises(ValueError, match="it is not an image, or its format is unknown"):
         decode.pixels(start + b"showpage\n%%EOF\n", 3)
 
@@ -236,9 +234,7 @@ def test_only_whole_jpeg_and_png_files_are_beyond_suspicion() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "PNG" in kind])
-def test_the_short_way_for_plain_pngs_gives_what_pillows_parser_gives(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_path_for_plain_pngs_equals_pillow(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def outcome(raw: bytes) -> object:
         try:
             return decode.pixels(raw, 3).tolist()

@@ -7,7 +7,7 @@ import numpy as np
 from raytrain.data import Digits
 
 
-def test_there_are_1438_samples_to_train_on_and_359_others_to_validate_on() -> None:
+def test_1438_samples_train_and_359_others_validate() -> None:
     indices = Digits().index()
     assert {split: len(index) for split, index in indices.items()} == {"train": 1438, "val": 359}
     rows = [index.rows for index in indices.values() if index.rows is not None]

@@ -66,7 +66,7 @@ def test_the_splits_are_folders_of_classes(tmp_path: Path, named: tuple[str, str
         ]
 
 
-def test_files_stand_in_torchvisions_order_at_any_depth_and_in_any_case(tmp_path: Path) -> None:
+def test_files_are_in_torchvisions_order(tmp_path: Path) -> None:
     names = [
         "b/a.png",
         "b/a/z.png",
@@ -85,7 +85,7 @@ def test_files_stand_in_torchvisions_order_at_any_depth_and_in_any_case(tmp_path
         assert list(index.classes) == expected.classes == ["Z", "a", "b"]
 
 
-def test_hymenoptera_is_read_as_torchvision_reads_it_and_its_stray_gif_is_named(data_root: Path) -> None:
+def test_hymenoptera_equals_torchvision_and_names_its_gif(data_root: Path) -> None:
     root = data_root / "hymenoptera"
     indices = ImageFolder(root=str(root)).index()
     assert {split: len(index) for split, index in indices.items()} == {"train": 244, "val": 153}
@@ -101,7 +101,7 @@ def test_nothing_in_hymenoptera_is_suspected(data_root: Path) -> None:
     assert [data.probe(index) for index in data.index().values()] == [[], []]
 
 
-def test_a_single_folder_of_classes_is_split_by_seed_with_equal_shares(tmp_path: Path) -> None:
+def test_single_folder_is_split_by_seed_in_equal_shares(tmp_path: Path) -> None:
     tree(tmp_path, *many(".", count=20), *many(".", ["wasp"], count=10))
 
     def split(seed: int) -> dict[str, Index]:
@@ -117,7 +117,7 @@ def test_a_single_folder_of_classes_is_split_by_seed_with_equal_shares(tmp_path:
     assert [index.split for index in first.values()] == ["train", "val"]
 
 
-def test_without_a_val_folder_a_part_of_train_validates_and_strays_are_named_once(tmp_path: Path) -> None:
+def test_part_of_train_validates_without_a_val_folder(tmp_path: Path) -> None:
     tree(tmp_path, *many("train", count=10), *many("test"))
     (tmp_path / "train/notes.txt").write_text("not an image")
     indices = ImageFolder(root=str(tmp_path), val_fraction=0.2).index()
@@ -134,7 +134,7 @@ def test_a_part_of_train_that_validates_is_said_in_the_plan(tmp_path: Path) -> N
     assert ImageFolder(str(tmp_path), cache="off").notes() == []
 
 
-def test_strays_and_hidden_files_and_folders_are_ignored_and_named(tmp_path: Path) -> None:
+def test_stray_and_hidden_files_are_ignored_and_named(tmp_path: Path) -> None:
     tree(tmp_path, *many("."))
     strays = [
         "README.md",
@@ -188,7 +188,7 @@ def test_no_root_and_a_root_that_is_no_folder_are_errors(tmp_path: Path) -> None
             ImageFolder(root=str(tmp_path / name)).index()
 
 
-def test_a_name_that_is_not_utf_8_is_an_error_for_an_image_and_none_for_a_stray(tmp_path: Path) -> None:
+def test_names_must_be_utf_8_for_images_only(tmp_path: Path) -> None:
     tree(tmp_path, *many("."))
     stray = os.fsencode(tmp_path / "ant") + b"/\xe9.txt"
     Path(os.fsdecode(stray)).touch()
@@ -248,7 +248,7 @@ def damaged(tmp_path: Path, data_root: Path) -> Path:
     return tmp_path
 
 
-def test_probe_finds_empty_truncated_and_mislabelled_files_and_no_others(damaged: Path) -> None:
+def test_probe_finds_empty_truncated_and_mislabelled_files(damaged: Path) -> None:
     data = ImageFolder(root=str(damaged))
     index, filters = data.index()["train"], list(warnings.filters)
     found = {Path(bad.path).name: bad.reason for bad in data.probe(index)}
@@ -292,7 +292,7 @@ def empty_in_proc(path: Path) -> None:
     ],
 )
 @pytest.mark.timeout(20)
-def test_what_is_named_like_an_image_and_is_no_file_is_a_bad_sample_and_nobody_waits_for_it(
+def test_pipe_or_device_is_a_bad_sample_without_waiting(
     tmp_path: Path, make: Callable[[Path], None], reason: str
 ) -> None:
     data = ImageFolder(root=str(tree(tmp_path, *many("train"), *many("val"))), size=4, crop=None)
@@ -338,7 +338,7 @@ def test_read_names_the_file_that_it_cannot_read(damaged: Path) -> None:
             assert data.read(index, np.array([sample])).shape == (1, 3, 8, 8)
 
 
-def test_the_fingerprint_tells_another_set_of_files_and_nothing_else(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_the_set_of_files_only(tmp_path: Path) -> None:
     root = tree(tmp_path / "a", *many("train"), *many("val"))
 
     def fingerprint(data: ImageFolder = ImageFolder(root=str(root))) -> str:
@@ -367,7 +367,7 @@ def test_a_cache_that_cannot_be_kept_is_said_in_the_plan(tmp_path: Path) -> None
         assert ImageFolder(root=str(tmp_path), cache=cache).notes() == []
 
 
-def test_the_folder_is_the_first_argument_and_a_subclass_may_have_a_field_without_default(tmp_path: Path) -> None:
+def test_root_is_the_first_argument_also_of_subclasses(tmp_path: Path) -> None:
     assert ImageFolder("shapes") == ImageFolder(root="shapes")
     assert MNIST("numbers").root == "numbers"
 

@@ -58,7 +58,7 @@ def test_global_batches_are_bit_equal_for_1_2_and_4_ranks(data: Data, micro: int
 
 
 @pytest.mark.parametrize("n", [N, 98])  # the last batch has 7 samples, or 2
-def test_shards_are_bit_equal_for_1_2_and_4_ranks_and_none_is_empty(n: int) -> None:
+def test_shards_are_bit_equal_for_1_2_and_4_ranks(n: int) -> None:
     def shards(world: int) -> list[tuple[int, np.ndarray, torch.Tensor, torch.Tensor | None]]:
         index, reader, found = INDEX.take(np.arange(n)), Resident({"image": IMAGES[:n]}), []
         for rank in range(world):
@@ -91,7 +91,7 @@ def test_an_epoch_follows_the_order_and_has_every_sample_once() -> None:
         assert np.array_equal(ids, order.samples(SEED, number, N, np.arange(N)))
 
 
-def test_images_are_the_samples_cropped_augmented_and_normalised_with_their_labels() -> None:
+def test_batches_are_the_transformed_samples() -> None:
     for data in (PLAIN, *AUGMENTED):
         for parts in steps(loaders(data, 2), 1):
             ids, images, labels = whole(parts)
@@ -148,7 +148,7 @@ def targets(parts: tuple[Loaded, ...], micro: int) -> list[list[float]] | None:
 
 
 @pytest.mark.parametrize("micro", [1_000, 2])
-def test_mixed_batches_and_their_targets_are_bit_equal_for_1_2_and_4_ranks(micro: int) -> None:
+def test_mixed_batches_are_bit_equal_for_1_2_and_4_ranks(micro: int) -> None:
     stored = IMAGES.copy()
     alone = [(whole(parts), targets(parts, 16)) for parts in steps(loaders(MIXED, 1), 1)]
     assert [wanted is not None for _, wanted in alone] == [True] * 6 + [False]  # the last one has 7 samples
@@ -175,7 +175,7 @@ def test_preparing_images_leaves_torchs_generator_as_it_was() -> None:
             assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_rank_without_samples_gets_a_blank_pass_also_where_batches_are_mixed() -> None:
+def test_rank_without_samples_gets_a_blank_pass() -> None:
     *full, last = steps(loaders(MIXED, 4, n=97), 0)
     for parts in full:
         passes = [batch for part in parts for batch in part.passes(2, together=True)]
@@ -200,7 +200,7 @@ def test_an_epoch_continued_at_a_step_is_the_rest_of_it(data: Data) -> None:
 
 @pytest.mark.parametrize("data", [PLAIN, *AUGMENTED, MIXED])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_evaluation_goes_once_through_all_samples_in_order_without_augmentation(world: int, data: Data) -> None:
+def test_evaluation_sees_plain_samples_once_in_sequence(world: int, data: Data) -> None:
     for number in (0, 1):
         ids, images, labels = zip(
             *(whole(parts) for parts in steps(loaders(data, world, train=False), number)), strict=True
@@ -231,7 +231,7 @@ def test_images_that_live_on_the_device_make_the_same_batches(data: Data, first_
 
 
 @pytest.mark.parametrize("data", [PLAIN, AUGMENTED[2], MIXED])
-def test_channels_last_changes_where_the_pixels_lie_and_nothing_else(data: Data) -> None:
+def test_channels_last_changes_the_layout_only(data: Data) -> None:
     settings = (data, INDEX, Resident({"image": IMAGES}), BATCH, SEED, 0, 1, torch.device("cpu"), True)
     plain, last = Loader(*settings), Loader(*settings, memory_format=torch.channels_last)
     for a, b in zip(plain.epoch(0), last.epoch(0), strict=True):

@@ -90,7 +90,7 @@ def permuted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("permuted_once")
-def test_any_history_of_workers_trains_each_sample_once_an_epoch_in_the_same_global_batches() -> None:
+def test_any_history_of_workers_keeps_the_global_batches() -> None:
     counts: Counter = Counter()
 
     @settings(deadline=None, max_examples=CASES)
@@ -120,7 +120,7 @@ def test_any_history_of_workers_trains_each_sample_once_an_epoch_in_the_same_glo
     assert len(counts) == 8 and not rare, counts
 
 
-def test_evaluation_sees_each_sample_once_as_it_stands_with_any_number_of_workers() -> None:
+def test_evaluation_sees_each_sample_once_on_any_workers() -> None:
     @settings(deadline=None, max_examples=300)
     @given(n=st.integers(1, 600), batch=st.integers(1, 700), world=st.integers(1, 16))
     def holds(n: int, batch: int, world: int) -> None:

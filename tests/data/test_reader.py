@@ -47,13 +47,13 @@ def test_the_samples_behind_a_ranks_count_are_those_of_its_steps(
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_training_goes_through_the_order_and_evaluation_through_the_samples_as_they_stand(world: int) -> None:
+def test_training_is_in_order_and_evaluation_in_sequence(world: int) -> None:
     for number, expected in ((2, order.samples(7, 2, 103, np.arange(103))), (None, np.arange(103))):
         steps = zip(*(way.steps() for way in ways(world, number)), strict=True)
         assert np.array_equal(np.concatenate([part for parts in steps for part in parts]), expected)
 
 
-def test_a_way_that_begins_at_a_later_step_is_the_rest_of_the_way() -> None:
+def test_steps_from_a_later_step_are_the_rest() -> None:
     for whole, rest in zip(ways(2, 1), ways(2, 1, first_step=3), strict=True):
         later = list(whole.steps())[3:]
         assert all(np.array_equal(a, b) for a, b in zip(later, rest.steps(), strict=True))
@@ -92,7 +92,7 @@ def served(sizes: list[int], bad: list[Bad]) -> Callable[..., Iterator[object]]:
 @pytest.mark.parametrize("sizes", [[1], [5, 40, 1, 2], [1_000]])
 @pytest.mark.parametrize("first_step", [0, 4])
 @pytest.mark.parametrize(("world", "batch"), [(1, 16), (3, 17), (8, 102), (5, 2)])
-def test_streamed_blocks_of_any_size_make_the_batches_of_resident(
+def test_streamed_blocks_of_any_size_equal_resident(
     world: int, batch: int, first_step: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "read_blocks", served(sizes, []))
@@ -125,9 +125,7 @@ class Slow(Data):
 
 
 @pytest.mark.parametrize(("seconds", "here"), [(1_000.0, 103), (102.0, 64), (0.0, 64)])
-def test_a_split_is_read_here_while_that_is_soon_done_and_by_ray_from_then_on(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, here: int
-) -> None:
+def test_short_reads_run_here_and_long_ones_in_ray(monkeypatch: pytest.MonkeyPatch, seconds: float, here: int) -> None:
     def read_blocks(
         data: Data, index: object, samples: Callable[[np.ndarray], np.ndarray], total: int, size: int, **_: object
     ):
@@ -190,7 +188,7 @@ class Odd(Array):
         ("fails", r"Odd.read of sample 70, train, fails: ValueError: no such image, .*test_reader.py:\d+;"),
     ],
 )
-def test_a_later_sample_of_another_form_is_an_error_and_never_cast(
+def test_later_sample_of_another_form_is_an_error(
     monkeypatch: pytest.MonkeyPatch, how: str, message: str, bad: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(Odd, "how", how)
@@ -201,7 +199,7 @@ def test_a_later_sample_of_another_form_is_an_error_and_never_cast(
         list(Direct(Odd(on_bad_sample="skip"), INDEX).read(ways(1, None)[0]))
 
 
-def test_a_batch_of_too_few_images_is_an_error_and_never_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_of_too_few_images_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Odd, "how", "few")
     with pytest.raises(
         UserError, match=r"uint8 \[39, 1, 4, 4\], got uint8 \[1, 1, 4, 4\] for sample 64 to sample 102, tr"
@@ -221,7 +219,7 @@ def test_an_error_in_a_task_comes_back_as_the_error_that_it_is(monkeypatch: pyte
             blocks.arrays_and_bad(block)
 
 
-def test_a_run_that_goes_on_stays_without_the_samples_that_it_began_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_skips_the_samples_skipped_before(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Array(on_bad_sample="skip")
     monkeypatch.setattr(Array, "bad", (5, 40))
     began = packing.pack(data, INDEX)
@@ -241,7 +239,7 @@ def test_a_run_that_goes_on_stays_without_the_samples_that_it_began_without(monk
         packing.pack(data, INDEX, before=[])
 
 
-def test_a_sample_that_goes_bad_while_it_is_streamed_is_an_error_also_where_bad_ones_are_skipped(
+def test_sample_that_goes_bad_in_a_stream_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streaming, "read_blocks", served([8], [Bad(0, "ants/1.jpg", "the file is empty", True)]))
@@ -260,7 +258,7 @@ def test_this_processs_threads_give_what_memory_gives(number: int | None) -> Non
             assert np.array_equal(ids, expected) and np.array_equal(arrays["image"], theirs["image"])
 
 
-def test_this_processs_threads_leave_bad_samples_out_or_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_skip_or_name_bad_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Array, "bad", (5, 40))
     direct = Direct(Array(on_bad_sample="skip"), INDEX)
     read = np.concatenate([ids for ids, _ in direct.read(ways(1, 1)[0])])

@@ -59,7 +59,7 @@ def test_a_policy_takes_grey_and_colour_images(channels: int) -> None:
             data.sample(stored)
 
 
-def test_a_source_of_ones_own_without_its_methods_says_which_is_missing() -> None:
+def test_own_source_without_a_method_names_it() -> None:
     @dataclass(frozen=True)
     class Mine(Data):
         pass
@@ -153,7 +153,7 @@ def zeros(samples: np.ndarray, *shape: int, dtype: Any = np.uint8) -> np.ndarray
         (lambda samples: None, "a NoneType"),
     ],
 )
-def test_images_of_another_dtype_or_shape_are_refused_with_what_was_expected(reads: Any, got: str) -> None:
+def test_wrong_dtype_or_shape_names_the_expected(reads: Any, got: str) -> None:
     data = Given()
     object.__setattr__(data, "reads", reads)
     expected = rf"read\(\) must return uint8 \[1, 3, 8, 10\], got {got} for sample 0, val, in Given.read \(.*:\d+\); "
@@ -164,7 +164,7 @@ def test_images_of_another_dtype_or_shape_are_refused_with_what_was_expected(rea
 
 
 @pytest.mark.parametrize("wrong", range(9))
-def test_the_first_the_middle_and_the_last_sample_are_read_before_a_run(wrong: int) -> None:
+def test_first_middle_and_last_sample_are_read_in_the_plan(wrong: int) -> None:
     whole, data = index(labels=np.zeros(9, np.int64), split="train"), Given()
     reads = lambda samples: zeros(samples, dtype=np.float32 if wrong in samples else np.uint8)  # noqa: E731
     object.__setattr__(data, "reads", reads)
@@ -191,7 +191,7 @@ def test_an_error_of_a_source_names_its_line_and_the_sample() -> None:
         checked_read(data, index(), np.arange(4))
 
 
-def test_a_bad_sample_among_the_first_is_an_error_unless_it_may_be_skipped() -> None:
+def test_bad_probed_sample_is_an_error_unless_skipped() -> None:
     def fails(samples: np.ndarray) -> np.ndarray:
         raise BadSample("ants/1.jpg", "the file is empty")
 
@@ -218,13 +218,13 @@ def test_take_picks_rows_of_everything() -> None:
     assert (len(part), part.bytes) == (2, 2 * 3 * 8 * 10)
 
 
-def test_a_sample_is_named_by_its_path_or_by_its_row_in_the_source() -> None:
+def test_sample_is_named_by_path_or_row() -> None:
     assert index(paths=pa.array(list("wxyz"))).name(1) == "x"
     assert index(rows=np.array([10, 11, 12, 13])).name(1) == "sample 11"
     assert index().name(1) == "sample 1"
 
 
-def test_the_fingerprint_depends_on_every_part_and_on_nothing_else() -> None:
+def test_fingerprint_depends_on_every_part_only() -> None:
     variants = [
         index(),
         index(labels=LABELS[::-1]),

@@ -116,9 +116,7 @@ def test_a_defect_of_a_node_is_found_alone_with_its_remedy(defect: tuple) -> Non
         ("token", Survey(replace(HERE, token_mode=0o604)), "failure", "others may read", "chmod 600"),
     ],
 )  # fmt: skip
-def test_a_defect_of_this_machine_or_of_the_whole_cluster_is_found_alone(
-    check: str, survey: Survey, level: str, what: str, remedy: str
-) -> None:
+def test_each_defect_is_found_alone(check: str, survey: Survey, level: str, what: str, remedy: str) -> None:
     (found,) = (finding for finding in findings(survey) if finding.level != "ok")
     assert (found.check, found.level) == (check, level) and what in found.what and remedy in found.remedy
 
@@ -150,7 +148,7 @@ def test_each_check_can_fail_or_warn() -> None:
     assert names <= {defect[0] for defect in DEFECTS} | {"cpus", "uv run", "limits", "nodes"}
 
 
-def test_gloo_takes_the_interface_that_is_named_or_that_of_the_host_s_name() -> None:
+def test_gloo_interface_is_the_named_or_the_host_s() -> None:
     interfaces = {"lo": "127.0.0.1", "eth0": "10.0.0.1"}
     assert gloo(interfaces, "", "10.0.0.1") == ("eth0", "10.0.0.1")
     assert gloo(interfaces, "", "127.0.1.1") == ("", "127.0.1.1")
@@ -173,7 +171,7 @@ def test_nccl_takes_the_interfaces_that_its_rules_say(wanted: str, takes: tuple[
     assert nccl(["lo", "eth0", "eth1", "ib0", "ib1", "docker0"], wanted) == takes
 
 
-def test_nccl_takes_docker_s_interface_or_the_loopback_only_where_there_is_no_other() -> None:
+def test_nccl_takes_docker_or_loopback_only_as_a_last_resort() -> None:
     assert nccl(["lo", "docker0", "eth0"], "") == ("eth0",)
     assert nccl(["lo", "docker0"], "") == ("docker0",) and nccl(["lo"], "") == ("lo",)
 

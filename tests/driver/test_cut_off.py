@@ -15,7 +15,7 @@ worker._end_when_cut_off(sys.argv[1])
 """
 
 
-def test_a_worker_ends_when_the_head_stops_answering_and_not_before() -> None:
+def test_worker_ends_once_the_head_stops_answering() -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         worker = subprocess.Popen(
@@ -29,7 +29,7 @@ def test_a_worker_ends_when_the_head_stops_answering_and_not_before() -> None:
     assert worker.returncode == 1 and said == f"error: {address} did not answer for 0.5 s: this node is cut off\n"
 
 
-def test_a_worker_that_never_reached_the_head_s_port_is_left_alone() -> None:
+def test_worker_that_never_reached_the_head_is_left_alone() -> None:
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"

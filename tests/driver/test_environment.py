@@ -32,7 +32,7 @@ def shell(folder: Path, script: str, **environment: str) -> subprocess.Completed
 
 
 @pytest.mark.parametrize("arguments", ["--help", "train --help", "train $DIGITS --help", "cluster init aws"])
-def test_a_printing_command_whose_reader_has_gone_ends_quietly_with_141(tmp_path: Path, arguments: str) -> None:
+def test_broken_pipe_ends_a_printing_command_with_141(tmp_path: Path, arguments: str) -> None:
     done = shell(tmp_path, f"$RAYTRAIN {arguments} | true; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -51,7 +51,7 @@ def test_a_plan_goes_on_without_its_output(tmp_path: Path) -> None:
     assert done.stderr == "note: standard output is gone (No space left on device); the command goes on\n"
 
 
-def test_standard_streams_that_are_closed_are_no_files_of_the_run(tmp_path: Path) -> None:
+def test_closed_standard_streams_are_no_files_of_the_run(tmp_path: Path) -> None:
     """The first file that a process opens would have the number of its standard output."""
     text = "import os; from raytrain.report.output import guard_standard_streams as guard; guard();"
     text += " assert os.open('file', os.O_CREAT | os.O_WRONLY) > 2; print('lost'); os.write(1, b'lost')"
@@ -158,9 +158,7 @@ def test_a_user_without_a_home_directory_has_a_token_and_a_plan(tmp_path: Path) 
     assert done.stdout == f"{os.devnull} 64\n"
 
 
-def test_a_home_directory_that_can_be_written_keeps_rays_own_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writable_home_keeps_rays_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "MPLCONFIGDIR"):
         monkeypatch.delenv(name, raising=False)
@@ -200,7 +198,7 @@ def test_one_line_is_printable_and_short(text: str, line: str) -> None:
         (SystemExit("no\nway"), "error: no way"),
     ],
 )
-def test_an_unexpected_exception_is_one_line_and_a_traceback_in_a_file(
+def test_unexpected_exception_is_one_line_and_a_file(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, message: str
 ) -> None:
     def fail(name: str, arguments: list[str]) -> int:

@@ -257,9 +257,7 @@ experiment = Experiment(Net(), Digits(), schedule=S(), epochs=2)
         ),
     ],
 )
-def test_code_that_fails_in_the_first_step_is_named_with_its_line(
-    capsys: Capture, tmp_path: Path, body: str, message: str
-) -> None:
+def test_failing_code_in_the_first_step_is_named(capsys: Capture, tmp_path: Path, body: str, message: str) -> None:
     assert message in said(capsys, tmp_path, body)
 
 
@@ -481,7 +479,7 @@ def made(gpus: float = 0.0, **fields: Any) -> Plan:
 
 
 @pytest.mark.parametrize("name", ["in_fours", "contrastive"])
-def test_a_loss_that_two_samples_are_too_few_for_is_tried_with_a_whole_micro_batch(name: str) -> None:
+def test_loss_that_needs_more_samples_gets_a_micro_batch(name: str) -> None:
     assert made(task=Function(name=name)).notes == ()
     if name == "in_fours":
         with pytest.raises(UserError, match=r"shape '\[-1, 4, 10\]' is invalid for .* size 300, .*first_step.py:\d+;"):
@@ -499,7 +497,7 @@ def test_a_model_with_batch_norm_and_dropout_is_tried() -> None:
         made(model=Normed(), micro_batch_size=1)
 
 
-def test_a_step_that_needs_a_gpu_is_refused_only_where_the_workers_have_none() -> None:
+def test_step_that_needs_a_gpu_is_refused_without_gpus_only() -> None:
     (note,) = made(gpus=1, task=Function(name="needs_a_gpu")).notes
     assert "a step cannot be tried without a GPU: the first training step fails" in note
     with pytest.raises(UserError, match=r"Found no NVIDIA driver on your system, .*test_first_step.py:\d+; correct"):
@@ -509,7 +507,7 @@ def test_a_step_that_needs_a_gpu_is_refused_only_where_the_workers_have_none() -
 
 
 @pytest.mark.parametrize("name", ["needs_ranks", "needs_variables"])
-def test_a_step_that_needs_a_worker_is_refused_only_where_there_is_none(name: str) -> None:
+def test_step_that_needs_a_worker_is_refused_without_one_only(name: str) -> None:
     (note,) = made(task=Function(name=name)).notes
     assert "a step cannot be tried outside of a worker: the first training step fails" in note
     with pytest.raises(
@@ -532,7 +530,7 @@ def test_the_step_leaves_all_random_states_alone() -> None:
     assert states() == before
 
 
-def test_a_large_model_is_tried_without_values_or_within_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_model_is_tried_on_meta_or_within_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     large = MLP(hidden=(500_000,))
     CALLS.clear()
     assert made(model=large, task=Function(name="counting")).notes == () and CALLS == ["meta"]

@@ -30,7 +30,7 @@ BASE = Experiment(model=CNN(channels=(4, 8)), data=Digits())
 
 
 @pytest.mark.parametrize(("chosen", "computed"), [(torch.float16, torch.float16), (None, torch.float32)])
-def test_replicas_compute_in_the_precision_of_the_thread_that_calls_them(
+def test_replicas_use_the_callers_precision(
     monkeypatch: pytest.MonkeyPatch, chosen: torch.dtype | None, computed: torch.dtype
 ) -> None:
     # The CPU's own default is bfloat16, which a thread would fall back to.
@@ -71,7 +71,7 @@ def test_data_parallel_refuses_to_be_compiled() -> None:
 # Devices of a rank
 
 
-def test_a_rank_without_ray_train_has_as_many_gpus_as_it_asked_for() -> None:
+def test_rank_without_ray_train_has_the_gpus_it_asked_for() -> None:
     assert RankContext.alone(0.0).devices == (CPU,) and RankContext.alone(None).devices == (CPU,)
     assert RankContext.alone(0.5).devices == (GPUS[0],)
     assert RankContext.alone(3.0, 1, 2) == RankContext(1, 2, GPUS[0], (GPUS[1], GPUS[2]))
@@ -203,7 +203,7 @@ except Found as found:
 
 
 @pytest.mark.parametrize(("deterministic", "expected"), [(True, ":4096:8"), (False, None)])
-def test_cublas_is_told_to_be_deterministic_before_torch_is_there(deterministic: bool, expected: str | None) -> None:
+def test_cublas_is_deterministic_before_torch_is_imported(deterministic: bool, expected: str | None) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
     command = [sys.executable, "-c", FIRST_LINES, str(deterministic)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)

@@ -99,7 +99,7 @@ def test_memory_that_is_too_small_is_said_with_its_remedy(tmp_path: Path) -> Non
     assert "of which 1.20 GiB is free; use a smaller --micro_batch_size" in said and "Process 12" not in said
 
 
-def test_the_rank_whose_gpu_failed_is_named_and_not_those_that_miss_it(tmp_path: Path) -> None:
+def test_rank_of_a_failed_gpu_is_named(tmp_path: Path) -> None:
     recorded(tmp_path, dist.DistBackendError("NCCL communicator was aborted on rank 0."), rank=0)
     found = recorded(tmp_path, ECC, rank=1)
     assert found.lost and found.rank == 1 and "uncorrectable ECC error" in str(found)

@@ -13,7 +13,7 @@ from raytrain.driver import logs, session
 _LINES = b"".join(b"line %07d\n" % number for number in range(100_000))
 
 
-def test_a_long_log_keeps_its_first_and_last_lines_whole_and_says_that_lines_are_missing(tmp_path: Path) -> None:
+def test_long_log_keeps_its_first_and_last_lines(tmp_path: Path) -> None:
     file = tmp_path / "rank_0.log"
     file.write_bytes(_LINES)
     kept = logs.excerpt(file, 1000).decode().splitlines()
@@ -75,9 +75,7 @@ with worker._recorded(SimpleNamespace(run=run, own_output=True), 0):
     assert (tmp_path / "logs" / "rank_0.log").stat().st_size < 11_000
 
 
-def test_the_logs_of_ray_in_a_run_have_one_limit_and_the_newest_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_of_ray_have_one_limit_and_the_newest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_LOG_BYTES", 1000)
     monkeypatch.setattr(session, "_LOGS_BYTES", 3500)
     source, kept = tmp_path / "session", tmp_path / "ray"

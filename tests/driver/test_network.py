@@ -21,9 +21,7 @@ def never() -> list[list[tuple[Place, str]]]:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1"])
 @pytest.mark.parametrize(("library", "variable"), network.VARIABLES.items())
-def test_a_host_name_that_stands_for_the_loopback_is_named_with_the_variable_to_set(
-    address: str, library: str, variable: str
-) -> None:
+def test_loopback_host_name_names_the_variable_to_set(address: str, library: str, variable: str) -> None:
     wrong = replace(OTHER, library=library, interface="lo", address=address)
     said = network.fault([[GOOD], [wrong]], never)
     assert said == (
@@ -60,7 +58,7 @@ def test_a_right_interface_behind_a_firewall_is_to_be_opened() -> None:
     assert said and said.endswith("no answer; open all ports between the nodes, and to nothing else")
 
 
-def test_a_place_that_is_offered_answers_and_another_host_with_its_address_does_not(
+def test_offered_place_answers_and_a_namesake_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

@@ -45,7 +45,7 @@ def test_rows_are_seen_once_also_where_the_directory_was_away(tmp_path: Path) ->
     assert seen.found == [1, 2, 3] and tail.seen
 
 
-def test_what_storage_refuses_is_said_once_and_what_it_refused_before_is_not(tmp_path: Path) -> None:
+def test_refusal_by_storage_is_said_once(tmp_path: Path) -> None:
     log, seen = tmp_path / "logs" / "checkpoints.log", Seen()
     log.parent.mkdir()
     log.write_text("before\n")

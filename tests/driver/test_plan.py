@@ -83,9 +83,7 @@ def test_cpus_are_shared_out_and_one_stays_with_ray_data(cpus: int, workers: int
 
 
 @pytest.mark.parametrize(("cpus", "workers", "most"), [(2, 5, 4), (2, 1000, 4), (1, 3, 2), (8, 29, 28)])
-def test_more_workers_than_cpus_can_carry_are_refused_and_the_number_named_is_the_most_that_fit(
-    cpus: int, workers: int, most: int
-) -> None:
+def test_too_many_workers_names_the_most_that_fit(cpus: int, workers: int, most: int) -> None:
     found = nodes(cpus)
     with pytest.raises(UserError, match=rf"asks for {workers} workers and the cluster has {most}, in scaling.workers"):
         make(found, scaling=Scaling(workers=workers), batch_size=workers)
@@ -94,7 +92,7 @@ def test_more_workers_than_cpus_can_carry_are_refused_and_the_number_named_is_th
         make(found, scaling=Scaling(workers=most + 1), batch_size=most + 1)
 
 
-def test_explicit_cpus_are_kept_and_leave_one_on_a_node_where_images_are_streamed() -> None:
+def test_explicit_cpus_leave_one_for_streaming() -> None:
     streamed = Digits(mode="streaming")
     planned = make(nodes(4), scaling=Scaling(workers=2, cpus_per_worker=1.5), data=streamed)
     assert planned.experiment.scaling.cpus_per_worker == 1.5
@@ -137,9 +135,7 @@ def test_gpus_of_a_worker_are_on_one_node() -> None:
     ("cpus", "workers"),
     [((2, 2), 4), ((1,), 1), ((1,), 2), ((1, 1), 1), ((1, 1), 2), ((2, 2), 1), ((8, 1, 1), 9), ((1, 1, 1, 1), 10)],
 )
-def test_workers_of_a_run_that_streams_fit_and_leave_ray_data_a_part_of_a_cpu_on_one_node(
-    cpus: tuple[int, ...], workers: int, placement: Any
-) -> None:
+def test_streaming_leaves_ray_data_a_part_of_a_cpu(cpus: tuple[int, ...], workers: int, placement: Any) -> None:
     scaling = Scaling(workers=workers, placement=placement)
     planned = make(nodes(*cpus), scaling=scaling, data=Digits(mode="streaming"), batch_size=workers)
     each = planned.experiment.scaling.cpus_per_worker or 0
@@ -206,7 +202,7 @@ def test_runs_that_share_the_nodes_share_their_cores() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_a_deterministic_run_has_one_thread_a_worker_or_what_was_asked_for(workers: int) -> None:
+def test_deterministic_has_one_thread_unless_set(workers: int) -> None:
     found = nodes(16)
     planned = make(found, scaling=Scaling(workers=workers), parallel=Deterministic())
     assert planned.experiment.scaling.threads_per_worker == 1
@@ -251,7 +247,7 @@ class Blank(Data):
 
 
 @pytest.mark.parametrize(("memory", "mode"), [(4400 << 20, "resident"), (4396 << 20, "streaming")])
-def test_images_are_resident_where_a_quarter_of_the_memory_holds_them(memory: int, mode: str) -> None:
+def test_auto_mode_is_resident_up_to_a_quarter_of_memory(memory: int, mode: str) -> None:
     found = nodes(2, memory=memory)
     planned = make(found, data=Blank())
     assert planned.mode == mode
@@ -267,7 +263,7 @@ def test_images_are_resident_where_a_quarter_of_the_memory_holds_them(memory: in
     ("optimizer", "slots"),
     [(SGD(), 0), (SGD(momentum=0.9), 1), (SGD(momentum=0.5, nesterov=True), 1), (Adam(), 2), (AdamW(), 2)],
 )
-def test_the_memory_of_the_training_state_is_what_torch_then_holds(optimizer: Optimizer, slots: int) -> None:
+def test_state_bytes_equal_torchs(optimizer: Optimizer, slots: int) -> None:
     planned = make(model=MLP(hidden=(50,)), optimizer=optimizer)
     count = 64 * 50 + 50 + 50 * 10 + 10
     assert planned.parameters == (count, count) and planned.state_bytes == 4 * count * (2 + slots)
@@ -282,7 +278,7 @@ def test_the_memory_of_the_training_state_is_what_torch_then_holds(optimizer: Op
     assert held == planned.state_bytes
 
 
-def test_the_memory_of_a_sharded_model_is_not_said_to_be_each_worker_s() -> None:
+def test_memory_line_of_a_sharded_model_is_per_copy() -> None:
     one, two = Scaling(workers=1), Scaling(workers=2)
     for parallel, scaling in ((FSDP(), one), (DDP(), two)):
         assert "optimizer state per worker;" in text(make(parallel=parallel, scaling=scaling), "memory")
@@ -349,7 +345,7 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
     planned.check_disk(tmp_path)  # what a resumed run has there already
 
 
-def test_a_budget_must_hold_a_checkpoint_and_says_where_it_holds_no_second() -> None:
+def test_checkpoint_budget_holds_one_and_notes_a_second() -> None:
     one = make(model=CNN(channels=(64, 64))).checkpoint_bytes / 2**30
     with pytest.raises(UserError, match=r"one checkpoint needs .*, in checkpoint.max_gib; allow more"):
         make(model=CNN(channels=(64, 64)), checkpoint=Checkpoint(max_gib=one * 0.99))
@@ -436,7 +432,7 @@ def test_a_model_that_cannot_be_trained_is_refused_in_one_line(what: str, messag
 
 
 @pytest.mark.parametrize("what", ["", "reads values"])
-def test_a_model_that_the_meta_device_cannot_run_is_tried_on_the_cpu(what: str) -> None:
+def test_model_that_fails_on_meta_is_tried_on_the_cpu(what: str) -> None:
     assert make(model=Odd(what)).parameters == (650, 650)
 
 
@@ -464,7 +460,7 @@ def test_a_model_for_another_shape_is_refused_with_torchs_reason() -> None:
         make(model=Fixed())
 
 
-def test_planning_takes_no_memory_for_the_model_and_leaves_the_generator_alone() -> None:
+def test_planning_allocates_no_model_and_keeps_random_state() -> None:
     before = torch.random.get_rng_state()
     planned = make(model=MLP(hidden=(200_000, 200_000)))
     assert planned.parameters[0] == 64 * 200_000 + 200_000 + 200_000**2 + 200_000 + 200_000 * 10 + 10
@@ -483,7 +479,7 @@ def test_another_task_takes_any_output() -> None:
         make(model=Odd("head"), task=Classification())
 
 
-def test_weights_are_checked_for_a_new_run_and_not_for_a_resumed_one(tmp_path: Path) -> None:
+def test_weights_are_checked_for_new_runs_only(tmp_path: Path) -> None:
     model = Torchvision(name="squeezenet1_1", weights=str(tmp_path / "gone.pth"))
     experiment = Experiment(model=model, data=Blank(channels=3, side=64))
     with pytest.raises(UserError, match="no such weights file"):
@@ -528,7 +524,7 @@ class Viewing(Model):
         (Viewing(), "contiguous", "contiguous"),
     ],
 )
-def test_channels_last_is_taken_where_a_model_has_convolutions_and_can(model: Model, asked: str, taken: str) -> None:
+def test_channels_last_is_taken_for_convolutions_that_can(model: Model, asked: str, taken: str) -> None:
     assert make(model=model, memory_format=asked).experiment.memory_format == taken
 
 
@@ -555,7 +551,7 @@ def test_the_learning_rate_is_said_where_it_follows_the_batch(scaling: str, says
 
 
 @pytest.mark.parametrize("scaling", ["linear", "sqrt"])
-def test_a_learning_rate_that_follows_the_batch_needs_the_batch_it_was_chosen_for(scaling: str) -> None:
+def test_lr_scaling_needs_lr_batch_size(scaling: str) -> None:
     with pytest.raises(UserError, match=f"lr_scaling {scaling} needs lr_batch_size, .*; add --lr_batch_size N"):
         make(lr_scaling=scaling)
     with pytest.raises(UserError, match="lr_batch_size = 0 is out of range"):
@@ -596,7 +592,7 @@ def test_what_cannot_fit_on_the_smallest_gpu_is_refused(
     assert f"there are {gib * 1024:,} MiB, on the smallest GPU; use " in str(refused.value)
 
 
-def test_a_model_that_is_whole_on_a_gpu_before_it_is_sharded_must_fit_there() -> None:
+def test_unsharded_model_must_fit_on_a_gpu() -> None:
     found = replace(nodes(64, gpus=16), gpu_memory=lambda: 1 << 30)
     fields = {"model": MLP(hidden=(20_000, 20_000)), "batch_size": 64, "parallel": FSDP()}  # 0.4 GiB a worker
     with pytest.raises(UserError, match="the whole model, which FSDP has on each GPU before it is spread, needs 1,"):
@@ -604,7 +600,7 @@ def test_a_model_that_is_whole_on_a_gpu_before_it_is_sharded_must_fit_there() ->
 
 
 @pytest.mark.parametrize("model", [SimpleModel(), MLP(hidden=(12_000, 12_000))])
-def test_gpus_are_asked_for_their_memory_only_where_it_may_matter(model: Model) -> None:
+def test_gpu_memory_is_asked_only_where_it_matters(model: Model) -> None:
     asked = []
     found = replace(nodes(8, gpus=2), gpu_memory=lambda: asked.append(1))
     for gpus in (0.0, 1.0):

@@ -163,7 +163,7 @@ def test_a_file_that_is_as_the_runs_own_replaces_nothing(run: Path, capsys: Capt
         path.write_bytes(text)
 
 
-def test_a_run_says_that_it_goes_on_with_its_own_copies_of_edited_files(
+def test_edited_files_are_noted_and_the_copies_used(
     run: Path, project: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "parts.py").write_text(FIXED)
@@ -199,7 +199,7 @@ def test_a_reader_meanwhile_finds_the_old_code_or_the_new(
     assert texts(path) == new
 
 
-def test_source_files_in_any_encoding_replace_a_runs_code_as_they_are(other: Callable[[], Path], project: Path) -> None:
+def test_source_files_in_any_encoding_replace_a_runs_code(other: Callable[[], Path], project: Path) -> None:
     path = other()
     text = b"# coding: latin-1\n# \xe9\n" + FIXED.encode()
     (project / "parts" / "__init__.py").write_bytes(text)

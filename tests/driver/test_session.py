@@ -88,9 +88,7 @@ def test_what_listens_and_is_no_cluster(gcs: object, capsys: pytest.CaptureFixtu
         done.result(10)
 
 
-def test_the_session_of_a_run_is_below_a_folder_that_only_its_user_enters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_session_folder_is_private_to_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = os.getuid()
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 20)))  # the path of a socket has 107 characters

@@ -61,7 +61,7 @@ def test_a_folder_goes_with_its_session(tmp_path: Path) -> None:
     assert list((tmp_path / "parent").iterdir()) == []
 
 
-def test_the_folder_of_a_living_process_stays_and_that_of_a_killed_one_goes(
+def test_session_folders_of_dead_processes_are_removed(
     driver: tuple[subprocess.Popen[str], Path], tmp_path: Path
 ) -> None:
     process, folder = driver
@@ -73,7 +73,7 @@ def test_the_folder_of_a_living_process_stays_and_that_of_a_killed_one_goes(
 
 
 @pytest.mark.parametrize("how", ["open file", "working directory", "command line"])
-def test_a_folder_that_a_process_of_a_killed_session_uses_stays_until_it_ends(
+def test_session_folder_stays_while_a_process_uses_it(
     driver: tuple[subprocess.Popen[str], Path], tmp_path: Path, how: str
 ) -> None:
     process, folder = driver
@@ -152,7 +152,7 @@ def test_what_a_kill_left_half_removed_is_removed_later(
     assert not folder.exists()
 
 
-def test_commands_that_clean_up_at_once_do_not_disturb_each_other_or_the_living(tmp_path: Path) -> None:
+def test_concurrent_clean_ups_do_not_disturb_each_other(tmp_path: Path) -> None:
     dead = []
     for _ in range(4):
         process = subprocess.Popen([sys.executable, "-c", _DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)

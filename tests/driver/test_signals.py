@@ -69,9 +69,7 @@ def ended(process: subprocess.Popen[str], number: int, status: int) -> None:
 
 @pytest.mark.parametrize(("number", "status"), ENDS)
 @pytest.mark.parametrize("module", ["numpy", "tyro"])
-def test_a_signal_while_the_command_imports_ends_it_without_a_traceback(
-    tmp_path: Path, module: str, number: int, status: int
-) -> None:
+def test_signal_during_imports_gives_no_traceback(tmp_path: Path, module: str, number: int, status: int) -> None:
     (tmp_path / f"{module}.py").write_text(HANGS)  # the first import of the package, and one of the command line
     ended(train(tmp_path), number, status)
     assert not (tmp_path / "runs").exists()
@@ -85,7 +83,7 @@ def test_a_signal_while_the_command_imports_ends_it_without_a_traceback(
         ("import time", "print('there', flush=True)", "try: time.sleep(60)", "except BaseException: 1 / 0"),
     ],
 )
-def test_a_signal_while_an_experiment_is_read_ends_the_command_whatever_the_file_makes_of_it(
+def test_signal_while_an_experiment_is_read_ends_the_command(
     tmp_path: Path, lines: tuple[str, ...], number: int, status: int
 ) -> None:
     ended(train(tmp_path, experiment(tmp_path, *lines)), number, status)
@@ -111,7 +109,7 @@ class Slow(Digits):
     assert not list(tmp_path.glob("slow-*")) and not (tmp_path / "runs").exists()
 
 
-def test_a_second_signal_ends_a_command_whose_main_thread_hangs_in_a_library(tmp_path: Path) -> None:
+def test_second_signal_ends_a_hanging_main_thread(tmp_path: Path) -> None:
     process = started(tmp_path, "-c", STUCK)
     time.sleep(0.5)  # from the line that it printed into the library
     process.send_signal(signal.SIGINT)
@@ -133,7 +131,7 @@ def test_a_second_sighup_does_not_hurry_a_command(tmp_path: Path) -> None:
     ended(process, signal.SIGINT, 129)  # of the first signal
 
 
-def test_a_run_takes_a_second_sighup_for_the_first_and_a_second_sigint_for_an_end(tmp_path: Path) -> None:
+def test_second_sighup_is_ignored_and_second_sigint_ends(tmp_path: Path) -> None:
     with interrupts.Interrupts(tmp_path) as asked:
         asked.says, asked.saves = False, True
         for _ in range(2):
@@ -164,7 +162,7 @@ def test_a_signal_waits_for_what_must_not_be_broken_off() -> None:
      RuntimeError("Ray is half shut down"), SystemExit(1)],
     ids=lambda failure: type(failure).__name__,
 )  # fmt: skip
-def test_a_failure_after_a_signal_is_said_and_leaves_the_first_signals_status(
+def test_failure_after_a_signal_keeps_the_signals_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
     failure: BaseException, signals: tuple[int, ...], status: int,
 ) -> None:  # fmt: skip
@@ -184,9 +182,7 @@ def test_a_failure_after_a_signal_is_said_and_leaves_the_first_signals_status(
         assert said.startswith("error: ") and said.count("\n") == 1
 
 
-def test_a_failure_without_a_signal_keeps_its_status_after_a_command_with_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_keeps_its_status_after_a_signalled_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def train(name: str, arguments: list[str]) -> None:
         if arguments:
             os.kill(os.getpid(), signal.SIGINT)

@@ -84,9 +84,7 @@ def test_every_call_may_fail_and_nothing_committed_is_lost(
         COUNTS[kind] += 1
 
 
-def test_a_process_that_is_killed_for_real_leaves_what_the_simulated_one_does(
-    tmp_path: Path, calls: tuple[list[str], dict[str, bytes]]
-) -> None:
+def test_real_kill_leaves_what_a_simulated_one_does(tmp_path: Path, calls: tuple[list[str], dict[str, bytes]]) -> None:
     points = range(5, len(calls[0]), len(calls[0]) // 20)
     for at in points:
         path = tmp_path / str(at)

@@ -155,7 +155,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> int:
 
 
 @pytest.mark.parametrize(("name", "how"), DAMAGE, ids=lambda value: getattr(value, "__name__", value))
-def test_no_command_is_surprised_by_a_damaged_run_or_changes_what_is_good(
+def test_commands_survive_damaged_runs_and_change_nothing(
     name: str, how: Callable[[Path], None], half: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(half, tmp_path / "run"))
@@ -186,7 +186,7 @@ def test_there_are_at_least_a_hundred() -> None:
     assert len(DAMAGE) >= 100
 
 
-def test_a_second_command_that_resumes_a_run_is_refused_and_changes_nothing(
+def test_second_resume_is_refused_and_changes_nothing(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(half, tmp_path / "run"))

@@ -342,7 +342,7 @@ def test_it_is_refused_and_the_older_one_is_taken(
     assert Path("/etc/passwd").is_file()
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(trained: Path, tmp_path: Path) -> None:
+def test_run_of_damaged_checkpoints_is_refused_unchanged(trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     for path in (run / "checkpoints").iterdir():
         text(b"")(path)
@@ -377,7 +377,7 @@ def test_what_nobody_reads_does_no_harm(trained: Path, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_weights_that_fit_another_model_are_an_error_and_nothing_is_removed(trained: Path, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_an_error(trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     planted(MODEL, safetensors.torch.save({"other": torch.zeros(3)}))(run / "checkpoints" / BAD)
     with pytest.raises(RuntimeError, match=r"Missing key\(s\)"):

@@ -9,7 +9,7 @@ from harness.faults.runs import WAYS, play, undisturbed
 
 
 @pytest.mark.slow
-def test_a_run_whose_worker_is_killed_twice_goes_on_by_itself_and_is_the_undisturbed_one(tmp_path: Path) -> None:
+def test_run_with_two_killed_workers_is_bit_equal(tmp_path: Path) -> None:
     way = WAYS[0]
     story = play("worker killed", 0, tmp_path / "cut", 2, undisturbed(tmp_path, way))
     assert [fault.recovered and fault.equal for fault in story.faults] == [True, True]

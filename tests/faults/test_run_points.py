@@ -159,7 +159,7 @@ def test_a_resumed_run_survives_a_fault_at_each_write(
 
 
 @pytest.mark.parametrize("kind", ["kill", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ENOSPC", "EIO"))])
-def test_a_run_whose_code_is_replaced_survives_a_fault_at_each_write(
+def test_code_replacement_survives_a_fault_at_each_write(
     kind: str, every: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = int(order.samples(0, 0, 1438, np.array([15 * 64]))[0])  # which comes in step 16 first

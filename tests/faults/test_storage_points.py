@@ -153,9 +153,7 @@ def goes_on_elsewhere(url: str, folder: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["refused", "refused, half there"])
-def test_any_request_may_fail_and_the_next_checkpoint_makes_up_for_it(
-    s3: str, tmp_path: Path, quick: None, kind: str
-) -> None:
+def test_failed_request_is_made_up_by_the_next_checkpoint(s3: str, tmp_path: Path, quick: None, kind: str) -> None:
     """In each checkpoint another request is refused, until all have been."""
     url = f"{s3}/points/{len(kind)}"
     bucket, plain = Bucket(url), Storage(url)

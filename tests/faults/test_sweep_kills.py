@@ -64,7 +64,7 @@ def test_what_a_kill_leaves_half_done_is_made_whole(tmp_path: Path, whole: Whole
     assert load(record.folder(sweep, fresh) / "trial.json")["attempts"] == 1
 
 
-def test_a_kill_after_the_last_trial_s_end_leaves_nothing_to_be_done_but_the_end(tmp_path: Path, whole: Whole) -> None:
+def test_kill_after_the_last_trial_leaves_only_the_end_to_do(tmp_path: Path, whole: Whole) -> None:
     sweep = Path(shutil.copytree(whole[0], tmp_path / "cut"))
     loser = next(n for n in range(8) if not (record.folder(sweep, n) / "checkpoints").exists())
     (record.folder(sweep, loser) / "checkpoints" / "step_00000037").mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_signals_end_a_sweep_with_checkpoints_and_it_goes_on(tmp_path: Path, who
 
 
 @pytest.mark.slow
-def test_signals_before_a_trial_is_under_way_and_a_second_one_end_a_sweep_at_once(tmp_path: Path) -> None:
+def test_early_and_second_signals_end_a_sweep_at_once(tmp_path: Path) -> None:
     sweep = tmp_path / "cut"
     command = Command(sweep, str(EIGHT), "--out", str(tmp_path), "--name", "cut")
     time.sleep(1.0)  # raytrain is imported by then, and torch is not
@@ -136,7 +136,7 @@ def test_signals_before_a_trial_is_under_way_and_a_second_one_end_a_sweep_at_onc
 
 
 @pytest.mark.slow
-def test_trials_of_two_workers_go_on_bit_for_bit_after_lost_workers_lost_actors_and_a_signal(tmp_path: Path) -> None:
+def test_two_worker_trials_are_bit_equal_after_losses(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     command = Command(whole, str(TWO_WORKERS), "--out", str(tmp_path), "--name", "whole")
     assert command.end() == 0, "".join(command.errors)
@@ -195,7 +195,7 @@ for call in calls:
 """
 
 
-def test_a_kill_at_any_point_of_writing_a_record_leaves_the_one_before(tmp_path: Path) -> None:
+def test_kill_while_a_record_is_written_leaves_the_last_one(tmp_path: Path) -> None:
     said = subprocess.run(
         [sys.executable, "-c", _WRITES, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
     ).stdout.split("\n")

@@ -79,7 +79,7 @@ sweep = Sweep(
 """
 
 
-def test_two_trials_share_a_gpu_and_one_that_does_not_fit_is_an_answer(tmp_path: Path) -> None:
+def test_two_trials_share_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "half.py").write_text(SWEEP)
     command = [sys.executable, "-m", "raytrain.cli", "sweep", str(tmp_path / "half.py"), "--out", str(tmp_path)]
     done = subprocess.run([*command, "--name", "half"], capture_output=True, text=True, timeout=300)

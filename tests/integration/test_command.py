@@ -16,9 +16,7 @@ def files(run: Path) -> set[str]:
     return {str(path.relative_to(run)) for path in run.rglob("*") if not path.is_dir()}
 
 
-def test_a_training_whose_reader_has_gone_completes_and_leaves_files_for_people_alone(
-    tmp_path: Path, experiments: Path
-) -> None:
+def test_training_completes_after_a_broken_pipe(tmp_path: Path, experiments: Path) -> None:
     """As in `raytrain train ... | head`."""
     read, write = os.pipe()
     os.close(read)

@@ -60,7 +60,7 @@ def train(experiments: Path, *arguments: str) -> subprocess.Popen[str]:
     ("cpus", "workers", "each"),
     [((1,), "1", 0.5), pytest.param((2, 2), "4", 0.75, marks=pytest.mark.slow)],
 )
-def test_a_run_that_streams_ends_where_no_node_has_a_whole_cpu_left(
+def test_streaming_run_completes_without_a_whole_free_cpu(
     cpus: tuple[int, ...], workers: str, each: float, tmp_path: Path, experiments: Path
 ) -> None:
     with nodes(*cpus) as address:
@@ -71,9 +71,7 @@ def test_a_run_that_streams_ends_where_no_node_has_a_whole_cpu_left(
 
 
 @pytest.mark.slow
-def test_a_run_whose_cpus_another_job_takes_says_so_and_goes_on_once_they_are_free(
-    tmp_path: Path, experiments: Path
-) -> None:
+def test_run_says_that_another_job_holds_its_cpus(tmp_path: Path, experiments: Path) -> None:
     with nodes(2) as address:
         process = train(experiments, "--epochs", "4000", "--address", address, "--out", str(tmp_path), "--name", "run")
         metrics, notes = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "logs" / "notes.log"

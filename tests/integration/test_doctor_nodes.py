@@ -72,7 +72,7 @@ def test_every_node_is_asked_and_nothing_is_left_behind(address: str, tmp_path: 
     assert not list(tmp_path.rglob(".raytrain-doctor-*")) and not (tmp_path / "runs").exists()
 
 
-def test_a_port_where_no_cluster_is_said_in_a_line_within_15_seconds(tmp_path: Path) -> None:
+def test_port_without_a_cluster_is_one_line_within_15_seconds(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -82,7 +82,7 @@ def test_a_run_whose_rank_hangs_names_it_and_goes_on_bit_equal(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("cluster")
-def test_training_in_the_driver_that_hangs_raises_what_hangs_and_keeps_its_checkpoint(tmp_path: Path) -> None:
+def test_hanging_training_in_the_driver_raises(tmp_path: Path) -> None:
     _PASSES.clear()
     e = replace(BASE, task=HangsOnce(marker=str(tmp_path / "marker")), scaling=replace(BASE.scaling, workers=0))
     with pytest.raises(
@@ -114,7 +114,7 @@ experiment = Experiment(model=CNN(channels=(8,)), data=Digits(), task=Deaf(), ch
 
 
 @pytest.mark.slow
-def test_training_in_the_driver_that_no_signal_reaches_ends_with_one_line(tmp_path: Path) -> None:
+def test_training_in_the_driver_without_signals_ends(tmp_path: Path) -> None:
     (tmp_path / "deaf.py").write_text(DEAF)
     command = [sys.executable, "-m", "raytrain.cli", "train", str(tmp_path / "deaf.py"), "--out", str(tmp_path)]
     process = subprocess.Popen([*command, "--name", "run"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -25,9 +25,7 @@ ARGUMENTS = ["--epochs", "30", "--checkpoint.every_steps", "7", "--data.augment.
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_a_killed_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, experiments: Path, precision: str
-) -> None:
+def test_killed_and_resumed_run_is_bit_equal(tmp_path: Path, experiments: Path, precision: str) -> None:
     train = command("train", str(experiments / "digits.py"), *ARGUMENTS, "--precision", precision,
                     "--out", str(tmp_path))  # fmt: skip
     subprocess.run([*train, "--name", "whole"], check=True, capture_output=True, timeout=300)
@@ -48,7 +46,7 @@ def test_a_killed_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_after_a_checkpoint_and_leaves_nothing_behind(
+def test_signal_ends_the_run_after_a_checkpoint(
     tmp_path: Path, experiments: Path, number: signal.Signals, status: int
 ) -> None:
     process = subprocess.Popen(
@@ -75,9 +73,7 @@ def test_a_signal_ends_the_run_after_a_checkpoint_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("seconds", [0.05, pytest.param(0.4, marks=pytest.mark.slow)])
-def test_a_second_signal_ends_the_run_at_once_with_the_status_of_a_signal(
-    tmp_path: Path, experiments: Path, seconds: float
-) -> None:
+def test_second_signal_ends_the_run_at_once(tmp_path: Path, experiments: Path, seconds: float) -> None:
     """While the workers save, and while Ray shuts down."""
     process = subprocess.Popen(
         command("train", str(experiments / "digits.py"), "--epochs", "1000", "--out", str(tmp_path), "--name", "run"),
@@ -135,9 +131,7 @@ experiment = Experiment(model=CNN(), data=Slow())
     ("said", "seconds"),
     [("starting Ray", 0.5), pytest.param("reading the data", 6.0, marks=pytest.mark.slow)],
 )
-def test_a_signal_before_the_first_step_ends_the_run_without_a_traceback(
-    tmp_path: Path, said: str, seconds: float
-) -> None:
+def test_signal_before_the_first_step_gives_no_traceback(tmp_path: Path, said: str, seconds: float) -> None:
     (tmp_path / "slow.py").write_text(READS_SLOWLY)
     process = subprocess.Popen(
         command("train", str(tmp_path / "slow.py"), "--out", str(tmp_path), "--name", "run"),

@@ -95,7 +95,7 @@ def test_the_fast_trainer_gives_the_run_of_the_stock_one(tmp_path: Path, monkeyp
     assert_nothing_is_left()
 
 
-def test_the_stock_trainer_takes_over_where_a_private_name_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stock_trainer_replaces_a_missing_private_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.train.torch import TorchTrainer
     from ray.train.v2._internal.execution.controller import TrainController
 
@@ -116,7 +116,7 @@ def test_a_node_has_stock_processes_where_ray_is_another(monkeypatch: pytest.Mon
         assert Node.start_monitor is stock
 
 
-def test_an_error_of_a_rank_is_shown_with_its_rank_and_place_and_leaves_nothing(tmp_path: Path) -> None:
+def test_error_of_a_rank_is_shown_with_rank_and_place(tmp_path: Path) -> None:
     message = r"^rank 1: ValueError: the cable is loose \(.*test_launch.py:\d+\)$"
     with pytest.raises(RunFailed, match=message) as failure:
         raytrain.train(replace(BASE, model=Fragile()), out=str(tmp_path), name="run", quiet=True)
@@ -127,7 +127,7 @@ def test_an_error_of_a_rank_is_shown_with_its_rank_and_place_and_leaves_nothing(
     assert_nothing_is_left()
 
 
-def test_a_stop_ends_the_run_after_a_checkpoint_and_leaves_nothing(tmp_path: Path) -> None:
+def test_stop_ends_the_run_after_a_checkpoint(tmp_path: Path) -> None:
     stopping = threading.Thread(target=stop_when_it_trains, args=(tmp_path / "run",))
     stopping.start()
     with pytest.raises(Interrupted):
@@ -191,7 +191,7 @@ print("deferred", deferred)
         "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2",
     ],
 )
-def test_the_compiler_that_was_put_off_is_there_when_something_asks_for_it(access: str) -> None:
+def test_deferred_compiler_is_imported_on_use(access: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", COMPILER.format(access=access)],
         capture_output=True, text=True, timeout=120, check=False,

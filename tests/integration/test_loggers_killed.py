@@ -95,7 +95,7 @@ def test_logger_of_a_run_gets_each_row_once_through_five_kills(tmp_path: Path) -
     assert Run(run).summary["status"] == "completed" and same(run, lines)
 
 
-def test_logger_of_a_run_gets_each_row_once_though_a_worker_is_lost(tmp_path: Path) -> None:
+def test_logger_gets_each_row_once_after_a_lost_worker(tmp_path: Path) -> None:
     file, run, lines = tmp_path / "exp.py", tmp_path / "run", tmp_path / "lines"
     file.write_text(FILE.replace("Lines(FILE)", f"Lines({str(lines)!r})"))
     start = command("train", str(file), "--out", str(tmp_path), "--name", "run")

@@ -53,7 +53,7 @@ def done(*arguments: object, cwd: Path) -> str:
     return found.stdout
 
 
-def test_a_run_with_modules_of_its_own_goes_on_and_is_used_after_its_files_are_gone(tmp_path: Path) -> None:
+def test_run_with_modules_works_after_its_files_are_gone(tmp_path: Path) -> None:
     project = write(tmp_path / "project", PROJECT)
     flags = ("--data.mode", "streaming", "--scaling.workers", 2, "--epochs", 4, "--checkpoint.every_steps", 5)
     done("train", project / "exp.py", *flags, "--name", "whole", cwd=tmp_path)
@@ -73,7 +73,7 @@ def test_a_run_with_modules_of_its_own_goes_on_and_is_used_after_its_files_are_g
 
 
 @pytest.mark.slow
-def test_a_sweep_and_a_script_with_modules_of_their_own_are_used_after_their_files_are_gone(tmp_path: Path) -> None:
+def test_sweep_and_script_work_after_their_files_are_gone(tmp_path: Path) -> None:
     project = write(tmp_path / "project", {**PROJECT, "sweep.py": SWEEP, "script.py": SCRIPT})
     done("sweep", project / "sweep.py", "--name", "sweep", cwd=tmp_path)
     script = subprocess.run(

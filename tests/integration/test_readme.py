@@ -60,7 +60,7 @@ def refused(command: str, home: Path) -> str:
     return done.stderr
 
 
-def test_every_command_of_the_readme_is_run_here_or_with_the_jobs() -> None:
+def test_every_command_of_the_readme_is_tested() -> None:
     here = [Path(__file__), Path(__file__).with_name("test_submit.py")]
     run = re.findall(r'the\("(raytrain [^"]+)"\)', "".join(file.read_text() for file in here))
     for command in COMMANDS:
@@ -223,7 +223,7 @@ def test_clusters_files_are_begun_and_checked(home: Path) -> None:
     assert sh(checks["machines.yaml"], elsewhere, HOME=str(elsewhere)) == "machines.yaml: nothing is wrong\n"
 
 
-def test_what_is_sent_to_the_cloud_is_parsed_before_anything_is_sent(home: Path) -> None:
+def test_submitted_commands_are_parsed_before_they_are_sent(home: Path) -> None:
     submit = the("raytrain submit experiments/digits.py --address http://localhost:8265 --out /shared/runs --scaling")
     assert "http://localhost:1" in refused(submit.replace("8265", "1"), home)
     assert "unknown flag --scaling.worker;" in refused(submit.replace("8265", "1").replace("workers", "worker"), home)
@@ -235,7 +235,7 @@ def listens(port: int) -> bool:
     return False
 
 
-def test_a_model_and_a_task_of_ones_own_are_trained_on_workers_and_kept_with_the_run(home: Path) -> None:
+def test_own_model_and_task_are_trained_and_kept(home: Path) -> None:
     (home / "own.py").write_text(next(block for block in BLOCKS if "class AutoEncoder" in block))
     sh("raytrain train own.py --epochs 2 --scaling.workers 2 --model.width 8 --name own", home)
     summary = Run(home / "runs/own").summary

@@ -120,7 +120,7 @@ def status_of(url: str, token: str | None = None, method: str = "GET") -> int:
         return 0
 
 
-def test_without_a_token_dashboard_jobs_gcs_and_client_ports_let_nobody_in(cluster: Cluster) -> None:
+def test_ports_refuse_requests_without_a_token(cluster: Cluster) -> None:
     asked = {
         ("GET", f"{cluster.url}/api/version"),
         ("GET", f"{cluster.url}/api/jobs/"),
@@ -152,7 +152,7 @@ def test_without_a_token_dashboard_jobs_gcs_and_client_ports_let_nobody_in(clust
     assert [status_of(cluster.url + path) for path in opened] == [200, 200, 200]
 
 
-def test_an_address_with_a_wrong_token_is_a_line_within_15_seconds(cluster: Cluster, tmp_path: Path) -> None:
+def test_wrong_token_is_one_line_within_15_seconds(cluster: Cluster, tmp_path: Path) -> None:
     for arguments in (
         ("train", "experiments/digits.py", "--address", cluster.address, "--dry_run"),
         ("submit", "experiments/digits.py", "--address", cluster.url, "--out", tmp_path),
@@ -168,7 +168,7 @@ def test_an_address_with_a_wrong_token_is_a_line_within_15_seconds(cluster: Clus
 
 
 @pytest.mark.slow
-def test_jobs_train_are_refused_and_are_stopped_with_a_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+def test_jobs_train_are_refused_and_stop_with_a_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
     common = ("--address", cluster.url, "--out", tmp_path / "runs")
     done = cluster.readme(
         the("raytrain submit experiments/digits.py --address http://localhost:8265 --out /shared/runs --name"),

@@ -74,7 +74,7 @@ def nothing_left() -> None:
     assert not [name for name in alive if "Trial" in name or "Train" in name]
 
 
-def test_a_grid_s_trials_are_the_experiments_and_the_best_one_runs_again_bit_for_bit(tmp_path: Path) -> None:
+def test_grid_trials_and_best_json_are_bit_equal(tmp_path: Path) -> None:
     sweep = Sweep(BASE, (Grid("precision", ("fp32", "bf16")), Grid("batch_size", (32, 64, 128))), concurrent=2)
     found = run(sweep, tmp_path)
     answer = found.answer
@@ -171,9 +171,7 @@ BAD = '''
 
 
 @pytest.mark.slow
-def test_a_trial_that_goes_wrong_is_an_answer_and_the_others_are_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_trial_is_a_result_and_others_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "bad.py"
     file.write_text(textwrap.dedent(BAD).replace('os.environ["BAD_FOLDER"]', repr(str(tmp_path))))
     sweep, source = load(file)
@@ -203,7 +201,7 @@ def test_a_trial_that_goes_wrong_is_an_answer_and_the_others_are_trained(
 
 
 @pytest.mark.slow
-def test_asha_spares_at_least_half_and_finds_what_the_whole_sweep_finds(tmp_path: Path) -> None:
+def test_asha_saves_half_and_finds_the_best(tmp_path: Path) -> None:
     base = config.replace(BASE, "epochs", 9)
     whole = run(Sweep(base, (LR,), trials=16), tmp_path / "whole")
     spared = run(Sweep(base, (LR,), trials=16, scheduler=ASHA()), tmp_path / "spared")
@@ -247,9 +245,7 @@ def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
         assert own[:steps] == donor[:steps]
 
 
-def test_a_clone_s_first_validation_is_its_donor_s_and_with_its_values_it_goes_on_as_the_donor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pbt_clone_continues_as_its_donor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     from raytrain.driver import plan
@@ -326,7 +322,7 @@ def test_trials_of_two_workers_train_on_two_cpus(tmp_path: Path) -> None:
     nothing_left()
 
 
-def test_trials_of_one_and_of_two_workers_train_in_one_sweep_as_alone(tmp_path: Path) -> None:
+def test_trials_of_1_and_2_workers_train_as_alone(tmp_path: Path) -> None:
     base = dataclasses.replace(BASE, model=CNN(channels=(8,)), epochs=1)  # which the plan trains with channels last
     found = run(Sweep(base, (Grid("scaling.workers", (2, 1)),)), tmp_path)
     assert [t["status"] for t in found.trials] == ["completed"] * 2
@@ -353,9 +349,7 @@ class Heard(Logger):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_sweep_whose_trials_wait_for_room_says_so_ends_on_a_signal_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_that_waits_for_room_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
     from ray.util import placement_group, remove_placement_group
 

@@ -66,7 +66,7 @@ def dying(folder: Path, workers: int, modes: tuple[str, ...]) -> Path:
     return file
 
 
-def test_a_sweep_whose_trials_all_failed_ends_with_1_and_the_first_error(
+def test_sweep_of_failed_trials_exits_1_with_the_first_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = dying(tmp_path, 1, ("raises", "raises too"))
@@ -77,7 +77,7 @@ def test_a_sweep_whose_trials_all_failed_ends_with_1_and_the_first_error(
     assert [one["status"] for one in sweep_run.SweepRun(tmp_path / "sweep").trials] == ["failed"] * 2
 
 
-def test_a_budget_begins_with_the_first_trial_and_may_end_within_it(tmp_path: Path) -> None:
+def test_budget_begins_with_the_first_trial(tmp_path: Path) -> None:
     base = Experiment(model=MLP(hidden=(8,)), data=Digits(), epochs=100_000)
     sweep = Sweep(base, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=5.0, concurrent=1)
     long_ago = time.time() - 600  # as if Ray had taken ten minutes to start
@@ -118,7 +118,7 @@ class Deaths(threading.Thread):
 
 
 @pytest.mark.slow
-def test_the_groups_of_a_trial_whose_process_died_go_within_10_s_and_the_next_one_starts(tmp_path: Path) -> None:
+def test_placement_groups_of_a_dead_trial_go_within_10_s(tmp_path: Path) -> None:
     """A worker's os._exit, then SIGKILL of an actor (what the system's end for want of memory is), with two workers."""
     from ray.util import placement_group_table
 

@@ -97,7 +97,7 @@ def images(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_resident_and_streaming_give_the_same_batches_bit_for_bit_and_skip_the_same_samples(
+def test_resident_and_streaming_give_the_same_batches(
     tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "_HERE_SECONDS", 0.0)  # or so few images would never be Ray Data's work
@@ -125,7 +125,7 @@ def test_resident_and_streaming_give_the_same_batches_bit_for_bit_and_skip_the_s
 
 
 @pytest.mark.slow
-def test_a_resumed_run_stays_without_a_sample_that_can_be_read_again(tmp_path: Path) -> None:
+def test_resumed_run_keeps_skipping_a_repaired_sample(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
@@ -153,7 +153,7 @@ def test_a_resumed_run_stays_without_a_sample_that_can_be_read_again(tmp_path: P
         raytrain.resume(run, quiet=True, epochs=4)
 
 
-def test_a_run_from_python_says_what_came_of_it_and_can_be_repeated_bit_for_bit(tmp_path: Path) -> None:
+def test_run_from_python_repeats_bit_for_bit(tmp_path: Path) -> None:
     run = raytrain.train(BASE, out=str(tmp_path), name="first", quiet=True)
     assert run.summary["status"] == "completed" and run.summary["workers"] == 2
     assert run.summary["val_accuracy"] == max(run.metrics()["val_accuracy"].to_pylist()) > 0.9

@@ -46,9 +46,7 @@ def signalled(process: subprocess.Popen, times: int) -> float:
 
 
 @pytest.mark.slow
-def test_a_run_outlives_storage_that_hangs_ends_when_asked_and_goes_on_bit_for_bit(
-    s3: str, gate: Gate, tmp_path: Path
-) -> None:
+def test_run_survives_hanging_storage_bit_for_bit(s3: str, gate: Gate, tmp_path: Path) -> None:
     url, log = f"{s3}/hang/cut", tmp_path / "log"
     seen, kept = location.mirror(url), location.mirror(url, "workers")
     train = ["train", PACED, "--epochs", "20"]

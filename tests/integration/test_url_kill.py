@@ -20,9 +20,7 @@ ARGUMENTS = ["--epochs", "10", "--checkpoint.every_steps", "7", "--scaling.worke
 
 
 @pytest.mark.slow
-def test_a_killed_run_at_a_url_goes_on_from_storage_alone_bit_for_bit(
-    s3: str, tmp_path: Path, experiments: Path
-) -> None:
+def test_killed_run_at_a_url_resumes_bit_for_bit(s3: str, tmp_path: Path, experiments: Path) -> None:
     train = command("train", str(experiments / "digits.py"), *ARGUMENTS)
     subprocess.run([*train, "--out", str(tmp_path), "--name", "whole"], check=True, capture_output=True, timeout=300)
     url, out = f"{s3}/runs/cut", f"{s3}/runs"
@@ -43,7 +41,7 @@ def test_a_killed_run_at_a_url_goes_on_from_storage_alone_bit_for_bit(
     assert run.summary["status"] == "completed" and not (run.path / "logs" / "rank_0.json").exists()
 
 
-def test_the_rank_that_failed_is_named_and_its_record_came_over_storage(s3: str, tmp_path: Path) -> None:
+def test_failed_rank_is_named_over_storage(s3: str, tmp_path: Path) -> None:
     file = tmp_path / "fails.py"
     file.write_text(
         "from dataclasses import dataclass\nfrom raytrain import *\n\n"

@@ -38,7 +38,7 @@ def answer(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_run_goes_on_with_corrected_code_as_if_it_had_begun_with_it(tmp_path: Path) -> None:
+def test_corrected_code_resumes_bit_for_bit(tmp_path: Path) -> None:
     sample = int(order.samples(0, 0, 1438, np.array([(STEP - 1) * 64]))[0])
     broken = f"def grown(ids):\n    return 1.0 / ({sample} not in ids.tolist())\n"
     project = write(tmp_path / "project", {"exp.py": EXPERIMENT, "shapes.py": broken})

@@ -124,7 +124,7 @@ def test_a_host_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no Ray dashboard answers: " in fails(capsys, "status", "--address", "http://nobody.invalid:8265")
 
 
-def test_an_address_that_swallows_all_is_given_up_within_15_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_address_is_given_up_within_15_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as full:  # its queue is, and a connection to it waits
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -220,7 +220,7 @@ def test_another_patch_release_is_taken(head: Head, capsys: pytest.CaptureFixtur
     assert cli.run(["status", "--address", head.url]) == 0
 
 
-def test_without_a_token_with_a_wrong_one_and_with_one_that_cannot_be_one(
+def test_missing_wrong_and_malformed_tokens_are_refused(
     head: Head, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head.token = TOKEN
@@ -240,7 +240,7 @@ def test_without_a_token_with_a_wrong_one_and_with_one_that_cannot_be_one(
 
 
 @pytest.mark.parametrize("place", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "home"])
-def test_the_token_is_found_where_ray_looks_for_it_and_sent_only_where_it_is_asked_for(
+def test_token_is_rays_and_sent_only_on_request(
     head: Head, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     if place == "home":
@@ -313,7 +313,7 @@ def test_a_head_whose_agent_has_no_port_is_said_with_what_to_do(
     assert "the cluster refuses it: " in said and "no room for the package" in said
 
 
-def test_a_project_that_is_too_large_is_refused_with_its_largest_files(
+def test_too_large_project_names_its_largest_files(
     head: Head, working: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(project, "_LIMIT", 450_000)
@@ -326,7 +326,7 @@ def test_a_project_that_is_too_large_is_refused_with_its_largest_files(
     assert "the project has too many files, 4 or more" in fails(capsys, *arguments)
 
 
-def test_a_token_that_nobody_asks_for_is_neither_missed_nor_sent_by_ray_s_client(head: Head, working: Path) -> None:
+def test_rays_client_sends_no_token_unasked(head: Head, working: Path) -> None:
     """In a process of its own, since Ray reads RAY_AUTH_MODE once."""
     command = [sys.executable, "-m", "raytrain.cli", "submit", "mine/digits.py", "--out", "/x", "--address", head.url]
     for token in ({}, {"RAY_AUTH_TOKEN": TOKEN}):
@@ -375,7 +375,7 @@ def test_a_sweep_is_submitted_as_one(head: Head, working: Path) -> None:
     assert json.loads(body)["metadata"]["command"] == "raytrain sweep 'a sweep.py' --out /x --trials 2"
 
 
-def test_the_project_is_the_directory_that_one_is_in_unless_it_is_a_home(
+def test_project_is_the_working_directory_unless_a_home(
     working: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert project.project(Path("mine/digits.py"), "/x").experiment == "mine/digits.py"
@@ -392,9 +392,7 @@ def test_the_project_is_the_directory_that_one_is_in_unless_it_is_a_home(
     assert project.project(Path("runs/old/experiment.json"), "/x").folder == working / "runs/old"
 
 
-def test_a_job_has_the_modules_beside_its_experiment_and_those_that_a_run_keeps(
-    working: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_has_the_experiments_and_the_runs_modules(working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(working / "mine", PROJECT)
     monkeypatch.chdir(working / "mine")
     assert COPIED | {"exp.py"} <= set(project._sizes(project.project(Path("exp.py"), "/x").folder, ()))
@@ -525,7 +523,7 @@ def test_a_cluster_that_is_lost_is_no_success(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_the_job_running_where_nobody_can_be_asked(
+def test_signal_without_a_terminal_leaves_the_job_running(
     head: Head, working: Path, capsys: pytest.CaptureFixture[str], number: int, status: int
 ) -> None:
     def interrupt(send: Callable[[str], None]) -> None:
@@ -656,7 +654,7 @@ def test_a_job_that_is_not_there(head: Head, capsys: pytest.CaptureFixture[str],
     assert "no job '../version' there" in fails(capsys, command, "../version", "--address", head.url)
 
 
-def test_what_the_job_s_start_printed_is_shown_where_it_did_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_failed_job_start_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     log = report.Log()
     log.show("Runtime env is setting up.\nno space")
     log.close(job.Job("it", "FAILED", "raytrain train x.py", message="it failed"))

@@ -96,7 +96,7 @@ def test_impossible_settings_are_refused(cls: type[Model], wrong: dict[str, Any]
         cls(**wrong)
 
 
-def test_the_base_class_says_what_a_new_model_needs_and_is_else_a_no_op() -> None:
+def test_base_model_is_a_no_op_that_needs_build() -> None:
     module = nn.Linear(1, 1)
     with pytest.raises(NotImplementedError, match=r"Model needs a build\(sample, classes\)"):
         Model().build((1, 1, 1), 1)
@@ -116,9 +116,7 @@ def test_the_base_class_says_what_a_new_model_needs_and_is_else_a_no_op() -> Non
         *(("swin_t", "head", 768, True), ("maxvit_t", "classifier.5", 512, False)),
     ],
 )
-def test_the_head_is_replaced_and_freeze_leaves_it_alone_to_train(
-    name: str, head: str, features: int, bias: bool
-) -> None:
+def test_head_is_replaced_and_alone_trains_under_freeze(name: str, head: str, features: int, bias: bool) -> None:
     side = 299 if name == "inception_v3" else 224
     with torch.device("meta"), torch.no_grad():
         module = Torchvision(name=name).build((3, side, side), 7).eval()
@@ -142,7 +140,7 @@ def test_every_model_is_torchvisions_own_but_for_the_head() -> None:
             assert {n: p.shape for n, p in ours.state_dict().items()} == expected
 
 
-def test_pretrained_inception_gets_the_inputs_that_its_weights_expect(tmp_path: Path) -> None:
+def test_pretrained_inception_gets_its_expected_inputs(tmp_path: Path) -> None:
     with torch.device("meta"):
         for name in ("googlenet", "inception_v3"):
             assert not Torchvision(name=name).build((3, 299, 299), 2).transform_input
@@ -177,7 +175,7 @@ def save(state: dict[str, torch.Tensor], path: Path) -> str:
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize("prefix", ["", "module."])
 @pytest.mark.parametrize("freeze", [False, True])
-def test_a_file_of_another_number_of_classes_fills_the_backbone_alone(
+def test_weights_of_other_classes_fill_the_backbone_only(
     tmp_path: Path, pretrained: nn.Module, suffix: str, prefix: str, freeze: bool
 ) -> None:
     state = {f"{prefix}{name}": value for name, value in pretrained.state_dict().items()}
@@ -239,7 +237,7 @@ def test_names_in_torchvisions_older_files_are_understood(name: str) -> None:
         ("missing", "no such weights file"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_before_and_when_they_are_loaded(
+def test_misfit_weights_are_refused_in_plan_and_load(
     tmp_path: Path, pretrained: nn.Module, content: str, message: str
 ) -> None:
     file = tmp_path / ("w.safetensors" if content == "safetensors" else "w.pth")
@@ -262,7 +260,7 @@ def test_weights_that_do_not_fit_are_refused_before_and_when_they_are_loaded(
         assert caught.value.where == str(file) and "\n" not in str(caught.value)
 
 
-def test_cached_weights_that_are_not_there_are_a_note_and_a_random_start(
+def test_missing_cached_weights_are_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretrained: nn.Module
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))

@@ -44,7 +44,7 @@ def three_steps(build: Callable[[Parameters], torch.optim.Optimizer]) -> list[to
         (AdamW(lr=0.02, weight_decay=0.3), lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.3)),
     ],
 )
-def test_three_steps_equal_torchs_own_to_the_last_bits_of_its_fused_form(
+def test_optimizers_equal_torchs_for_three_steps(
     declared: Optimizer, own: Callable[[Parameters], torch.optim.Optimizer]
 ) -> None:
     ours, theirs = three_steps(declared.build), three_steps(own)
@@ -52,7 +52,7 @@ def test_three_steps_equal_torchs_own_to_the_last_bits_of_its_fused_form(
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-def test_momentum_works_where_a_parameter_s_first_gradient_comes_late() -> None:
+def test_momentum_starts_with_a_late_first_gradient() -> None:
     results = []
     for fused in (True, False):
         torch.manual_seed(0)
@@ -107,7 +107,7 @@ def test_every_setting_of_an_optimizer_changes_what_it_does() -> None:
         (lambda: Cosine(final=-0.1), "final = -0.1"),
     ],
 )
-def test_settings_that_torch_would_refuse_later_are_refused_at_once(build: Callable[[], object], message: str) -> None:
+def test_bad_settings_are_refused_at_once(build: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build()
 

@@ -146,9 +146,7 @@ class Odd(Model):
 
 
 @pytest.mark.parametrize("reduction", ["shared", "torch"])
-def test_a_model_whose_shards_use_other_layers_and_whose_buffers_count(
-    ranks: Ranks, tmp_path: Path, reduction: Any
-) -> None:
+def test_shards_may_use_other_layers_and_buffers(ranks: Ranks, tmp_path: Path, reduction: Any) -> None:
     e = replace(BASE, model=Odd(), parallel=Deterministic(reduction=reduction), optimizer=AdamW(lr=0.01))
     one = layout.newest(check(ranks, tmp_path, replace(e, memory_format="contiguous")) / "checkpoints")
     assert one is not None
@@ -175,9 +173,7 @@ def test_losses_and_metrics_that_float64_rounds(ranks: Ranks, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("reduction", ["auto", "torch"])
-def test_a_run_that_goes_on_with_other_numbers_of_workers_has_the_bits_of_one_that_was_not_cut(
-    ranks: Ranks, tmp_path: Path, reduction: Any
-) -> None:
+def test_resume_on_other_workers_keeps_the_bits(ranks: Ranks, tmp_path: Path, reduction: Any) -> None:
     e = replace(BASE, parallel=Deterministic(reduction=reduction), data=Few(augment=Augment(flip=0.5, mixup=0.4)))
     e = replace(e, checkpoint=Checkpoint(every_steps=2))
     whole, moved = ran(ranks, tmp_path / "whole", e, 2), new_run(tmp_path / "moved", e)
@@ -189,14 +185,14 @@ def test_a_run_that_goes_on_with_other_numbers_of_workers_has_the_bits_of_one_th
     assert bits(moved) == bits(whole)
 
 
-def test_losses_are_those_of_four_workers_without_it_but_for_rounding(ranks: Ranks, tmp_path: Path) -> None:
+def test_losses_are_close_to_four_ddp_workers(ranks: Ranks, tmp_path: Path) -> None:
     """With BatchNorm and dropout, too."""
     four = ran(ranks, tmp_path / "four", replace(BASE, parallel=DDP()), 4)
     one = ran(ranks, tmp_path / "one", BASE, 1)
     np.testing.assert_allclose(losses(one), losses(four), rtol=1e-4)
 
 
-def test_losses_are_those_of_any_number_of_workers_where_nothing_depends_on_it(ranks: Ranks, tmp_path: Path) -> None:
+def test_losses_are_close_to_any_ddp_workers(ranks: Ranks, tmp_path: Path) -> None:
     e = replace(BASE, model=CNN(channels=(8, 16)))
     without = ran(ranks, tmp_path / "without", replace(e, parallel=DDP()), 1)
     with_ = ran(ranks, tmp_path / "with", e, 1)

@@ -180,9 +180,7 @@ def synchronised_rank(
 
 
 @pytest.mark.parametrize("case", SHORT)
-def test_sync_batchnorm_is_batchnorm_over_the_real_samples_of_all_ranks(
-    ranks: Ranks, tmp_path: Path, case: str
-) -> None:
+def test_sync_batchnorm_normalises_over_all_real_samples(ranks: Ranks, tmp_path: Path, case: str) -> None:
     world, _, _, samples = SHORT[case]
     e = sized(case, DDP(reduction="torch", sync_batchnorm=True))
     run, indices = new_run(tmp_path / "run", e), few(samples)
@@ -197,7 +195,7 @@ def test_sync_batchnorm_is_batchnorm_over_the_real_samples_of_all_ranks(
             torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_sync_batchnorm_in_bf16_has_blank_passes_exchange_what_the_others_do(ranks: Ranks, tmp_path: Path) -> None:
+def test_sync_batchnorm_blank_passes_exchange_bf16(ranks: Ranks, tmp_path: Path) -> None:
     case = "three ranks, of which one has the last sample"
     world, _, _, samples = SHORT[case]
     e = replace(sized(case, DDP(reduction="torch", sync_batchnorm=True)), precision="bf16")

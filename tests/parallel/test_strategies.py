@@ -98,9 +98,7 @@ def test_each_goes_on_from_the_checkpoint_of_each_other(ranks: Ranks, tmp_path: 
 @pytest.mark.parametrize(
     "parallel", [BLOCKS, DDP(), Pipeline(), TensorParallel()], ids=["fsdp", "ddp", "pipe", "tensor"]
 )
-def test_ranks_with_more_and_with_fewer_micro_batches_stay_together(
-    ranks: Ranks, tmp_path: Path, parallel: Parallel
-) -> None:
+def test_ranks_with_uneven_micro_batches_stay_together(ranks: Ranks, tmp_path: Path, parallel: Parallel) -> None:
     indices = {split: index.take(np.arange(137)) for split, index in BASE.data.index().items()}  # 137 = 2 * 64 + 9
     found = {}
     for world, way in ((1, DDP()), (2, parallel)):
@@ -191,7 +189,7 @@ def convert_rank(rank: int, world: int) -> tuple[list[str], int, bool]:
     return before, sum(isinstance(part, nn.SyncBatchNorm) for part in module.modules()), same
 
 
-def test_synchronised_batch_normalisation_keeps_a_model_s_names_and_tensors(ranks: Ranks) -> None:
+def test_sync_batchnorm_keeps_names_and_tensors(ranks: Ranks) -> None:
     (names, layers, same), _ = ranks.run(2, convert_rank)
     assert layers == 2 and same and sum("running_mean" in name for name in names) == 2
 
@@ -208,7 +206,7 @@ def test_layers_are_split_where_the_largest_part_is_smallest() -> None:
         split(layers, 5)
 
 
-def test_a_residual_network_is_cut_between_its_blocks_and_computes_the_same() -> None:
+def test_resnet_is_cut_between_its_blocks() -> None:
     module = Torchvision("resnet18").build((3, 64, 64), 10)
     stages = cut(module, 4)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -225,7 +223,7 @@ def test_a_residual_network_is_cut_between_its_blocks_and_computes_the_same() ->
         cut(module, 40)
 
 
-def test_batch_norms_statistics_are_those_of_micro_batches_in_one_process(ranks: Ranks, tmp_path: Path) -> None:
+def test_batchnorm_statistics_equal_those_of_one_process(ranks: Ranks, tmp_path: Path) -> None:
     # All batches are whole: a short last one is filled up with copies, which BatchNorm sees.
     indices = {split: index.take(np.arange(5 * 64)) for split, index in BASE.data.index().items()}
     e = replace(BASE, model=CNN(channels=(8, 16), batch_norm=True), micro_batch_size=16)
@@ -291,7 +289,7 @@ def test_a_step_that_is_not_finite_is_left_out_on_all_ranks(
     [DDP(), DDP(reduction="torch"), BLOCKS, Pipeline()],
     ids=["shared", "ddp", "fsdp", "pipeline"],
 )
-def test_fp16_leaves_out_a_step_that_overflows_and_a_resume_has_the_same_scale(
+def test_fp16_overflow_skips_a_step_and_resume_keeps_the_scale(
     ranks: Ranks, tmp_path: Path, parallel: Parallel
 ) -> None:
     e = replace(BASE, model=MLP(hidden=(32,)), precision="fp16", micro_batch_size=None, clip_norm=None)
@@ -317,6 +315,6 @@ def steps(run: Path) -> list[dict]:
     return [{name: row[name] for name in ("step", "loss", "skipped")} for row in Run(run).metrics("step").to_pylist()]
 
 
-def test_a_sharded_strategy_alone_in_its_process_has_nobody_to_ask(tmp_path: Path) -> None:
+def test_sharded_strategy_works_alone_in_its_process(tmp_path: Path) -> None:
     e = replace(BASE, parallel=BLOCKS, precision="fp16", micro_batch_size=None, epochs=1)
     assert train_rank(0, 1, e, new_run(tmp_path / "run", e)) == "completed"

@@ -88,7 +88,7 @@ def no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-def test_the_table_and_the_closing_line_show_the_monitored_metric(tmp_path: Path) -> None:
+def test_table_and_closing_line_show_the_monitored_metric(tmp_path: Path) -> None:
     console, laid_out = pipe(), planned(replace(VALUE, task=Graded(), epochs=3))
     summary = {"monitor": "val_error", "val_accuracy": 0.9877, "val_error": 0.0123, "val_loss": 0.5}
     run = run_of(tmp_path, **summary, best_epoch=2, epochs=3, steps=69)
@@ -113,9 +113,7 @@ def test_the_table_and_the_closing_line_show_the_monitored_metric(tmp_path: Path
         ("completed", 69_000, "completed: epoch 3,000 of 3,000, best val_accuracy 0.5000 in epoch 1"),
     ],
 )
-def test_epoch_n_of_m_is_the_last_one_trained_of_those_the_experiment_asks_for(
-    tmp_path: Path, status: str, steps: int, said: str
-) -> None:
+def test_epoch_n_of_m_counts_trained_and_requested_epochs(tmp_path: Path, status: str, steps: int, said: str) -> None:
     laid_out, console = planned(replace(VALUE, epochs=3000)), pipe()
     best: dict[str, Any] = {"val_accuracy": 0.5, "best_epoch": 1} if steps >= 23 else {"best_epoch": None}
     early = {"stopped_early": True} if steps == 230 else {}
@@ -125,7 +123,7 @@ def test_epoch_n_of_m_is_the_last_one_trained_of_those_the_experiment_asks_for(
     assert f"\n{said}\n" in shown(console)
 
 
-def test_the_bar_counts_epochs_as_the_table_and_the_closing_line_do(tmp_path: Path) -> None:
+def test_bar_counts_epochs_as_the_table_does(tmp_path: Path) -> None:
     laid_out, console = planned(replace(VALUE, epochs=44)), terminal()
     console.planned(laid_out.lines())
     steps = [{"kind": "step", "step": step, "epoch": 7, "loss": 1.0, "lr": 0.1} for step in (139, 140)]

@@ -21,7 +21,7 @@ def terminal(width: int) -> Console:
     return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width, soft_wrap=True)
 
 
-def test_folded_lines_fit_and_only_a_word_that_has_no_room_stands_alone() -> None:
+def test_folded_lines_fit_and_long_words_stand_alone() -> None:
     draws = np.random.default_rng(0)
     for width, before in itertools.product((9, 20, 40, 80), ("", "    run  ", "学  ")):
         for count in (0, 1, 2, 7, 30):

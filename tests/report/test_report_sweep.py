@@ -155,7 +155,7 @@ def test_a_front_of_points_that_do_not_fit_its_modes(points: list[tuple], modes:
 # Importance
 
 
-def test_the_shares_of_an_additive_function_are_those_of_its_variance() -> None:
+def test_importance_of_an_additive_function_is_its_variance() -> None:
     """3 a + b with a, b from {-1, 1}, every pair equally often: nine tenths and one tenth of the variance."""
     a, b, unused = (np.tile(np.repeat([-1.0, 1.0], 2**i), 64 // 2**i) for i in range(3))
     found = importance([a.tolist(), ["xy"[int(x > 0)] for x in b], unused.tolist()], 3 * a + b)
@@ -166,7 +166,7 @@ def test_the_shares_of_an_additive_function_are_those_of_its_variance() -> None:
     assert shares[0] > chances[0] and shares[1] > chances[1]
 
 
-def test_an_axis_without_effect_explains_nothing_on_average_and_seldom_more_than_chance() -> None:
+def test_importance_of_an_axis_without_effect_is_chance() -> None:
     """The plain share of variance would be 4 / 29 = 14 % on average."""
     random = np.random.default_rng(5)
     shares, beyond = [], 0
@@ -179,7 +179,7 @@ def test_an_axis_without_effect_explains_nothing_on_average_and_seldom_more_than
     assert 1 <= beyond <= 14, "one in twenty of 120 is 6"
 
 
-def test_a_smooth_effect_of_a_logarithmic_axis_is_found_among_noise() -> None:
+def test_importance_finds_a_smooth_log_effect_in_noise() -> None:
     random = np.random.default_rng(6)
     lr, other = 10 ** random.uniform(-4, 0, 100), random.random(100)
     first, second = importance([lr.tolist(), other.tolist()], -((np.log10(lr) + 2) ** 2))
@@ -200,7 +200,7 @@ def test_nothing_is_claimed_from_too_little() -> None:
 # What is read of sweep.json
 
 
-def test_axes_have_the_shortest_name_that_is_theirs_alone_and_choices_their_order() -> None:
+def test_axes_have_the_shortest_unique_name() -> None:
     paths = ["optimizer.lr", "schedule.lr", "batch_size", "model.name"]
     results = Results.of(answer([trial(0, {"batch_size": 64, "new": True}, 0.5)], [{"path": path} for path in paths]))
     names = [axis.name for axis in results.axes]
@@ -214,7 +214,7 @@ def test_axes_have_the_shortest_name_that_is_theirs_alone_and_choices_their_orde
     assert axes[2].levels is None and axes[2].log and (axes[2].low, axes[2].high) == (1e-4, 0.5)
 
 
-def test_trials_are_ranked_with_running_ones_first_and_the_best_one_next() -> None:
+def test_trials_are_ranked_running_first_then_best() -> None:
     trials = [
         *(trial(0, {}, 0.5), trial(1, {}, 0.9), trial(2, {}), trial(3, {}, status="pending")),
         *(trial(4, {}, status="running"), trial(5, {}, 0.99, status="diverged"), trial(6, {}, 0.7, status="stopped")),
@@ -264,7 +264,7 @@ def test_the_live_table_is_never_larger_than_the_terminal(count: int, width: int
         assert lines[-1] == "stopping ..."
 
 
-def test_a_narrow_terminal_leaves_the_least_important_columns_out_and_the_final_table_says_which() -> None:
+def test_narrow_terminal_leaves_columns_out_and_says_which() -> None:
     console = terminal(width=64)
     sweep.Table(console).finish(RunInfo(Path("s"), str(Path("s"))), searched(4, fail=False))
     out = said(console).splitlines()
@@ -273,7 +273,7 @@ def test_a_narrow_terminal_leaves_the_least_important_columns_out_and_the_final_
     assert max(map(cell_len, out)) <= 64
 
 
-def test_the_live_table_comes_with_the_first_trials_and_goes_in_the_end() -> None:
+def test_live_table_comes_with_trials_and_goes_at_the_end() -> None:
     console = terminal()
     table = sweep.Table(console)
     table.planned([("trials", "3 of [b]all[/b]"), ("note", "a\x1b[2Jb")])
@@ -292,7 +292,7 @@ def test_the_live_table_comes_with_the_first_trials_and_goes_in_the_end() -> Non
     assert "trials  3 of [b]all[/b]\n    note  a?[2Jb\n" in said(console)
 
 
-def test_without_a_terminal_each_trial_that_ends_is_one_line_and_nothing_is_said_twice() -> None:
+def test_without_a_terminal_each_trial_is_one_line() -> None:
     console = log_file()
     table = sweep.Table(console)
     table.status("starting Ray")
@@ -403,7 +403,7 @@ BLUE, RED, GREY = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x8C, 0x8C, 0x8C)
 
 
 @pytest.mark.parametrize("count", [3, 40])
-def test_the_pictures_are_drawn_with_the_best_trial_in_its_colour(tmp_path: Path, count: int) -> None:
+def test_plots_show_the_best_trial_in_its_colour(tmp_path: Path, count: int) -> None:
     path = saved(tmp_path / "s", searched(count))
     written = write_plots(path, searched(count))
     names = [name for name in PLOTS if count == 40 or name != "importance.png"]  # of too few trials nothing is claimed
@@ -446,7 +446,7 @@ def test_without_accuracies_the_loss_is_drawn(tmp_path: Path) -> None:
     assert [file.name for file in write_plots(path, content)] == PLOTS
 
 
-def test_a_picture_that_two_trials_cannot_fill_is_left_out_and_an_old_one_removed(tmp_path: Path) -> None:
+def test_plot_that_two_trials_cannot_fill_is_left_out(tmp_path: Path) -> None:
     content = searched(4, fail=False)
     path = saved(tmp_path / "s", content)
     assert len(write_plots(path, content)) == 3

@@ -79,7 +79,7 @@ FILL_AND_WAIT += "def fill(folder): (folder / 'experiment.py').touch(); print('f
 FILL_AND_WAIT += "begin(sys.argv[1], 'mine', 'x', fill)"
 
 
-def test_a_command_killed_while_a_run_begins_leaves_its_name_free(tmp_path: Path) -> None:
+def test_command_killed_at_the_start_leaves_the_name_free(tmp_path: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", FILL_AND_WAIT, tmp_path], stdout=subprocess.PIPE, text=True)
     assert killed.stdout is not None and killed.stdout.readline() == "filling\n"
     killed.kill()
@@ -109,7 +109,7 @@ def test_a_run_that_cannot_be_filled_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["metrics.jsonl", "checkpoints"])
-def test_a_run_that_holds_a_row_or_a_checkpoint_is_never_discarded(tmp_path: Path, what: str) -> None:
+def test_run_with_a_row_or_checkpoint_is_never_discarded(tmp_path: Path, what: str) -> None:
     for name in ("empty", "full"):
         (tmp_path / name).mkdir()
     (tmp_path / "full" / what).touch()
@@ -123,7 +123,7 @@ def test_a_name_is_the_name_of_one_folder(tmp_path: Path, name: str) -> None:
         check_writable(tmp_path, name)
 
 
-def test_places_that_cannot_hold_runs_are_refused_and_nothing_is_made(tmp_path: Path) -> None:
+def test_places_that_cannot_hold_runs_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     for out, message in (
@@ -150,7 +150,7 @@ def test_a_folder_without_an_experiment_is_no_run(tmp_path: Path) -> None:
             Run(path)
 
 
-def test_a_run_gives_its_experiment_and_the_model_with_the_best_or_last_weights(run: Run) -> None:
+def test_run_gives_experiment_and_best_or_last_model(run: Run) -> None:
     assert run.experiment == VALUE and run.summary == {"status": "unfinished"}
     for which, step in (("best", 2), ("last", 3)):
         torch.manual_seed(step)
@@ -243,9 +243,7 @@ def test_a_log_that_lost_rows_is_not_filled_with_zeros(tmp_path: Path) -> None:
     log.close()
 
 
-def test_rows_that_a_full_disk_refuses_are_kept_and_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_refused_by_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, pwrite, lines = tmp_path / "m.jsonl", os.pwrite, [json.dumps(row).encode() + b"\n" for row in ROWS]
     log = MetricsLog(file, 0)
     log.write(ROWS[:1])
@@ -269,9 +267,7 @@ def test_rows_that_a_full_disk_refuses_are_kept_and_written_later(
     assert file.read_bytes() == b"".join(lines) and log.size == len(b"".join(lines))
 
 
-def test_rows_that_the_disk_lost_after_it_took_them_are_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_lost_by_the_disk_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "m.jsonl"
     log = MetricsLog(file, 0)
     log.write(ROWS[:2])
@@ -400,9 +396,7 @@ HOLD += "lock = Lock(Path(sys.argv[1]), wait=0); print('held', flush=True); time
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_second_process_is_kept_out_until_the_first_has_ended_however_that_was(
-    tmp_path: Path, how: signal.Signals
-) -> None:
+def test_lock_is_held_until_the_first_process_ends(tmp_path: Path, how: signal.Signals) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
     begin = time.monotonic()

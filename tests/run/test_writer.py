@@ -69,7 +69,7 @@ def test_training_waits_until_the_checkpoint_is_committed(
     assert layout.newest(keeper.run / "checkpoints") is not None
 
 
-def test_slow_storage_holds_training_up_for_a_share_of_its_time_and_not_for_long(
+def test_slow_storage_delays_training_by_a_bounded_share(
     keeper: CheckpointWriter, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[float] = []

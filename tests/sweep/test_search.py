@@ -76,7 +76,7 @@ def test_uniform_quantiles_give_the_axis_distribution() -> None:
     assert low == 600  # log2(8) of log2(64)
 
 
-def test_grid_axes_are_crossed_and_each_combination_is_as_frequent() -> None:
+def test_grid_axes_are_crossed_with_equal_frequency() -> None:
     axes = (Grid("precision", ("fp32", "bf16")), Choice("epochs", (1, 2)), Grid("batch_size", (64, 128, 256)))
     seen = [crossed(axes, number) for number in range(12)]
     assert seen[0] == {"precision": "fp32", "batch_size": 64} and seen[1] == {"precision": "fp32", "batch_size": 128}
@@ -84,7 +84,7 @@ def test_grid_axes_are_crossed_and_each_combination_is_as_frequent() -> None:
     assert len(combinations(axes)) == 12 and combinations(()) == [{}] == [crossed((LR,), 5)]
 
 
-def test_a_trial_of_random_search_is_a_function_of_the_seed_and_its_number() -> None:
+def test_random_trial_is_a_function_of_seed_and_number() -> None:
     axes = (LR, Choice("epochs", (1, 2, 3)), Grid("precision", ("fp32", "bf16")))
     one, other = RandomSearch().start(axes, (), 3), RandomSearch().start(axes, (), 3)
     forth = [one.propose(n, crossed(axes, n)) for n in range(50)]
@@ -171,7 +171,7 @@ class Graded(Classification):
     directions = {"error": "min"}  # noqa: RUF012
 
 
-def test_an_objective_of_a_sweep_follows_the_task_s_declared_direction() -> None:
+def test_objective_follows_the_declared_direction() -> None:
     sweep = Sweep(replace(BASE, task=Graded()), (Grid("batch_size", (32, 64)),), objective=("val_error", "seconds"))
     goal = sweep.objectives[0]
     assert (goal.mode, goal.every_epoch) == ("min", True) and goal.better(0.1, 0.2)
@@ -278,7 +278,7 @@ def test_an_axis_without_values_is_refused(axis) -> None:
         axis()
 
 
-def test_a_space_without_a_single_experiment_is_seen_before_anything_starts() -> None:
+def test_empty_space_is_refused_before_anything_starts() -> None:
     odd = Grid("batch_size", (63, 65))
     sweep = Sweep(Experiment(MLP(), Digits()), (odd, Grid("scaling.workers", (1, 2))))
     assert impossible(sweep) is None  # one worker takes them
@@ -296,7 +296,7 @@ def test_no_trial_beats_the_best_one_in_all_objectives() -> None:
     assert Trials.ranked(ranking, records) == [2, 0, 3, 1]
 
 
-def test_the_history_of_a_trial_follows_its_donors_back_to_the_start(tmp_path: Path) -> None:
+def test_history_of_a_trial_follows_its_donors(tmp_path: Path) -> None:
     def keep(number: int, first: float, *taken: tuple[int, int, float]) -> None:
         folder = record.folder(tmp_path, number)
         folder.mkdir(parents=True)
@@ -312,9 +312,7 @@ def test_the_history_of_a_trial_follows_its_donors_back_to_the_start(tmp_path: P
     assert record.history(tmp_path, 1) == [{"epoch": 0, "trial": 1, "values": {"optimizer.lr": 0.4}}]
 
 
-def test_a_best_json_with_a_history_says_that_it_repeats_no_trial(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_json_with_a_history_repeats_no_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     value = Experiment(model=CNN(), data=Digits())
     steps = [(0, 1, 0.4), (4, 0, 0.05)]
     history = [{"epoch": e, "trial": n, "values": {"optimizer.lr": lr}} for e, n, lr in steps]

@@ -54,7 +54,7 @@ def planned(out: Path, resources: Resources, *axes: Axis, scaling: Scaling | Non
         (nodes(64), Scaling(cpus_per_worker=1), (LR,), "resident", 4, 1.0),
     ],
 )
-def test_cpus_are_shared_out_by_node_among_the_trials_that_run_at_once(
+def test_cpus_are_divided_by_node_among_concurrent_trials(
     tmp_path: Path,
     resources: Resources,
     scaling: Scaling,
@@ -69,7 +69,7 @@ def test_cpus_are_shared_out_by_node_among_the_trials_that_run_at_once(
 
 
 @pytest.mark.parametrize("objective", ["samples_per_second", ("val_loss", "peak_memory_bytes"), "seconds"])
-def test_trials_whose_speed_is_the_objective_are_alone_unless_asked_for(tmp_path: Path, objective: object) -> None:
+def test_trials_with_a_speed_objective_run_alone(tmp_path: Path, objective: object) -> None:
     alone = planned(tmp_path, nodes(8), LR, objective=objective)
     assert alone.concurrent == 1 and "each trial is measured alone" in dict(alone.lines(""))["at once"]
     together = planned(tmp_path, nodes(8), LR, objective=objective, concurrent=3)
@@ -78,7 +78,7 @@ def test_trials_whose_speed_is_the_objective_are_alone_unless_asked_for(tmp_path
 
 
 @pytest.mark.parametrize("scheduler", [PBT(), HyperBand()])
-def test_trials_that_take_turns_are_held_back_by_what_they_reserve(tmp_path: Path, scheduler: PBT | HyperBand) -> None:
+def test_trials_that_take_turns_wait_for_their_reservation(tmp_path: Path, scheduler: PBT | HyperBand) -> None:
     small = Scaling(workers=2, cpus_per_worker=0.5)
     found = planned(
         tmp_path,
@@ -148,7 +148,7 @@ def test_all_trials_of_a_sweep_have_room_in_any_order(tmp_path: Path) -> None:
         ((Grid("scaling.workers", (1, "1:2")), LR), Scaling(), "the number of workers of a trial is fixed"),
     ],
 )
-def test_a_trial_that_can_never_start_is_refused_with_its_axis_value(
+def test_impossible_trial_is_refused_with_its_axis_value(
     tmp_path: Path, axes: tuple[Axis, ...], scaling: Scaling, says: str
 ) -> None:
     trials = None if all(isinstance(axis, Grid) for axis in axes) else 2
@@ -156,14 +156,14 @@ def test_a_trial_that_can_never_start_is_refused_with_its_axis_value(
         planned(tmp_path, nodes(2), *axes, scaling=scaling, trials=trials)
 
 
-def test_more_trials_at_once_than_the_widest_leaves_room_for_are_refused(tmp_path: Path) -> None:
+def test_too_many_concurrent_trials_are_refused(tmp_path: Path) -> None:
     assert planned(tmp_path, nodes(4), WORKERS, LR, concurrent=2).concurrent == 2
     with pytest.raises(UserError, match="3 trials at once do not fit, 2 do"):
         planned(tmp_path, nodes(4), WORKERS, LR, concurrent=3)
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_a_sweep_with_a_trial_that_can_never_start_is_one_line_and_leaves_nothing(
+def test_sweep_with_an_impossible_trial_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, no_runs: Path
 ) -> None:
     file = tmp_path / "wide.py"

@@ -23,7 +23,7 @@ def test_sums_over_uneven_batches_are_exact() -> None:
         assert float(total["value"]) == float(halves.sum())
 
 
-def test_integers_are_int64_and_floats_are_float64_whatever_came_in() -> None:
+def test_totals_are_int64_and_float64() -> None:
     sums = Sums()
     for _ in range(3):
         sums.add(
@@ -76,7 +76,7 @@ def test_sums_carry_no_graph_and_leave_what_was_added_alone() -> None:
     assert kept.item() == 2, "the caller's tensor is not the total"
 
 
-def test_without_a_process_group_the_totals_are_this_process_s_own() -> None:
+def test_totals_without_a_process_group_are_local() -> None:
     assert Sums().reduce(CPU) == {}
     sums = Sums()
     sums.add({"x": torch.tensor([1, 2])})

@@ -180,7 +180,7 @@ def test_the_direction_of_a_metric_is_declared_and_inherited() -> None:
         (Autoencoder(monitor="mae"), r'write `directions = {"mae": "min"}` into .*, and monitor val_mae'),
     ],
 )
-def test_a_monitor_without_a_declared_direction_is_refused_with_what_to_write(task: Task, message: str) -> None:
+def test_monitor_without_a_direction_is_refused(task: Task, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         task.check_monitor()
     assert caught.value.what == f"no direction is declared for task.monitor {task.monitor!r}"

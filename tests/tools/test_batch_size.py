@@ -109,7 +109,7 @@ def test_doubling_and_bisection_find_the_last_divisor_that_fits(part: int) -> No
         assert sum(size > limit for size in tried) <= 1 + np.log2(len(divisors)), "each costs a process"
 
 
-def test_a_size_that_fails_for_another_reason_ends_the_doubling_only_above_a_good_one() -> None:
+def test_other_failures_end_the_doubling_above_a_good_size() -> None:
     tried: list[int] = []
     batch_norm = doubling([1, 2, 3, 4, 6, 8, 12], said(lambda size: "fits" if 2 <= size < 12 else "fails", tried))
     assert tried == [1, 2, 4, 8, 12] and Found("fp32", batch_norm).largest == Trial(8, 1, "fits")
@@ -118,7 +118,7 @@ def test_a_size_that_fails_for_another_reason_ends_the_doubling_only_above_a_goo
     assert outcomes(below) == {1: "fails", 2: "fails", 4: "full"} and Found("fp32", below).largest is None
 
 
-def test_micro_batches_divide_a_workers_part_and_suit_the_experiment() -> None:
+def test_micro_batches_divide_a_workers_part() -> None:
     assert sizes(replace(VALUE, batch_size=60)) == [1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60]
     assert sizes(replace(VALUE, batch_size=60, scaling=Scaling(workers=4))) == [1, 3, 5, 15]
     assert sizes(replace(VALUE, batch_size=60, scaling=Scaling(workers=2), parallel=Deterministic())) == [1, 3, 5, 15]
@@ -126,7 +126,7 @@ def test_micro_batches_divide_a_workers_part_and_suit_the_experiment() -> None:
     assert sizes(mixed) == [2, 4, 6, 10, 12, 20, 30, 60]
 
 
-def test_a_less_exact_precision_is_suggested_only_where_it_is_clearly_faster() -> None:
+def test_less_exact_precision_must_be_clearly_faster() -> None:
     def found(name: str, rate: float) -> Found:
         slower = Trial(4, 16, "fits", 1, rate / 2)
         return Found(name, (slower, Trial(8, 8, "fits", 1, rate), replace(slower, micro_batch=16)))
@@ -186,7 +186,7 @@ def test_where_nothing_fits_the_command_says_so(capsys: Capture, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_says_that_its_size_does_not_fit(capsys: Capture, tmp_path: Path) -> None:
+def test_killed_process_means_that_its_size_does_not_fit(capsys: Capture, tmp_path: Path) -> None:
     kills = "if len(images) > 8: os.kill(os.getpid(), signal.SIGKILL)"
     _, file = own(tmp_path, act=kills, norm="nn.BatchNorm1d(16),")
     flags = ("--data.side", "8", "--micro-batch-size=2", "--precisions", "fp32", "bf16", "--optimizer.lr", "0.1")

@@ -45,9 +45,7 @@ def logits(run: Run, split: str, which: str = "best") -> tuple[torch.Tensor, tor
 
 @pytest.mark.parametrize(("split", "count"), [("val", 359), ("train", 1438)])
 @pytest.mark.parametrize("which", ["best", "last"])
-def test_evaluate_counts_every_sample_once_and_equals_torchmetrics(
-    finished: Run, capsys: Capture, split: str, count: int, which: str
-) -> None:
+def test_evaluate_equals_torchmetrics(finished: Run, capsys: Capture, split: str, count: int, which: str) -> None:
     said = succeeds(capsys, "evaluate", finished.path, "--split", split, "--checkpoint", which, "--json")
     result, (outputs, labels) = json.loads(said), logits(finished, split, which)
     assert result["count"] == count == len(labels) == np.sum(result["confusion"])
@@ -137,7 +135,7 @@ def test_evaluate_on_another_root_wants_the_same_classes(tmp_path: Path, capsys:
     assert "val lacks b and train lacks c" in fails(capsys, "evaluate", run.path, "--data.root", wrong)
 
 
-def test_evaluate_leaves_out_or_names_an_image_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> None:
+def test_evaluate_skips_or_names_unreadable_images(tmp_path: Path, capsys: Capture) -> None:
     for name, policy in (("one", "skip"), ("two", "error")):
         (tmp_path / name).mkdir()
         run = folders(tmp_path / name, on_bad_sample=policy)
@@ -154,9 +152,7 @@ def test_evaluate_leaves_out_or_names_an_image_that_cannot_be_read(tmp_path: Pat
 # predict
 
 
-def test_predict_gives_each_image_the_class_that_the_model_gives_it(
-    finished: Run, capsys: Capture, digit_files: Path
-) -> None:
+def test_predict_gives_each_image_the_models_class(finished: Run, capsys: Capture, digit_files: Path) -> None:
     outputs = logits(finished, "val")[0][:12].softmax(dim=1)
     lines = succeeds(capsys, "predict", finished.path, digit_files).splitlines()
     assert len(lines) == 12 and [Path(line.split()[0]).stem for line in lines] == [f"{n:02}" for n in range(12)]

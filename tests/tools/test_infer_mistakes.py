@@ -48,9 +48,7 @@ def test_mistakes_of_predict(finished: Run, capsys: Capture, digit_files: Path, 
     assert "this run's task is Task" in fails(capsys, "predict", other.path, digit_files)
 
 
-def test_hidden_files_are_no_images_and_names_that_are_no_text_are_refused(
-    finished: Run, capsys: Capture, digit_files: Path
-) -> None:
+def test_hidden_files_and_names_that_are_not_text(finished: Run, capsys: Capture, digit_files: Path) -> None:
     (digit_files / ".hidden").mkdir()
     for name in ("._00.png", ".hidden/x.png"):
         (digit_files / name).write_bytes(b"no image")
@@ -104,9 +102,7 @@ class Branching(Model):
         return Net()
 
 
-def test_a_model_that_cannot_be_traced_is_refused_as_pt2_and_written_as_weights(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_untraceable_model_exports_as_weights_only(tmp_path: Path, capsys: Capture) -> None:
     run = make_run(tmp_path / "run", Experiment(model=Branching(), data=Digits()), steps=2)
     said = fails(capsys, "export", run.path, tmp_path / "model.pt2")
     assert "torch.export cannot trace the model: " in said and "in Branching; correct what it names" in said
@@ -161,7 +157,7 @@ def test_mistakes_of_resume(copied: Run, capsys: Capture) -> None:
     assert {path.name for path in changed} <= {"environment.json", "lock"}
 
 
-def test_threads_are_shared_out_anew_for_other_workers_but_in_a_deterministic_run(copied: Run, capsys: Capture) -> None:
+def test_threads_follow_the_workers_unless_deterministic(copied: Run, capsys: Capture) -> None:
     file = copied.path / "experiment.json"
     kept = json.loads(file.read_text())
     kept["scaling"] |= {"workers": 1, "threads_per_worker": 17}

@@ -49,13 +49,13 @@ def noisy(count: int) -> np.ndarray:
     return 0.01 * np.random.default_rng(0).standard_normal(count)
 
 
-def test_the_learning_rate_rises_by_the_same_factor_in_every_step() -> None:
+def test_learning_rate_rises_by_one_factor() -> None:
     rising = Rising(50, 1e-5, 2.0)
     found = [rising.factor(step, 7, 1) for step in range(50)]
     np.testing.assert_allclose(found, np.geomspace(1e-5, 2.0, 50), rtol=1e-12)
 
 
-def test_smoothing_is_the_mean_with_weights_that_fall_by_a_tenth_a_step() -> None:
+def test_smoothing_is_an_exponential_mean() -> None:
     losses, smoothed = np.random.default_rng(1).random(40), Smoothed()
     for number in range(1, 41):
         expected = np.average(losses[:number], weights=0.9 ** np.arange(number)[::-1])
@@ -71,7 +71,7 @@ def test_the_suggestion_is_where_the_smoothed_loss_falls_fastest() -> None:
     assert found.tenth == found.lr[found.lowest] / 10
 
 
-def test_a_recovery_from_a_too_high_learning_rate_is_no_descent_to_choose() -> None:
+def test_recovery_from_a_divergence_is_not_chosen() -> None:
     gentle, spike, recovery = np.linspace(2.3, 1.3, 30), np.full(5, 9.0), np.linspace(4.0, 0.5, 15)
     found = curve(np.concatenate([2.3 + noisy(30), gentle, spike, recovery]))
     assert found.lowest == 59
@@ -111,7 +111,7 @@ def test_the_test_ends_at_four_times_the_best_loss(smoothed: list[float], ends: 
     assert diverged(smoothed, 100) == ends
 
 
-def test_one_worker_trains_as_all_would_and_a_diverging_loss_is_no_error(tmp_path: Path) -> None:
+def test_one_worker_trains_as_all_and_may_diverge(tmp_path: Path) -> None:
     before = set(Path(tempfile.gettempdir()).glob("raytrain-lr-*"))
     one = Experiment(model=CNN(channels=(8,)), data=Digits(), optimizer=SGD(lr=0.05, momentum=0.9))
     many = Experiment(
@@ -145,9 +145,7 @@ def test_the_command_suggests_plots_and_leaves_a_run_as_it_is(finished: Run, cap
     assert before == {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
 
 
-def test_a_plot_is_kept_in_a_run_and_never_in_the_working_directory(
-    copied: Run, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plot_is_kept_in_the_run(copied: Run, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     before = {path.name for path in copied.path.iterdir()}
@@ -253,9 +251,7 @@ def test_it_begins_with_the_weights_that_training_begins_with() -> None:
     np.testing.assert_allclose(found.loss, math.log(10), rtol=1e-6)
 
 
-def test_the_suggestion_is_what_to_type_where_the_learning_rate_follows_the_batch(
-    capsys: Capture, tmp_path: Path
-) -> None:
+def test_suggestion_undoes_lr_scaling(capsys: Capture, tmp_path: Path) -> None:
     """The test itself, whose steps have the same batch, is the same."""
     flags, out = ("--steps", "60", "--batch_size", "128"), tmp_path / "lr.png"
     plain = succeeds(capsys, "lr", DIGITS, *flags, "--out", out)

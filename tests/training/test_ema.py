@@ -74,7 +74,7 @@ def unsaved_rank(rank: int, world: int, e: Experiment, run: Path) -> str:
         return train_rank(rank, world, e, run)
 
 
-def test_a_validation_leaves_no_averages_behind_where_weights_stay_gathered(ranks: Ranks, tmp_path: Path) -> None:
+def test_validation_restores_weights_that_stay_gathered(ranks: Ranks, tmp_path: Path) -> None:
     parallel, world = WAYS["fsdp, weights stay gathered"]
     e = on_workers(replace(E, parallel=parallel), world)
     runs = [new_run(tmp_path / name, e) for name in ("averaged", "plain")]

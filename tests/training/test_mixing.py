@@ -91,7 +91,7 @@ class Noting(Classification):
         return super().loss(model, batch)
 
 
-def test_dropout_draws_the_same_numbers_with_and_without_augmentation(ranks: Ranks, tmp_path: Path) -> None:
+def test_dropout_is_independent_of_augmentation(ranks: Ranks, tmp_path: Path) -> None:
     found = {}
     for name, augment in (("with", EVERYTHING), ("without", Augment())):
         task = Noting(file=str(tmp_path / f"{name}.txt"))

@@ -35,9 +35,7 @@ def no_user_code() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "strategy"), [("run", DDP), ("exact", Deterministic), ("own", Deterministic)])
-def test_an_old_run_resumes_with_the_losses_that_the_old_code_computed(
-    tmp_path: Path, name: str, strategy: type[Parallel]
-) -> None:
+def test_old_run_resumes_with_the_old_losses(tmp_path: Path, name: str, strategy: type[Parallel]) -> None:
     run = shutil.copytree(OLD / name, tmp_path / name)
     experiment = Run(run).experiment
     assert type(experiment.parallel) is strategy
@@ -62,7 +60,7 @@ def test_an_old_run_takes_corrected_code(tmp_path: Path) -> None:
     assert value == dataclasses.replace(defined, scaling=value.scaling) and type(value.parallel) is Deterministic
 
 
-def test_an_old_experiment_repeats_with_the_losses_that_the_old_code_computed(tmp_path: Path) -> None:
+def test_old_experiment_repeats_the_old_losses(tmp_path: Path) -> None:
     saved = shutil.copytree(OLD / "own", tmp_path / "own")
     value, code = load(saved / "experiment.json")
     assert type(value.parallel) is Deterministic and code == saved / "experiment.py"

@@ -20,7 +20,7 @@ def model_and_optimizer() -> tuple[nn.Linear, torch.optim.SGD]:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)])
-def test_forward_computes_in_the_precision_and_weights_stay_float32(name: str, dtype: torch.dtype) -> None:
+def test_forward_uses_the_precision_and_weights_stay_float32(name: str, dtype: torch.dtype) -> None:
     precision, (model, optimizer) = Precision(name, CPU), model_and_optimizer()
     with precision.forward():
         outputs = model(torch.ones(2, 4))
@@ -162,7 +162,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
         ({"fp32": None, "bf16": None, "fp16": None}, "fp32"),
     ],
 )
-def test_the_fastest_that_is_finite_is_taken_and_the_more_exact_of_two_alike(
+def test_auto_takes_the_fastest_finite_or_more_exact_precision(
     seconds: dict[str, float | None], chosen: str, clock: FakeClock
 ) -> None:
     def step(one: Precision) -> list[torch.Tensor]:
@@ -177,9 +177,7 @@ def test_the_fastest_that_is_finite_is_taken_and_the_more_exact_of_two_alike(
         assert value is None or milliseconds[one] == pytest.approx(1000 * value)
 
 
-def test_a_precision_that_is_far_too_slow_is_tried_once_and_the_others_as_often_as_ever(
-    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
-) -> None:
+def test_far_too_slow_precision_is_tried_once(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
     monkeypatch.setattr(precision, "_TRIAL_SECONDS", 0.2)
     calls: list[str] = []
 

@@ -31,7 +31,7 @@ class Regression(Task):
 
 
 @pytest.mark.parametrize(("monitor", "best", "end"), [("val_error", 3, 5), ("val_r2", 2, 4), ("val_loss", 1, 3)])
-def test_the_best_epoch_and_patience_follow_the_declared_direction(monitor: str, best: int, end: int) -> None:
+def test_best_and_patience_follow_the_declared_direction(monitor: str, best: int, end: int) -> None:
     task, progress = Regression(monitor), Progress()
     for error, r2, loss in ((0.9, 0.1, 1.0), (0.5, 0.8, 2.0), (0.2, 0.7, 3.0), (0.3, 0.6, 4.0), (0.4, 0.5, 5.0)):
         if progress.over(9, 2):
@@ -41,7 +41,7 @@ def test_the_best_epoch_and_patience_follow_the_declared_direction(monitor: str,
     assert (progress.best["epoch"], progress.epoch) == (best, end)
 
 
-def test_where_no_metric_is_finite_the_first_epoch_is_the_best_there_is() -> None:
+def test_first_epoch_is_best_if_no_metric_is_finite() -> None:
     progress = Progress()
     for _ in range(2):
         progress.add(2.0, 4)
@@ -61,7 +61,7 @@ def test_where_no_metric_is_finite_the_first_epoch_is_the_best_there_is() -> Non
         ([1.0, 2.0, 2.0, 2.0], None, 4),
     ],
 )
-def test_a_run_is_over_after_patience_epochs_without_a_better_one(
+def test_run_ends_after_patience_epochs_without_a_better_one(
     losses: list[float], patience: int | None, end: int
 ) -> None:
     progress = Progress()
@@ -74,7 +74,7 @@ def test_a_run_is_over_after_patience_epochs_without_a_better_one(
 
 
 @pytest.mark.parametrize(("epochs", "rate"), [(1, 8.0), (3, 16.0)])
-def test_the_first_epoch_does_not_count_as_steady_where_there_is_another(epochs: int, rate: float) -> None:
+def test_steady_speed_leaves_out_the_first_epoch(epochs: int, rate: float) -> None:
     progress = Progress()
     for epoch in range(epochs):
         progress.add(2.0, 4)
@@ -84,7 +84,7 @@ def test_the_first_epoch_does_not_count_as_steady_where_there_is_another(epochs:
     assert progress.summary()["samples_per_second"] == rate
 
 
-def test_progress_comes_back_from_a_checkpoint_s_json_and_nothing_else_does() -> None:
+def test_progress_is_read_from_its_json_only() -> None:
     kept = Progress(step=3, epoch=1, epoch_loss=0.1, best={"epoch": 1}, tried={"fp32": 1.5, "bf16": None})
     assert Progress.from_state(json.loads(json.dumps(vars(kept)))) == kept
     assert Progress.from_state({"seconds": 3}).seconds == 3  # a whole number of seconds

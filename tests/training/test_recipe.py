@@ -21,9 +21,7 @@ STALLS = replace(BASE, optimizer=SGD(lr=1e-12), patience=2, epochs=6, micro_batc
 
 
 @pytest.mark.parametrize("world", [1, 4])
-def test_a_run_that_gets_no_better_ends_and_a_kill_after_that_changes_nothing(
-    ranks: Ranks, tmp_path: Path, world: int
-) -> None:
+def test_early_stop_survives_a_kill(ranks: Ranks, tmp_path: Path, world: int) -> None:
     e = on_workers(STALLS, world)
     run = new_run(tmp_path / "run", e)
     assert ranks.run(world, train_rank, e, run) == ["completed"] * world
@@ -34,7 +32,7 @@ def test_a_run_that_gets_no_better_ends_and_a_kill_after_that_changes_nothing(
     assert Run(run).summary["stopped_early"] and rows(run) == found
 
 
-def test_with_more_patience_it_goes_on_as_if_it_had_never_stopped(ranks: Ranks, tmp_path: Path) -> None:
+def test_more_patience_resumes_an_early_stop_exactly(ranks: Ranks, tmp_path: Path) -> None:
     e = replace(STALLS, epochs=4)
     run, whole = new_run(tmp_path / "run", e), new_run(tmp_path / "whole", e)
     ranks.run(1, train_rank, e, run)
@@ -44,7 +42,7 @@ def test_with_more_patience_it_goes_on_as_if_it_had_never_stopped(ranks: Ranks, 
     assert Run(run).summary["epochs"] == 4 and "stopped_early" not in Run(run).summary
 
 
-def test_a_run_that_gets_better_to_its_end_is_not_said_to_have_stopped(ranks: Ranks, tmp_path: Path) -> None:
+def test_run_that_improves_to_its_end_did_not_stop_early(ranks: Ranks, tmp_path: Path) -> None:
     e = replace(BASE, patience=1, micro_batch_size=None)
     ranks.run(1, train_rank, e, run := new_run(tmp_path / "run", e))
     assert Run(run).summary["epochs"] == 2 and "stopped_early" not in Run(run).summary
@@ -69,7 +67,7 @@ HEAD_FIRST = replace(
     ],
     ids=[*(f"{way}-{precision}" for way in ("shared", "ddp", "fsdp", "pipeline") for precision in FP), "tensor-fp32"],
 )
-def test_all_layers_but_the_last_stay_bit_for_bit_until_their_epoch(
+def test_frozen_layers_keep_their_bits_until_unfreeze_epoch(
     ranks: Ranks, tmp_path: Path, parallel: Parallel, optimizer: Optimizer, precision: str
 ) -> None:
     e = on_workers(replace(HEAD_FIRST, parallel=parallel, optimizer=optimizer, ema_decay=0.9), 2)

@@ -38,9 +38,7 @@ from raytrain.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_resumed_run_is_bit_identical_under_distributed_data_parallel(
-    ranks: Ranks, tmp_path: Path, world: int
-) -> None:
+def test_resume_is_bit_equal_under_ddp(ranks: Ranks, tmp_path: Path, world: int) -> None:
     e = on_workers(replace(BASE, optimizer=SGD(lr=0.05, momentum=0.9), parallel=DDP(reduction="torch")), world)
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(world, train_rank, e, whole)
@@ -80,9 +78,7 @@ class Delicate(Model):
         return Net(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
 
 
-def test_a_precision_that_gives_no_finite_numbers_is_not_taken_and_trying_leaves_no_trace(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_auto_leaves_no_trace_and_skips_nonfinite_precisions(ranks: Ranks, tmp_path: Path) -> None:
     e = on_workers(replace(BASE, model=Delicate(), precision="auto"), 2)
     auto, plain = new_run(tmp_path / "auto", e), new_run(tmp_path / "plain", e)
     ranks.run(2, train_rank, e, auto)
@@ -134,7 +130,7 @@ def test_fp16_resumes_with_its_scale(ranks: Ranks, tmp_path: Path) -> None:
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
 
 
-def test_a_run_resumes_on_other_numbers_of_workers_with_the_same_curve(ranks: Ranks, tmp_path: Path) -> None:
+def test_resume_on_other_workers_keeps_the_curve(ranks: Ranks, tmp_path: Path) -> None:
     base = replace(BASE, model=CNN(channels=(8, 16)), optimizer=SGD(lr=0.05, momentum=0.9))
     whole, moved = new_run(tmp_path / "whole", base), new_run(tmp_path / "moved", base)
     ranks.run(1, train_rank, base, whole)
@@ -210,9 +206,7 @@ def full_disk_rank(rank: int, world: int, e: Experiment, run: Path, first: int, 
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_checkpoint_that_cannot_be_written_is_noted_and_training_goes_on(
-    ranks: Ranks, tmp_path: Path, world: int
-) -> None:
+def test_failed_checkpoint_is_noted_and_training_continues(ranks: Ranks, tmp_path: Path, world: int) -> None:
     e = on_workers(BASE, world)
     whole, full = new_run(tmp_path / "whole", e), new_run(tmp_path / "full", e)
     ranks.run(world, train_rank, e, whole)
@@ -233,9 +227,7 @@ def test_a_best_checkpoint_that_was_refused_is_not_pointed_to(ranks: Ranks, tmp_
     assert not (run / "best.json").exists() and Run(run).checkpoint("best").name == "step_00000069"
 
 
-def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_and_the_one_before_it_counts(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_failed_last_checkpoint_ends_the_run(ranks: Ranks, tmp_path: Path) -> None:
     whole, cut = new_run(tmp_path / "whole", BASE), new_run(tmp_path / "cut", BASE)
     ranks.run(1, train_rank, BASE, whole)
     (said,) = ranks.run(1, full_disk_rank, BASE, cut, 3, 1000)
@@ -250,7 +242,7 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_and_the_one_befor
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
 
 
-def test_a_last_checkpoint_that_is_refused_for_a_moment_is_written_in_the_end(ranks: Ranks, tmp_path: Path) -> None:
+def test_last_checkpoint_is_retried(ranks: Ranks, tmp_path: Path) -> None:
     whole, full = new_run(tmp_path / "whole", BASE), new_run(tmp_path / "full", BASE)
     ranks.run(1, train_rank, BASE, whole)
     assert ranks.run(1, full_disk_rank, BASE, full, 10, 11) == [None]
@@ -274,9 +266,7 @@ def gone_for_a_while_rank(rank: int, world: int, e: Experiment, run: Path, gone:
         train_rank(rank, world, e, run)
 
 
-def test_a_directory_that_vanishes_and_returns_costs_the_checkpoints_in_between_alone(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_vanished_directory_costs_only_its_checkpoints(ranks: Ranks, tmp_path: Path) -> None:
     whole, gone = new_run(tmp_path / "whole", BASE), new_run(tmp_path / "gone", BASE)
     ranks.run(1, train_rank, BASE, whole)
     ranks.run(1, gone_for_a_while_rank, BASE, gone, 8, 32)
@@ -301,9 +291,7 @@ def cut_before_pointer_rank(rank: int, world: int, e: Experiment, run: Path, nam
 
 
 @pytest.mark.parametrize("name", ["best.json", "last.json"])
-def test_a_kill_between_a_checkpoint_and_what_points_to_it_loses_neither(
-    ranks: Ranks, tmp_path: Path, name: str
-) -> None:
+def test_kill_between_manifest_and_pointers_loses_nothing(ranks: Ranks, tmp_path: Path, name: str) -> None:
     still = replace(BASE, model=CNN(channels=(8,)), optimizer=SGD(lr=1e-12))  # the first epoch stays the best one:
     e = replace(still, epochs=3, checkpoint=Checkpoint())  # no later epoch mends the pointer
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
@@ -331,7 +319,7 @@ def test_a_kill_between_a_checkpoint_and_what_points_to_it_loses_neither(
         ),
     ],
 )
-def test_values_that_a_scheduler_changed_count_after_a_checkpoint(
+def test_values_changed_by_a_scheduler_survive_a_checkpoint(
     tmp_path: Path, before: Optimizer, after: Optimizer, group: dict[str, object]
 ) -> None:
     base = replace(BASE, optimizer=before, schedule=Constant(), epochs=1)

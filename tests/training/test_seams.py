@@ -159,7 +159,7 @@ def rows(folder: Path, kind: str) -> list[dict]:
     return [row for row in found if row["kind"] == kind]
 
 
-def test_a_model_a_source_a_task_and_a_strategy_train_as_a_plain_loop_does(folder: Path) -> None:
+def test_user_parts_train_as_a_plain_loop(folder: Path) -> None:
     losses, _, _ = expected(seed=load(folder / "runs/run/experiment.json")[0].seed)
     assert len(losses) == 6
     np.testing.assert_allclose([row["loss"] for row in rows(folder, "step")], losses, rtol=1e-4)

@@ -38,7 +38,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_tutorial_names_its_document_its_commands_and_its_result(file: Path) -> None:
+def test_tutorial_names_document_commands_and_result(file: Path) -> None:
     text = file.read_text()
     about = text.split('"""')[1]
     said = " ".join(about.split())

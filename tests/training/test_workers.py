@@ -83,9 +83,7 @@ def test_losses_and_weights_equal_a_plain_pytorch_loop(ranks: Ranks, tmp_path: P
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-4)
 
 
-def test_global_batches_are_the_same_on_1_2_and_4_workers_and_hold_every_sample_once(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_global_batches_are_equal_on_1_2_4_workers(ranks: Ranks, tmp_path: Path) -> None:
     seen = {}
     for world in (1, 2, 4):
         folder = tmp_path / f"seen-{world}"
@@ -106,7 +104,7 @@ def test_global_batches_are_the_same_on_1_2_and_4_workers_and_hold_every_sample_
 
 
 @pytest.mark.parametrize("rest", [1, 2, 3])
-def test_a_last_batch_smaller_than_the_workers_has_its_true_weight(ranks: Ranks, tmp_path: Path, rest: int) -> None:
+def test_last_batch_smaller_than_the_workers_is_exact(ranks: Ranks, tmp_path: Path, rest: int) -> None:
     index = {split: i.take(np.arange(n)) for (split, i), n in zip(Digits().index().items(), (8 + rest, 7), strict=True)}
     runs = {}
     for world in (1, 4):
@@ -128,7 +126,7 @@ def test_accumulated_micro_batches_equal_one_large_batch(ranks: Ranks, tmp_path:
     np.testing.assert_allclose(losses(runs[1]), losses(runs[0]), rtol=2e-4)
 
 
-def test_an_autoencoder_of_ones_own_has_exact_metrics_on_1_2_and_4_workers(ranks: Ranks, tmp_path: Path) -> None:
+def test_autoencoder_metrics_are_exact_on_1_2_4_workers(ranks: Ranks, tmp_path: Path) -> None:
     found = {}
     for world in (1, 2, 4):
         e = on_workers(replace(BASE, model=AutoEncoder(), task=Reconstruction(), optimizer=AdamW(lr=1e-2)), world)
@@ -155,7 +153,7 @@ def _export(run: Run, file: Path) -> Path:
     return file
 
 
-def test_a_task_whose_count_is_not_the_same_for_every_sample_is_told_so(ranks: Ranks, tmp_path: Path) -> None:
+def test_uneven_sample_counts_of_a_task_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     e = replace(BASE, task=Uneven(), epochs=1)
     with pytest.raises(AssertionError, match="count the same for every sample"):
         ranks.run(1, train_rank, e, new_run(tmp_path / "run", e))
@@ -201,7 +199,7 @@ def test_a_compiled_model_learns_the_same(ranks: Ranks, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_scaled_learning_rate_is_that_rate_written_out_bit_for_bit(
+def test_scaled_learning_rate_has_the_bits_of_that_rate(
     ranks: Ranks, tmp_path: Path, scaling: str, factor: float, world: int
 ) -> None:
     plain = on_workers(replace(BASE, epochs=1, batch_size=128), world)

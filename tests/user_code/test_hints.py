@@ -42,9 +42,7 @@ FINETUNE = str(REPOSITORY / "experiments" / "finetune.py")
         ("--fsdp", "--parallel.strategy fsdp"),
     ],
 )
-def test_an_unknown_flag_suggests_the_path_that_ends_so_or_is_called_so_elsewhere(
-    capsys: Capture, flag: str, meant: str
-) -> None:
+def test_unknown_flag_suggests_a_path(capsys: Capture, flag: str, meant: str) -> None:
     assert f"unknown flag {flag}; did you mean {meant}? " in fails(capsys, "train", DIGITS, flag, "1")
 
 
@@ -127,7 +125,7 @@ def test_a_folder_of_runs_suggests_the_runs_in_it(
         assert "did you mean runs/tuned?" in fails(capsys, "sweep", given), given
 
 
-def test_predict_with_the_run_behind_the_images_says_the_right_order(
+def test_predict_with_the_run_last_says_the_right_order(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

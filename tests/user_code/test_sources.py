@@ -59,9 +59,7 @@ def elsewhere(code: str, cwd: Path) -> str:
     return done.stdout.strip()
 
 
-def test_a_run_keeps_the_modules_that_its_experiment_imports_and_works_without_the_users_files(
-    project: Path, tmp_path: Path
-) -> None:
+def test_run_keeps_modules_and_works_without_the_users_files(project: Path, tmp_path: Path) -> None:
     value, source = experiment_file.load(project / "exp.py")
     assert source == project / "exp.py" and "stray" not in sys.modules
     run = saved(value, source, tmp_path / "run")
@@ -90,7 +88,7 @@ def test_a_run_keeps_the_modules_that_its_experiment_imports_and_works_without_t
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before, "no bytecode is written into a run"
 
 
-def test_an_experiment_reaches_another_process_with_what_is_pickled_by_name(project: Path, tmp_path: Path) -> None:
+def test_experiment_travels_with_what_is_pickled_by_name(project: Path, tmp_path: Path) -> None:
     value, _ = experiment_file.load(project / "exp.py")
     found = sys.modules[config.EXPERIMENT_MODULE]
     index = sys.modules["source"].MyIndex(np.zeros(3, np.int64), ("a",), (1, 2, 3))
@@ -168,9 +166,7 @@ def test_two_versions_of_a_module_are_open_in_one_process(tmp_path: Path) -> Non
     assert five.experiment.model.build((1, 8, 8), 10) == 5
 
 
-def test_a_module_of_the_same_name_that_others_have_imported_comes_back(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_of_the_same_name_comes_back(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "other", {"source.py": "OTHER = True\n"})
     monkeypatch.syspath_prepend(tmp_path / "other")
     theirs = __import__("source")
@@ -184,7 +180,7 @@ def test_a_module_of_the_same_name_that_others_have_imported_comes_back(
     monkeypatch.delitem(sys.modules, "source")
 
 
-def test_neither_pythons_library_nor_raytrain_is_shadowed_by_files_of_its_names(tmp_path: Path) -> None:
+def test_standard_library_and_raytrain_are_never_shadowed(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -210,7 +206,7 @@ def test_neither_pythons_library_nor_raytrain_is_shadowed_by_files_of_its_names(
         experiment_file.load(tmp_path / "exp.py")
 
 
-def test_a_module_that_is_imported_by_a_computed_name_is_kept_with_what_it_imports(tmp_path: Path) -> None:
+def test_module_imported_by_a_computed_name_is_kept(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "project",
         {
@@ -246,9 +242,7 @@ def test_a_module_that_is_imported_by_a_computed_name_is_kept_with_what_it_impor
     assert elsewhere(code, tmp_path).startswith("Net(")
 
 
-def test_a_package_that_is_too_large_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_package_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"exp.py": "import big\n", "big/__init__.py": "", "big/a.py": "", "big/b.py": "#" * 3000})
     monkeypatch.setattr(sources, "MOST_FILES", 2)
     with pytest.raises(
@@ -286,7 +280,7 @@ def test_a_module_that_does_not_load_is_named_with_its_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_whose_experiment_reads_a_file_that_is_gone_says_so(project: Path, tmp_path: Path) -> None:
+def test_missing_file_of_an_experiment_is_named(project: Path, tmp_path: Path) -> None:
     exp = project / "exp.py"
     exp.write_text(
         "from pathlib import Path\nCLASSES = (Path(__file__).parent / 'data/labels.csv').read_text()\n"
@@ -308,7 +302,7 @@ def test_a_run_whose_experiment_reads_a_file_that_is_gone_says_so(project: Path,
     assert said.endswith("experiment.py:2; a run keeps copies of Python files only: restore the file that it reads")
 
 
-def test_an_error_names_the_users_file_while_it_has_the_text_that_runs_and_the_copy_from_then_on(
+def test_error_names_the_users_file_while_it_is_unchanged(
     tmp_path: Path,
 ) -> None:
     files = {"exp.py": "from raytrain import *\nfrom net import Net\nexperiment = Experiment(Net(), Digits())\n"}
@@ -341,7 +335,7 @@ def test_an_error_names_the_users_file_while_it_has_the_text_that_runs_and_the_c
         assert said[0] == f"{expected}:7 Net ({expected}:5)" and said[1] == "True"
 
 
-def test_a_script_s_own_modules_are_kept_and_its_classes_stay_what_they_are(project: Path, tmp_path: Path) -> None:
+def test_scripts_modules_are_kept_and_its_classes_unchanged(project: Path, tmp_path: Path) -> None:
     script = """
         import pathlib, pickle, sys
         from raytrain import Classification, Experiment, Run; from raytrain.run import copies, experiment_file
@@ -373,7 +367,7 @@ def test_a_script_s_own_modules_are_kept_and_its_classes_stay_what_they_are(proj
     assert elsewhere(code, tmp_path).startswith("Net(width=4) Mine(")
 
 
-def test_a_class_of_another_module_is_kept_after_an_experiment_file_was_loaded(
+def test_class_of_another_module_survives_a_load(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "mine", {"own_net.py": PROJECT["nets/net.py"]})
@@ -385,7 +379,7 @@ def test_a_class_of_another_module_is_kept_after_an_experiment_file_was_loaded(
     sys.modules.pop("own_net")
 
 
-def test_a_script_s_second_experiment_travels_with_its_own_modules(project: Path, tmp_path: Path) -> None:
+def test_second_experiment_of_a_script_has_its_own_modules(project: Path, tmp_path: Path) -> None:
     script = """
         import pickle, subprocess, sys
         from raytrain import MLP, Digits, Experiment

@@ -78,9 +78,7 @@ def test_an_error_in_a_helper_module_names_its_line(run: Path) -> None:
     assert str(found) == f"rank 0: ZeroDivisionError: division by zero ({line})" and found.edit == line
 
 
-def test_an_error_in_the_copy_of_a_file_that_has_changed_names_the_file_to_correct(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_in_an_outdated_copy_names_the_file_to_correct(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_KNOWN", {})  # as in a process that has not read the project's files
     helper = run.parent / "project" / "helper.py"
     helper.write_text("# another first line\n" + helper.read_text())
@@ -108,7 +106,7 @@ def test_what_a_machine_refused_is_no_error_of_the_users_file(run: Path, error: 
     assert bool(found.edit) == ours, str(found)
 
 
-def test_an_error_that_raytrain_explains_names_the_file_to_correct(run: Path) -> None:
+def test_explained_error_names_the_file_to_correct(run: Path) -> None:
     place = f"in Mine.loss ({run.parent}/project/exp.py:8)"
     found = recorded(run, raised(UserError("the count differs", place, "count the same")))
     assert found.edit == f"{run.parent}/project/exp.py:8"
@@ -136,7 +134,7 @@ def test_the_advice_names_the_file_to_correct(run: Path, monkeypatch: pytest.Mon
     assert line.endswith(f"go on with `raytrain resume {run}`\n")
 
 
-def test_a_trial_names_the_users_line_and_a_sweep_of_failed_ones_the_file_to_correct(
+def test_failed_trials_name_the_line_and_file_to_correct(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
