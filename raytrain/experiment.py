@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -295,6 +296,9 @@ _PARTS = {
 def with_strategy(value: Experiment, name: str) -> Experiment:
     """Return the experiment with another parallel strategy, by its name on the command line.
 
+    The strategy is not checked against the other fields: flags may still change those, and the experiment that is built
+    from all flags is checked.
+
     Raises:
         UserError: no strategy has that name.
     """
@@ -304,4 +308,8 @@ def with_strategy(value: Experiment, name: str) -> Experiment:
             "in parallel.strategy",
             f"{errors.nearest(name, list(STRATEGIES))}they are {errors.listed(list(STRATEGIES), 12)}",
         )
-    return value if type(value.parallel) is STRATEGIES[name] else replace(value, parallel=STRATEGIES[name]())
+    if type(value.parallel) is STRATEGIES[name]:
+        return value
+    changed = copy.copy(value)
+    object.__setattr__(changed, "parallel", STRATEGIES[name]())
+    return changed

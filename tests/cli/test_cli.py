@@ -113,6 +113,17 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     )
 
 
+def test_strategy_is_checked_together_with_the_other_flags(capsys: Capture, no_runs: Path, tmp_path: Path) -> None:
+    three = tmp_path / "three.py"
+    text = Path(DIGITS).read_text()
+    three.write_text(text.replace("workers=2", "workers=3").replace("batch_size=64", "batch_size=60"))
+    command = ("train", three, "--out", no_runs, "--dry_run", "--parallel.strategy", "deterministic")
+    refused = "3 workers cannot share the 4 shards"
+    assert refused in fails(capsys, *command) and refused in fails(capsys, *command, "--epochs", "2")
+    assert "deterministic" in succeeds(capsys, *command, "--scaling.workers", "0")
+    assert "usage:" in succeeds(capsys, *command, "--help")
+
+
 def test_every_field_can_be_set_by_the_flag_of_its_path(capsys: Capture, no_runs: Path) -> None:
     said = succeeds(
         capsys,
