@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from harness.cluster.launched import places_of_ranks
 
 ROOT = Path(__file__).parents[2]
 _DEMAND = """
@@ -105,14 +107,19 @@ def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def test_a_run_waits_for_the_nodes_that_its_workers_need(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     address, environment = head
 
-    def train(name: str, workers: int, cpus: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    def train(name: str, workers: int, cpus: int, *flags: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "raytrain.cli", "train", str(ROOT / "experiments/digits.py"), "--epochs", "1"]
         command += ["--address", address, "--out", str(tmp_path), "--name", name, *flags]
         command += ["--scaling.cpus_per_worker", str(cpus), "--scaling.workers", str(workers)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def nodes(name: str) -> list[str]:
-        return [json.loads(file.read_text())["node"] for file in (tmp_path / name / "logs").glob("place_*.json")]
+    def nodes(name: str, cpus: int, *flags: str) -> list[str]:
+        """The nodes of the two workers of a run, which completes."""
+        with train(name, 2, cpus, *flags) as run:
+            places = places_of_ranks(tmp_path / name, 2, run)
+            said = run.communicate(timeout=200)[0]
+        assert run.returncode == 0, said
+        return [place["node"] for place in places]
 
     (tmp_path / "home").mkdir()
     description = yaml.safe_load((tmp_path / "ray_bootstrap_config.yaml").read_text())
@@ -123,17 +130,16 @@ def test_a_run_waits_for_the_nodes_that_its_workers_need(head: tuple[str, dict[s
     said = subprocess.run(command, env=home, capture_output=True, text=True, timeout=200, check=False).stdout
     assert "1 of 3 nodes are there that the cluster's file asks for" in said
 
-    refused = train("refused", 4, 2)
-    assert refused.returncode == 2 and "asks for 8 CPUs and the cluster has 5" in refused.stderr
-    done = train("first", 2, 2)
-    assert done.returncode == 0, done.stderr
-    assert len(nodes("first")) == 2 and any(node != "f" * 56 for node in nodes("first"))
+    with train("refused", 4, 2) as refused:
+        said = refused.communicate(timeout=200)[0]
+    listed = r"\S+ \(2 CPUs\), a node to come \(2 CPUs\), a node to come \(2 CPUs\)"
+    assert re.search(f"4 workers of 2 CPUs cannot be placed: each needs one node, and {listed} hold 3", said)
+    assert refused.returncode == 2
+    assert any(node != "f" * 56 for node in nodes("first", 2))
 
     # Now that the nodes are there, each has room for two workers of one CPU.
     for placement, count in (("pack", 1), ("spread", 2)):
-        done = train(placement, 2, 1, "--scaling.placement", placement)
-        assert done.returncode == 0, done.stderr
-        assert len(nodes(placement)) == 2 and len(set(nodes(placement))) == count
+        assert len(set(nodes(placement, 1, "--scaling.placement", placement))) == count
 
 
 @pytest.mark.slow

@@ -121,7 +121,8 @@ def test_a_run_on_them_skips_them_on_all_workers_and_says_so(
     root, _, found = read
     (tmp_path / "run.py").write_text(EXPERIMENT.format(root=root, folder=tmp_path))
     command = [sys.executable, "-m", "raytrain.cli", "train", str(tmp_path / "run.py"), "--out", str(tmp_path)]
-    done = subprocess.run([*command, "--name", "run"], capture_output=True, text=True, timeout=200)
+    environment = dict(os.environ)  # without COLUMNS, which readline may set behind Python's back
+    done = subprocess.run([*command, "--name", "run"], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     skipped = json.loads((tmp_path / "run" / "skipped.json").read_text())
     reasons = {f"{root}/all/{name}": reason for name, (reason, _) in found["results"].items() if reason}

@@ -22,12 +22,12 @@ DEFECTS = [
     ("gcp", "  project_id: your-project  # EDIT\n", "", "provider:", "E", "provider gcp needs project_id", "add project_id"),
     ("gcp", "availability_zone: us-west1-a", "availability_zone: us-east1-a", "availability_zone", "E", "zone us-east1-a is not in region us-west1", "us-west1-a"),
     ("aws", "head_node_type: head", "head_node_type: haed", "head_node_type", "E", "'haed' is not a node type", "head, gpu"),
-    ("aws", "cluster_name: raytrain", "cluster_name: raytrain\nmax_workers: 2", "\nmax_workers: 4\n", "E", "'max_workers' stands twice", "keep one"),
+    ("aws", "cluster_name: raytrain", "cluster_name: raytrain\nmax_workers: 2", "\nmax_workers: 4\n", "E", "'max_workers' occurs twice", "keep one"),
     # sums
     ("aws", "    min_workers: 0\n    max_workers: 4", "    min_workers: 8\n    max_workers: 8", "\nmax_workers: 4", "E", "max_workers is 4, and the node types' min_workers come to 8", "raise it to 8"),
     ("aws", "    min_workers: 0\n    max_workers: 4", "    min_workers: 3\n    max_workers: 2", "    min_workers: 3", "E", "min_workers 3 > max_workers 2", "swap them"),
     ("on-premises", "min_workers: 2", "min_workers: 3", "min_workers: 3", "E", "there are 2 worker_ips", "write 2"),
-    ("on-premises", "[192.0.2.11, 192.0.2.12]", "[192.0.2.11, 192.0.2.10]", "worker_ips: [", "E", "10.1.2.10 stands twice", "each machine once"),
+    ("on-premises", "[192.0.2.11, 192.0.2.12]", "[192.0.2.11, 192.0.2.10]", "worker_ips: [", "E", "10.1.2.10 occurs twice", "each machine once"),
     # GPUs
     ("aws", "    resources: {}\n    node_config:\n      <<: *node\n      InstanceType: g6.xlarge", "    resources: {GPU: 1}\n    node_config:\n      <<: *node\n      InstanceType: c7i.xlarge", "resources: {GPU", "E", "GPU is 1 under resources, and c7i.xlarge has 0", "GPU: 0"),
     ("gcp", "    resources: {}\n    node_config:\n      <<: *node\n      machineType: g2-standard-8", "    resources: {GPU: 4}\n    node_config:\n      <<: *node\n      machineType: a2-highgpu-1g", "resources: {GPU", "E", "GPU is 4 under resources, and a2-highgpu-1g has 1", "GPU: 1"),
@@ -112,7 +112,7 @@ DEFECTS = [
     ("kuberay", "workerGroupSpecs", "workerGroupSpec", "workerGroupSpec:", "E", "RayCluster has no field", "'workerGroupSpecs'"),
     ("kuberay", "maxReplicas: 4", "maxReplica: 4", "maxReplica:", "E", "workerGroupSpecs has no field", "'maxReplicas'"),
     ("kuberay", "  enableInTreeAutoscaling: true\n", "", "replicas: 1", "W", "never grows", "enableInTreeAutoscaling: true"),
-    ("kuberay", "nvidia.com/gpu: 1\n              volumeMounts", "nvidia.com/gpu: 0.5\n              volumeMounts", "nvidia.com/gpu: 0.5", "E", "no whole number", "nvidia.com/gpumem"),
+    ("kuberay", "nvidia.com/gpu: 1\n              volumeMounts", "nvidia.com/gpu: 0.5\n              volumeMounts", "nvidia.com/gpu: 0.5", "E", "not a whole number", "nvidia.com/gpumem"),
     ("kuberay", "nvidia.com/gpu: 1\n              volumeMounts", "nvidia.com/gpu: 1\n                  nvidia.com/gpu-mem: 8000\n              volumeMounts", "gpu-mem", "E", "HAMi has no field", "'nvidia.com/gpumem'"),
     ("kuberay-job", "entrypoint:", "entrypiont:", "entrypiont", "E", "RayJob has no field", "'entrypoint'"),
     ("kuberay", "        containers:\n          - name: ray-head", "        hostNetwork: true\n        containers:\n          - name: ray-head", "hostNetwork", "W", "shares the node's ports", "leave it out"),

@@ -201,26 +201,26 @@ def sequence(hosts: Hosts, here: Path, name: str) -> dict[str, float]:
     run = hosts.shared / "runs" / name
     with used.dashboard():
         with used.timed("submit"), used.submit(name) as job:
-            places = hosts_of_ranks(run, 3, job)
+            places = places_of_ranks(run, 3, job)
             said = job.communicate(timeout=600)[0]
         assert job.returncode == 0 and "completed: epoch " in said, said
         with used.timed("status"):
             (listed,) = json.loads(used.run(f"raytrain status --address {_DASHBOARD} --json"))
         assert listed["status"] == "SUCCEEDED", listed
-    assert sorted(places) == sorted(hosts.names)
+    assert sorted(place["host"] for place in places) == sorted(hosts.names)
     same_losses(run, here)
     used.down()
     return used.seconds
 
 
-def hosts_of_ranks(run: Path, ranks: int, job: subprocess.Popen[str]) -> list[str]:
-    """The hosts of a run's ranks, from files that are there while it trains."""
-    while job.poll() is None:
+def places_of_ranks(run: Path, ranks: int, command: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """The host and the node of each rank, from files that are there while the run trains."""
+    while command.poll() is None:
         try:
-            return [json.loads((run / "logs" / f"place_{rank}.json").read_text())["host"] for rank in range(ranks)]
+            return [json.loads((run / "logs" / f"place_{rank}.json").read_text()) for rank in range(ranks)]
         except (OSError, ValueError):
             time.sleep(0.05)
-    raise AssertionError(f"the job ended before its {ranks} ranks had begun: {job.communicate()[0]}")
+    raise AssertionError(f"the run ended before its {ranks} ranks had begun: {command.communicate()}")
 
 
 def refused(used: Cluster) -> dict[str, float]:
