@@ -16,7 +16,9 @@ from raytrain.cli.flags.train import parse_training
 from raytrain.driver.options import Options
 from raytrain.sweep.sweep import is_sweep
 
-_JOB = tyro.conf.arg(metavar="JOB", help="The job's id, which `submit` prints.")
+_ID = "The job's id, which `submit` prints."
+_JOB = tyro.conf.arg(metavar="JOB", help=_ID)
+_ANY_JOB = tyro.conf.arg(metavar="[JOB]", help=_ID, help_behavior_hint="(default: all jobs)")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def status(arguments: list[str]) -> tuple[str, str | None, bool]:
     """Return the job's id (empty for all jobs), the dashboard's address, and whether JSON is wanted."""
 
     def command(
-        job: tyro.conf.Positional[Annotated[str, _JOB]] = "", address: str | None = None, json: bool = False
+        job: tyro.conf.Positional[Annotated[str, _ANY_JOB]] = "", address: str | None = None, json: bool = False
     ) -> tuple[str, str | None, bool]:
         """List the jobs of a cluster, or show one job.
 

@@ -128,7 +128,9 @@ def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str]:
 
     def command(
         run: tyro.conf.Positional[Annotated[str, RUN]],
-        paths: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH ...")]],
+        paths: tyro.conf.Positional[
+            Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH ...", help_behavior_hint="(required)")]
+        ],
         out: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
     ) -> tuple:
