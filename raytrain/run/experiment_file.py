@@ -31,16 +31,22 @@ _loading: list[Path] = []
 
 
 def _convert_deterministic(value: bool, arguments: dict[str, Any]) -> None:
-    """Replace `deterministic=True` of 0.1, a field beside DDP, by the strategy."""
+    """Replace `deterministic` of 0.1, a field beside DDP, by the strategy; an axis may set it beside either."""
     parallel = arguments.get("parallel", DDP())
     if value and isinstance(parallel, DDP):
         arguments["parallel"] = Deterministic(reduction=parallel.reduction)
+    elif not value and isinstance(parallel, Deterministic):
+        arguments["parallel"] = DDP(reduction=parallel.reduction)
     elif value and not isinstance(parallel, Deterministic):
         what = f"deterministic=True does not work with parallel={type(parallel).__name__}(...)"
         raise errors.UserError(what, "in Experiment", "write `parallel=Deterministic()`")
 
 
-old_argument("deterministic", _convert_deterministic)(Experiment)  # files that runs of 0.1 keep may pass it
+def _is_deterministic(experiment: Experiment) -> bool:
+    return isinstance(experiment.parallel, Deterministic)
+
+
+old_argument("deterministic", _convert_deterministic, _is_deterministic)(Experiment)
 
 
 def load(path: Path | str) -> tuple[Experiment, Path | None]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from raytrain import config, errors
 from raytrain.experiment import Experiment
+from raytrain.user_code.upgrades import is_old_argument
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def apply(experiment: Experiment, values: dict[str, Any]) -> Experiment:
         by_head.setdefault(head, {})[rest] = value
     changes = {}
     for head, parts in by_head.items():
-        found = parts.get("", getattr(experiment, head))
+        found = parts[""] if "" in parts else getattr(experiment, head)
         for rest, value in parts.items():
             found = config.replace(found, rest, value) if rest else found
         changes[head] = found
@@ -171,7 +172,8 @@ def check_path(experiment: Experiment, path: str) -> None:
     Raises:
         UserError: there is none of that path.
     """
-    if path not in config.paths(experiment) and not _is_open(experiment, path):
+    known = path in config.paths(experiment) or _is_open(experiment, path)
+    if not known and not is_old_argument(type(experiment), path):
         raise errors.unknown_field(path, config.paths(experiment), "an axis of the sweep")
 
 

@@ -24,12 +24,25 @@ def upgrade(values: Any) -> Any:
     return values
 
 
-def old_argument(name: str, convert: Callable[[Any, dict[str, Any]], None]) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that lets a class accept an argument of an older version. Experiment files that runs keep, and
-    that every worker imports again, may still pass it.
+class _Old(property):
+    """A field of an older version, as a property of the class that had it."""
+
+
+def is_old_argument(kind: type, name: str) -> bool:
+    """Return whether a class accepts this argument of an older version."""
+    return isinstance(inspect.getattr_static(kind, name, None), _Old)
+
+
+def old_argument(
+    name: str, convert: Callable[[Any, dict[str, Any]], None], read: Callable[[T], Any]
+) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that lets a class accept an argument of an older version, also in `dataclasses.replace`, and
+    gives it a property of that name. Files that runs keep, and that every worker imports again, may still pass it, and
+    sweeps may have it as an axis.
 
     Args:
         convert: changes the other arguments, given the old argument's value and them by name.
+        read: returns the old argument's value for a value of the class.
     """
 
     def decorate(kind: type[T]) -> type[T]:
@@ -45,6 +58,7 @@ def old_argument(name: str, convert: Callable[[Any, dict[str, Any]], None]) -> C
             init(self, *args, **arguments)
 
         kind.__init__ = accept
+        setattr(kind, name, _Old(read))
         return kind
 
     return decorate

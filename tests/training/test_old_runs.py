@@ -19,7 +19,21 @@ import numpy as np
 import pytest
 from helpers.ranks import losses, train_rank
 
-from raytrain import DDP, FSDP, MLP, Deterministic, Digits, Experiment, Parallel, Run, UserError, cli, config
+from raytrain import (
+    DDP,
+    FSDP,
+    MLP,
+    Deterministic,
+    Digits,
+    Experiment,
+    Grid,
+    Parallel,
+    Run,
+    Sweep,
+    UserError,
+    cli,
+    config,
+)
 from raytrain.run.experiment_file import load, load_with_code, save
 from raytrain.sweep.sweep import load as load_sweep
 from raytrain.sweep.sweep_run import SweepRun
@@ -82,6 +96,15 @@ def test_deterministic_as_an_argument_is_the_strategy(given: Parallel, parallel:
     plain: dict[str, Any] = {"deterministic": False}
     assert Experiment(MLP(), Digits(), parallel=given, **exact).parallel == parallel
     assert Experiment(MLP(), Digits(), parallel=given, **plain).parallel == given
+
+
+@pytest.mark.parametrize("base", [DDP(reduction="torch"), Deterministic(reduction="torch")])
+def test_deterministic_as_an_axis_is_the_strategy(base: Parallel) -> None:
+    axes = (Grid("deterministic", (False, True)), Grid("batch_size", (32, 64)))
+    sweep = Sweep(Experiment(MLP(), Digits(), parallel=base), axes)
+    trials = [sweep.trial({"deterministic": value, "batch_size": 32}) for value in (False, True)]
+    assert [trial.parallel for trial in trials] == [DDP(reduction="torch"), Deterministic(reduction="torch")]
+    assert [config.get(trial, "deterministic") for trial in trials] == [False, True]  # as tables and reports show it
 
 
 def test_deterministic_as_an_argument_refuses_other_strategies() -> None:
