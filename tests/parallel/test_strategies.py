@@ -145,7 +145,7 @@ import torch
 import torch.distributed as dist
 sys.path.insert(0, {here!r})
 from helpers.ranks import train_rank
-from raytrain.experiment_file import load
+from raytrain.run.experiment_file import load
 run, rank = Path(sys.argv[1]), int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{{run}}/store", rank=rank, world_size=2)
 e = load(str(run / "experiment.json"))[0]
