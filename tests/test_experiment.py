@@ -205,7 +205,7 @@ def test_remedy_for_a_micro_batch_is_valid_and_largest(batch_size: int, workers:
     value = build(offered)
     assert value.micro_batch * value.accumulation * workers == batch_size and offered <= micro
     for larger in range(offered + 1, micro):
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match="micro_batch_size"):
             build(larger)
 
 
@@ -227,7 +227,9 @@ def test_odd_micro_batch_is_refused_with_mixing(
     assert str(caught.value).startswith(
         f"a worker's micro-batch of {odd} does not divide by mixup's and cutmix's pairs of 2; use --"
     )
-    for number in map(int, re.findall(r"\d+", caught.value.how)):
+    numbers = [*map(int, re.findall(r"\d+", caught.value.how))]
+    assert numbers
+    for number in numbers:
         if "use --micro" in caught.value.how:
             build(Digits(augment=mixing), batch_size, number)
         else:
@@ -267,7 +269,9 @@ def test_deterministic_batch_divides_into_shards(batch_size: int) -> None:
         caught.value.what
         == f"batch_size {batch_size} does not divide by the shards of --parallel.strategy deterministic: 4"
     )
-    for number in map(int, re.findall(r"\d+", caught.value.how)):
+    numbers = [*map(int, re.findall(r"\d+", caught.value.how))]
+    assert numbers
+    for number in numbers:
         value = build(number, scaling=Scaling(workers=2))
         assert (value.part, value.micro_batch, value.accumulation) == (number // 4, number // 4, 2)
     with pytest.raises(UserError, match=r"batch of 16 does not divide by micro_batch_size 32; use .* 16$"):

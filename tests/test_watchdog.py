@@ -145,7 +145,8 @@ def test_first_time_work_may_take_three_times_as_long(start: Callable[..., list[
     began = time.monotonic()
     (rank,) = start(does)
     assert rank.came.wait(30)
-    assert (time.monotonic() - began > 2.9 * SECONDS) or known
+    took = time.monotonic() - began
+    assert took < 2.9 * SECONDS if known else took > 2.9 * SECONDS
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
@@ -218,12 +219,12 @@ def test_a_rank_that_goes_on_takes_back_that_it_stood_still(start: Callable[...,
 
     ranks = start(slow, later, store=store)
     deadline = time.monotonic() + 30
-    while "stopped/0" not in store.values and time.monotonic() < deadline:
+    while "stopped/0" not in store.values:
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     on.set()
-    while store.values["stopped/0"] != b"null" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    while "stopped/1" not in store.values and time.monotonic() < deadline:
+    while store.values["stopped/0"] != b"null" or "stopped/1" not in store.values:
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(2 * SECONDS)
     assert store.values["stopped/0"] == b"null" and not ranks[0].hangs and not ranks[1].hangs

@@ -241,7 +241,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         manifest(lambda values: values["files"].update({"../x": values["files"][MODEL]})),
         "its manifest is damaged",
     ),
-    "a manifest of numbers": (manifest(lambda values: values.update(files={name: 1 for name in values["files"]})), ""),
+    "a manifest of numbers": (
+        manifest(lambda values: values.update(files={name: 1 for name in values["files"]})),
+        "its manifest is damaged",
+    ),
     **{f"a flipped bit in {name}": (lambda path, n=name: flip(path / n), name) for name in (MODEL, OPTIMIZER, STATE)},
     **{f"{name} cut short": (lambda path, n=name: truncate(path / n), name) for name in (MODEL, OPTIMIZER, STATE)},
     **{f"{name} gone": (lambda path, n=name: (path / n).unlink(), name) for name in (MODEL, OPTIMIZER, STATE)},

@@ -103,7 +103,9 @@ def test_a_run_that_is_cut_off_goes_on_on_another_machine(url: str, whole: Path)
 def test_a_mirror_that_ran_ahead_of_storage_goes_back(url: str, whole: Path) -> None:
     with pytest.raises(Cut):
         train_at(url, cut_at(22))
-    for name in Storage(url).names("checkpoints/step_00000020"):
+    names = Storage(url).names("checkpoints/step_00000020")
+    assert names
+    for name in names:
         Storage(url).remove(name)
     assert train_at(url) == "completed" and same(url, whole)
 

@@ -47,10 +47,13 @@ def test_help_fills_its_lines(capsys: Capture, monkeypatch: pytest.MonkeyPatch, 
     """Not the lines of the docstrings in the source."""
     monkeypatch.setenv("COLUMNS", "80")
     lines = [line.rstrip() for line in succeeds(capsys, *arguments, "--help").splitlines()]
+    continued = 0
     for line, after in itertools.pairwise(lines):
-        text, more = (re.match(r"( {8,}|  -.{10,}?  +)(\S.*)", one) for one in (line, after))
+        text, more = (re.match(r"( {8,}|  [-A-Z].{3,}?  +)(\S.*)", one) for one in (line, after))
         if text and more and more[1].isspace() and more.start(2) == text.start(2):
+            continued += 1
             assert len(line) + 1 + len(more[2].split()[0]) > 78, line
+    assert continued
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_what_is_no_cluster_file_is_one_line(text: str, what: str, home: Path) -
     try:
         found = check(text)
     except errors.UserError as error:
-        assert what in str(error) and "\n" not in str(error)
+        assert what and what in str(error) and "\n" not in str(error)
     else:
         assert found and what == ""  # a tag on a sequence has no effect: nothing is built from it
     assert not (home / "pwned").exists()

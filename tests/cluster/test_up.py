@@ -160,11 +160,11 @@ def test_the_stop_of_a_start_command_ends_its_own_cluster_alone(ray: Path) -> No
     command = yaml.safe_load(cluster.text("on-premises"))["worker_start_ray_commands"][0]
     script = ray / "plain.sh"
     script.write_text(cluster.text("plain").replace("raytrain-plain", own))
+    assert own in script.read_text() and "raytrain-cluster" in command
     for stop, variable in (
         (command.replace("raytrain-cluster", own), f"/tmp/{own}"),
         (f"bash {shlex.quote(str(script))} stop", f"/tmp/{own}-{os.getuid()}"),
     ):
-        assert own in stop or own in script.read_text()
         # The second one's child no longer has the variable, as Ray's processes that change their title.
         started = [
             subprocess.Popen(command, env={**os.environ, "RAY_TMPDIR": value}, stdout=-1)

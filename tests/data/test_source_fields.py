@@ -181,4 +181,4 @@ def test_two_images_of_a_sample_change_alike() -> None:
     found = Prepare(data, Index(fields=fields, count=6)).augmented(
         {"left": stored, "right": stored.clone()}, np.arange(6), 0, 0, mixed=False
     )
-    assert torch.equal(found["left"], found["right"])
+    assert torch.equal(found["left"], found["right"]) and not torch.equal(found["left"], stored)

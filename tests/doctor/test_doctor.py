@@ -269,7 +269,15 @@ def test_what_machines_have_in_common_is_said_once(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    "arguments", [["here"], ["--adress", "auto"], ["--address", "nowhere"], ["--address", "http://h:1"]]
+    ("arguments", "message"),
+    [
+        (["here"], "unexpected argument 'here'; see `raytrain doctor --help`"),
+        (["--adress", "auto"], "unknown flag --adress; did you mean --address?"),
+        (["--address", "nowhere"], "an address is HOST:PORT (6379 by default) or `auto`, nowhere; "),
+        (["--address", "http://h:1"], "an address is HOST:PORT (6379 by default) or `auto`, http://h:1; "),
+    ],
 )
-def test_mistakes_are_one_line(alone: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    assert fails(capsys, "doctor", *arguments)
+def test_mistakes_are_one_line(
+    alone: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert message in fails(capsys, "doctor", *arguments)

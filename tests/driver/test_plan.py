@@ -88,7 +88,7 @@ def test_too_many_workers_names_the_most_that_fit(cpus: int, workers: int, most:
     with pytest.raises(UserError, match=rf"asks for {workers} workers and the cluster has {most}, in scaling.workers"):
         make(found, scaling=Scaling(workers=workers), batch_size=workers)
     make(found, scaling=Scaling(workers=most), batch_size=most)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=f"asks for {most + 1} workers and the cluster has {most}, in"):
         make(found, scaling=Scaling(workers=most + 1), batch_size=most + 1)
 
 
@@ -475,7 +475,7 @@ class Squared(Task):
 
 def test_another_task_takes_any_output() -> None:
     assert make(model=Odd("head"), task=Squared()).parameters[0] == 715
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="the model's head does not fit the classes"):
         make(model=Odd("head"), task=Classification())
 
 

@@ -401,10 +401,10 @@ def test_a_run_has_the_new_code_from_one_write_on(
 
         def stops(file: Path, text: bytes, calls: Iterator[int] = calls, at: int = at) -> None:
             if next(calls) == at:
-                raise OSError("no")
+                raise OSError("refused here")
             write_atomically(file, text)
 
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="no"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match=r"^refused here$"):
             patch.setattr(copies, "write_atomically", stops)
             copies.settle(path)
         assert texts(path) == new != old

@@ -12,7 +12,7 @@ import pytest
 import torch
 from harness.faults.points import EPOCH, SETTINGS, Killed, best, content, row
 
-from raytrain.checkpoint import checkpoints, layout, location, retention, side_thread
+from raytrain.checkpoint import checkpoints, layout, retention, side_thread
 from raytrain.checkpoint.storage import Storage
 from raytrain.run import writer
 from raytrain.run.metrics_log import MetricsLog, read_metrics
@@ -104,23 +104,32 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whatever_request_is_the_last_one(s3: str, tmp_path: Path, quick: None) -> None:
     url = f"{s3}/points/kill"
     bucket, plain, requests = Bucket(url), Storage(url), []
+    lost: list[AssertionError] = []
     step = done = 0
+
+    def look() -> None:
+        """Note a failed check: the upload would swallow its error, as that of a request."""
+        try:
+            check(plain, tmp_path / "look", done, step)
+        except AssertionError as error:
+            lost.append(error)
 
     def before(kind: str, name: str) -> None:
         requests.append((kind, name))
-        check(plain, tmp_path / "look", done, step)
+        look()
         COUNTS["kill"] += 1
         if kind == "put":  # an object that is not whole, as a file system would leave it and S3 never does
             if name.startswith("checkpoints/step_") and not name.endswith(layout.MANIFEST):
                 plain.write(name, b"half")
-                check(plain, tmp_path / "look", done, step)
-            COUNTS["torn"] += name.startswith("checkpoints/step_")
+                look()
+                COUNTS["torn"] += 1
 
     bucket.before = before
     with writing(url, tmp_path / "mirror", bucket) as write:
         for step in range(1, STEPS + 1):
             write(step)
             done = step
+    assert not lost, lost
     check(plain, tmp_path / "look", STEPS, STEPS)
     assert {kind for kind, _ in requests} == {"list", "put", "delete"}
     assert list(plain.committed()) == ["step_00000002", "step_00000004"]
@@ -184,4 +193,5 @@ def test_failed_request_is_made_up_by_the_next_checkpoint(s3: str, tmp_path: Pat
 
 def test_the_points_are_counted() -> None:
     print(COUNTS)
-    assert COUNTS["kill"] > 60 and COUNTS["refused"] > 12 and location.is_url("s3://x")
+    assert COUNTS["kill"] > 60 and COUNTS["torn"] >= 12 and COUNTS["goes on elsewhere"] >= 8
+    assert COUNTS["refused"] > 12 and COUNTS["refused, half there"] > 12

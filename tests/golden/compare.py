@@ -26,6 +26,8 @@ _TIMES = ("seconds", "samples_per_second", "milliseconds")
 
 def main(other: Path, names: list[str]) -> int:
     """Print a line for each case; return 1 where two checkouts differ."""
+    if unknown := {*names} - {case.name for case in CASES}:
+        sys.exit(f"error: no such case, {', '.join(sorted(unknown))}")
     different = 0
     for case in CASES:
         if names and case.name not in names:

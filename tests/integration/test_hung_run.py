@@ -119,7 +119,8 @@ def test_training_in_the_driver_without_signals_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "raytrain.cli", "train", str(tmp_path / "deaf.py"), "--out", str(tmp_path)]
     process = subprocess.Popen([*command, "--name", "run"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not list((tmp_path / "run" / "checkpoints").glob("step_*/manifest.json")) and time.monotonic() < deadline:
+    while not list((tmp_path / "run" / "checkpoints").glob("step_*/manifest.json")):
+        assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
     from helpers.processes import tree  # here, for workers run this file too, without the folder of the tests
 

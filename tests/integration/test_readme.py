@@ -182,7 +182,8 @@ def test_a_running_cluster_is_used_and_left_running(home: Path, monkeypatch: pyt
                             stderr=subprocess.DEVNULL)  # fmt: skip
     try:
         deadline = time.monotonic() + 60
-        while not listens(6399) and time.monotonic() < deadline:
+        while not listens(6399):
+            assert time.monotonic() < deadline and head.poll() is None
             time.sleep(0.2)
         doctor = the("raytrain doctor").replace("auto", "127.0.0.1:6399").replace("/shared", str(home / "shared"))
         assert "Ray counts 3 of" in sh(doctor, home) and not (home / "shared").exists()

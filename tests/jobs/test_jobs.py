@@ -203,7 +203,7 @@ def test_an_address_must_be_given_or_be_a_url_in_the_environment(
         with monkeypatch.context() as patch:
             patch.setenv(name, head.url)
             assert cli.run(["status"]) == 0
-    assert "it " in capsys.readouterr().out
+        assert re.search(r"^RUNNING +it ", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("version", ["2.59.1", "3.0.0", "1" * 500])
@@ -475,11 +475,11 @@ def test_a_stream_that_is_silent_for_long_is_opened_again(
     head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "_QUIET_SECONDS", 0.3)
-    over = threading.Event()
+    over, waited = threading.Event(), list[bool]()
 
     def hangs(send: Callable[[str], None]) -> None:
         send(BEGINS + "one\n")
-        over.wait(20)
+        waited.append(over.wait(20))
 
     def goes_on(send: Callable[[str], None]) -> None:
         send(BEGINS + "one\ntwo\n")
@@ -488,20 +488,22 @@ def test_a_stream_that_is_silent_for_long_is_opened_again(
 
     head.streams = [hangs, goes_on]
     assert follows(head) == 0 and capsys.readouterr().out == "one\ntwo\n"
+    assert not waited, "the silent stream was left while it was open"
     over.set()
 
 
 def test_a_stream_that_does_not_end_with_the_job_is_left(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
-    left = threading.Event()
+    left, waited = threading.Event(), list[bool]()
 
     def hangs(send: Callable[[str], None]) -> None:
         send(BEGINS + "one\n")
         head.log = BEGINS + "one\ntwo\n"
         head.ends("SUCCEEDED", 0)
-        assert left.wait(20)
+        waited.append(left.wait(20))
 
     head.streams = [hangs]
     assert follows(head) == 0 and capsys.readouterr().out == "one\ntwo\n"
+    assert not waited, "the stream was left while it was open"
     left.set()
 
 

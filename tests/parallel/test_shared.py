@@ -219,10 +219,10 @@ def test_a_dead_rank_is_noticed(ranks: Ranks, tmp_path: Path) -> None:
 
 def mapped(rank: int, world: int) -> tuple[int, list[str]]:
     """How many open files and names in shared memory a replica leaves."""
-    before = len(os.listdir("/proc/self/fd"))
+    before, there = len(os.listdir("/proc/self/fd")), {*os.listdir("/dev/shm")}
     exchange = shared.replicate(net())
     assert exchange is not None
-    return len(os.listdir("/proc/self/fd")) - before, [name for name in os.listdir("/dev/shm") if "raytrain" in name]
+    return len(os.listdir("/proc/self/fd")) - before, [*({*os.listdir("/dev/shm")} - there)]
 
 
 def test_no_name_is_left_that_a_kill_could_leave_behind(ranks: Ranks) -> None:

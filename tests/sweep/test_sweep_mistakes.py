@@ -28,7 +28,8 @@ def sweep(folder: Path, rest: str, base: str = BASE) -> Path:
     ("rest", "flags", "message"),
     [
         ("()", [], "a sweep without axes, in Sweep"),
-        ("(Grid('optimizer.lrr', (1,)),)", [], "unknown field 'optimizer.lrr', in an axis" and "did you mean"),
+        ("(Grid('optimizer.lrr', (1,)),)", [], "unknown field 'optimizer.lrr', an axis of the sweep ("),
+        ("(Grid('optimizer.lrr', (1,)),)", [], "tune.py:3); did you mean optimizer.lr? "),
         ("(Grid('optimizer.lr', (-1,)),)", [], "axis optimizer.lr has a value that its field refuses"),
         ("(Grid('batch_size', (8,)),), objective='accuracy'", [], "no run reports 'accuracy', in Sweep.objective"),
         ("(Uniform('optimizer.lr', 0, 1),)", [], "trials must be set, because optimizer.lr is not a Grid"),

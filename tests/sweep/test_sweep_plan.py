@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def test_trials_that_take_turns_wait_for_their_reservation(tmp_path: Path, sched
 
 def test_all_trials_of_a_sweep_have_room_in_any_order(tmp_path: Path) -> None:
     """By clusters and sweeps drawn at random: `concurrent` trials fit, placed by a scheduler that chooses badly."""
-    draw = random.Random(3)
+    draw, sweeps = random.Random(3), Counter[str]()
     for _ in range(60):
         resources = nodes(*(draw.choice((1, 2, 3, 4, 8)) for _ in range(draw.randint(1, 3))))
         widths = tuple(sorted(draw.sample((1, 2, 4), draw.randint(1, 2))))
@@ -106,6 +107,7 @@ def test_all_trials_of_a_sweep_have_room_in_any_order(tmp_path: Path) -> None:
         except UserError as refused:
             assert re.search(r"a trial with scaling.workers=\d can never start: the run asks for", str(refused))
             continue
+        sweeps[mode] += 1
         each = {width: found.scaling(replace(BASE, scaling=replace(scaling, workers=width))) for width in widths}
         for width, one in each.items():
             assert resources.room(one.cpus_per_worker or 0) >= width, "alone"
@@ -117,6 +119,7 @@ def test_all_trials_of_a_sweep_have_room_in_any_order(tmp_path: Path) -> None:
                 free[draw.choice(room)] -= one.cpus_per_worker or 0
             if mode == "streaming" and found.concurrent > 1:
                 assert max(free) + 1e-6 >= resources.for_data, "Ray Data keeps a CPU"
+    assert min(sweeps["resident"], sweeps["streaming"]) > 20
 
 
 @pytest.mark.parametrize(

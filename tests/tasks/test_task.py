@@ -100,10 +100,9 @@ def test_counts_do_not_depend_on_how_the_samples_were_cut() -> None:
 
 def test_smoothing_changes_training_and_not_the_validation_loss() -> None:
     whole = batch(50, 10)
-    assert (
-        totals(Classification(label_smoothing=0.3), whole, [50])["loss"]
-        == (totals(Classification(), whole, [50])["loss"])
-    )
+    smoothed, plain = Classification(label_smoothing=0.3), Classification()
+    assert totals(smoothed, whole, [50])["loss"] == totals(plain, whole, [50])["loss"]
+    assert smoothed.loss(Logits(), whole)[0] != plain.loss(Logits(), whole)[0]
 
 
 def test_half_precision_logits_are_judged_in_single_precision() -> None:

@@ -210,7 +210,8 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, 
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("raytrain-lr-*/metrics.jsonl")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob("raytrain-lr-*/metrics.jsonl")):
+            assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)
         time.sleep(0.3)
         process.send_signal(number)

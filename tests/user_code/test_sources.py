@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -423,11 +422,8 @@ def test_damaged_copies_of_the_sources_are_an_error_in_a_line(project: Path, tmp
     sources.activate(None)
     for text in ("", "[]", "{", '{"": 3, "nets/net.py": []}', "\0"):
         (run / "sources.json").write_text(text)
-        assert Run(run).experiment == replace(
-            value,
-            model=Run(run).experiment.model,
-            **{name: getattr(Run(run).experiment, name) for name in ("data", "task")},
-        )
+        found = Run(run).experiment
+        assert config.to_dict(found) == config.to_dict(value) and type(found.model).__name__ == "Net"
     shutil.rmtree(run / "modules" / "nets")
     with pytest.raises(
         UserError, match=r"No module named 'nets', .*copy the file or the folder nets into .*run/modules"
@@ -452,4 +448,5 @@ def test_the_modules_of_a_run_at_a_url_come_down_with_it(project: Path, tmp_path
     sources.activate(None)
     assert type(Run(url).experiment.model).__name__ == "Net"
     (here / "modules" / "stale.py").write_text("")
-    assert Run(url).experiment.model == Run(url).experiment.model and not (here / "modules" / "stale.py").exists()
+    assert config.to_dict(Run(url).experiment.model) == config.to_dict(value.model)
+    assert not (here / "modules" / "stale.py").exists()

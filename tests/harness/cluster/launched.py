@@ -87,7 +87,7 @@ class Cluster:
     def wait_for_nodes(self, count: int, seconds: float = 400) -> None:
         """Waits until Ray counts so many nodes."""
         deadline = time.monotonic() + seconds
-        while (said := self.status()) and f"\n {count} local.cluster.node\n" not in said:
+        while f"\n {count} local.cluster.node\n" not in (said := self.status()):
             assert time.monotonic() < deadline, said
             time.sleep(1)
 
