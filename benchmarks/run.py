@@ -28,11 +28,11 @@ from benchmarks.rows import ROWS, Bench, Row
 
 INTRODUCTION = (
     "# Benchmarks",
-    "Written by `benchmarks/run.py --write`. Ratios count, not absolutes: sides alternate A B A B, a ratio is the "
-    "median of the rounds' ratios, its spread their range. Losses are ours/theirs of the first and the last epoch, "
-    "each with a shuffle of its own. Sweeps have [a page of their own](benchmarks-sweeps.md).",
+    "Written by `benchmarks/run.py --write`. Only ratios count: the sides alternate A B A B. A ratio is the "
+    "median of the rounds' ratios, its spread their range. Losses are ours/theirs, of the first and the last epoch; "
+    "each side shuffles its own way. Sweeps have [a page of their own](benchmarks-sweeps.md).",
     "The MLP is 784-512-512-10 and the CNN has 16 and 32 channels; MNIST, batch 64 a rank, fp32 and one rank where the "
-    "row does not say otherwise. Rows that name no model train the MLP, *-small an MLP of 32 hidden units, on images "
+    "row does not say otherwise. Rows that name no model train the MLP, *-small rows one of 32 hidden units, on images "
     "that are in memory already; streaming-jpeg decodes photographs and trains nothing.",
 )
 
@@ -61,7 +61,7 @@ def main() -> int:
         {name.removeprefix("--"): _value(text) for name, text in zip(fields[::2], fields[1::2], strict=True)},
         arguments.smoke,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave by way of the sides, which would go on alone
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind and so end the sides, which would go on alone
     chosen = (
         [row for row in ROWS if row.name in arguments.rows]
         if arguments.rows
@@ -129,7 +129,7 @@ def _outcome(bench: Bench, row: Row[Bench]) -> str:
 
 
 def _value(text: str) -> Any:
-    """A number, a truth value or a list as JSON has it; other texts stand for themselves."""
+    """Return the value that a text has in JSON, or the text itself where it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -41,11 +41,11 @@ _ORDER = {phase: number for number, phase in enumerate(get_args(Phase))}
 _SLOW = {"starting", "writing a checkpoint", "ending the run"}
 """Phases that take longer: they import libraries, or wait for data and large files."""
 _ALLOWANCE = 3
-"""The factor by which these phases, and all first times, may take longer: a first time may compile."""
+"""The factor by which these phases, and all that is done for the first time, may take longer: that may compile."""
 _LOOK_SECONDS = 1.0
 _SILENCE_SECONDS = 60.0
-"""Seconds for which the store may be silent before a rank without progress decides alone. Ray ends a rank that loses
-rank 0 long before."""
+"""Seconds for which the store may be silent before a rank without progress decides alone. Long before that, Ray ends a
+rank that loses rank 0."""
 _MEETING = ("/torch/distributed/", "/torch/autograd/graph.py", "/raytrain/parallel/shared.py")
 """Files whose code waits for other ranks."""
 _STDLIB = os.path.dirname(os.__file__)
@@ -55,10 +55,10 @@ class Activity:
     """The current phase and position of this process's rank. The rank's threads write it, and the watchdog reads it.
 
     Attributes:
-        what: for people.
-        position: (step, number of the phase, parts of the phase begun); of two ranks, the slower one's is less.
+        what: for messages.
+        position: (step, number of the phase, parts of the phase begun); the slower of two ranks has the smaller one.
         ticks: changes with every sign of progress.
-        known: all that was done to its end.
+        known: all activities that have ended.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Activity:
 
 
 doing = Activity()
-"""That of this process."""
+"""This process's activity."""
 
 
 def awaited(batches: Iterable[T]) -> Iterator[T]:
@@ -119,7 +119,7 @@ class Hang(NamedTuple):
     Attributes:
         error: for people, in a line.
         at: file, line and function.
-        stack: of all threads, the rank's own last, since that is what a reader of a log sees first.
+        stack: those of all threads, the rank's own last, since a log is read from its end.
     """
 
     error: str
@@ -249,7 +249,7 @@ def _stacks(thread: int) -> str:
 
 
 def _waits(frame: FrameType) -> bool:
-    """Return whether a thread may do no more than wait for other ranks."""
+    """Return whether it is possible that a thread only waits for other ranks."""
     return any(part in frame.f_code.co_filename.replace(os.sep, "/") for part in _MEETING)
 
 

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 _LEAST_SPEED = 1 << 17
-"""Lowest upload rate in bytes a second that is waited for: S3 answers only once it has the whole object."""
+"""Bytes a second: a slower upload is given up, since S3 answers only once it has the whole object."""
 ENVIRONMENT = "environment.json"
 _FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
 """The files that rank 0 writes. The metrics are uploaded before a checkpoint's manifest."""
@@ -61,7 +61,7 @@ class Storage:
         Args:
             work: the request; it calls its argument whenever it makes progress.
             changes: the object that the request writes or removes.
-            size: bytes that are uploaded before storage answers; the timeout grows with it, unless other requests fail.
+            size: bytes uploaded before storage answers; the timeout grows with them while other requests succeed.
 
         Raises:
             TimeoutError: no progress in time. The thread is abandoned, and its request may still be carried out.
@@ -87,7 +87,7 @@ class Storage:
         self.pulse.begin(changes)
         threading.Thread(target=run, daemon=True, name="storage-request").start()
         while not done.wait(0.1):
-            waited += 0.1  # counted, since a machine that sleeps does not wait
+            waited += 0.1  # added up, so that time asleep is not counted
             self.pulse.wait()
             limit = self.pulse.limit
             if waited > limit and (self.pulse.silence > limit or waited > limit + size / _LEAST_SPEED):
@@ -97,8 +97,8 @@ class Storage:
         return answers[0]
 
     def names(self, folder: str = "", recursive: bool = True) -> dict[str, int | None]:
-        """Return the sizes of the files below, by their path from the root. A listing that is not recursive has folders
-        too, with None.
+        """Return the sizes of the files below a folder, by path from the root. A listing that is not recursive also has
+        folders, with None.
 
         Raises:
             OSError: storage refused the request; all methods below raise this too.
@@ -194,7 +194,7 @@ class Storage:
         return {name: sizes[name] for name in sorted(whole, key=lambda name: step_of(name) or 0)}
 
     def fetch(self, name: str, folder: Path) -> Path:
-        """Download a checkpoint, unless an equal one that verifies is here. A lock lets one rank of a machine do this.
+        """Download a checkpoint, unless an equal one that verifies is here. A lock admits one rank per machine at once.
 
         Raises:
             UserError: the checkpoint does not verify.
@@ -268,14 +268,14 @@ class Storage:
         expired and incomplete checkpoints.
 
         Args:
-            expired: returns which of some checkpoints to remove, by name and bytes.
+            expired: returns the names of the checkpoints to remove, given their sizes by name.
         """
 
         there = self.names("checkpoints")
         try:
             for name in layout.committed(run / "checkpoints"):
                 self.sending = name
-                if os.path.isfile(run / "checkpoints" / name / layout.MANIFEST):  # or it has been pruned meanwhile
+                if os.path.isfile(run / "checkpoints" / name / layout.MANIFEST):  # otherwise it was pruned meanwhile
                     self.push_checkpoint(run, name, there)
         finally:
             self.sending = ""
@@ -298,7 +298,7 @@ class Storage:
         """
 
         path, manifest = run / "checkpoints" / name, f"checkpoints/{name}/{layout.MANIFEST}"
-        if there.get(manifest) != (path / layout.MANIFEST).stat().st_size:  # or an upload was cut off
+        if there.get(manifest) != (path / layout.MANIFEST).stat().st_size:  # absent, or only partly there
             for part in layout.PARTS:
                 self.write(f"checkpoints/{name}/{part}", path / part)
             self.push_metrics(run)
@@ -343,7 +343,7 @@ class Storage:
 
 _CHUNK = 8 << 20
 _KEPT = (URL, "lock", "stop")
-"""Files of a mirror that are not at the URL."""
+"""Files of a mirror that `pull` does not remove."""
 
 
 def _open(url: str) -> tuple[Any, str]:

@@ -58,9 +58,9 @@ class Loaded:
         size: the number of samples of all ranks.
         ids: int64 [n], this rank's samples, on the CPU.
         arrays: the samples' arrays as they are stored, each [n, ...] and on the device.
-        prepare: turns (arrays, ids) into those that the task sees.
+        prepare: turns (arrays, ids) into the arrays that the task sees.
         most: the largest number of samples of any rank.
-        first: the number of this rank's first shard, over all ranks.
+        first: this rank's first shard, as numbered over all ranks.
         cuts: the number of samples of each of its shards; None if its part is one shard.
     """
 
@@ -74,7 +74,7 @@ class Loaded:
     cuts: tuple[int, ...] | None = None
 
     def shards(self) -> Iterator[tuple[int, Loaded]]:
-        """Yield (number, part) of each shard: the only one, which may be empty, or those of the cuts with samples."""
+        """Yield (number, part) of each shard: the whole part, which may be empty, or each cut that has samples."""
         if self.cuts is None:
             yield self.first, self
             return
@@ -91,7 +91,7 @@ class Loaded:
             yield self._batch(_rows(self.arrays, part), self.ids[part])
 
     def passes(self, size: int, together: bool) -> Iterator[Pass]:
-        """Yield the micro-batches: at least one, and for ranks that work `together` as many as any rank has. A
+        """Yield the micro-batches: at least one, and for ranks that work `together` as many as the fullest rank has. A
         sample of zeros stands for each missing one; it takes part in collectives and must not count."""
         count = max(1, -(-(self.most if together else len(self.ids)) // size))
         for number, batch in enumerate(self.micro_batches(size), 1):
@@ -157,7 +157,7 @@ class Loader:
         augmented = self.train and self.data.augment.random
         for step, (ids, arrays) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)
-            # A short batch may be split over the ranks between the two samples of a pair.
+            # No mixing in a short batch: its split over the ranks may separate a pair.
             prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self._plain
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None

@@ -29,7 +29,7 @@ class Field:
         name: a Python identifier; `bad`, `label` and `target` are taken.
         shape: of one sample: (channels, height, width) of an image, (height, width) or (channels, height, width) of a
             mask.
-        dtype: the name of a NumPy type of numbers. An image of integers has their full range, one of floats 0 to 1.
+        dtype: the name of a NumPy type of numbers. Integers of an image use their type's full range, floats 0 to 1.
         kind: how augmentation treats it. An `image` is cropped, flipped, changed by a policy and normalised to
             float32; a `mask` is cropped and flipped as the images are; `plain` fields reach the task unchanged.
         fill: the value of a mask beyond its edges, in a padded random crop; its dtype must be able to hold it.
@@ -57,12 +57,12 @@ class Index:
     """The samples of one split, in a stable order; sample i is row i everywhere.
 
     A source of labelled images gives `labels`, `classes` and `shape`. Any other source gives `fields`, of which the
-    first is the model's input, and `count` if no column has the number of samples.
+    first is the model's input, and `count` if `labels`, `rows`, `paths` and `sizes` are all None.
 
     Attributes:
         labels: int64 [n]; None for a source without classes.
         classes: the classes' names; a label is a position in it.
-        shape: (channels, height, width) of the stored uint8 images: the one field `image`, whatever `fields` says.
+        shape: (channels, height, width) of stored uint8 images; `image` is then the only field, whatever `fields` says.
         split: train, val or test.
         rows: int64 [n], the sample's row in its source, for sources that number their samples.
         paths: the sample's path below the root, for sources with one file per sample.
@@ -162,7 +162,7 @@ class Index:
 class Data:
     """The base of all data sources. Subclass it in an experiment file, as a frozen dataclass, to bring your own.
 
-    The fields of the base class are keyword-only, so that `ImageFolder("shapes")` is a folder and your own fields need
+    The fields of the base class are keyword-only, so that `ImageFolder("shapes")` sets the folder and your fields need
     no defaults.
     """
 
@@ -197,7 +197,7 @@ class Data:
         raise NotImplementedError(f"{type(self).__name__} needs an index()")
 
     def read(self, index: Index, samples: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
-        """Return the arrays of some samples (int64 [k]) that `index.fields` declares, each [k, ...], by name; a source
+        """Return the arrays that `index.fields` declares for some samples (int64 [k]), each [k, ...], by name; a source
         with one field may return the array alone. Runs in any process of the cluster.
 
         Raises:
@@ -224,8 +224,8 @@ class Data:
 
         Raises:
             UserError: the crop is larger than a stored image, mean, std or the policy do not fit its channels or its
-                type, a mask does not fit the images or the policy, or there are no images or labels for what is asked
-                for.
+                type, a mask does not fit the images or the policy, or the images or labels that a setting needs are
+                missing.
         """
         images = [field for field in index.fields if field.kind == "image"]
         if not images and (self.crop is not None or self.augment.random):

@@ -35,7 +35,7 @@ def cpus_for_data(cpus_per_worker: float, workers: Mapping[str, int]) -> float:
 
 
 def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, workers: Mapping[str, int] = {}) -> str:
-    """Return why Ray Data has given no block for so many seconds, by what the nodes' CPUs are reserved for.
+    """Return why Ray Data has given no block for so many seconds, judging by what holds the nodes' CPUs.
 
     Args:
         needs: CPUs that one of its tasks asks for.
@@ -43,7 +43,7 @@ def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, wor
     """
     free, found = cluster_state.free_cpus(), []
     if any(cpus >= needs for cpus in free.values()):
-        return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is their storage slow?"
+        return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is the data's storage slow?"
     for node in ray.nodes():
         if node["Alive"] and (cpus := node["Resources"].get("CPU", 0.0)):
             own, left = cpus_per_worker * workers.get(node["NodeID"], 0), free.get(node["NodeID"], 0.0)
@@ -54,15 +54,15 @@ def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, wor
 
 
 def why_no_room(scaling: Scaling) -> str:
-    """Return what the next trial of a sweep waits for, by what is free on the nodes.
+    """Return what the next trial of a sweep waits for, judging by what is free on the nodes.
 
     Args:
         scaling: the trial's, as it was planned.
     """
-    job = ray.get_runtime_context().get_job_id()  # which the ids of its placement groups end with
+    job = ray.get_runtime_context().get_job_id()  # the ids of this job's placement groups end with it
     waits = [name for name, group in placement_group_table().items() if group["state"] in ("PENDING", "RESCHEDULING")]
     if not any(name.endswith(job) for name in waits):
-        return "it has its room, and its process is starting"
+        return "its room is reserved, and its process is starting"
     gpus, free, found = scaling.gpus_per_worker or 0.0, cluster_state.free_cpus(), []
     for node in ray.nodes():
         if node["Alive"]:

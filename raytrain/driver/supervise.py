@@ -61,7 +61,7 @@ def distribute(job: Job, leave: threading.Event) -> RunFailed | None:
         leave: when it is set, or the run's `stop` file is there, workers that have not done a step are given up.
 
     Raises:
-        Leave: they were.
+        Leave: it gave up.
     """
     fitting, before, left = _Fitting(job, shares=True), _rows(job.run), False
     while fitting.is_alive():
@@ -75,7 +75,7 @@ def distribute(job: Job, leave: threading.Event) -> RunFailed | None:
 
 
 def _rows(run: Path) -> int:
-    """Return the bytes of a run's metrics."""
+    """Return the bytes in a run's metrics file."""
     try:
         return (run / "metrics.jsonl").stat().st_size
     except OSError:
@@ -86,7 +86,7 @@ class Supervisor:
     """Runs the workers until the run ends, and restarts them after losses.
 
     Args:
-        planned: its plan.
+        planned: the plan.
         job: what each worker gets.
         session: the cluster.
         tail: the metrics, as the observer sees them.
@@ -112,7 +112,7 @@ class Supervisor:
                 before = remote.newest(self.job.run)
                 try:
                     self._train()
-                    # Workers cannot write a status to storage that is silent.
+                    # `unfinished`: workers cannot write a status to silent storage.
                     resized = self.resizing and self._status() in ("interrupted", "unfinished")
                     if not resized or self.interrupts.signal:
                         return
@@ -144,7 +144,7 @@ class Supervisor:
                     self._look()
         except BaseException:
             fitting.cancel()
-            fitting.join(0 if self.can_leave else 10)  # if the connection is this command's, its end also ends them
+            fitting.join(0 if self.can_leave else 10)  # if this command made the connection, ending it ends the workers
             raise
         if fitting.failure is None:
             remote.refresh(self.job.run)
@@ -216,7 +216,7 @@ class Supervisor:
         """Return whether the cluster has room for a number of further workers, by requesting a placement group."""
         need, larger = resources_needed(self.job.experiment), workers + self.job.experiment.scaling.ranks
         try:
-            self.planned.on(larger, self.session.resources())  # one CPU is reserved for Ray Data
+            self.planned.on(larger, self.session.resources())  # this also reserves a CPU for Ray Data
         except errors.UserError:
             return False
         if workers_at_most(need) < larger:
@@ -270,7 +270,7 @@ class _Fitting(threading.Thread):
 def _trainer(job: Job, shares: bool) -> Any:
     os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", str(ANSWER_SECONDS))
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(_START_SECONDS))
-    os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")  # half a minute where a worker is stopped
+    os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")  # by default 30 s where a worker is stopped
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # the supervisor watches for preemption
     scaling = job.experiment.scaling
     return ray_train.trainer(shares)(

@@ -1,4 +1,7 @@
-"""Parallel strategies: how a plain module is spread over the workers. A new one is one new file here."""
+"""Parallel strategies: how a plain module is spread over the workers.
+
+A new one is a new file here and a name in `STRATEGIES`.
+"""
 
 from raytrain.parallel.base import Parallel
 from raytrain.parallel.data_parallel import DataParallel

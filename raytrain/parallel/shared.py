@@ -3,7 +3,7 @@
 For a small model gloo's all-reduce of a 2.7 MB gradient takes longer than the backward pass. Here every rank writes its
 gradients to shared memory, waits until all ranks have written, and sums all of them in the order of the ranks, so that
 all ranks get the same bits. Before a rank writes the next gradients it waits until all ranks have read these. By then
-they have: the wait costs nothing, and a second buffer would cost cache.
+they have read them, so the wait costs nothing; a second buffer would take more cache.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from raytrain.parallel.tree import add_up
 _copy, _add = torch._foreach_copy_, torch._foreach_add_  # type: ignore[reportPrivateImportUsage]
 _HEADER = 4096
 _TOKEN, _WRITTEN, _READ = 0, 128, 256
-"""Where in the header a rank's token stands, and the number of the last exchange for which it has written, and which it
-has read from all; each in cache lines of its own."""
+"""Offsets in the header: of the rank's token, of the number of the last exchange that it has written, and of the last
+that it has read from all ranks; each in its own cache lines."""
 _SUMS = 1024
 """float64 values that `all_reduce` adds up at once, behind the header."""
 _SPIN_SECONDS, _LOOK_SECONDS, _TIMEOUT_SECONDS = 0.002, 1.0, 1800.0
@@ -45,17 +45,17 @@ class SharedMemory(Strategy):
         self.exchange.reduce()
 
     def all_reduce(self, values: torch.Tensor) -> None:
-        """In shared memory too: gloo takes a millisecond or two from ranks that are busy."""
+        """Sum in shared memory too: gloo takes a millisecond or two from ranks that are busy."""
         self.exchange.all_reduce(values)
 
 
 class Exchange:
     """The exchange of a module's gradients, after the backward pass, by memory that all ranks map.
 
-    Buffers (BatchNorm's statistics) become rank 0's with every step, as in DistributedDataParallel.
+    Buffers (BatchNorm's statistics) take rank 0's values at every step, as in DistributedDataParallel.
 
     Args:
-        pairwise: whether ranks are added up as a `Tree` does it, and not one after the other.
+        pairwise: whether ranks' gradients are added up as a `Tree` does, instead of in rank order.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Exchange:
     def reduce(self) -> None:
         """Turn every parameter's gradient into the sum over the ranks. A collective.
 
-        A parameter without a gradient on every rank stays without one.
+        A parameter that has no gradient on any rank stays without one.
 
         Raises:
             ConnectionError: a rank has died.
@@ -175,8 +175,8 @@ def replicate(module: nn.Module, pairwise: bool = False) -> Exchange | None:
         pairwise: as in `Exchange`.
 
     Returns:
-        The replica, or None on all ranks where not all of them are processes of one Linux host that see each other. On
-        other processors than x86-64 too: only there do writes become visible in the order in which they are made.
+        The exchange, or None on all ranks unless all are processes of one Linux host that see each other. Also None on
+        processors other than x86-64: only there do writes become visible in the order in which they are made.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     able = sys.platform == "linux" and platform.machine() == "x86_64"
@@ -207,7 +207,7 @@ def _there(gradients: list[torch.Tensor], present: memoryview) -> list[torch.Ten
 
 
 def _open(pid: int, descriptor: int, token: bytes, size: int) -> mmap.mmap | None:
-    """Map another rank's memory; None where that number means another process here, or none."""
+    """Map another rank's memory; None if the pid is another process on this host, or no process."""
     try:
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:

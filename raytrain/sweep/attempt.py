@@ -1,7 +1,7 @@
 """One attempt at a trial: a run of the training loop whose epochs are taken one at a time.
 
-With one worker the loop runs in a thread of this process, which has torch loaded and the images mapped since the trial
-before; after each epoch it waits to be asked on. With more, Ray Train's workers run it, and their metrics are followed.
+With one worker the loop runs in a thread of this process, which has kept torch loaded and the images mapped since
+the last trial; after an epoch it waits for `next`. With more, it runs in Ray Train's workers, whose metrics are read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Limits:
 
     Attributes:
         memory: bytes beyond what the process has before the trial, or None.
-        seconds: without a finished step.
+        seconds: until a step must be finished.
         share: of the GPU's memory, where trials share one.
     """
 
@@ -87,17 +87,17 @@ class Attempt:
 
     @property
     def begun(self) -> bool:
-        """Whether anything has been trained or is being."""
+        """Whether its training has begun."""
         return self._thread is not None
 
     def next(self) -> tuple[dict[str, Any] | None, str | None]:
         """Train until the end of the next epoch.
 
         Returns:
-            The epoch's row, if another one ended, and what became of the trial, if it did.
+            The epoch's row, if another epoch ended, and the trial's outcome, if the trial ended.
 
         Raises:
-            RunFailed: workers of it were lost, which a new attempt may mend.
+            RunFailed: its workers were lost; a new attempt may succeed.
         """
         if self._thread is None:
             self._replay()
@@ -120,7 +120,7 @@ class Attempt:
         """End the trial with a checkpoint, and free its memory."""
         if self._thread is not None:
             self._stop.set()
-            if self._thread.is_alive() and not self._waiting:  # or it stops without being told
+            if self._thread.is_alive() and not self._waiting:  # else it stops without being told
                 (self.run / "stop").touch()
             self._go.release()
             self._thread.join()
@@ -131,7 +131,7 @@ class Attempt:
         memory.give_back()
 
     def settle(self) -> Path | None:
-        """Return the checkpoint of the last epoch, written to its end; the loop must be between two epochs."""
+        """Return the last epoch's checkpoint once it is fully written; the loop must be between two epochs."""
         if self._trainer is not None and self._trainer.writer is not None:
             self._trainer.writer.background.wait()
         return layout.newest(self.run / "checkpoints")
@@ -155,7 +155,7 @@ class Attempt:
                 deadline, size = time.monotonic() + self.limits.seconds, written
             if time.monotonic() > deadline:
                 (self.run / "logs" / record.STUCK).write_text("no step was finished in time")
-                os._exit(1)  # with this process its workers end
+                os._exit(1)  # its workers end with this process
 
     def _replay(self) -> None:
         """Truncate the metrics to the newest checkpoint, and report the epochs before it again."""
@@ -280,7 +280,7 @@ class _Gate(Hook):
         self.attempt, self._said = attempt, 0.0
 
     def after_step(self, trainer: Trainer) -> None:
-        """Say so, twice a second."""
+        """Reset it, twice a second."""
         now = time.monotonic()
         if now - self._said > _ALIVE_SECONDS:
             self._said = now
@@ -305,7 +305,7 @@ def _size(path: Path) -> int:
 
 
 def keep(run: Path, path: Path, pool: Path) -> None:
-    """Keep a checkpoint, the best one and the metrics up to it for other trials, whatever this one removes."""
+    """Keep a checkpoint, the best one and the first one's metrics for any trial, even if this one removes its own."""
     partial = pool.with_name(f".{pool.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -338,7 +338,7 @@ def adopt(run: Path, pool: Path) -> None:
     state = layout.load_state(sources[-1])
     best = state["progress"]["best"]
     write_atomically(run / "best.json", json.dumps(best, indent=2))
-    for source in sources:  # links, with the newest last: a crash before it leaves a run that begins earlier
+    for source in sources:  # links, the newest last: after a crash before that, the run resumes from an older one
         shutil.copytree(source, own / source.name, copy_function=os.link)
     os.replace(partial, run / "metrics.jsonl")
 
@@ -367,9 +367,9 @@ def _limited(limits: Limits, gpu: bool) -> Iterator[None]:
 _clean: int | None = None
 """Bytes of its own that this process had before its first trial."""
 _worn = 0
-"""Bytes more that it had before the present one: what earlier trials left is not this one's."""
+"""Further bytes that it had before the present trial: earlier trials left them, not this one."""
 
 
 def _peak(gpu: bool) -> int:
-    """Return bytes that the trial took at most: of the device, or of the process with the images that it shares."""
+    """Return the trial's peak bytes: on the device, or of the process together with the images that it shares."""
     return memory.peak(gpu) - (0 if gpu else _worn)

@@ -68,7 +68,7 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
         return "completed"
     thread = threading.Thread(target=lambda: outcome.append(_fit(tuner)), daemon=True, name="ray-tune")
     thread.start()
-    interrupts.says = False  # into the table
+    interrupts.says = False  # spare the table
     deadline = over = None  # the budget is for training: the first trial starts its clock
     leave_by = float("inf")
     waiting = _Waiting(trials, observer)
@@ -203,7 +203,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
     proposed: dict[str, Any] = {"search_alg": _Proposed(trials, waiting), "num_samples": len(waiting)}
     if s.scheduler.mutates:  # Tune takes no search beside such a scheduler: the whole population is there at once
         space, proposed = _population(trials, waiting), {}
-    # Where trials wait for each other, all of them must be there: what they reserve holds them back.
+    # Where trials wait for each other, Tune must have all at once: only their reservations hold them back.
     together = s.scheduler.together and (max(trials.planned.widths) == 1 or ray_train.shares_groups())
     alive = len(waiting) if together else trials.planned.concurrent
     metric: dict[str, Any] = {} if scheduler is None else {"metric": trial.SCORE, "mode": trials.objectives[0].mode}
@@ -260,7 +260,7 @@ def room_for(scaling: Scaling) -> dict[str, Any]:
     bundle = {"CPU": scaling.cpus_per_worker, "GPU": scaling.gpus_per_worker or 0.0}
     if scaling.ranks <= 1:
         return {"bundles": [bundle], "strategy": "PACK"}
-    if not ray_train.shares_groups():  # Ray Train makes a group of its own, and Tune takes no request for nothing
+    if not ray_train.shares_groups():  # Ray Train makes a group of its own, and Tune refuses an empty request
         return {"bundles": [{"memory": 1}], "strategy": "PACK"}
     return {"bundles": [{}, *[bundle] * scaling.ranks], "strategy": scaling.placement.upper()}
 

@@ -1,6 +1,6 @@
 """Trials of micro-batches: real steps in processes of their own (`probe`), one per rank.
 
-A process that dies is an answer: its micro-batch does not fit. Without Ray.
+A process that dies is an answer: its micro-batch does not fit. Ray is not used.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _precisions(value: Experiment, search: Search) -> list[str]:
     device = torch.device("cuda" if value.scaling.gpus_per_worker else "cpu")
     for name in search.precisions:
         check_device(name, device)
-        replace(value, precision=name)  # which a strategy may refuse
+        replace(value, precision=name)  # a strategy may refuse it
     usual = [name for name in available(device, value.parallel.scales) if (device.type, name) != ("cpu", "fp16")]
     return list(dict.fromkeys(search.precisions)) or usual
 
@@ -187,7 +187,7 @@ class _Probes:
         for process in self._processes:
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):  # what was not sent
+                with contextlib.suppress(OSError):  # commands not sent
                     _open(pipe).close()
         self._processes = []
 
@@ -218,7 +218,7 @@ class _Probes:
                 raise errors.UserError(
                     f"the processes that try micro-batches do not start: {why}",
                     "",
-                    "look whether `raytrain train` works; classes of a script or a notebook belong into a "
+                    "check that `raytrain train` works; move classes of a script or a notebook into a "
                     "file of their own",
                 )
 
@@ -238,7 +238,7 @@ class _Probes:
         return self._answers()
 
     def _answers(self) -> list[dict[str, Any]]:
-        """Return the answer of each rank; after a failure, only that of the first rank that failed is not empty."""
+        """Return the answer of each rank; after a failure, all are empty except that of the rank that failed first."""
         answers: list[dict[str, Any]] = [{} for _ in self._processes]
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._processes):

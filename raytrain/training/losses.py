@@ -58,11 +58,11 @@ class Reduced:
 
 
 class LossLog:
-    """Keeps steps until their losses are reduced, with what all ranks must agree on in the same collective: whether to
-    stop, and how many steps come before the next one.
+    """Keeps steps until their losses are reduced. In the same collective all ranks agree on two more things: whether to
+    stop, and after how many steps to reduce next.
 
-    Losses are sums of a few float32 values in float64, which is exact but for the last bits of values of very different
-    size: they depend neither on when losses are reduced nor, for the slots of a deterministic strategy, on the ranks.
+    Losses are float64 sums of a few float32 values, exact but for the last bits if the values are of very different
+    size. So it does not matter when they are reduced, nor, for the slots of a deterministic strategy, on which ranks.
 
     Attributes:
         unit: what the task counts for one sample: 1, or for example its pixels. None before the first step.
@@ -84,11 +84,11 @@ class LossLog:
         self._steps.append(step)
 
     def check_unit(self, count: float, samples: int) -> float:
-        """Return what the task counts for a sample, from its count for some. It is the same for all, so that all ranks
+        """Return what the task counts for a sample, from its count for several. All samples count alike, so that ranks
         know the global batch's count without asking.
 
         Raises:
-            UserError: it was another one before.
+            UserError: it differs from earlier steps.
         """
         unit = count / samples
         if self.unit is None:
@@ -105,7 +105,7 @@ class LossLog:
         """Return the steps since the last time, and whether to stop. A collective.
 
         Args:
-            stop: whether rank 0 wants to stop; of other ranks it does not count.
+            stop: whether rank 0 wants to stop; the value on other ranks is ignored.
         """
         steps, self._steps = self._steps, []
         ranks, now = self.strategy.ranks, time.monotonic()

@@ -41,7 +41,7 @@ from raytrain.watchdog import BACKWARD, FORWARD, doing
 class Trainer:
     """One rank of a run: strategy, optimizer, data and logs.
 
-    `fit` trains a whole run. Finders and sweeps call `started`, `batches`, `step` and `evaluate`.
+    `fit` trains a whole run. Finders call `started` and `step`; a sweep's trial calls `fit` with a hook.
 
     Args:
         value: the experiment, with its open choices decided by the plan.
@@ -51,8 +51,8 @@ class Trainer:
         weights: the initial state dict, for models with pretrained weights.
         ranks: this rank.
         command_started: Unix time at which the user's command began.
-        storage: the URL of the run; its directory is then this machine's alone.
-        hooks: called while it trains, after the experiment's.
+        storage: the run's files at a URL; `run` is then a directory of this machine alone.
+        hooks: further hooks, called after the experiment's.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Trainer:
         self.sample, self.classes = value.data.sample(indices["train"]), indices["train"].classes
         self.weights = weights
         torch.set_num_threads(value.scaling.threads_per_worker or 1)
-        if ranks.device.type == "cpu" and not value.parallel.sharded:  # which is there to take little of it
+        if ranks.device.type == "cpu" and not value.parallel.sharded:  # sharding is there to save memory
             keep_memory()
         check_device(value.precision, ranks.device)
         self.precision = Precision(value.precision, ranks.device)
@@ -91,7 +91,7 @@ class Trainer:
         """Train from the newest checkpoint, or from the start, to the end or to a request to stop.
 
         Returns:
-            `completed` or `interrupted`; the summary is written then.
+            `completed` or `interrupted`, after the summary is written.
         """
         with self.started():
             return self.train()
@@ -133,7 +133,7 @@ class Trainer:
             module.load_state_dict(self.weights)
         module.to(memory_format=memory_format(e.memory_format))  # type: ignore[call-overload]
         if e.compile:
-            # Each shape has a graph of its own. Else one graph for all shapes takes over with the first short batch.
+            # One graph per shape: otherwise the first short batch would bring in one graph for all shapes.
             module.compile(dynamic=False)
         return module
 
@@ -239,7 +239,7 @@ class Trainer:
         """Clip the gradients and update the weights; return whether it did, on all ranks alike."""
         e, strategy = self.experiment, self.strategy
         if e.unfreeze_epoch is not None and self.progress.epoch < e.unfreeze_epoch:
-            for parameter in self.backbone:  # optimizers leave alone what has no gradient, weight decay included
+            for parameter in self.backbone:  # optimizers skip what has no gradient, and do not decay it either
                 parameter.grad = None
         clips = e.clip_norm is not None or e.on_nonfinite == "skip"
         if clips or strategy.sharded:
