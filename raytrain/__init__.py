@@ -19,7 +19,7 @@ from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's 
 
 # isort: split
 from raytrain import config as _config
-from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
+from raytrain.data import MNIST, Augment, Balanced, Batch, Data, Digits, Field, ImageFolder, Index, Sampler, Weighted
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.hooks import Hook
@@ -81,6 +81,7 @@ __all__ = [
     "AdamW",
     "Augment",
     "BadSample",
+    "Balanced",
     "Batch",
     "Checkpoint",
     "Choice",
@@ -113,6 +114,7 @@ __all__ = [
     "RandomSearch",
     "Run",
     "RunInfo",
+    "Sampler",
     "Scaling",
     "Schedule",
     "SimpleModel",
@@ -123,6 +125,7 @@ __all__ = [
     "Torchvision",
     "Uniform",
     "UserError",
+    "Weighted",
     "load_experiment",
     "resume",
     "sweep",

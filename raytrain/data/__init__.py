@@ -5,6 +5,19 @@ from raytrain.data.batch import Batch
 from raytrain.data.digits import Digits
 from raytrain.data.imagefolder import ImageFolder
 from raytrain.data.mnist import MNIST
+from raytrain.data.sampler import Balanced, Sampler, Weighted
 from raytrain.data.source import Data, Field, Index
 
-__all__ = ["MNIST", "Augment", "Batch", "Data", "Digits", "Field", "ImageFolder", "Index"]
+__all__ = [
+    "MNIST",
+    "Augment",
+    "Balanced",
+    "Batch",
+    "Data",
+    "Digits",
+    "Field",
+    "ImageFolder",
+    "Index",
+    "Sampler",
+    "Weighted",
+]

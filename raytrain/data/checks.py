@@ -131,8 +131,19 @@ def _wrong(index: Index) -> tuple[str, str] | None:
         return wrong
     if not len(index):
         return "there are no samples", "let index() list at least one"
-    for name in ("rows", "sizes", "times", "paths"):
-        column = getattr(index, name)
+    if not isinstance(index.columns, dict):
+        return f"columns must be a dict of arrays, got {_kind(index.columns)}", 'write columns={"weight": array}'
+    for name, column in index.columns.items():
+        if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "biufU":
+            got = f"{column.dtype} {list(column.shape)}" if isinstance(column, np.ndarray) else _kind(column)
+            return f"column {name!r} must be an array of numbers or strings, [n], got {got}", "write np.array(values)"
+    if (
+        index.shares
+        and not np.isin(index.columns.get("source", np.array(["none"])), np.arange(len(index.shares))).all()
+    ):
+        return "shares need a column 'source' with the number of each sample's share", "leave shares out"
+    columns = {name: getattr(index, name) for name in ("rows", "sizes", "times", "paths")} | index.columns
+    for name, column in columns.items():
         if column is not None and len(column) != len(index):
             of = "labels" if labels is not None else "samples"
             return f"{name} must have an entry for each of the {len(index)} {of}, got {len(column)}", (
