@@ -19,7 +19,20 @@ from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's 
 
 # isort: split
 from raytrain import config as _config
-from raytrain.data import MNIST, Augment, Balanced, Batch, Data, Digits, Field, ImageFolder, Index, Sampler, Weighted
+from raytrain.data import (
+    MNIST,
+    Augment,
+    Balanced,
+    Batch,
+    Data,
+    Digits,
+    Field,
+    Folds,
+    ImageFolder,
+    Index,
+    Sampler,
+    Weighted,
+)
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.hooks import Hook
@@ -95,6 +108,7 @@ __all__ = [
     "Digits",
     "Experiment",
     "Field",
+    "Folds",
     "Grid",
     "Held",
     "Hook",

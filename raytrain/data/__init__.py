@@ -3,6 +3,7 @@
 from raytrain.data.augment import Augment
 from raytrain.data.batch import Batch
 from raytrain.data.digits import Digits
+from raytrain.data.folds import Folds
 from raytrain.data.imagefolder import ImageFolder
 from raytrain.data.mnist import MNIST
 from raytrain.data.sampler import Balanced, Sampler, Weighted
@@ -16,6 +17,7 @@ __all__ = [
     "Data",
     "Digits",
     "Field",
+    "Folds",
     "ImageFolder",
     "Index",
     "Sampler",

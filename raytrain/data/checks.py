@@ -18,6 +18,7 @@ _TAKEN = ("bad", "label", "target")
 
 def checked_indices(data: Data) -> dict[str, Index]:
     """Return the checked result of `data.index()`: int64 labels below the number of classes, and samples in each split.
+    With `data.folds`, train and val are those of its fold.
 
     Raises:
         UserError: it fails, or returns something else.
@@ -43,7 +44,7 @@ def checked_indices(data: Data) -> dict[str, Index]:
         raise errors.UserError(
             "train and val must have the same classes in the same order", where, "give both Index the same classes"
         )
-    return found
+    return data.folds.split(found)
 
 
 def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:

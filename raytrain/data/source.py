@@ -14,6 +14,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.config import at_least, check
 from raytrain.data.augment import Augment
+from raytrain.data.folds import Folds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -202,6 +203,8 @@ class Data:
     """Mean to subtract, one number or one per channel, in units of the full range."""
     std: tuple[float, ...] = (0.5,)
     """Standard deviation to divide by, one number or one per channel."""
+    folds: Folds = dataclasses.field(default_factory=Folds)
+    """Cross-validation: another split into training and validation."""
 
     def __post_init__(self) -> None:
         check(
