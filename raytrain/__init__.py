@@ -30,6 +30,7 @@ from raytrain.data import (
     Folds,
     ImageFolder,
     Index,
+    Mixed,
     Sampler,
     Weighted,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "LogUniform",
     "Logger",
     "MedianStopping",
+    "Mixed",
     "Model",
     "ModelParallel",
     "OneCycle",

@@ -5,6 +5,7 @@ from raytrain.data.batch import Batch
 from raytrain.data.digits import Digits
 from raytrain.data.folds import Folds
 from raytrain.data.imagefolder import ImageFolder
+from raytrain.data.mixed import Mixed
 from raytrain.data.mnist import MNIST
 from raytrain.data.sampler import Balanced, Sampler, Weighted
 from raytrain.data.source import Data, Field, Index
@@ -20,6 +21,7 @@ __all__ = [
     "Folds",
     "ImageFolder",
     "Index",
+    "Mixed",
     "Sampler",
     "Weighted",
 ]

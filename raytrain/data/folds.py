@@ -118,7 +118,7 @@ class Folds:
         if self.group_pattern is None:
             return None
         where = "in data.folds.group_pattern"
-        if index.paths is None:
+        if not index.in_files:
             what = "group_pattern goes by the names of files, and the samples of this data have none"
             raise errors.UserError(what, where, "use --data.folds.group with a column of the index")
         names, pattern = index.names(np.arange(len(index))), re.compile(self.group_pattern)

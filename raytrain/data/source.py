@@ -107,6 +107,11 @@ class Index:
         return self.fields[0]
 
     @property
+    def in_files(self) -> bool:
+        """Whether each sample is a file."""
+        return self.paths is not None
+
+    @property
     def sample_bytes(self) -> int:
         """Size of all arrays of a sample as they are stored."""
         return sum(field.bytes for field in self.fields)

@@ -67,7 +67,7 @@ def lines(path: Path, answer: dict[str, Any]) -> list[str]:
     if not found or not found["metrics"]:
         return []
     count = found["folds"] - len(found["missing"])
-    rows = [("metric", "mean", "std", "lowest", "highest")]
+    rows: list[tuple[str, ...]] = [("metric", "mean", "std", "lowest", "highest")]
     for name, one in found["metrics"].items():
         values = [value for value in one["folds"].values() if value is not None]
         figures = (one["mean"], one["std"], min(values), max(values))
