@@ -19,7 +19,21 @@ from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's 
 
 # isort: split
 from raytrain import config as _config
-from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
+from raytrain.data import (
+    MNIST,
+    Augment,
+    Balanced,
+    Batch,
+    Data,
+    Digits,
+    Field,
+    Folds,
+    ImageFolder,
+    Index,
+    Mixed,
+    Sampler,
+    Weighted,
+)
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.hooks import Hook
@@ -81,6 +95,7 @@ __all__ = [
     "AdamW",
     "Augment",
     "BadSample",
+    "Balanced",
     "Batch",
     "Checkpoint",
     "Choice",
@@ -94,6 +109,7 @@ __all__ = [
     "Digits",
     "Experiment",
     "Field",
+    "Folds",
     "Grid",
     "Held",
     "Hook",
@@ -104,6 +120,7 @@ __all__ = [
     "LogUniform",
     "Logger",
     "MedianStopping",
+    "Mixed",
     "Model",
     "ModelParallel",
     "OneCycle",
@@ -113,6 +130,7 @@ __all__ = [
     "RandomSearch",
     "Run",
     "RunInfo",
+    "Sampler",
     "Scaling",
     "Schedule",
     "SimpleModel",
@@ -123,6 +141,7 @@ __all__ = [
     "Torchvision",
     "Uniform",
     "UserError",
+    "Weighted",
     "load_experiment",
     "resume",
     "sweep",

@@ -9,7 +9,7 @@ from typing import Literal
 
 from raytrain import errors
 from raytrain.config import above, at_least, check
-from raytrain.data import Data
+from raytrain.data import Data, Sampler
 from raytrain.hooks import Hook
 from raytrain.loggers import Logger
 from raytrain.models import Model
@@ -114,6 +114,8 @@ class Experiment:
     """The model to train."""
     data: Data
     """The data to train on."""
+    sampler: Sampler = field(default_factory=Sampler)
+    """The samples of each training epoch, and their order; validation takes every sample once."""
     task: Task = field(default_factory=Classification)
     """The loss and the metrics."""
     optimizer: Optimizer = field(default_factory=SGD)
@@ -284,6 +286,7 @@ class Experiment:
 _PARTS = {
     "model": Model,
     "data": Data,
+    "sampler": Sampler,
     "task": Task,
     "optimizer": Optimizer,
     "schedule": Schedule,

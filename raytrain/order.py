@@ -11,11 +11,14 @@ OOPSLA 2014).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+Draw = Callable[[int, int, np.ndarray], np.ndarray]
+"""From (seed, epoch, positions int64 [k]) to the samples there, int64 [k]: a pure function."""
 SHARDS = 4
 """Shards of a global batch under `deterministic`, on any number of workers that divides it."""
 _ROUNDS = 8
@@ -49,6 +52,27 @@ def samples(seed: int, epoch: int, n: int, positions: np.ndarray) -> np.ndarray:
         result[outside] = walked
         outside = outside[walked >= n]
     return result.astype(np.int64)
+
+
+def passes(seed: int, n: int, places: np.ndarray) -> np.ndarray:
+    """Return the samples at places of an endless row of passes over [0, n), each a permutation of its own: pass 0 is
+    `samples(seed, 0, n, ...)`, pass 1 follows it.
+
+    Args:
+        places: int64 [k], each of at least 0.
+
+    Returns:
+        int64 [k], each in [0, n).
+    """
+    found = np.zeros(len(places), np.int64)
+    if n == 1 or not len(places):
+        return found
+    numbers = places // n
+    ranked = np.argsort(numbers, kind="stable")
+    distinct, starts = np.unique(numbers[ranked], return_index=True)
+    for number, rows in zip(distinct.tolist(), np.split(ranked, starts[1:]), strict=True):
+        found[rows] = samples(seed, number, n, places[rows] % n)
+    return found
 
 
 def uniform(seed: int, epoch: int, ids: np.ndarray, draws: int) -> np.ndarray:
@@ -151,10 +175,14 @@ class Shard:
 
 
 class Order:
-    """The samples of one epoch by position; computes them a chunk at a time and keeps the last one."""
+    """The samples of one epoch of n positions; computes them a chunk at a time and keeps the last one.
 
-    def __init__(self, seed: int, epoch: int, n: int):
-        self.seed, self.epoch, self.n = seed, epoch, n
+    Args:
+        draw: gives the samples; None takes each of n samples once.
+    """
+
+    def __init__(self, seed: int, epoch: int, n: int, draw: Draw | None = None):
+        self.seed, self.epoch, self.n, self.draw = seed, epoch, n, draw
         self._start, self._chunk = 0, np.empty(0, np.int64)
 
     def __getitem__(self, positions: slice) -> np.ndarray:
@@ -163,8 +191,14 @@ class Order:
         if start < self._start or stop > self._start + len(self._chunk):
             self._start = start
             end = min(max(stop, start + _CHUNK), self.n)
-            self._chunk = samples(self.seed, self.epoch, self.n, np.arange(start, end))
+            self._chunk = self.at(np.arange(start, end))
         return self._chunk[start - self._start : stop - self._start]
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Return the samples at any positions, int64 [k] to int64 [k]."""
+        if self.draw is None:
+            return samples(self.seed, self.epoch, self.n, positions)
+        return self.draw(self.seed, self.epoch, positions)
 
 
 def _feistel(x: np.ndarray, half: int, keys: list[np.uint64]) -> np.ndarray:

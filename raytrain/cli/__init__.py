@@ -148,6 +148,7 @@ _COMMANDS = {
     "batch": _Command("tools", "Find a micro-batch", "EXPERIMENT|RUN [--field value ...] [--memory GIB] [--json]"),
     "resume": _Command("train", "Resume a run", "RUN [--epochs N] [--scaling.workers N] [--experiment FILE]"),
     "sweep": _Command("sweep", "Run a sweep", "SWEEP [--field value ...] [--out runs] [--name N]"),
+    "folds": _Command("sweep", "Cross-validate", "EXPERIMENT [--folds 5] [--field value ...] [--out runs] [--name N]"),
     "report": _Command("report", "Show a sweep again", "SWEEP"),
     "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
     "predict": _Command("tools", "Classify images", "RUN PATH ... [--out predictions.csv]"),

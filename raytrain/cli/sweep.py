@@ -1,4 +1,4 @@
-"""The command sweep."""
+"""The commands sweep and folds."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ def swept(
     """
     with watched(Logger() if quiet else Table(), loggers) as observer:
         return driver.sweep(wanted, options, observer, source, started, write_files)
+
+
+def folds(path: Path, wanted: Sweep, options: Options, source: Path | None) -> None:
+    """Train all folds of an experiment, or resume the sweep of a directory that does."""
+    if (path / "sweep.json").is_file():
+        sweep(path, wanted, options, source)
+    else:
+        swept(wanted, options, source, command_started())
 
 
 def sweep(path: Path, wanted: Sweep, options: Options, source: Path | None) -> None:

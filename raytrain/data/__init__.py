@@ -3,8 +3,25 @@
 from raytrain.data.augment import Augment
 from raytrain.data.batch import Batch
 from raytrain.data.digits import Digits
+from raytrain.data.folds import Folds
 from raytrain.data.imagefolder import ImageFolder
+from raytrain.data.mixed import Mixed
 from raytrain.data.mnist import MNIST
+from raytrain.data.sampler import Balanced, Sampler, Weighted
 from raytrain.data.source import Data, Field, Index
 
-__all__ = ["MNIST", "Augment", "Batch", "Data", "Digits", "Field", "ImageFolder", "Index"]
+__all__ = [
+    "MNIST",
+    "Augment",
+    "Balanced",
+    "Batch",
+    "Data",
+    "Digits",
+    "Field",
+    "Folds",
+    "ImageFolder",
+    "Index",
+    "Mixed",
+    "Sampler",
+    "Weighted",
+]

@@ -18,6 +18,7 @@ _TAKEN = ("bad", "label", "target")
 
 def checked_indices(data: Data) -> dict[str, Index]:
     """Return the checked result of `data.index()`: int64 labels below the number of classes, and samples in each split.
+    With `data.folds`, train and val are those of its fold.
 
     Raises:
         UserError: it fails, or returns something else.
@@ -43,7 +44,7 @@ def checked_indices(data: Data) -> dict[str, Index]:
         raise errors.UserError(
             "train and val must have the same classes in the same order", where, "give both Index the same classes"
         )
-    return found
+    return data.folds.split(found)
 
 
 def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
@@ -131,8 +132,19 @@ def _wrong(index: Index) -> tuple[str, str] | None:
         return wrong
     if not len(index):
         return "there are no samples", "let index() list at least one"
-    for name in ("rows", "sizes", "times", "paths"):
-        column = getattr(index, name)
+    if not isinstance(index.columns, dict):
+        return f"columns must be a dict of arrays, got {_kind(index.columns)}", 'write columns={"weight": array}'
+    for name, column in index.columns.items():
+        if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "biufU":
+            got = f"{column.dtype} {list(column.shape)}" if isinstance(column, np.ndarray) else _kind(column)
+            return f"column {name!r} must be an array of numbers or strings, [n], got {got}", "write np.array(values)"
+    if (
+        index.shares
+        and not np.isin(index.columns.get("source", np.array(["none"])), np.arange(len(index.shares))).all()
+    ):
+        return "shares need a column 'source' with the number of each sample's share", "leave shares out"
+    columns = {name: getattr(index, name) for name in ("rows", "sizes", "times", "paths")} | index.columns
+    for name, column in columns.items():
         if column is not None and len(column) != len(index):
             of = "labels" if labels is not None else "samples"
             return f"{name} must have an entry for each of the {len(index)} {of}, got {len(column)}", (

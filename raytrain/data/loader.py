@@ -18,6 +18,7 @@ from raytrain.data.batch import Batch
 from raytrain.data.blocks import Arrays
 from raytrain.data.prepare import Prepare, Tensors
 from raytrain.data.reader import Epoch, Resident
+from raytrain.data.sampler import Sampler, drawing
 from raytrain.data.source import Data, Index
 from raytrain.watchdog import awaited
 
@@ -57,8 +58,10 @@ class Loaded:
         step: the step in its epoch.
         size: the number of samples of all ranks.
         ids: int64 [n], this rank's samples, on the CPU.
+        keys: int64 [n], what the randomness of each sample's augmentation is keyed by besides seed and epoch: the
+            sample, or under a sampler, which may draw a sample twice, its position in the epoch.
         arrays: the samples' arrays as they are stored, each [n, ...] and on the device.
-        prepare: turns (arrays, ids) into the arrays that the task sees.
+        prepare: turns (arrays, keys) into the arrays that the task sees.
         most: the largest number of samples of any rank.
         first: this rank's first shard, as numbered over all ranks.
         cuts: the number of samples of each of its shards; None if its part is one shard.
@@ -67,6 +70,7 @@ class Loaded:
     step: int
     size: int
     ids: np.ndarray
+    keys: np.ndarray
     arrays: Tensors
     prepare: Callable[[Tensors, np.ndarray], Tensors]
     most: int
@@ -82,13 +86,18 @@ class Loaded:
         for number, (size, stop) in enumerate(zip(self.cuts, stops, strict=True), self.first):
             part = slice(stop - size, stop)
             if len(self.ids[part]):
-                yield number, replace(self, ids=self.ids[part], arrays=_rows(self.arrays, part), cuts=None)
+                yield number, replace(self.rows(part), cuts=None)
+
+    def rows(self, part: slice) -> Loaded:
+        """Return some of the samples, as a part of the same global batch."""
+        arrays = {name: array[part] for name, array in self.arrays.items()}
+        return replace(self, ids=self.ids[part], keys=self.keys[part], arrays=arrays)
 
     def micro_batches(self, size: int) -> Iterator[Batch]:
         """Yield batches of at most `size` samples."""
         for start in range(0, len(self.ids), size):
-            part = slice(start, start + size)
-            yield self._batch(_rows(self.arrays, part), self.ids[part])
+            part = self.rows(slice(start, start + size))
+            yield Batch(self.prepare(part.arrays, part.keys), part.ids)
 
     def passes(self, size: int, together: bool) -> Iterator[Pass]:
         """Yield the micro-batches: at least one, and for ranks that work `together` as many as the fullest rank has. A
@@ -98,10 +107,8 @@ class Loaded:
             yield Pass(batch, number == count, blank=False)
         for number in range(-(-len(self.ids) // size) + 1, count + 1):
             zeros = {name: array.new_zeros((1, *array.shape[1:])) for name, array in self.arrays.items()}
-            yield Pass(self._batch(zeros, np.zeros(1, np.int64)), number == count, blank=True)
-
-    def _batch(self, arrays: Tensors, ids: np.ndarray) -> Batch:
-        return Batch(self.prepare(arrays, ids), ids)
+            none = np.zeros(1, np.int64)
+            yield Pass(Batch(self.prepare(zeros, none), none), number == count, blank=True)
 
 
 class Loader:
@@ -116,6 +123,7 @@ class Loader:
         memory_format: the memory layout of the images that the model sees.
         shards: the number of shards of the rank's part of a batch; None does not cut it.
         on_device: whether to keep all arrays on the device; by default on a GPU with enough memory.
+        sampler: which samples an epoch has, in training.
     """
 
     def __init__(
@@ -132,9 +140,12 @@ class Loader:
         memory_format: torch.memory_format = torch.contiguous_format,
         shards: int | None = None,
         on_device: bool | None = None,
+        sampler: Sampler = Sampler(),
     ):
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
-        self.shard, self.cut = order.Shard(len(index), batch, rank, world, shards or 1), shards is not None
+        self.draw = drawing(sampler, index) if train else None
+        size = sampler.size(index) if train else len(index)
+        self.shard, self.cut = order.Shard(size, batch, rank, world, shards or 1), shards is not None
         self.labels, self.prepare = index.labels, Prepare(data, index, device, memory_format)
         self.on_device: Tensors | None = None
         if isinstance(reader, Resident) and (fits_device(reader.bytes, device) if on_device is None else on_device):
@@ -143,7 +154,7 @@ class Loader:
                 self.on_device["label"] = torch.tensor(index.labels, device=device)
 
     def __len__(self) -> int:
-        """Samples of the split."""
+        """Samples of an epoch."""
         return self.shard.n
 
     @property
@@ -153,7 +164,7 @@ class Loader:
 
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
         """Yield the steps of an epoch from `first_step` on."""
-        way = Epoch(self.shard, self.seed, number if self.train else None, first_step)
+        way = Epoch(self.shard, self.seed, number if self.train else None, first_step, self.draw)
         augmented = self.train and self.data.augment.random
         for step, (ids, arrays) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)
@@ -161,7 +172,8 @@ class Loader:
             prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self._plain
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None
-            yield Loaded(step, size, ids, arrays, prepare, most, first, cuts)
+            keys = ids if self.draw is None else self.shard.slice(step)[0] + np.arange(len(ids))
+            yield Loaded(step, size, ids, keys, arrays, prepare, most, first, cuts)
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, Tensors]]:
         """Yield (ids, arrays) of each step, on the device."""
@@ -201,15 +213,11 @@ class Loader:
                 return
             ready = following, copied
 
-    def _plain(self, arrays: Tensors, ids: np.ndarray) -> Tensors:
+    def _plain(self, arrays: Tensors, keys: np.ndarray) -> Tensors:
         return self.prepare.plain(arrays)
 
     def _augmented(self, epoch: int, mixed: bool) -> Callable[[Tensors, np.ndarray], Tensors]:
         return partial(self.prepare.augmented, seed=self.seed, epoch=epoch, mixed=mixed)
-
-
-def _rows(arrays: Tensors, rows: slice) -> Tensors:
-    return {name: array[rows] for name, array in arrays.items()}
 
 
 @cache

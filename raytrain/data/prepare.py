@@ -56,26 +56,26 @@ class Prepare:
             changed[name] = normalise(changed[name])
         return changed
 
-    def augmented(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int, mixed: bool) -> Tensors:
+    def augmented(self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, mixed: bool) -> Tensors:
         """Return the arrays with augmentation, as copies.
 
         Args:
-            ids: int64 [n], the samples.
+            keys: int64 [n], what randomness is keyed by besides seed and epoch: the samples, or their positions.
             mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes].
         """
-        augment, side, draws = self.data.augment, self.data.crop, order.uniform(seed, epoch, ids, DRAWS)
+        augment, side, draws = self.data.augment, self.data.crop, order.uniform(seed, epoch, keys, DRAWS)
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
             return crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)
 
         changed = dict(arrays) | self._cut(arrays, cut)
         for name, normalise in self.normalise.items():
-            images = normalise(apply_policy(augment, changed[name], seed, epoch, ids))
-            apply_erase(augment, images, seed, epoch, ids)
+            images = normalise(apply_policy(augment, changed[name], seed, epoch, keys))
+            apply_erase(augment, images, seed, epoch, keys)
             changed[name] = images
         if mixed and augment.mixes:
             (name,) = self.normalise
-            target = mix_pairs(augment, changed[name], changed["label"], self.classes, seed, epoch, ids)
+            target = mix_pairs(augment, changed[name], changed["label"], self.classes, seed, epoch, keys)
             assert target is not None
             changed["target"] = target
         return changed

@@ -27,18 +27,23 @@ class Epoch:
     number: int | None
     """The epoch, from 0; None for evaluation, which reads the samples in the order of the index."""
     first_step: int = 0
+    draw: order.Draw | None = None
+    """The sampler's samples by position; None takes every sample once."""
 
     def samples(self, local: np.ndarray) -> np.ndarray:
         """Return the samples at some of this rank's positions (int64 [k]), counted from the first step."""
         positions = self.shard.positions(local, self.first_step)
-        return positions if self.number is None else order.samples(self.seed, self.number, self.shard.n, positions)
+        return positions if self.number is None else self._order(self.number).at(positions)
 
     def steps(self) -> Iterator[np.ndarray]:
         """Yield the samples of each step, int64 [size of this rank's slice]."""
-        chosen = None if self.number is None else order.Order(self.seed, self.number, self.shard.n)
+        chosen = None if self.number is None else self._order(self.number)
         for step in range(self.first_step, self.shard.steps):
             start, stop = self.shard.slice(step)
             yield np.arange(start, stop) if chosen is None else chosen[start:stop]
+
+    def _order(self, number: int) -> order.Order:
+        return order.Order(self.seed, number, self.shard.n, self.draw)
 
 
 class Resident:

@@ -14,6 +14,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.config import at_least, check
 from raytrain.data.augment import Augment
+from raytrain.data.folds import Folds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,6 +72,10 @@ class Index:
         ignored: files that are not samples.
         fields: the arrays that `Data.read` returns for each sample.
         count: the number of samples.
+        columns: further values of each sample that are known without reading it, [n] each, by name: weights for
+            `Weighted`, groups for `Folds`.
+        shares: the shares that the parts of the samples have of an epoch, for the values 0, 1, ... of the column
+            `source`; set by `Mixed`.
     """
 
     # Typed as if they were never None, so that a source that sets them need not check.
@@ -85,6 +90,8 @@ class Index:
     ignored: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()
     count: int | None = None
+    columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.shape is not None:  # also in a copy by dataclasses.replace()
@@ -98,6 +105,11 @@ class Index:
     def input(self) -> Field:
         """The model's input: the first field."""
         return self.fields[0]
+
+    @property
+    def in_files(self) -> bool:
+        """Whether each sample is a file."""
+        return self.paths is not None
 
     @property
     def sample_bytes(self) -> int:
@@ -123,6 +135,18 @@ class Index:
             return [self.name(sample) for sample in samples]
         return self.paths.take(samples).to_pylist()
 
+    def column(self, name: str, where: object) -> np.ndarray:
+        """Return a column, [n].
+
+        Raises:
+            UserError: the source gives none of that name.
+        """
+        if name not in self.columns:
+            known = f"{errors.nearest(name, self.columns)}the columns are {errors.listed(self.columns, 12)}"
+            how = known if self.columns else f'let index() return Index(..., columns={{"{name}": array}})'
+            raise errors.UserError(f"the data has no column {name!r}", where, how)
+        return self.columns[name]
+
     def take(self, samples: np.ndarray) -> Index:
         """Return the index of some samples (int64 [k]), in their order."""
 
@@ -137,11 +161,12 @@ class Index:
             sizes=pick(self.sizes),
             times=pick(self.times),
             paths=None if self.paths is None else self.paths.take(samples),
+            columns={name: pick(column) for name, column in self.columns.items()},
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of the samples: names or rows, sizes, labels and classes. Times are left out, so that a copy of
-        the files has the same hash."""
+        """Return a hash of the samples: names or rows, sizes, labels, classes and columns. Times are left out, so that
+        a copy of the files has the same hash."""
         stored = self.fields if self.shape is None else self.shape
         digest = hashlib.sha256(repr((self.classes, stored, len(self))).encode())
         for array in (self.labels, self.rows, self.sizes):
@@ -152,6 +177,10 @@ class Index:
             lists = pyarrow.ListArray.from_arrays([0, len(self)], self.paths.cast(pyarrow.large_string()))
             joined = pyarrow.compute.call_function("binary_join", [lists, pyarrow.scalar("\0", pyarrow.large_string())])
             digest.update(joined[0].as_buffer())
+        if self.columns or self.shares:
+            digest.update(repr((self.shares, list(self.columns))).encode())
+            for column in self.columns.values():
+                digest.update(np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()[:16]
 
     def _row(self, sample: int) -> int:
@@ -179,6 +208,8 @@ class Data:
     """Mean to subtract, one number or one per channel, in units of the full range."""
     std: tuple[float, ...] = (0.5,)
     """Standard deviation to divide by, one number or one per channel."""
+    folds: Folds = dataclasses.field(default_factory=Folds)
+    """Cross-validation: another split into training and validation."""
 
     def __post_init__(self) -> None:
         check(

@@ -35,7 +35,8 @@ class Streaming:
     """Samples that Ray Data's tasks read and decode while training goes on.
 
     The index is shuffled, never the data: each rank streams the range of its own positions, and tasks turn positions
-    into samples. A resumed run begins at another position.
+    into samples; under a sampler each rank does that for its part of an epoch. A resumed run begins at another
+    position.
 
     Args:
         cpus: the CPUs that a task of Ray Data requests: one, or the part of one that the workers leave on a node.
@@ -64,7 +65,10 @@ class Streaming:
         total = epoch.shard.count(epoch.first_step)
         if total:
             size = total * self.index.sample_bytes
-            blocks = read_blocks(self.data, self.index_ref, epoch.samples, total, size, self.cpus, self.waits)
+            samples = epoch.samples
+            if epoch.draw is not None:  # a sampler's tables are computed here, once, and not again in each task
+                samples = partial(np.take, samples(np.arange(total)))
+            blocks = read_blocks(self.data, self.index_ref, samples, total, size, self.cpus, self.waits)
             for arrays, bad in blocks:
                 check_bad(self.data, bad)
                 if bad:  # the index was made without the samples that were bad then

@@ -47,7 +47,7 @@ def apply_policy(augment: Augment, images: torch.Tensor, seed: int, epoch: int, 
 
     Args:
         images: [n, c, h, w], uint8 or floats on that scale; this function does not change them.
-        ids: int64 [n], the samples.
+        ids: int64 [n], the keys of the samples; see `Prepare.augmented`.
 
     Returns:
         uint8 [n, c, h, w]; without a policy the images themselves.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ _NAMED = 4
 
 
 def may_change(path: str) -> bool:
-    """Return whether a run that goes on may change the value at a dotted path."""
+    """Return whether a run that goes on may change the value at a dotted path; of the sources of `Mixed` what may
+    change of a source."""
+    path = re.sub(r"^data\.sources\.\d+\.", "data.", path)
     return any(path == one or path.startswith(f"{one}.") for one in RESUMABLE)
 
 

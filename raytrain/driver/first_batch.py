@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from raytrain import errors, order
+from raytrain import errors
 from raytrain.data import Index
 from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_read
@@ -40,7 +40,8 @@ class NotTried(Exception):
 
 def sizes(e: Experiment, index: Index) -> list[int]:
     """Return the samples of the first attempt, and of the second one if that can have more."""
-    few, most = min(SAMPLES, e.micro_batch, len(index)), min(e.micro_batch, len(index))
+    size = e.sampler.size(index)
+    few, most = min(SAMPLES, e.micro_batch, size), min(e.micro_batch, size)
     room = _MOST_VALUES // max(1, sum(math.prod(field.shape) for field in index.fields))
     even = [size for size in range(few + 1, most + 1) if most % size == 0 and size <= room]
     return [few, *even[-1:]]
@@ -53,7 +54,7 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
         UserError: `data.read` fails.
         NotTried: none of them can be read.
     """
-    ids = order.samples(e.seed, 0, len(index), np.arange(count))
+    ids = e.sampler.samples(index, e.seed, 0, np.arange(count))
     try:
         arrays = checked_read(e.data, index, ids)
     except BadSample as bad:

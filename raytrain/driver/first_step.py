@@ -66,7 +66,7 @@ def check(e: Experiment, index: Index, module: nn.Module, build: Callable[[], nn
         UserError: the step does not work.
         NotTried: it could not be tried.
     """
-    _check_schedule(e, -(-len(index) // e.batch_size))
+    _check_schedule(e, -(-e.sampler.size(index) // e.batch_size))
     failed = None
     with _undisturbed():
         if any(parameter.is_meta for parameter in module.parameters()):

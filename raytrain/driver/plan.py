@@ -15,6 +15,7 @@ from torch import nn
 from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
+from raytrain.data.sampler import check_sampler
 from raytrain.driver import first_step, plan_lines
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
@@ -68,7 +69,12 @@ class Plan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch."""
-        return -(-len(self.indices["train"]) // self.experiment.batch_size)
+        return -(-self.samples_per_epoch // self.experiment.batch_size)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Training samples of an epoch."""
+        return self.experiment.sampler.size(self.indices["train"])
 
     @property
     def sizes(self) -> list[int]:
@@ -131,8 +137,8 @@ class Plan:
         Args:
             earlier: the run's rows so far.
         """
-        samples = len(self.indices["train"])
-        return RunInfo(run.path, run.where, self.experiment, self.steps_per_epoch, samples, earlier)
+        steps, samples = self.steps_per_epoch, self.samples_per_epoch
+        return RunInfo(run.path, run.where, self.experiment, steps, samples, earlier)
 
     @property
     def resident_bytes(self) -> int:
@@ -179,8 +185,10 @@ def make(
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     sample, dtype = experiment.data.sample(train), train.input.seen_as
-    if experiment.data.augment.mixes and experiment.batch_size > len(train):
-        allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"
+    check_sampler(experiment.sampler, train, experiment.seed)
+    size = experiment.sampler.size(train)
+    if experiment.data.augment.mixes and experiment.batch_size > size:
+        allowed = f"of at most {size}, the samples of an epoch: mixup and cutmix leave a smaller batch as it is"
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), not resumed, dtype)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raytrain.data import Index
+from raytrain.data import Folds, Index
+from raytrain.data.sampler import drawing
 from raytrain.experiment import Experiment
 from raytrain.files import size
 from raytrain.parallel import STRATEGIES
@@ -18,11 +19,14 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
     e, train = plan.experiment, plan.indices["train"]
     shape = "x".join(map(str, e.data.sample(train)))
     splits = ", ".join(f"{len(index):,} {split}" for split, index in plan.indices.items())
-    rows = len(train) / e.replicas
+    rows = plan.samples_per_epoch / e.replicas
+    drawn = drawing(e.sampler, train) is not None
     replica = "worker" if e.replicas == e.scaling.ranks else "replica"
     found = [
         ("model", _model(plan)),
         ("data", f"{type(e.data).__name__}: {splits}; {_arrays(train, shape)}"),
+        *([("folds", _folds(e.data.folds))] if e.data.folds.count else []),
+        *([("sampler", f"{type(e.sampler).__name__}: {plan.samples_per_epoch:,} samples per epoch")] if drawn else []),
         ("workers", _workers(plan)),
         ("parallel", _strategy(e) + (f": {plan.spread}" if plan.spread else "")),
         (
@@ -66,6 +70,12 @@ def _model(plan: Plan) -> str:
     every, trained = plan.parameters
     part = f", {trained:,} of them trained" if trained != every else ""
     return f"{type(plan.experiment.model).__name__}, {every:,} parameters{part}"
+
+
+def _folds(folds: Folds) -> str:
+    groups = folds.group or folds.group_pattern
+    how = f", by groups of {groups}" if groups else ""
+    return f"fold {folds.fold} of 0 to {folds.count - 1} validates{how}; the source's own val split is left out"
 
 
 def _workers(plan: Plan) -> str:

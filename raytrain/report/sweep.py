@@ -17,7 +17,7 @@ from rich.text import Text
 
 from raytrain import errors
 from raytrain.loggers import Logger, RunInfo
-from raytrain.report import sweep_table
+from raytrain.report import folds, sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.files import write_whole
 from raytrain.report.layout import columns, show, show_next
@@ -95,11 +95,16 @@ class Table(Logger):
             self._print(measured, "dim")
         for text in sweep_table.what_happened(results, 2 * _WHAT_HAPPENED):
             self._print(text, "yellow")
+        for text in folds.lines(path, answer):
+            self._print(text)
         done = results.status == "completed"
         style = "bold green" if done else "bold yellow"
         show(self.console, f"{results.status}: ", sweep_table.outcome(results), before_style=style)
-        files = [name for name in ("trials.csv", "plots") if (path / name).exists()]
-        self._print(f"the sweep is in {path}" + (f", with {' and '.join(files)}" if files else ""))
+        files = [name for name in ("folds.json", "trials.csv", "plots") if (path / name).exists()]
+        self._print(
+            f"the sweep is in {path}"
+            + (f", with {' and '.join([', '.join(files[:-1]), files[-1]]).removeprefix(' and ')}" if files else "")
+        )
         if not done:
             show_next(self.console, [("raytrain", "sweep", str(path))])
         if results.best is not None or results.status in ("completed", "failed"):
@@ -166,7 +171,7 @@ class _View:
 
 
 def write_files(path: Path, answer: dict[str, Any]) -> None:
-    """Write `trials.csv` and the plots of a sweep.
+    """Write `trials.csv`, the plots, and of a sweep over folds `folds.json`.
 
     Args:
         path: the sweep's directory.
@@ -178,6 +183,7 @@ def write_files(path: Path, answer: dict[str, Any]) -> None:
     from raytrain.report.sweep_plots import write_plots  # matplotlib, which a table on the terminal does not need
 
     write_csv(path, answer)
+    folds.write(path, answer)
     write_plots(path, answer)
 
 

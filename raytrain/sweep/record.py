@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config
-from raytrain.data import Augment
+from raytrain.data import Augment, Folds
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, write_atomically
 from raytrain.run.metrics_log import read_metrics
@@ -68,7 +68,10 @@ def history(sweep: Path, number: int, before: float = math.inf) -> list[dict[str
 def reads(experiment: Experiment) -> str:
     """Return what decides which images are read, as text: trials for which it is the same share them."""
     data = replace(experiment.data, augment=Augment())
-    return json.dumps(config.to_dict(data) | {"class": type(data).__qualname__}, sort_keys=True)
+    values = config.to_dict(data) | {"class": type(data).__qualname__}
+    if data.folds == Folds():  # sweeps from before there were folds have these texts as keys
+        del values["folds"]
+    return json.dumps(values, sort_keys=True)
 
 
 def epochs(run: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from torch import nn
 
 from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state
-from raytrain.data import Data, ImageFolder, Index
+from raytrain.data import Data, Folds, ImageFolder, Index
 from raytrain.data.checks import checked_indices, classes_differ
 from raytrain.data.image_files import EXTENSIONS
 from raytrain.data.loader import Loader
@@ -52,7 +52,9 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
             have another shape or dtype than those that the model was trained on.
     """
     e = run.experiment
-    data = e.data if root is None else config.replace(e.data, "root", root)
+    data = e.data
+    if root is not None:  # the other data's own splits: folds are of the data that the run was trained on
+        data = config.replace(config.replace(e.data, "root", root), "folds", Folds())
     if getattr(data, "download", False):  # it was for training; a wrong root must not be filled
         data = config.replace(data, "download", False)
     indices = checked_indices(data)

@@ -211,7 +211,7 @@ class _Trial:
         e, device = self.experiment, self.ranks.device
         most = passes * e.micro_batch
         size = min(loaded.size, most * e.replicas)
-        part = replace(loaded, ids=loaded.ids[:most], size=size, most=min(loaded.most, most))
+        part = replace(loaded.rows(slice(most)), size=size, most=min(loaded.most, most))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         started = time.perf_counter()

@@ -152,6 +152,7 @@ class Trainer:
             train=split == "train",
             memory_format=memory_format(e.memory_format),
             shards=e.parallel.batch_shards(self.ranks.world),
+            sampler=e.sampler,
         )
 
     def train(self) -> str:

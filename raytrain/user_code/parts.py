@@ -29,6 +29,7 @@ _NEEDS = {
     "Model": "`def build(self, sample, classes): return {call}`",
     "Data": "`def index(self)`, which returns a dict of Index, and `def read(self, index, samples)`, which returns "
     "arrays of samples",
+    "Sampler": "`def samples(self, index, seed, epoch, positions)`, which returns the sample at each position, int64",
     "Task": "`def loss(self, model, batch): return {call}, len(batch)`, the loss being the sum over the batch",
     "Optimizer": "`def build(self, parameters): return {call}`",
     "Hook": "`def after_step(self, trainer)`, which may return columns for metrics.jsonl",

@@ -1,4 +1,4 @@
-"""The flags of the command sweep."""
+"""The flags of the commands sweep and folds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
-from raytrain import errors
+from raytrain import config, errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
+from raytrain.data.folds import AXIS
 from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
-from raytrain.sweep import Scheduler, Search, Sweep
+from raytrain.run.experiment_file import load as load_experiment
+from raytrain.sweep import Grid, Scheduler, Search, Sweep
 from raytrain.sweep import sweep as sweeps
 
 
@@ -26,6 +28,51 @@ def sweep(arguments: list[str]) -> tuple[Path, Sweep, Options, Path | None] | No
             "`raytrain sweep SWEEP --help` lists its fields and those of its experiment.",
         )
     return Path(path), *parse_sweep(arguments, "sweep", Options())
+
+
+def folds(arguments: list[str]) -> tuple[Path, Sweep, Options, Path | None] | None:
+    """Return the path of the experiment, the sweep over its folds, its options, and the Python file that it came
+    from; of a sweep's directory, what `sweep` returns."""
+    usage, path = "raytrain folds EXPERIMENT", first_argument(arguments)
+    if path is None:
+        return show_usage(
+            arguments,
+            usage,
+            "Splits the training data into folds, trains the experiment once for each of them, which validates, and "
+            "reports mean and standard deviation of the metrics. This is a sweep: `raytrain sweep DIR` resumes it. "
+            "`raytrain folds EXPERIMENT --help` lists the fields; those of --data.folds say how to split.",
+        )
+    if Path(path, "sweep.json").is_file():
+        return sweep(arguments)
+    if take(arguments[1:], f"--{AXIS}")[0]:
+        raise errors.UserError(
+            f"--{AXIS} is what the command varies", "", f"leave it out, or use `raytrain train {path}`"
+        )
+    value, source = load_experiment(path)
+    value, arguments = take_strategy(value, arguments)
+
+    def parsed(
+        experiment: Annotated[Experiment, FLAT] = value,
+        options: Annotated[Options, FLAT] = Options(),
+        folds: int = value.data.folds.count or 5,
+        concurrent: int | None = None,
+    ) -> tuple[Experiment, Options, int, int | None]:
+        """Train all folds.
+
+        Args:
+            folds: Number of folds.
+            concurrent: Folds that train at once; None takes as many as fit.
+        """
+        return experiment, options, folds, concurrent
+
+    about = f"{describe(source)}\n\n{STRATEGY_HELP}"
+    value, options, count, concurrent = parse(parsed, arguments[1:], f"raytrain folds {path}", about)
+    if count < 2:
+        raise errors.out_of_range("folds", count, "of at least 2", "the command line")
+    split = dataclasses.replace(value.data.folds, count=count, fold=0)
+    value = config.replace(value, "data.folds", split)
+    axes = (Grid(AXIS, tuple(range(count))),)
+    return Path(path), Sweep(value, axes, value.task.monitor, concurrent=concurrent, keep=count), options, source
 
 
 def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tuple[Sweep, AnyOptions, Path | None]:

@@ -1,0 +1,159 @@
+"""Mixed: several sources as one, perhaps with a share of each epoch for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from raytrain import config, errors
+from raytrain.data.augment import Augment
+from raytrain.data.checks import checked_indices, checked_read
+from raytrain.data.source import Data, Field, Index
+
+_COMMON = ("crop", "augment", "mean", "std")
+"""What prepares the samples of all sources alike, in one batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixedIndex(Index):
+    """The samples of one split of several sources, one source after the other.
+
+    The column `source` has the number of each sample's source, and `rows` its place in that source's index.
+
+    Attributes:
+        parts: the index of each source.
+    """
+
+    parts: tuple[Index, ...] = ()
+
+    def name(self, sample: int) -> str:
+        """Return the name of a sample for messages."""
+        return self.parts[self.columns["source"][sample]].name(int(self.rows[sample]))
+
+    def names(self, samples: np.ndarray) -> list[str]:
+        """Return the names of some samples (int64 [k])."""
+        found = np.empty(len(samples), object)
+        of = self.columns["source"][samples]
+        for number in np.unique(of):
+            here = np.flatnonzero(of == number)
+            found[here] = self.parts[number].names(self.rows[samples[here]])
+        return found.tolist()
+
+    @property
+    def in_files(self) -> bool:
+        """Whether each sample is a file."""
+        return all(part.in_files for part in self.parts)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the samples and of all sources."""
+        return "-".join([super().fingerprint(), *(part.fingerprint() for part in self.parts)])
+
+
+@dataclass(frozen=True)
+class Mixed(Data):
+    """The samples of several sources with the same fields and classes, such as real and synthetic images.
+
+    With shares, the default sampler gives each source its share of every epoch, up to one sample, in random order; an
+    epoch is as long as all sources together, unless `sampler.fraction` or `sampler.count` says otherwise. Within a
+    source every sample comes once before any comes twice. Without shares every sample comes once per epoch.
+    """
+
+    sources: tuple[Data, ...] = ()
+    """The sources. The mixture's own crop, augment, mean, std, mode and on_bad_sample count: each source must have the
+    same crop, mean and std, and the same augment or none."""
+    shares: tuple[float, ...] = ()
+    """The share of each source, in any unit, as (0.7, 0.3); empty for no shares."""
+    validate: int | None = None
+    """The number of the source, from 0, whose val split validates; None joins those of all sources."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        config.check(self)
+        where = "in Mixed"
+        if len(self.sources) < 2:
+            raise errors.UserError(f"Mixed joins sources, got {len(self.sources)}", where, "give at least two")
+        if self.shares and len(self.shares) != len(self.sources):
+            what = f"shares must have one number per source, {len(self.sources)}, got {len(self.shares)}"
+            raise errors.UserError(what, where, "write as many as there are sources, as (0.7, 0.3)")
+        if self.shares and not all(0 < share < float("inf") for share in self.shares):
+            what = f"each share must be above 0, got {self.shares}"
+            raise errors.UserError(what, where, "leave out a source that is not to be used")
+        if self.validate is not None and not 0 <= self.validate < len(self.sources):
+            allowed = f"from 0 to {len(self.sources) - 1}, the number of a source, or None for all"
+            raise errors.out_of_range("validate", self.validate, allowed, "Mixed")
+        for number, source in enumerate(self.sources):
+            for name in _COMMON:
+                own, common = getattr(source, name), getattr(self, name)
+                if own not in (common, Augment()):
+                    what = f"{name} is {common!r} of Mixed and {own!r} of source {number}, {type(source).__name__}"
+                    raise errors.UserError(what, where, f"give both the same: Mixed(..., {name}=...)")
+
+    def index(self) -> dict[str, Index]:
+        """Return the samples of all sources: train, val, and test where each source has one."""
+        found = [checked_indices(source) for source in self.sources]
+        splits = [split for split in ("train", "val", "test") if all(split in indices for indices in found)]
+        joined: dict[str, Index] = {
+            split: self._joined(split, [indices[split] for indices in found]) for split in splits
+        }
+        if self.validate is not None:
+            val = joined["val"]
+            joined["val"] = val.take(np.flatnonzero(val.columns["source"] == self.validate))
+        return joined
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the arrays of some samples, each read by its own source."""
+        assert isinstance(index, MixedIndex)
+        arrays, of = index.empty(len(samples)), index.columns["source"][samples]
+        for number in np.unique(of):
+            here = np.flatnonzero(of == number)
+            found = checked_read(self.sources[number], index.parts[number], index.rows[samples[here]])
+            for name, array in found.items():
+                arrays[name][here] = array
+        return arrays
+
+    def notes(self) -> list[str]:
+        """Return the notes of all sources."""
+        return [note for source in self.sources for note in source.notes()]
+
+    def probe(self, index: Index) -> list[errors.BadSample]:
+        """Look for samples that cannot be read, as each source does for its own."""
+        assert isinstance(index, MixedIndex)
+        found = []
+        for number, source in enumerate(self.sources):
+            rows = index.rows[index.columns["source"] == number]
+            found += source.probe(index.parts[number].take(rows)) if len(rows) else []
+        return found
+
+    def _joined(self, split: str, parts: list[Index]) -> MixedIndex:
+        first, where = parts[0], "in Mixed"
+        for number, part in enumerate(parts):
+            if part.shares:
+                what = f"source {number}, {type(self.sources[number]).__name__}, has shares of its own"
+                raise errors.UserError(what, where, "give all shares to the outer Mixed")
+            for name in ("classes", "fields"):
+                own, wanted = getattr(part, name), getattr(first, name)
+                if own != wanted:
+                    text = f"source {number} has other {name} than source 0: {_shown(own)} and not {_shown(wanted)}"
+                    raise errors.UserError(text, where, f"give all sources the same {name} in the same order")
+        names = [name for name in first.columns if all(name in part.columns for part in parts) and name != "source"]
+        sizes = [len(part) for part in parts]
+        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
+        labelled = first.labels is not None
+        return MixedIndex(
+            labels=np.concatenate([part.labels for part in parts]) if labelled else None,  # type: ignore[arg-type]
+            classes=first.classes,
+            shape=first.shape,
+            split=split,
+            rows=np.concatenate([np.arange(size) for size in sizes]),
+            ignored=tuple(name for part in parts for name in part.ignored),
+            fields=first.fields,
+            columns={**columns, "source": np.repeat(np.arange(len(parts)), sizes)},
+            shares=self.shares,
+            parts=tuple(parts),
+        )
+
+
+def _shown(values: tuple[str, ...] | tuple[Field, ...]) -> str:
+    """Return classes or fields for a message."""
+    return errors.listed(one if isinstance(one, str) else f"{one.name} {one.dtype} {list(one.shape)}" for one in values)

@@ -1,0 +1,78 @@
+"""Cross-validation for people and programs: mean and standard deviation over the folds of a sweep."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from raytrain.data.folds import AXIS
+from raytrain.files import known_json
+from raytrain.report.files import write_whole
+from raytrain.report.trials import Results, plain
+from raytrain.sweep import record
+
+
+def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what folds.json holds: `folds`, `monitor`, `missing` (the folds without a result) and `metrics`, of each
+    metric the values of the folds' best epochs, their mean and their sample standard deviation (None for one value).
+
+    Args:
+        path: the sweep's directory.
+        answer: the content of its sweep.json.
+
+    Returns:
+        None where the sweep is not one over folds alone.
+    """
+    results = Results.of(answer)
+    if [axis.path for axis in results.axes] != [AXIS]:
+        return None
+    found: dict[int, dict[str, Any]] = {}
+    for trial in results.trials:
+        fold, figures = trial.values.get(AXIS), known_json(record.folder(path, trial.number) / "summary.json")
+        if isinstance(fold, int) and trial.counts:
+            found[fold] = figures
+    names = dict.fromkeys(name for figures in found.values() for name in figures if name.startswith("val_"))
+    monitor = next((figures["monitor"] for figures in found.values() if "monitor" in figures), None)
+    if monitor in names:  # the monitored metric comes first
+        names = {monitor: None} | names
+    metrics = {}
+    for name in names:
+        values = {fold: figures.get(name) for fold, figures in sorted(found.items())}
+        finite = [value for value in values.values() if isinstance(value, int | float) and math.isfinite(value)]
+        if finite:
+            std = statistics.stdev(finite) if len(finite) > 1 else None
+            metrics[name] = {"mean": statistics.fmean(finite), "std": std, "folds": values}
+    folds = sorted(trial.values[AXIS] for trial in results.trials if isinstance(trial.values.get(AXIS), int))
+    missing = [fold for fold in folds if fold not in found]
+    return {"folds": len(folds), "monitor": monitor, "missing": missing, "metrics": metrics}
+
+
+def write(path: Path, answer: dict[str, Any]) -> None:
+    """Write `folds.json`, if the sweep is one over folds; see `summary`.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    found = summary(path, answer)
+    if found is not None:
+        write_whole(path / "folds.json", (json.dumps(found, indent=2) + "\n").encode())
+
+
+def lines(path: Path, answer: dict[str, Any]) -> list[str]:
+    """Return the table of the folds' figures, with its title; nothing for other sweeps, or without a result."""
+    found = summary(path, answer)
+    if not found or not found["metrics"]:
+        return []
+    count = found["folds"] - len(found["missing"])
+    rows: list[tuple[str, ...]] = [("metric", "mean", "std", "lowest", "highest")]
+    for name, one in found["metrics"].items():
+        values = [value for value in one["folds"].values() if value is not None]
+        figures = (one["mean"], one["std"], min(values), max(values))
+        rows.append((plain(name), *("" if figure is None else f"{figure:.4g}" for figure in figures)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    missing = f"; no result of fold {', '.join(map(str, found['missing']))}" if found["missing"] else ""
+    return [f"{count} of {found['folds']} folds, each at its best epoch{missing}", *table]

@@ -1,0 +1,150 @@
+"""Mixed: several sources as one, with shares of each epoch."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.ranks import Ranks, losses, new_run, train_rank
+
+from raytrain import MLP, Augment, Balanced, Data, Digits, Experiment, Folds, Index, Mixed, Run, Sampler, UserError
+from raytrain.data.checks import checked_indices, checked_read
+from raytrain.data.mixed import MixedIndex
+from raytrain.data.sampler import check_sampler
+from raytrain.driver.correction import may_change
+from raytrain.driver.plan import survey
+from raytrain.errors import BadSample
+
+
+@dataclass(frozen=True)
+class Plain(Data):
+    """`count` training samples of two classes; each pixel is the sample's number plus `base`."""
+
+    base: int = 0
+    count: int = 10
+    names: tuple[str, ...] = ("a", "b")
+    side: int = 2
+    bad: int | None = None
+
+    def index(self) -> dict[str, Index]:
+        sizes = {"train": self.count, "val": 4}
+        return {
+            split: Index(np.arange(n) % 2, self.names, (1, self.side, 2), split, columns={"n": np.arange(n)})
+            for split, n in sizes.items()
+        }
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        if self.bad is not None and self.bad in samples and index.split == "train":
+            raise BadSample(f"{self.base}/{self.bad}.png", "broken")
+        found = np.empty((len(samples), *index.shape), np.uint8)
+        found[:] = (self.base + index.columns["n"][samples])[:, None, None, None]
+        return found
+
+
+MIXED = Mixed(sources=(Plain(0, 10), Plain(100, 90)))
+
+
+def drawn(mixed: Mixed, epochs: int, sampler: Sampler = Sampler()) -> list[np.ndarray]:
+    index = mixed.index()["train"]
+    return [sampler.samples(index, 3, epoch, np.arange(sampler.size(index))) for epoch in range(epochs)]
+
+
+def test_samples_are_those_of_the_sources_one_after_the_other() -> None:
+    indices = checked_indices(MIXED)
+    assert {split: len(index) for split, index in indices.items()} == {"train": 100, "val": 8}
+    train = pickle.loads(pickle.dumps(indices["train"]))
+    order = np.random.default_rng(0).permutation(100)
+    found = checked_read(MIXED, train, order)["image"]
+    expected = np.concatenate([np.arange(10), 100 + np.arange(90)])[order]
+    assert np.array_equal(found[:, 0, 0, 0], expected)
+    assert np.array_equal(train.labels, np.concatenate([np.arange(10) % 2, np.arange(90) % 2]))
+    some = train.take(order[:7])
+    assert np.array_equal(checked_read(MIXED, some, np.arange(7))["image"], found[:7])
+    assert train.names(np.array([9, 10])) == ["sample 9", "sample 0"] == [train.name(9), train.name(10)]
+    only = checked_indices(replace(MIXED, validate=1))["val"]
+    assert checked_read(MIXED, only, np.arange(4))["image"][:, 0, 0, 0].tolist() == [100, 101, 102, 103]
+
+
+def test_every_epoch_has_the_shares_and_each_source_goes_in_turn() -> None:
+    mixed = replace(MIXED, shares=(0.7, 0.3))
+    epochs = drawn(mixed, 6)
+    assert all((one < 10).sum() == 70 and (one >= 10).sum() == 30 for one in epochs)
+    times = np.bincount(np.concatenate(epochs), minlength=100)
+    assert set(times[:10]) == {42} and set(times[10:]) == {2}, "70 x 6 of 10 samples, 30 x 6 of 90"
+    assert all((one < 10).sum() == 20 for one in drawn(replace(mixed, shares=(2, 1)), 2, Sampler(count=30)))
+    assert all(np.array_equal(np.sort(one), np.arange(100)) for one in drawn(MIXED, 2)), "without shares all once"
+
+
+def test_fingerprints_tell_sources_and_shares_apart() -> None:
+    others = (MIXED, replace(MIXED, shares=(1.0, 2.0)), Mixed(sources=(Plain(0, 11), Plain(100, 89))))
+    assert len({one.index()["train"].fingerprint() for one in others}) == 3
+
+
+def test_folds_split_a_mixture() -> None:
+    indices = checked_indices(replace(MIXED, shares=(0.5, 0.5), folds=Folds(5, fold=1)))
+    assert (len(indices["train"]), len(indices["val"])) == (80, 20) and indices["train"].shares == (0.5, 0.5)
+    found = Sampler().samples(indices["train"], 0, 0, np.arange(80))
+    assert (indices["train"].columns["source"][found] == 0).sum() == 40
+
+
+def test_bad_samples_are_named_by_their_source() -> None:
+    with pytest.raises(UserError, match=r"cannot read sample: broken, 100/0\.png"):
+        survey(Mixed(sources=(Plain(0, 1), Plain(100, 2, bad=0))))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Mixed(sources=(Plain(),)), "Mixed joins sources, got 1"),
+        (lambda: replace(MIXED, shares=(1.0,)), "shares must have one number per source, 2, got 1"),
+        (lambda: replace(MIXED, shares=(1.0, 0.0)), "each share must be above 0"),
+        (lambda: replace(MIXED, validate=2), "validate = 2 is out of range, in Mixed; give a value from 0 to 1"),
+        (
+            lambda: replace(MIXED, crop=1),
+            "crop is 1 of Mixed and None of source 0, Plain, in Mixed; give both the same",
+        ),
+        (lambda: Mixed(sources=(Plain(), Plain(augment=Augment(flip=0.5)))), "augment is .* of source 1"),
+        (
+            lambda: Mixed(sources=(Plain(), Plain(names=("a", "c")))).index(),
+            "other classes than source 0: a, c and not a",
+        ),
+        (lambda: Mixed(sources=(Plain(), Plain(side=3))).index(), r"other fields .*: image uint8 \[1, 3, 2\] and not"),
+        (lambda: Mixed(sources=(Plain(), replace(MIXED, shares=(1, 2)))).index(), "source 1, Mixed, has shares of its"),
+        (
+            lambda: check_sampler(Balanced(), replace(MIXED, shares=(1, 2)).index()["train"], 0),
+            "Balanced would draw without regard to the shares of the sources",
+        ),
+    ],
+)
+def test_mixtures_that_cannot_be_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_mixtures_may_be_nested_and_augmented() -> None:
+    nested = Mixed(sources=(MIXED, Plain(200, 5)), augment=Augment(flip=0.5), shares=(1.0, 1.0))
+    index = checked_indices(nested)["train"]
+    assert isinstance(index, MixedIndex) and len(index) == 105
+    assert checked_read(nested, index, np.array([3, 12, 104]))["image"][:, 0, 0, 0].tolist() == [3, 102, 204]
+
+
+def test_a_mixture_trains_alike_on_1_and_3_ranks_and_survives_json(ranks: Ranks, tmp_path: Path) -> None:
+    one, other = Digits(folds=Folds(2)), Digits(folds=Folds(2, fold=1))
+    common: Any = {"mean": one.mean, "std": one.std}
+    e = Experiment(MLP(hidden=(16,)), Mixed(sources=(one, other), shares=(0.9, 0.1), **common), batch_size=48)
+    found = []
+    for world in (1, 3):
+        run = new_run(tmp_path / str(world), e)
+        assert Run(run).experiment == e
+        ranks.run(world, train_rank, e, run)
+        found.append(losses(run))
+    np.testing.assert_allclose(found[0], found[1], rtol=2e-6, atol=2e-6)
+    assert len(found[0]) == 30
+
+
+def test_a_resumed_run_may_move_the_folders_of_sources() -> None:
+    assert may_change("data.sources.1.root") and not may_change("data.sources.1.size") and not may_change("data.shares")

@@ -1,0 +1,50 @@
+"""`raytrain folds` on Ray Tune: each fold is the plain run of its split, and a sweep that was cut off goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.ranks import Ranks, losses, new_run, train_rank
+
+from raytrain import MLP, SGD, Balanced, Digits, Experiment, Folds, Grid, Run, Sweep, config
+from raytrain.data.checks import checked_indices
+from raytrain.driver.options import Options
+from raytrain.loggers import Logger
+from raytrain.report.sweep import write_files
+from raytrain.sweep import driver
+from raytrain.sweep.sweep import load
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def test_folds_are_plain_runs_of_their_splits_and_resume(ranks: Ranks, tmp_path: Path) -> None:
+    base = Experiment(
+        MLP(hidden=(32,)), Digits(folds=Folds(3)), optimizer=SGD(lr=0.05, momentum=0.9), sampler=Balanced(), epochs=2
+    )
+    sweep = Sweep(base, (Grid("data.folds.fold", (0, 1, 2)),), "val_accuracy", keep=3)
+    found = driver.sweep(sweep, Options(str(tmp_path), "cv"), Logger(), None, 0.0, write_files)
+    assert found is not None
+    path, values = tmp_path / "cv", []
+    for trial in found.trials:
+        fold = trial["values"]["data.folds.fold"]
+        run = Run(path / "trials" / f"{trial['number']:04d}")
+        e = replace(config.replace(run.experiment, "data.folds.fold", fold), scaling=run.experiment.scaling)
+        alone = new_run(tmp_path / f"alone-{fold}", e)
+        ranks.run(1, train_rank, e, alone, checked_indices(e.data))
+        np.testing.assert_allclose(losses(run.path), losses(alone), rtol=1e-6)
+        assert run.summary["val_accuracy"] == Run(alone).summary["val_accuracy"]
+        values.append(run.summary["val_accuracy"])
+        assert run.checkpoint("best"), "the weights of every fold stay"
+    whole = json.loads((path / "folds.json").read_text())
+    assert whole["metrics"]["val_accuracy"]["mean"] == pytest.approx(np.mean(values))
+    assert whole["metrics"]["val_accuracy"]["std"] == pytest.approx(np.std(values, ddof=1))
+    # As after a kill before the last fold began.
+    shutil.rmtree(path / "trials" / "0002")
+    (path / "folds.json").unlink()
+    driver.resume(path, load(path)[0], Options(), Logger(), 0.0, write_files)
+    assert json.loads((path / "folds.json").read_text()) == whole

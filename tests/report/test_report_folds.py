@@ -1,0 +1,62 @@
+"""folds.json and its table: mean and sample standard deviation over the folds, also while some are missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytrain.report import folds
+
+VALUES = {0: (0.90, 0.31), 1: (0.94, 0.22), 2: (0.86, 0.41)}
+
+
+def answer(path: Path, statuses: tuple[str, ...], axes: tuple[str, ...] = (folds.AXIS,)) -> dict[str, Any]:
+    trials = []
+    for number, status in enumerate(statuses):
+        folder = path / "trials" / f"{number:04d}"
+        folder.mkdir(parents=True)
+        accuracy, loss = VALUES[number]
+        figures = {"monitor": "val_accuracy", "val_loss": loss, "val_accuracy": accuracy, "best_epoch": 2}
+        (folder / "summary.json").write_text(json.dumps(figures))
+        objective = [accuracy] if status == "completed" else [None]
+        values = dict.fromkeys(axes, number)
+        trials.append({"number": number, "status": status, "values": values, "objective": objective})
+    declared = [{"class": "raytrain:Grid", "path": path, "values": [0, 1, 2]} for path in axes]
+    goals = [{"name": "val_accuracy", "mode": "max"}]
+    return {"status": "completed", "sweep": {"axes": declared}, "objectives": goals, "trials": trials, "best": 1}
+
+
+def test_mean_and_standard_deviation_are_numpys(tmp_path: Path) -> None:
+    folds.write(tmp_path, answer(tmp_path, ("completed",) * 3))
+    found = json.loads((tmp_path / "folds.json").read_text())
+    assert (found["folds"], found["monitor"], found["missing"]) == (3, "val_accuracy", [])
+    assert list(found["metrics"]) == ["val_accuracy", "val_loss"], "the monitored one first"
+    for place, name in enumerate(found["metrics"]):
+        values = [VALUES[fold][place] for fold in range(3)]
+        one = found["metrics"][name]
+        assert list(one["folds"].values()) == values
+        assert one["mean"] == pytest.approx(np.mean(values)) and one["std"] == pytest.approx(np.std(values, ddof=1))
+
+
+def test_missing_folds_are_named_and_do_not_count(tmp_path: Path) -> None:
+    given = answer(tmp_path, ("completed", "crashed", "interrupted"))
+    found = folds.summary(tmp_path, given)
+    assert found and found["missing"] == [1, 2] and found["metrics"]["val_accuracy"]["mean"] == 0.9
+    assert found["metrics"]["val_accuracy"]["std"] is None
+    title, head, *rows = folds.lines(tmp_path, given)
+    assert title == "1 of 3 folds, each at its best epoch; no result of fold 1, 2" and head.split()[:3] == [
+        *("metric", "mean", "std")
+    ]
+    assert [row.split()[0] for row in rows] == ["val_accuracy", "val_loss"]
+
+
+def test_other_sweeps_have_no_folds(tmp_path: Path) -> None:
+    for place, axes in enumerate((("optimizer.lr",), (folds.AXIS, "optimizer.lr"))):
+        given = answer(tmp_path / str(place), ("completed",) * 3, axes)
+        assert folds.summary(tmp_path / str(place), given) is None and not folds.lines(tmp_path / str(place), given)
+        folds.write(tmp_path / str(place), given)
+        assert not (tmp_path / str(place) / "folds.json").exists()
