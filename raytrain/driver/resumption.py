@@ -166,9 +166,11 @@ def _check_unfinished(run: Run, value: Experiment) -> None:
         raise errors.UserError(what, run.where, f"train longer with --max_hours above {hours}, or --max_hours None")
     stalled = summary.get("stalled", epochs - (summary.get("best_epoch") or epochs))
     if value.patience is not None and stalled >= value.patience:
+        at = f"at {epochs} epochs, {stalled} of them"
+        if value.validate_every_steps is not None:
+            at = f"at step {summary.get('steps', 0)}, {stalled} validation{'s' if stalled > 1 else ''}"
         raise errors.UserError(
-            f"the run is complete: it stopped early at {epochs} epochs, {stalled} validations without a better "
-            f"{value.task.monitor}",
+            f"the run is complete: it stopped early {at} without a better {value.task.monitor}",
             run.where,
             f"train longer with --patience {stalled + 1} or more, or --patience None",
         )
