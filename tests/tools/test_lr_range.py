@@ -277,4 +277,4 @@ def test_steps_of_the_test_are_not_those_of_the_run(capsys: Capture, tmp_path: P
     out = tmp_path / "lr.png"
     said = succeeds(capsys, "lr", file, "--steps", "20", "--high", "1e-3", "--out", out)
     assert len(out.with_suffix(".csv").read_text().splitlines()) == 21
-    assert "15 steps (0.652 epochs of 23), a validation every 14" in said and "--steps" not in said
+    assert "from 1e-07 to 0.001 in 20 steps" in said
