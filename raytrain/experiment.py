@@ -92,7 +92,9 @@ class Checkpoint:
     """When checkpoints are written and how many are kept."""
 
     every_steps: int | None = None
-    """Steps between checkpoints, besides the checkpoint after each epoch; None writes no others."""
+    """Steps between checkpoints, besides the checkpoint after each validation; None writes no others."""
+    every_minutes: float | None = None
+    """Minutes after which a checkpoint is written if none was, between two steps; None writes none by time."""
     keep: int = 2
     """Number of newest checkpoints to keep, besides the best checkpoint known at each of them."""
     keep_every: int | None = None
@@ -102,7 +104,14 @@ class Checkpoint:
     checkpoint that is being written is not counted."""
 
     def __post_init__(self) -> None:
-        check(self, every_steps=at_least(1), keep=at_least(1), keep_every=at_least(1), max_gib=above(0))
+        check(
+            self,
+            every_steps=at_least(1),
+            every_minutes=above(0),
+            keep=at_least(1),
+            keep_every=at_least(1),
+            max_gib=above(0),
+        )
 
 
 @dataclass(frozen=True)
@@ -129,9 +138,19 @@ class Experiment:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     """When checkpoints are written and how many are kept."""
     epochs: int = 1
-    """Passes over the training data."""
+    """Passes over the training data; without effect where `steps` is set."""
+    steps: int | None = None
+    """Optimizer steps after which the run ends, in as many epochs as that takes; it may end within one. None ends the
+    run after `epochs`."""
+    validate_every_steps: int | None = None
+    """Steps between validations inside epochs, besides the validation at the end of each epoch; a checkpoint follows
+    each. None validates at the end of epochs only."""
+    max_hours: float | None = None
+    """Hours of training and validation, over all sessions of the run, after which it ends with a validation and a
+    checkpoint; a resume with a larger value continues. None has no limit."""
     patience: int | None = None
-    """Epochs without a better value of task.monitor after which training stops; None never stops early."""
+    """Validations without a better value of task.monitor after which training stops: epochs, unless
+    validate_every_steps is set. None never stops early."""
     batch_size: int = 64
     """Samples in a step, over all workers (the global batch)."""
     micro_batch_size: int | None = None
@@ -177,6 +196,9 @@ class Experiment:
         check(
             self,
             epochs=at_least(1),
+            steps=at_least(1),
+            validate_every_steps=at_least(1),
+            max_hours=above(0),
             patience=at_least(1),
             unfreeze_epoch=at_least(1),
             batch_size=at_least(1),
@@ -208,6 +230,14 @@ class Experiment:
             _ = self.sizes  # runs the checks below for each number of workers
             return
         self.parallel.check_settings(self.batch_size, self.scaling.ranks, self.precision, self.compile)
+        self._check_micro_batch()
+
+    def _check_micro_batch(self) -> None:
+        """Check that micro-batches divide a worker's batch, and that mixing's pairs divide them.
+
+        Raises:
+            UserError: they do not.
+        """
         part = self.part
         if self.micro_batch_size and part % self.micro_batch_size:
             fitting = max(m for m in range(1, min(part, self.micro_batch_size) + 1) if part % m == 0)
@@ -228,6 +258,16 @@ class Experiment:
                 "",
                 how,
             )
+
+    def all_steps(self, steps_per_epoch: int) -> int:
+        """Return the optimizer steps of a whole run."""
+        return self.epochs * steps_per_epoch if self.steps is None else self.steps
+
+    def all_epochs(self, steps_per_epoch: int) -> float:
+        """Return the epochs of a whole run, as schedules take them: an integer where the last epoch is whole, else a
+        fraction whose product with `steps_per_epoch` rounds to the run's steps."""
+        whole, rest = divmod(self.all_steps(steps_per_epoch), steps_per_epoch)
+        return self.all_steps(steps_per_epoch) / steps_per_epoch if rest else whole
 
     @property
     def lr(self) -> float:

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from raytrain.user_code import places
 from raytrain.user_code.shipping import fresh
 
 _LOOK_SECONDS = 0.5
+_COUNTED = ("step", "epoch", "validation")
+"""Kinds of rows of which a position says which ones the logger holds; others stand before the first step."""
 _BATCH = 1000
 """Rows of one call of `log`, after which it is noted how far the logger came."""
 _WAITING = 1000
@@ -146,8 +149,10 @@ class Feed:
     def _kept(self, run: Path) -> Held:
         """Return the logger's position, as `_keep` wrote it."""
         kept = known_json(run / self._file)
-        step, epoch = kept.get("step"), kept.get("epoch")
-        return Held(step, epoch) if isinstance(step, int) and isinstance(epoch, int) else Held()
+        step, epoch, validation = kept.get("step"), kept.get("epoch"), kept.get("validation", 0)
+        if isinstance(step, int) and isinstance(epoch, int) and isinstance(validation, int):
+            return Held(step, epoch, validation)
+        return Held()
 
     def _conclude(self) -> None:
         self._deliver(last=True)
@@ -198,7 +203,7 @@ class Feed:
             if held is None:  # the rows behind the offset are not those that were there, or this one is not whole
                 self._offset = 0
                 break
-            if held != self._held or (row and row["kind"] not in ("step", "epoch") and not self._held.step):
+            if held != self._held or (row and row["kind"] not in _COUNTED and not self._held.step):
                 rows.append(row or {})
             self._held, self._offset = held, self._offset + len(line)
         return rows
@@ -209,11 +214,14 @@ class Feed:
         if row is None:
             return None
         if row["kind"] == "step":
-            new = Held(max(held.step, row["step"]), held.epoch)
+            new = replace(held, step=max(held.step, row["step"]))
             return new if new.step <= held.step + 1 else None
         if row["kind"] == "epoch":
-            new = Held(held.step, max(held.epoch, row["epoch"]))
+            new = replace(held, epoch=max(held.epoch, row["epoch"]))
             return new if new.epoch <= held.epoch + 1 else None
+        if row["kind"] == "validation":
+            new = replace(held, validation=max(held.validation, row["step"]))
+            return new if row["step"] <= held.step else None
         return held
 
     def _keep(self) -> None:
@@ -221,8 +229,7 @@ class Feed:
         assert self._run
         file = self._run.path / self._file
         with contextlib.suppress(OSError, errors.UserError):  # then `start` says less than the logger holds
-            values = {"logger": self.name, "step": self._held.step, "epoch": self._held.epoch}
-            write_atomically(file, json.dumps(values))
+            write_atomically(file, json.dumps({"logger": self.name, **vars(self._held)}))
             if url := location.url_of(self._run.path):
                 storage.Storage(url).write(self._file, file)
         self._progress = time.monotonic()

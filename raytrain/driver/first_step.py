@@ -313,11 +313,13 @@ def _check_schedule(e: Experiment, steps: int) -> None:
         UserError: the schedule fails, or returns no number.
     """
     where, how = f"in {place(type(e.schedule).factor)}", "write `def factor(self, step, steps_per_epoch, epochs)`"
-    for step in (0, steps * e.epochs - 1):
+    every = e.all_steps(steps)
+    epochs: Any = e.all_epochs(steps)  # may be a fraction
+    for step in (0, every - 1):
         try:
-            found: Any = e.schedule.factor(step, steps, e.epochs)
+            found: Any = e.schedule.factor(step, steps, epochs)
         except Exception as error:
-            what = f"the schedule fails at step {step} of {steps * e.epochs}: {reason(error)}"
+            what = f"the schedule fails at step {step} of {every}: {reason(error)}"
             raise UserError(what, line_of(error) or where, "correct that line" if line_of(error) else how) from None
         if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
             got = found if isinstance(found, int | float) else _kind(found)

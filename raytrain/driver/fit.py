@@ -101,7 +101,7 @@ def resume(
     """Resume a run from its newest checkpoint.
 
     Args:
-        value: the run's experiment, perhaps with other epochs, scaling, checkpoint or data.root.
+        value: the run's experiment, perhaps with other epochs, steps, scaling, checkpoint or data.root.
         correction: the code to go on with, in place of the run's own; `value` has its classes.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -77,6 +78,11 @@ class Plan:
         return self.experiment.sampler.size(self.indices["train"])
 
     @property
+    def epochs(self) -> int:
+        """Epochs of the run, of which the last one may be a part of one."""
+        return math.ceil(self.experiment.all_epochs(self.steps_per_epoch))
+
+    @property
     def sizes(self) -> list[int]:
         """The numbers of workers that the run can go on with, most first."""
         return replace(self.experiment, scaling=replace(self.experiment.scaling, workers=self.asked.workers)).sizes
@@ -118,7 +124,7 @@ class Plan:
             UserError: they do not.
         """
         settings, one = self.experiment.checkpoint, self.checkpoint_bytes
-        stay = settings.keep + 1 + self.experiment.epochs // (settings.keep_every or self.experiment.epochs + 1)
+        stay = settings.keep + 1 + self.epochs // (settings.keep_every or self.epochs + 1)
         needs = one + (stay * one if settings.max_gib is None else min(stay * one, int(settings.max_gib * 2**30)))
         there = sum(file.stat().st_size for file in folder.glob("checkpoints/step_*/*"))
         disk = shutil.disk_usage(existing(folder))
@@ -208,11 +214,29 @@ def make(
     )
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*experiment.model.notes(), *experiment.data.notes(), *notes]
-    if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
-        notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
+    if (experiment.unfreeze_epoch or 0) >= found.epochs:
+        note = f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"
+        found = replace(found, notes=(*found.notes, note))
+    _check_validations(found)
     _check_gpu_memory(found, sum(each.numel() * each.element_size() for each in module.state_dict().values()))
     return replace(found, notes=(*found.notes, *_check_budget(found)))
+
+
+def _check_validations(plan: Plan) -> None:
+    """Check that a validation of `validate_every_steps` comes before the run's end.
+
+    Raises:
+        UserError: none does.
+    """
+    e = plan.experiment
+    every, steps = e.validate_every_steps, e.all_steps(plan.steps_per_epoch)
+    if every is not None and every > steps:
+        raise errors.UserError(
+            f"validate_every_steps is {every:,} and the run has {steps:,} steps",
+            "in Experiment",
+            f"use --validate_every_steps {max(1, steps // 2)}, or leave it out: the end of the run is validated",
+        )
 
 
 def _check_means(experiment: Experiment, module: nn.Module) -> None:

@@ -35,7 +35,7 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
             f"= {e.batch_size} global",
         ),
         *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
-        ("epochs", f"{e.epochs} x {plan.steps_per_epoch:,} steps; about {rows:,.0f} samples per rank; {e.precision}"),
+        _length(plan, f"about {rows:,.0f} samples per rank; {e.precision}"),
         ("memory", _memory(plan)),
         ("run", plan.run),
         *_ignored(plan),
@@ -119,10 +119,27 @@ def _strategy(experiment: Experiment) -> str:
     return next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
 
 
+def _length(plan: Plan, more: str) -> tuple[str, str]:
+    """Return the line about the length of the run.
+
+    Args:
+        more: what else the line says.
+    """
+    e, per_epoch = plan.experiment, plan.steps_per_epoch
+    found = f"{e.epochs} x {per_epoch:,} steps"
+    if e.steps is not None:
+        found = f"{_count(e.steps, 'step')} ({e.all_epochs(per_epoch):.3g} epochs of {per_epoch:,})"
+    if e.validate_every_steps is not None:
+        found += f", a validation every {e.validate_every_steps:,}"
+    if e.max_hours is not None:
+        found += f", at most {e.max_hours:g} h"
+    return "epochs" if e.steps is None else "steps", f"{found}; {more}"
+
+
 def _scaled_lr(e: Experiment) -> str:
     ratio = f"{e.batch_size}/{e.lr_batch_size}"
     return f"{e.optimizer.lr:g} x {ratio if e.lr_scaling == 'linear' else f'sqrt({ratio})'} = {e.lr:.4g}"
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
+    return f"{number:,} {noun}{'s' if number > 1 else ''}"

@@ -129,28 +129,13 @@ def checked(run: Run, value: Experiment, correction: Correction | None) -> Exper
         raise errors.UserError(
             f"a resumed run cannot change {errors.listed(refused)}",
             run.where,
-            "resume takes --epochs, --patience, --parallel.*, --scaling.*, --checkpoint.*, "
-            "--loggers.*, --micro_batch_size, --clip_norm, --on_nonfinite and --data.root; train a "
-            "new run for the rest",
+            "resume takes --epochs, --steps, --max_hours, --patience, --validate_every_steps, --parallel.*, "
+            "--scaling.*, --checkpoint.*, --loggers.*, --micro_batch_size, --clip_norm, --on_nonfinite and "
+            "--data.root; train a new run for the rest",
         )
     if correction:
         correction.activate()
-    summary = run.summary
-    if summary["status"] == "completed":
-        if summary["epochs"] >= value.epochs:
-            raise errors.UserError(
-                f"the run is complete at {summary['epochs']} epochs",
-                run.where,
-                f"train longer with --epochs above {summary['epochs']}",
-            )
-        stalled = summary["epochs"] - (summary.get("best_epoch") or summary["epochs"])
-        if value.patience is not None and stalled >= value.patience:
-            raise errors.UserError(
-                f"the run is complete: it stopped early at {summary['epochs']} epochs, {stalled} of "
-                f"them without a better {value.task.monitor}",
-                run.where,
-                f"train longer with --patience {stalled + 1} or more, or --patience None",
-            )
+    _check_unfinished(run, value)
     _check_checkpoints(run)
     if (
         value.scaling.workers != run.experiment.scaling.workers
@@ -159,6 +144,36 @@ def checked(run: Run, value: Experiment, correction: Correction | None) -> Exper
     ):
         return config.replace(value, "scaling.threads_per_worker", None)  # shared out anew
     return value
+
+
+def _check_unfinished(run: Run, value: Experiment) -> None:
+    """Check that there is something left to train.
+
+    Raises:
+        UserError: the run is complete.
+    """
+    summary = run.summary
+    if summary["status"] != "completed":
+        return
+    unit, most = ("epochs", value.epochs) if value.steps is None else ("steps", value.steps)
+    done, epochs = summary.get(unit, 0), summary["epochs"]
+    if done >= most:
+        what, how = f"the run is complete at {done} {unit}", f"train longer with --{unit} above {done}"
+        raise errors.UserError(what, run.where, how)
+    if value.max_hours is not None and (summary.get("seconds") or 0.0) >= 3600 * value.max_hours:
+        hours = f"{summary['seconds'] / 3600:.3g}"
+        what = f"the run is complete: it has trained for {hours} hours, and max_hours is {value.max_hours:g}"
+        raise errors.UserError(what, run.where, f"train longer with --max_hours above {hours}, or --max_hours None")
+    stalled = summary.get("stalled", epochs - (summary.get("best_epoch") or epochs))
+    if value.patience is not None and stalled >= value.patience:
+        at = f"at {epochs} epochs, {stalled} of them"
+        if value.validate_every_steps is not None:
+            at = f"at step {summary.get('steps', 0)}, {stalled} validation{'s' if stalled > 1 else ''}"
+        raise errors.UserError(
+            f"the run is complete: it stopped early {at} without a better {value.task.monitor}",
+            run.where,
+            f"train longer with --patience {stalled + 1} or more, or --patience None",
+        )
 
 
 def _check_checkpoints(run: Run) -> None:

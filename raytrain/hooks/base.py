@@ -19,9 +19,9 @@ class Hook:
     `trainer` is the rank's `raytrain.training.trainer.Trainer`; `trainer.progress`, `strategy`, `parameters` and
     `optimizer` are what hooks use most.
 
-    `after_backward`, `after_step` and `after_epoch` may return columns for the row in metrics.jsonl, by their names:
-    numbers, texts or tensors of one number, of which rank 0's are written. A tensor is read when the row is written, so
-    that a step does not wait for the device.
+    `after_backward`, `after_step`, `after_validation` and `after_epoch` may return columns for the row in
+    metrics.jsonl, by their names: numbers, texts or tensors of one number, of which rank 0's are written. A tensor is
+    read when the row is written, so that a step does not wait for the device.
     """
 
     @cached_property
@@ -38,6 +38,11 @@ class Hook:
 
     def after_step(self, trainer: Any) -> Mapping[str, Any] | None:
         """Called when a step is done, whether or not the weights were updated."""
+
+    def after_validation(self, trainer: Any, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Called after each validation inside an epoch (`validate_every_steps`, or where the run ends within an epoch),
+        with its row, before the checkpoint. It may set `trainer.stopping` too. `after_epoch` is called for the
+        validation at an epoch's end."""
 
     def after_epoch(self, trainer: Any, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Called after each epoch's validation, with the epoch's row, before the checkpoint. It may set

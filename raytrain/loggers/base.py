@@ -39,10 +39,12 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Held:
-    """The rows that a logger holds: those of the first `step` steps and of the first `epoch` epochs."""
+    """The rows that a logger holds: those of the first `step` steps, of the first `epoch` epochs, and of the
+    validations inside epochs (kind `validation`) up to step `validation`."""
 
     step: int = 0
     epoch: int = 0
+    validation: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ class Logger:
         those that are there: a kill may have come between `log` and the note of how far it came."""
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Permanent rows, in order, each once. They must be stored when it returns. `row["kind"]` is `step` or `epoch`,
-        or `precision` before the first step."""
+        """Permanent rows, in order, each once. They must be stored when it returns. `row["kind"]` is `step`, `epoch`,
+        or `validation` (inside an epoch), or `precision` before the first step."""
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """New rows as they are written; an empty list now and then. Those since the last checkpoint may come again."""

@@ -1,7 +1,8 @@
-"""The terminal: the plan, a progress bar, a line an epoch, and what came of it. Plain lines where no terminal is."""
+"""The terminal: the plan, a progress bar, a line a validation, and the outcome. Plain lines where no terminal is."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
 from raytrain.report.output import Output
 from raytrain.run import copies
+from raytrain.run.metrics_log import VALIDATED
 from raytrain.tasks.classification import Classification
 
 _PLAIN_SECONDS = 10.0
@@ -54,7 +56,7 @@ class Console(Logger):
             show(self.console, "", f"{text} ...")
 
     def start(self, run: RunInfo, held: Held) -> None:
-        """Print the epochs that a resumed run has done, and begin the bar."""
+        """Print the validations that a resumed run has done, and begin the bar."""
         self._run = run
         self._read(run.earlier)
         if self.console.is_terminal:
@@ -69,9 +71,11 @@ class Console(Logger):
             self._show(self._bar)
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Move the bar; print a line for each epoch."""
+        """Move the bar; print a line for each validation."""
         self._read(rows)
-        ends = bool(rows) and rows[-1]["kind"] == "epoch"  # short epochs end between two polls: then the bar moves too
+        ends = (
+            bool(rows) and rows[-1]["kind"] in VALIDATED
+        )  # short epochs end between two polls: then the bar moves too
         if any(row["kind"] == "step" for row in rows) and not (ends and self._bar is None):
             self._move()
             if self._bar is not None:
@@ -109,12 +113,13 @@ class Console(Logger):
 
     @property
     def _epochs(self) -> int:
-        return self._run.experiment.epochs
+        """The run's epochs, of which the last one may be a part of one."""
+        return math.ceil(self._run.experiment.all_epochs(self._run.steps_per_epoch))
 
     @property
     def _steps(self) -> int:
-        """Steps of all epochs."""
-        return self._epochs * self._run.steps_per_epoch
+        """Steps of the whole run."""
+        return self._run.experiment.all_steps(self._run.steps_per_epoch)
 
     def _facts(self, summary: Mapping[str, Any]) -> list[str]:
         """Return what came of the run, for people."""
@@ -124,11 +129,16 @@ class Console(Logger):
             return ["no step was done"]
         names = [summary["monitor"]] if "monitor" in summary else ["val_accuracy", "val_loss"]  # of an older run
         best = [f"best {name} {_figure(name, summary[name])}" for name in names if summary.get(name) is not None][:1]
+        e, whole = self._run.experiment, summary["status"] == "completed"
+        inside = e.steps is not None or e.validate_every_steps is not None
+        unit = "step" if inside and summary.get("best_step") else "epoch"
+        place = summary.get(f"best_{unit}")
         return [
-            f"epoch {epoch:,} of {self._epochs:,}",
-            *([f"step {steps:,} of {self._steps:,}"] if summary["status"] != "completed" else []),
+            *([f"epoch {epoch:,} of {self._epochs:,}"] if e.steps is None else []),
+            *([f"step {steps:,} of {self._steps:,}"] if e.steps is not None or not whole else []),
             *(["stopped early"] if summary.get("stopped_early") else []),
-            *[f"{text} in epoch {summary['best_epoch']:,}" if summary.get("best_epoch") else text for text in best],
+            *(["out of time"] if summary.get("out_of_time") else []),
+            *[f"{text} {'at' if unit == 'step' else 'in'} {unit} {place:,}" if place else text for text in best],
             *([f"{summary['skipped_steps']:,} steps skipped"] if summary.get("skipped_steps") else []),
             *([f"{rate:,.0f} samples/s"] if rate else []),
             *([f"{summary['seconds']:.1f} s of training"] if summary.get("seconds") else []),
@@ -138,17 +148,23 @@ class Console(Logger):
         for row in rows:
             if row["kind"] == "step":
                 self._last = row
-            elif row["kind"] == "epoch":
-                self._epoch(row)
+            elif row["kind"] in VALIDATED:
+                self._validation(row)
             elif row["kind"] == "precision":
                 self._precision(row)
 
-    def _epoch(self, row: Mapping[str, Any]) -> None:
-        """Print a line of the table of epochs, without the columns that the terminal has no room for."""
-        monitor, lr = self._run.experiment.task.monitor, self._last.get("lr")
+    def _validation(self, row: Mapping[str, Any]) -> None:
+        """Print a line of the table of validations, without the columns that the terminal has no room for. Inside an
+        epoch, its number is a fraction."""
+        e, lr, per_epoch = self._run.experiment, self._last.get("lr"), self._run.steps_per_epoch
+        monitor, done, whole = e.task.monitor, str(row["epoch"]), str(self._epochs)
+        if row["kind"] == "validation":
+            done = f"{row['step'] / per_epoch:.2f}"
+        if e.validate_every_steps is not None or self._steps % per_epoch:
+            whole += ".00"
         ranks = {"train_loss": 7, "val_loss": 6, "val_accuracy": 3, monitor: 8}
         cells = [
-            _Cell(9, "epoch", f"{row['epoch']}/{self._epochs}", len(f"{self._epochs}/{self._epochs}")),
+            _Cell(9, "epoch", f"{done}/{self._epochs}", len(f"{whole}/{self._epochs}")),
             _Cell(4, "step", f"{row['step']:,}", len(f"{self._steps:,}")),
             _Cell(5, "lr", "" if lr is None else f"{lr:.3g}", _LEAST_WIDTH),
             *(

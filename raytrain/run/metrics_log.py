@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,37 @@ def note(run: Path, text: str) -> None:
         append(run / NOTES, f"{text}\n")
 
 
-def read_metrics(path: Path, offset: int = 0, kind: str = "") -> tuple[list[dict[str, Any]], int]:
-    """Return the whole lines of a metrics file from a byte offset on, or those of one kind, and the offset behind them.
-    Damaged lines are left out; `damaged_lines` counts them."""
+VALIDATED = ("epoch", "validation")
+"""The kinds of rows that have a validation's metrics: at an epoch's end, and inside an epoch."""
+
+
+_CENTURY = 3.2e9
+"""Seconds that no epoch takes."""
+
+
+def read_metrics(path: Path, offset: int = 0, kinds: Sequence[str] = ("",)) -> tuple[list[dict[str, Any]], int]:
+    """Return the whole lines of a metrics file from a byte offset on, or those of some kinds, and the offset behind
+    them. Damaged lines are left out; `damaged_lines` counts them."""
     try:
         raw = read_rows(path, offset)
     except FileNotFoundError:
         return [], offset
     whole = raw[: raw.rfind(b"\n") + 1]
-    start = b'{"kind": "' + kind.encode()  # the beginning of every row; an epoch may have thousands of rows of steps
-    rows = [parse_row(line) for line in whole.splitlines() if line.startswith(start)]
+    # The beginning of every row; an epoch may have thousands of rows of steps.
+    starts = tuple(b'{"kind": "' + kind.encode() for kind in kinds)
+    rows = [parse_row(line) for line in whole.splitlines() if line.startswith(starts)]
     return [row for row in rows if row is not None], offset + len(whole)
+
+
+def seconds_at(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the seconds of training and validation up to each row of `VALIDATED`, float [rows]. The `seconds` of a row
+    are those of its epoch so far; a damaged figure counts as 0."""
+    done, found = 0.0, []
+    for row in rows:
+        value = row.get("seconds")
+        found.append(done + (value if isinstance(value, int | float) and abs(value) < _CENTURY else 0.0))
+        done = done if row.get("kind") == "validation" else found[-1]
+    return found
 
 
 def damaged_lines(path: Path) -> int:

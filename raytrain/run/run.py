@@ -108,7 +108,8 @@ class Run:
         return found
 
     def metrics(self, kind: str = "epoch") -> pa.Table:
-        """Return the rows of `metrics.jsonl` of one kind, `epoch` or `step`, as an Arrow table."""
+        """Return the rows of `metrics.jsonl` of one kind as an Arrow table: `epoch`, `step`, or `validation` for those
+        inside epochs."""
         import pyarrow as pa  # `import raytrain` has no time for it
 
         file = self.path / "metrics.jsonl"

@@ -229,8 +229,7 @@ class Attempt:
 
     def ended_epoch(self, trainer: Trainer, row: Mapping[str, Any]) -> bool:
         """Hand an epoch's row over and wait until the next epoch is wanted; return whether to stop instead."""
-        self._trainer, e = trainer, trainer.experiment
-        last = trainer.progress.over(e.epochs, e.patience)
+        self._trainer, last = trainer, trainer.over
         faulthandler.cancel_dump_traceback_later()
         record.update(self.run, peak_memory_bytes=_peak(bool(self.value.scaling.gpus_per_worker)))
         self._said.put(("row", {**row} | ({"last": True} if last else {"live": True})))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytrain import errors
+from raytrain.run.metrics_log import seconds_at
 
 _MODES = {"samples_per_second": "max", "peak_memory_bytes": "min", "seconds": "min"}
 _ACCURACY = "val_accuracy"
@@ -41,27 +42,23 @@ class Objective:
         return not self.every_epoch
 
     def now(self, rows: list[dict[str, Any]]) -> float | None:
-        """Return the last epoch's value, for a scheduler."""
+        """Return the last validation's value, for a scheduler."""
         value = rows[-1].get(self.figure) if rows else None
         return value if isinstance(value, int | float) and math.isfinite(value) else None
 
     def of(self, rows: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:
-        """Return the whole trial's: the best epoch's metric, or the run's figure.
+        """Return the whole trial's: the best validation's metric, or the run's figure.
 
         Args:
-            rows: the epoch rows of its metrics, in order.
+            rows: the rows of its metrics that have a validation's, in order.
             summary: its run's summary; of a run that ended early, what there is.
 
         Returns:
             None where there is none, as of an accuracy that was not reached.
         """
         if self.target is not None:
-            seconds = 0.0
-            for row in rows:
-                seconds += row.get("seconds") or 0.0
-                if (row.get(_ACCURACY) or 0.0) >= self.target:
-                    return seconds
-            return None
+            reached = ((row.get(_ACCURACY) or 0.0) >= self.target for row in rows)
+            return next((seconds for seconds, there in zip(seconds_at(rows), reached, strict=True) if there), None)
         if self.every_epoch:
             found = [row[self.figure] for row in rows if row.get(self.figure) is not None]
             return (max(found) if self.mode == "max" else min(found)) if found else None
@@ -69,7 +66,7 @@ class Objective:
         if value is None and rows and self.figure == "samples_per_second":
             value = rows[-1].get(self.figure)
         if value is None and rows and self.figure == "seconds":
-            value = sum(row.get("seconds") or 0.0 for row in rows)
+            value = seconds_at(rows)[-1]
         return value
 
     def better(self, value: float | None, than: float | None) -> bool:

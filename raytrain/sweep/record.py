@@ -14,7 +14,7 @@ from raytrain import config
 from raytrain.data import Augment, Folds
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, write_atomically
-from raytrain.run.metrics_log import read_metrics
+from raytrain.run.metrics_log import VALIDATED, read_metrics, seconds_at
 from raytrain.sweep.objective import Objective
 
 ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed", "failed")
@@ -74,36 +74,47 @@ def reads(experiment: Experiment) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def epochs(run: Path) -> list[dict[str, Any]]:
-    """Return the epoch rows of a trial's metrics."""
+def validations(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of a trial's metrics that have a validation's: those of epochs and those inside epochs."""
     with contextlib.suppress(ValueError):
-        return read_metrics(run / "metrics.jsonl", kind="epoch")[0]
+        return read_metrics(run / "metrics.jsonl", kinds=VALIDATED)[0]
     return []
 
 
-def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int) -> dict[str, Any]:
-    """Return a trial's record with the figures of its run, as `sweep.json` lists it."""
-    found, rows, summary = read(run) or {}, epochs(run), known_json(run / "summary.json")
+def epochs(run: Path) -> list[dict[str, Any]]:
+    """Return the epoch rows of a trial's metrics."""
+    return [row for row in validations(run) if row["kind"] == "epoch"]
+
+
+def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int | None) -> dict[str, Any]:
+    """Return a trial's record with the figures of its run, as `sweep.json` lists it.
+
+    Args:
+        of_epochs: the epochs of a whole trial; None where trials are counted in steps.
+    """
+    found, rows, summary = read(run) or {}, validations(run), known_json(run / "summary.json")
     if found.get("peak_memory_bytes"):
         summary["peak_memory_bytes"] = found["peak_memory_bytes"]
     usable = found.get("status") in ("completed", "stopped", "running", "paused", "interrupted")
-    own = rows[found["taken"][-1]["epoch"] :] if found.get("taken") else rows  # not what it has from another trial
+    own = rows
+    if found.get("taken"):  # leave out what it has from another trial
+        own = [row for row in rows if row["epoch"] > found["taken"][-1]["epoch"]]
     best = _best(own, objectives[0])
     return found | {
         "objective": [objective.of(own, summary) if usable else None for objective in objectives],
-        "epochs": len(rows),
+        "epochs": sum(row["kind"] == "epoch" for row in rows),
         "of_epochs": of_epochs,
         "val_accuracy": best.get("val_accuracy"),
         "val_loss": best.get("val_loss"),
         "samples_per_second": summary.get("samples_per_second")
         or (rows[-1].get("samples_per_second") if rows else None),
-        "seconds": summary.get("seconds") or sum(row.get("seconds") or 0.0 for row in rows) or None,
+        "seconds": summary.get("seconds") or (seconds_at(rows)[-1] if rows else None) or None,
         "peak_memory_bytes": summary.get("peak_memory_bytes"),
     }
 
 
 def _best(rows: list[dict[str, Any]], objective: Objective) -> dict[str, Any]:
-    """Return the row of the best epoch: by the objective where it is a metric, else by accuracy, else by loss."""
+    """Return the row of the best validation: by the objective where it is a metric, else by accuracy, else by loss."""
     by = objective
     if not by.every_epoch:
         accuracy = any(row.get("val_accuracy") is not None for row in rows)

@@ -99,7 +99,29 @@ class Sweep:
         for axis in self.axes:
             _check_axis(self.experiment, axis, {other.path: other.examples()[0] for other in self.axes})
         self.search.check(self.axes, objectives)
-        self.scheduler.check(self.axes, objectives, self.count, self.experiment.epochs)
+        self._check_steps(known)
+        most = self.experiment.epochs if self.experiment.steps is None else self.experiment.steps
+        self.scheduler.check(self.axes, objectives, self.count, most)  # the plan knows how many epochs these steps are
+
+    def _check_steps(self, axes: list[str]) -> None:
+        """Check that trials which are counted in steps can be compared.
+
+        Raises:
+            UserError: they have no epochs to vary, or a scheduler would compare them after other numbers of steps.
+        """
+        if self.experiment.steps is None and "steps" not in axes:
+            return
+        if "epochs" in axes:
+            what = "an axis over epochs has no effect where steps is set"
+            raise errors.UserError(what, "in Sweep.axes", 'use Grid("steps", ...), or leave steps out')
+        varied = [path for path in axes if path in ("steps", "batch_size")]
+        if varied and not isinstance(self.scheduler, Complete):
+            raise errors.UserError(
+                f"{type(self.scheduler).__name__} compares trials after equal epochs, and with steps set these differ "
+                f"along the axis {varied[0]}",
+                "in Sweep.scheduler",
+                "count the trials in epochs, or use Complete()",
+            )
 
     @property
     def objectives(self) -> tuple[Objective, ...]:

@@ -53,6 +53,11 @@ class SweepPlan:
         return _decided(one, self.sweep.scheduler.together, self.share, _streams(self.variants))
 
     @property
+    def epochs(self) -> int:
+        """Epochs of a whole trial, after which schedulers count."""
+        return self.sweep.experiment.epochs if self.sweep.experiment.steps is None else self.base.epochs
+
+    @property
     def fingerprints(self) -> dict[str, dict[str, str]]:
         """Of each split of each way of reading."""
         return {
@@ -144,7 +149,9 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     if needs > free:
         raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
     widths = tuple(sorted({scaling.ranks for scaling, _ in scalings}))
-    return SweepPlan(value, base, share, concurrent, widths, weights, variants)
+    found = SweepPlan(value, base, share, concurrent, widths, weights, variants)
+    value.scheduler.check(value.axes, value.objectives, value.count, found.epochs)
+    return found
 
 
 def _scalings(value: Sweep) -> list[tuple[Scaling, str]]:

@@ -77,7 +77,8 @@ class Trial(tune.Trainable):
         row, status = self.attempt.next()
         if row is not None:
             self.rows.append(row)
-        score = self.objective.now(self.rows)
+        # A trial that is counted in steps may end within an epoch, after a validation that is no epoch's.
+        score = self.objective.now(self.rows if status is None else record.validations(self.run))
         found = {EPOCH: len(self.rows), SCORE: float("nan") if score is None else score}
         return found if status is None else found | {"done": True, STATUS: status}
 

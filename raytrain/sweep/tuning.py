@@ -193,7 +193,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
     """Return Tune's tuner for the trials that have not ended; None where there are none."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     s = trials.sweep
-    scheduler = s.scheduler.build(schedulers, s.axes, s.experiment.epochs)
+    scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.epochs)
     for one in trials.records():
         trials.repeat(one["number"], one)
     waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended]

@@ -165,7 +165,7 @@ class _Trial:
         """Return the seconds of a step, if `timed`."""
         e, trainer, batches = self.experiment, self.trainer, self._batches()
         trainer.strategy.module.train()
-        trainer.progress.epoch = e.epochs - 1  # by then layers are trained that were not at first
+        trainer.progress.epoch = math.ceil(trainer.epochs) - 1  # by then layers are trained that were not at first
         few = min(2, e.accumulation)  # the second one meets the gradients of the first
         self._step(next(batches), few)
         on_cpu = self.ranks.device.type == "cpu"

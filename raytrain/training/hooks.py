@@ -49,11 +49,13 @@ class Hooks:
         for hook in self._all:
             _add(columns, hook.after_step(trainer), type(hook).after_step, _STEP_COLUMNS)
 
-    def after_epoch(self, trainer: Trainer, row: dict[str, Any]) -> dict[str, Any]:
-        """Call each hook, and return their columns for the epoch's row."""
+    def after_validation(self, trainer: Trainer, row: dict[str, Any]) -> dict[str, Any]:
+        """Call each hook's `after_epoch`, or its `after_validation` where the row is of a validation inside an epoch;
+        return their columns for the row."""
+        method = "after_epoch" if row["kind"] == "epoch" else "after_validation"
         columns: dict[str, Any] = {}
         for hook in self._all:
-            _add(columns, hook.after_epoch(trainer, row), type(hook).after_epoch, (*row, "checkpoint"))
+            _add(columns, getattr(hook, method)(trainer, row), getattr(type(hook), method), (*row, "checkpoint"))
         return {name: read(value) for name, value in columns.items()}
 
     def after_epoch_saved(self, trainer: Trainer, row: dict[str, Any]) -> None:

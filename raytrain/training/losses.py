@@ -11,6 +11,7 @@ import torch
 from raytrain import errors
 from raytrain.parallel.strategy import Strategy
 from raytrain.tasks.task import Task
+from raytrain.training.timing import Ask
 from raytrain.user_code import places
 
 _REDUCE_SECONDS = 0.5
@@ -58,8 +59,8 @@ class Reduced:
 
 
 class LossLog:
-    """Keeps steps until their losses are reduced. In the same collective all ranks agree on two more things: whether to
-    stop, and after how many steps to reduce next.
+    """Keeps steps until their losses are reduced. In the same collective all ranks agree on two more things: what rank
+    0 asks for, such as to stop, and after how many steps to reduce next.
 
     Losses are float64 sums of a few float32 values, exact but for the last bits if the values are of very different
     size. So it does not matter when they are reduced, nor, for the slots of a deterministic strategy, on which ranks.
@@ -101,21 +102,21 @@ class LossLog:
             )
         return unit
 
-    def reduce(self, stop: bool) -> tuple[list[Reduced], bool]:
-        """Return the steps since the last time, and whether to stop. A collective.
+    def reduce(self, ask: Ask) -> tuple[list[Reduced], Ask]:
+        """Return the steps since the last time, and what rank 0 asks for. A collective.
 
         Args:
-            stop: whether rank 0 wants to stop; the value on other ranks is ignored.
+            ask: what rank 0 asks for; the value on other ranks is ignored.
         """
         steps, self._steps = self._steps, []
         ranks, now = self.strategy.ranks, time.monotonic()
         every = _REDUCE_SECONDS * len(steps) / max(now - self._last, 1e-6)
-        tail = [float(stop), max(1.0, min(_MOST_STEPS, every))] if ranks.rank == 0 else [0.0, 0.0]
+        tail = [float(ask), max(1.0, min(_MOST_STEPS, every))] if ranks.rank == 0 else [0.0, 0.0]
         tail += [self.unit or 0.0, float(self.unit is not None)]  # known on ranks that have had samples
         losses = torch.cat([step.loss for step in steps]).cpu() if steps else torch.empty(0, dtype=torch.float64)
         sums = torch.cat([losses, torch.tensor(tail, dtype=torch.float64)]).to(ranks.device)
         self.strategy.all_reduce(sums)
-        *values, stopping, every, units, holders = sums.tolist()
+        *values, asked, every, units, holders = sums.tolist()
         if self.unit is None and holders:
             self.unit = units / holders
         self._every, self._last = int(every), time.monotonic()
@@ -125,4 +126,4 @@ class LossLog:
         return [
             Reduced(step.step, step.lr, step.size, total / unit, total / unit / step.size, step.updated, step.columns)
             for step, total in zip(steps, totals, strict=True)
-        ], stopping > 0
+        ], Ask(int(asked))

@@ -1,4 +1,4 @@
-"""Progress: the position in a run, its figures so far, and what they become at the end of an epoch and of the run."""
+"""Progress: the position in a run, its figures so far, and what they become at a validation and at the run's end."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ class Progress:
     """Optimizer steps done in the whole run."""
     epoch: int = 0
     """Epochs done, validation included."""
+    validated: int = 0
+    """The step of the newest validation, at the end of an epoch or inside one."""
+    stalled: int = 0
+    """Validations since the best one."""
     epoch_loss: float = 0.0
     """Sum of the losses of this epoch's samples so far."""
     epoch_samples: int = 0
@@ -24,12 +28,15 @@ class Progress:
     """Steps of the run that left the weights as they were, because the loss or the gradients were not finite."""
     epoch_seconds: float = 0.0
     """Seconds of training in this epoch so far, without validation."""
+    epoch_validating: float = 0.0
+    """Seconds of validation inside this epoch so far."""
     train_seconds: float = 0.0
     """Seconds of training in all epochs but the first, and their samples: the steady state."""
     train_samples: int = 0
     seconds: float = 0.0
+    """Seconds of training and validation in the epochs that are done."""
     best: dict[str, Any] = field(default_factory=dict)
-    """The best epoch's row and the name of its checkpoint."""
+    """The best validation's row and the name of its checkpoint."""
     tried: dict[str, float | None] = field(default_factory=dict)
     """What `precision=auto` measured: milliseconds of a pass in each precision; None where it was not finite."""
 
@@ -49,25 +56,38 @@ class Progress:
             if not fits:
                 raise ValueError(f"the progress has {name} = {str(value)[:50]}")
         found = cls(**values)
-        if min(found.step, found.epoch, found.epoch_samples) < 0:
+        if "validated" not in values:  # of an older version, which validated at the end of epochs only
+            found.validated = 0 if found.epoch_seconds else found.step
+            found.stalled = found.epoch - found.best.get("epoch", found.epoch)
+        if min(found.step, found.epoch, found.epoch_samples, found.validated, found.stalled) < 0:
             raise ValueError("the progress is negative")
+        if found.validated > found.step:
+            raise ValueError("the progress has a validation after its last step")
         return found
+
+    @property
+    def spent(self) -> float:
+        """Seconds of training and validation of the whole run so far."""
+        return self.seconds + self.epoch_seconds + self.epoch_validating
 
     def add(self, loss: float, samples: int) -> None:
         """Count a step: the sum of its samples' losses, and how many there were."""
         self.epoch_loss += loss
         self.epoch_samples += samples
 
-    def end_epoch(self, task: Task, metrics: dict[str, float], seconds: float, epochs: int) -> dict[str, Any]:
-        """Close an epoch.
+    def validate(
+        self, task: Task, metrics: dict[str, float], seconds: float, kind: str = "validation"
+    ) -> dict[str, Any]:
+        """Take in a validation: whether it is the best one, and its time.
 
         Args:
             metrics: of the validation, without `val_`.
             seconds: that it took.
-            epochs: of the whole run.
+            kind: `epoch` at an epoch's end.
 
         Returns:
-            The epoch's row of metrics.jsonl; a metric that is not finite, as of a validation that overflowed, is None.
+            Its row of metrics.jsonl, whose figures of training are those of its epoch so far; a metric that is not
+            finite, as of a validation that overflowed, is None.
 
         Raises:
             ValueError: the metric that chooses the best checkpoint is not among them.
@@ -75,32 +95,44 @@ class Progress:
         found = {f"val_{name}": value if math.isfinite(value) else None for name, value in metrics.items()}
         if task.monitor not in found:
             raise ValueError(f"task.monitor is {task.monitor!r} and the task's metrics are {sorted(found)}")
+        self.epoch_validating += seconds
         row = {
-            "kind": "epoch",
+            "kind": kind,
             "epoch": self.epoch + 1,
             "step": self.step,
             "train_loss": self.epoch_loss / self.epoch_samples if self.epoch_samples else None,
             **found,
             "samples_per_second": self.epoch_samples / max(self.epoch_seconds, 1e-9),
-            "seconds": self.epoch_seconds + seconds,
+            "seconds": self.epoch_seconds + self.epoch_validating,
         }
-        if self.epoch > 0 or epochs == 1:
+        value, best = row[task.monitor], self.best.get(task.monitor)
+        better = value is not None and (best is None or (value > best if task.highest_is_best else value < best))
+        self.validated, self.stalled = self.step, self.stalled + 1
+        if not self.best or better:
+            self.best, self.stalled = {**row, "checkpoint": f"step_{self.step:08d}"}, 0
+        return row
+
+    def end_epoch(self, task: Task, metrics: dict[str, float], seconds: float, epochs: float) -> dict[str, Any]:
+        """Close an epoch with its validation; as `validate`.
+
+        Args:
+            epochs: of the whole run.
+        """
+        row = self.validate(task, metrics, seconds, "epoch")
+        if self.epoch > 0 or epochs <= 1:
             self.train_seconds += self.epoch_seconds
             self.train_samples += self.epoch_samples
         self.seconds += row["seconds"]
         self.epoch += 1
-        self.epoch_loss, self.epoch_samples, self.epoch_seconds = 0.0, 0, 0.0
-        value, best = row[task.monitor], self.best.get(task.monitor)
-        better = value is not None and (best is None or (value > best if task.highest_is_best else value < best))
-        if not self.best or better:
-            self.best = {**row, "checkpoint": f"step_{self.step:08d}"}
+        self.epoch_loss, self.epoch_samples, self.epoch_seconds, self.epoch_validating = 0.0, 0, 0.0, 0.0
         return row
 
-    def over(self, epochs: int, patience: int | None) -> bool:
-        """Return whether there is nothing left to train: by the number of epochs, or by those since the best one.
-        Validation's sums are reduced over the ranks, so that all of them find the same."""
-        stalled = self.epoch - self.best.get("epoch", self.epoch)
-        return self.epoch >= epochs or (patience is not None and stalled >= patience)
+    def over(self, epochs: int, patience: int | None, steps: int | None = None) -> bool:
+        """Return whether there is nothing left to train: by the number of steps (or that of epochs, where it is None),
+        of which the last one is validated, or by the validations since the best one. Validation's sums are reduced over
+        the ranks, so that all of them find the same."""
+        ended = self.epoch >= epochs if steps is None else self.step >= steps and self.validated == self.step
+        return ended or (patience is not None and self.stalled >= patience)
 
     def summary(self) -> dict[str, Any]:
         """Return the summary of the run so far: the best metrics, its position, its time and its speed."""
@@ -110,10 +142,12 @@ class Progress:
         return {
             **{name: value for name, value in self.best.items() if name.startswith("val_")},
             "best_epoch": self.best.get("epoch"),
+            "best_step": self.best.get("step"),
+            "stalled": self.stalled,
             "epochs": self.epoch,
             "steps": self.step,
             **({"skipped_steps": self.skipped} if self.skipped else {}),
             **({"precision_milliseconds": self.tried} if self.tried else {}),
-            "seconds": self.seconds + self.epoch_seconds,
+            "seconds": self.spent,
             "samples_per_second": samples / seconds if seconds else None,
         }

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from raytrain import order
@@ -25,7 +25,7 @@ from raytrain.parallel.strategy import RankContext
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.run import Run
 from raytrain.run.writer import CheckpointWriter
-from raytrain.training import memory, resume
+from raytrain.training import resume, summary
 from raytrain.training.auto_precision import choose_precision
 from raytrain.training.ema import EMA
 from raytrain.training.evaluation import evaluate
@@ -35,6 +35,7 @@ from raytrain.training.optimizer import build_optimizer
 from raytrain.training.precision import Precision, check_device, memory_format
 from raytrain.training.progress import Progress
 from raytrain.training.stop_request import StopRequest
+from raytrain.training.timing import Ask, Timing
 from raytrain.watchdog import BACKWARD, FORWARD, doing
 
 
@@ -106,6 +107,8 @@ class Trainer:
         self.strategy = e.parallel.setup(self.build, self.ranks, (e.accumulation, e.micro_batch))
         self.loaders = {split: self._loader(split) for split in self.readers}
         self.steps_per_epoch = self.loaders["train"].steps
+        self.epochs: Any = e.all_epochs(self.steps_per_epoch)
+        self.timing = Timing(e, self.steps_per_epoch, self.progress.spent)
         self.losses = LossLog(self.strategy, e.task)
         self.losses.unit = saved.unit if saved else None
         with contextlib.ExitStack() as stack:
@@ -157,31 +160,44 @@ class Trainer:
 
     def train(self) -> str:
         """Train up to the end or a request to stop, within `started`; see `fit`."""
-        e, progress = self.experiment, self.progress
-        every = e.checkpoint.every_steps
-        while not progress.over(e.epochs, e.patience):
+        while not self.over:
             self.clock = time.monotonic()
             self.strategy.module.train()
             for loaded in self.batches():
                 self.losses.add(self.step(loaded))
-                due = bool(every and progress.step % every == 0 and loaded.step + 1 < self.steps_per_epoch)
-                stop = (due or self.losses.due) and self.flush()
-                if due or stop:
+                due = self.timing.saves(self.progress.step)
+                asked = self.flush() if due or self.losses.due else Ask.NOTHING
+                if due or asked & (Ask.STOP | Ask.SAVE):
                     self.save()
-                if stop:
+                if asked & Ask.STOP:
                     return self.finish("interrupted")
-            self.stopping = self.flush()
-            row = self._end_epoch()
+                if asked & Ask.END:
+                    break
+            self.stopping = bool(self.flush() & Ask.STOP)
+            row = self._validate()
             self.save()
-            self.hooks.after_epoch_saved(self, row)
-            if self.stopping and not progress.over(e.epochs, e.patience):
+            if row["kind"] == "epoch":
+                self.hooks.after_epoch_saved(self, row)
+            if self.stopping and not self.over:
                 return self.finish("interrupted")
         return self.finish("completed")
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to train and the last step is validated."""
+        e, progress = self.experiment, self.progress
+        out_of_time = self.timing.out_of_time and progress.validated == progress.step
+        return out_of_time or progress.over(e.epochs, e.patience, e.steps)
+
     def batches(self) -> Iterator[Loaded]:
-        """Return this rank's parts of the batches that are left of the present epoch."""
-        first = self.progress.step - self.progress.epoch * self.steps_per_epoch
-        return self.loaders["train"].epoch(self.progress.epoch, first) if first < self.steps_per_epoch else iter(())
+        """Return this rank's parts of the batches that are left before the next validation."""
+        progress = self.progress
+        first = progress.step - progress.epoch * self.steps_per_epoch
+        left = self.timing.remaining(progress.step, progress.validated)
+        if not left:
+            return iter(())
+        epoch = self.loaders["train"].epoch(progress.epoch, first)
+        return epoch if first + left == self.steps_per_epoch else islice(epoch, left)
 
     # A step
 
@@ -231,7 +247,7 @@ class Trainer:
 
     def _set_learning_rate(self) -> float:
         e = self.experiment
-        lr = e.lr * e.schedule.factor(self.progress.step, self.steps_per_epoch, e.epochs)
+        lr = e.lr * e.schedule.factor(self.progress.step, self.steps_per_epoch, self.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["factor"]
         return lr
@@ -256,10 +272,15 @@ class Trainer:
 
     # Losses, metrics
 
-    def flush(self) -> bool:
-        """Write the rows of the steps since the last time; return whether to stop. A collective."""
+    def flush(self) -> Ask:
+        """Write the rows of the steps since the last time; return what rank 0 asks for. A collective."""
         doing.begin("adding up losses", self.progress.step)
-        steps, stop = self.losses.reduce(self.stop_request.made() if self.ranks.rank == 0 else False)
+        ask = Ask.NOTHING
+        if self.ranks.rank == 0:
+            spent = self.progress.spent + time.monotonic() - self.clock
+            ask = self.timing.asks(self.progress.step, spent, self.stop_request.made())
+        steps, asked = self.losses.reduce(ask)
+        self.timing.out_of_time |= bool(asked & Ask.END)
         rows = [self._row(step) for step in steps]
         now = time.monotonic()
         self.progress.epoch_seconds += now - self.clock
@@ -268,7 +289,7 @@ class Trainer:
             self.first_step_seconds = time.time() - self.command_started
         if self.log and rows:
             self.log.write(rows)
-        return stop
+        return asked
 
     def _row(self, step: Reduced) -> dict[str, Any]:
         """Return a step's row of metrics.jsonl, and count the step.
@@ -307,15 +328,19 @@ class Trainer:
         doing.begin("adding up the validation's metrics", self.progress.step)
         return e.task.metrics(sums.reduce(self.ranks.device))
 
-    def _end_epoch(self) -> dict[str, Any]:
-        """Validate and write the epoch's row."""
-        started, e = time.monotonic(), self.experiment
+    def _validate(self) -> dict[str, Any]:
+        """Validate, and write the row: the epoch's, if this is its end."""
+        started, task, progress = time.monotonic(), self.experiment.task, self.progress
         metrics = self.evaluate()
-        row = self.progress.end_epoch(e.task, metrics, time.monotonic() - started, e.epochs)
-        columns = self.hooks.after_epoch(self, row)
+        seconds = time.monotonic() - started
+        if progress.step == (progress.epoch + 1) * self.steps_per_epoch:
+            row = progress.end_epoch(task, metrics, seconds, self.epochs)
+        else:
+            row = progress.validate(task, metrics, seconds)
+        columns = self.hooks.after_validation(self, row)
         row |= columns
-        if self.progress.best["epoch"] == row["epoch"]:
-            self.progress.best |= columns
+        if progress.best["step"] == row["step"]:
+            progress.best |= columns
         if self.log:
             self.log.write([row])
         return row
@@ -335,6 +360,7 @@ class Trainer:
         model = tensors.pop("model")
         tensors["precision"] = self.precision.state_dict()
         self.writer.start(self.progress.step, model, tensors, resume.state_of(self, hooks, self.log))
+        self.timing.saved()
 
     def snapshot(self) -> dict[str, Any] | None:
         """Return copies of a checkpoint's tensors on rank 0, None on others. A collective."""
@@ -360,25 +386,10 @@ class Trainer:
 
     def finish(self, status: str) -> str:
         """Write the summary. A collective, so that no rank leaves before the others have come."""
-        progress, device = self.progress, self.ranks.device
-        doing.begin("ending the run", progress.step)
-        peak = torch.tensor([float(memory.peak(device.type == "cuda"))], dtype=torch.float64, device=device)
-        if self.ranks.world > 1:
-            dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+        doing.begin("ending the run", self.progress.step)
+        found = summary.of(self, status)
         if self.writer:
-            early = status == "completed" and progress.epoch < self.experiment.epochs
-            summary = {
-                "status": status,
-                "monitor": self.experiment.task.monitor,
-                **progress.summary(),
-                **({"stopped_early": True} if early else {}),
-                "first_step_seconds": None if math.isnan(self.first_step_seconds) else self.first_step_seconds,
-                "workers": self.ranks.world,
-                "device": device.type,
-                "precision": self.experiment.precision,
-                "peak_memory_bytes": int(peak.item()),
-            }
-            self.writer.finish(summary)
+            self.writer.finish(found)
         return status
 
     def _seed(self, *parts: int) -> None:

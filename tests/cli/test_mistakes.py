@@ -26,6 +26,56 @@ def experiment(folder: Path, model: str = "MLP()", data: str = "Digits()", befor
     return folder / "exp.py"
 
 
+# The length of a run
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--steps", "100", "--validate_every_steps", "200"),
+            "validate_every_steps is 200 and the run has 100 steps, in Experiment; use --validate_every_steps 50, or",
+        ),
+        (("--epochs", "2", "--validate_every_steps", "47"), "validate_every_steps is 47 and the run has 46 steps"),
+        (("--steps", "0"), "steps = 0 is out of range, in Experiment; give a value of at least 1"),
+        (("--steps", "many"), "--steps must be None or INT, got 'many'"),
+        (("--max_hours", "0"), "max_hours = 0.0 is out of range, in Experiment; give a value above 0"),
+        (("--checkpoint.every_minutes", "-1"), "every_minutes = -1.0 is out of range"),
+        (("--max_steps", "5"), "unknown flag --max_steps; did you mean --steps?"),
+        (("--eval_steps", "5"), "unknown flag --eval_steps; did you mean --validate_every_steps?"),
+        (("--validate_every_step", "5"), "unknown flag --validate_every_step; did you mean --validate_every_steps?"),
+    ],
+)
+def test_a_length_that_cannot_be(
+    capsys: Capture, tmp_path: Path, no_runs: Path, flags: tuple[str, ...], message: str
+) -> None:
+    assert message in fails(capsys, "train", experiment(tmp_path), *flags, "--out", no_runs)
+
+
+def test_steps_take_precedence_over_the_epochs_of_a_file(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
+    file = experiment(tmp_path, rest="epochs=3")
+    said = succeeds(capsys, "train", file, "--steps", "50", "--dry_run", "--out", no_runs)
+    assert "50 steps (2.17 epochs of 23)" in said and "3 x 23 steps" not in said
+    said = succeeds(capsys, "train", file, "--steps", "1", "--dry_run", "--out", no_runs)
+    assert "1 step (0.0435 epochs of 23)" in said
+    said = succeeds(capsys, "train", experiment(tmp_path, rest="steps=50"), "--steps", "None", "--dry_run")
+    assert "1 x 23 steps" in said
+
+
+def test_a_schedule_that_takes_whole_epochs_only_is_named(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
+    whole = """
+@dataclass(frozen=True)
+class Whole(Schedule):
+    def factor(self, step, steps_per_epoch, epochs):
+        return 1 / len(range(epochs))
+"""
+    file = experiment(tmp_path, before=whole, rest="schedule=Whole()")
+    succeeds(capsys, "train", file, "--steps", "46", "--dry_run", "--out", no_runs)
+    said = fails(capsys, "train", file, "--steps", "47", "--out", no_runs)
+    assert "the schedule fails at step 0 of 47: TypeError: 'float' object cannot be interpreted as an integer" in said
+    assert "exp.py:7" in said
+
+
 # Models
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raytrain import SGD, Experiment, Run, config, order
+from raytrain import SGD, Experiment, Hook, Run, config, order
 from raytrain.data import Index
 from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
@@ -71,7 +71,12 @@ class Ranks:
 
 
 def train_rank(
-    rank: int, world: int, experiment: Experiment, run: Path, indices: dict[str, Index] | None = None
+    rank: int,
+    world: int,
+    experiment: Experiment,
+    run: Path,
+    indices: dict[str, Index] | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> str:
     """One rank of a run over resident data, as Ray Train's workers do it."""
     indices = indices or experiment.data.index()
@@ -80,7 +85,7 @@ def train_rank(
         for split in ("train", "val")
     }
     ranks = RankContext(rank, world, torch.device("cpu"))
-    return Trainer(experiment, run, indices, readers, None, ranks, time.time()).fit()
+    return Trainer(experiment, run, indices, readers, None, ranks, time.time(), hooks=hooks).fit()
 
 
 def new_run(folder: Path, experiment: Experiment) -> Path:
@@ -130,7 +135,7 @@ def reference(
         ids = order.samples(e.seed, epoch, len(index), positions)
         batch, wanted = prepare(e, images[ids], torch.from_numpy(index.labels[ids]), epoch, ids)
         for group in optimizer.param_groups:
-            group["lr"] = e.optimizer.lr * e.schedule.factor(step, per_epoch, e.epochs)
+            group["lr"] = e.optimizer.lr * e.schedule.factor(step, per_epoch, e.all_epochs(per_epoch))
         loss = nn.functional.cross_entropy(model(batch), wanted)
         optimizer.zero_grad()
         loss.backward()

@@ -39,6 +39,7 @@ class Lines(Logger):
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
         kept = [row for row in rows if row["kind"] == "step" and row["step"] <= held.step]
         kept += [row for row in rows if row["kind"] == "epoch" and row["epoch"] <= held.epoch]
+        kept += [row for row in rows if row["kind"] == "validation" and row["step"] <= held.validation]
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -128,11 +129,13 @@ class Simulated:
     """A run's files, as rank 0 writes them, without a training.
 
     Attributes:
+        every: steps between validations inside epochs.
         checkpoints: step, bytes of metrics, epochs.
     """
 
     path: Path
     steps: int
+    every: int | None = None
     step: int = 0
     epoch: int = 0
     checkpoints: list[tuple[int, int, int]] = field(default_factory=list)
@@ -146,12 +149,16 @@ class Simulated:
         return RunInfo(self.path, str(self.path), VALUE, EPOCH, 1438)
 
     def train(self) -> None:
-        """Do a step, and an epoch's end and its checkpoint where it is one."""
+        """Do a step, and the validation and the checkpoint that follow it: of an epoch's end, or inside an epoch."""
         self.step += 1
         self.log.write([{"kind": "step", "step": self.step, "epoch": self.epoch + 1, "loss": 1 / self.step}])
         if self.step == (self.epoch + 1) * EPOCH:
             self.epoch += 1
             self.log.write([{"kind": "epoch", "epoch": self.epoch, "step": self.step, "val_loss": 1 / self.step}])
+            self.save()
+        elif self.every and self.step % self.every == 0:
+            inside = {"kind": "validation", "epoch": self.epoch + 1, "step": self.step, "val_loss": 1 / self.step}
+            self.log.write([inside])
             self.save()
 
     def save(self) -> None:
@@ -188,9 +195,12 @@ def feed_of(run: Simulated, logger: Logger, note: Callable[[str], None] = print)
     return feed
 
 
+@pytest.mark.parametrize("every", [None, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_logger_gets_every_row_once_through_five_kills(tmp_path: Path, seed: int, monkeypatch: Any) -> None:
-    draw, run = random.Random(seed), Simulated(tmp_path / "run", 60)
+def test_logger_gets_every_row_once_through_five_kills(
+    tmp_path: Path, seed: int, every: int | None, monkeypatch: Any
+) -> None:
+    draw, run = random.Random(seed), Simulated(tmp_path / "run", 60, every)
     monkeypatch.setattr(feeds, "_BATCH", 5)
     logger = Lines(str(tmp_path / "lines"))
     for session in range(6):
@@ -216,6 +226,8 @@ def test_logger_gets_every_row_once_through_five_kills(tmp_path: Path, seed: int
     feed._try(feed._conclude)
     assert rows_of(tmp_path / "lines") == rows_of(run.path / "metrics.jsonl")
     assert [row["step"] for row in rows_of(tmp_path / "lines") if row["kind"] == "step"] == list(range(1, 61))
+    inside = [row["step"] for row in rows_of(tmp_path / "lines") if row["kind"] == "validation"]
+    assert inside == [step for step in range(1, 61) if every and step % every == 0 and step % EPOCH]
 
 
 def _kill(patch: pytest.MonkeyPatch, left: list[int], where: str) -> None:

@@ -123,6 +123,30 @@ def test_epoch_n_of_m_counts_trained_and_requested_epochs(tmp_path: Path, status
     assert f"\n{said}\n" in shown(console)
 
 
+def test_validations_inside_epochs_have_lines_and_steps_are_counted(tmp_path: Path) -> None:
+    console, laid_out = pipe(), planned(replace(VALUE, steps=500, validate_every_steps=10, max_hours=1.5))
+    run = run_of(tmp_path, steps=500, epochs=21, val_accuracy=0.5, best_epoch=3, best_step=60, monitor="val_accuracy")
+    console.planned(laid_out.lines())
+    assert "steps  500 steps (21.7 epochs of 23), a validation every 10, at most 1.5 h; about" in shown(console)
+    console.start(info(run, laid_out, [{**ROW, "kind": "validation", "epoch": 1, "step": 10}]), Held())
+    console.rows([{**ROW, "epoch": 1, "step": 23}, {**ROW, "kind": "validation", "epoch": 2, "step": 30}])
+    console.rows([{"kind": "step", "step": 31, "epoch": 2, "loss": 1.0, "lr": 0.1}])
+    console.finish(info(run, laid_out), run.summary)
+    said = shown(console).splitlines()
+    table = [line.split()[:2] for line in said if line.split()[1:2] and "/22" in line.split()[0]]
+    assert table == [["0.43/22", "10"], ["1/22", "23"], ["1.30/22", "30"]]
+    assert len({line.index("/22") for line in said if line.split()[1:2] in (["10"], ["23"], ["30"])}) == 1, "aligned"
+    assert "epoch 2/22  step 31/500  loss 1.0000  lr 0.1" in shown(console)
+    assert "completed: step 500 of 500, best val_accuracy 0.5000 at step 60" in said
+
+
+def test_closing_line_says_that_time_ran_out(tmp_path: Path) -> None:
+    console, laid_out = pipe(), planned(replace(VALUE, epochs=3, max_hours=1.0))
+    run = run_of(tmp_path, epochs=1, steps=30, val_accuracy=0.5, best_epoch=1, best_step=23, out_of_time=True)
+    console.finish(info(run, laid_out), run.summary)
+    assert "completed: epoch 2 of 3, out of time, best val_accuracy 0.5000 in epoch 1" in shown(console).splitlines()
+
+
 def test_bar_counts_epochs_as_the_table_does(tmp_path: Path) -> None:
     laid_out, console = planned(replace(VALUE, epochs=44)), terminal()
     console.planned(laid_out.lines())

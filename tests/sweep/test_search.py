@@ -166,6 +166,25 @@ def test_objectives_are_read_from_a_run_s_figures(
     assert found.better(2.0, 1.0) == (mode == "max")
 
 
+def test_objectives_and_figures_see_validations_inside_epochs(tmp_path: Path) -> None:
+    inside = [("validation", 1, 5, 0.4, 2.0), ("epoch", 1, 10, 0.6, 4.0), ("validation", 2, 15, 0.9, 3.0)]
+    rows = [
+        {"kind": kind, "epoch": epoch, "step": step, "val_accuracy": accuracy, "val_loss": 1.0, "seconds": seconds}
+        for kind, epoch, step, accuracy, seconds in [*inside, ("epoch", 2, 20, 0.7, 5.0), ("validation", 3, 22, 0.8, 1)]
+    ]
+    for name, wanted in (("val_accuracy", 0.9), ("time_to_accuracy(0.85)", 7.0), ("time_to_accuracy(0.3)", 2.0)):
+        assert objective.parse(name, DIRECTIONS).of(rows, {}) == wanted
+    assert objective.parse("seconds", DIRECTIONS).of(rows, {}) == 10.0
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "trial.json").write_text(json.dumps({"status": "completed"}))
+    found = record.figures(tmp_path, (objective.parse("val_accuracy", DIRECTIONS),), None)
+    assert (found["objective"], found["epochs"], found["of_epochs"], found["seconds"]) == ([0.9], 2, None, 10.0)
+    assert found["val_accuracy"] == 0.9 and [row["step"] for row in record.epochs(tmp_path)] == [10, 20]
+    taken = {"status": "completed", "taken": [{"epoch": 2, "from": 1, "values": {}}]}
+    (tmp_path / "trial.json").write_text(json.dumps(taken))
+    assert record.figures(tmp_path, (objective.parse("val_accuracy", DIRECTIONS),), None)["objective"] == [0.8]
+
+
 @dataclass(frozen=True)
 class Graded(Classification):
     directions = {"error": "min"}  # noqa: RUF012
@@ -247,6 +266,15 @@ def test_a_sweep_s_json_makes_nothing_but_raytrain_s_own_values(tmp_path: Path, 
             "PBT cannot turn optimizer from AdamW into SGD on the way",
         ),
         ({"scheduler": PB2(), "axes": (LR,), "trials": 4}, "PB2 needs scikit-learn"),
+        (
+            {"experiment": replace(BASE, steps=50), "axes": (Grid("epochs", (1, 2)),)},
+            "an axis over epochs has no effect where steps is set",
+        ),
+        (
+            {"experiment": replace(BASE, steps=50), "scheduler": ASHA()},
+            "ASHA compares trials after equal epochs, and with steps set these differ along the axis batch_size",
+        ),
+        ({"axes": (Grid("steps", (50, 60)),), "scheduler": HyperBand()}, "these differ along the axis steps"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_in_a_line(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import fails, no_runs, without_ray
 
-from raytrain import MLP, PBT, Choice, Digits, Experiment, Grid, HyperBand, Int, Scaling, Sweep, UserError
+from raytrain import ASHA, MLP, PBT, Choice, Digits, Experiment, Grid, HyperBand, Int, Scaling, Sweep, UserError
 from raytrain.driver.resources import Node, Resources
 from raytrain.sweep import sweep_plan
 from raytrain.sweep.space import Axis
@@ -34,6 +34,16 @@ def planned(out: Path, resources: Resources, *axes: Axis, scaling: Scaling | Non
     mode = fields.pop("mode", "resident")
     base = replace(base, data=Digits(mode=mode))  # type: ignore[arg-type]
     return sweep_plan.make(Sweep(base, axes, **fields), lambda: resources, out)  # type: ignore[arg-type]
+
+
+def test_schedulers_count_the_epochs_that_steps_are(tmp_path: Path) -> None:
+    """An epoch of the digits has 23 steps."""
+    in_steps = Sweep(replace(BASE, steps=50), (LR,), scheduler=ASHA())
+    assert sweep_plan.make(in_steps, lambda: nodes(2), tmp_path).epochs == 3
+    assert planned(tmp_path, nodes(2), LR).epochs == 4
+    short = replace(in_steps, experiment=replace(BASE, steps=23))
+    with pytest.raises(UserError, match="ASHA has nothing to save: 1 epochs, 1 for all"):
+        sweep_plan.make(short, lambda: nodes(2), tmp_path)
 
 
 @pytest.mark.parametrize(

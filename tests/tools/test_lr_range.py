@@ -265,3 +265,16 @@ def test_suggestion_undoes_lr_scaling(capsys: Capture, tmp_path: Path) -> None:
     assert plain.endswith(f" --optimizer.lr {found.steepest:.2g}\n") and "lr_scaling" not in plain
     assert scaled.endswith(f"--lr_scaling linear --lr_batch_size=16 --optimizer.lr {found.steepest / 8:.2g}\n")
     assert "before lr_scaling by 8" in scaled
+
+
+def test_steps_of_the_test_are_not_those_of_the_run(capsys: Capture, tmp_path: Path) -> None:
+    """The file's run would be over before the test, and validates more often than that has steps."""
+    file = tmp_path / "exp.py"
+    file.write_text(
+        "from raytrain import *\n"
+        "experiment = Experiment(MLP(hidden=(8,)), Digits(), steps=15, validate_every_steps=14, max_hours=1e-9)\n"
+    )
+    out = tmp_path / "lr.png"
+    said = succeeds(capsys, "lr", file, "--steps", "20", "--high", "1e-3", "--out", out)
+    assert len(out.with_suffix(".csv").read_text().splitlines()) == 21
+    assert "from 1e-07 to 0.001 in 20 steps" in said

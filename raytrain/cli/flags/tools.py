@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -45,17 +45,25 @@ def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, lis
     _, given = take(arguments[1:], "--steps", "--low", "--high", "--out", "--optimizer.lr")
     value, arguments = take_strategy(value, arguments)
 
+    # The test's own steps have the flag --steps, and not those of the run.
+    default, whole = Rising(), value.steps
+    value = replace(value, steps=default.steps)
+
     def command(
         experiment: Annotated[Experiment, FLAT] = value,
-        options: Annotated[Rising, FLAT] = Rising(),
+        low: float = default.low,
+        high: float = default.high,
         out: str | None = None,
     ) -> tuple[Experiment, Rising, str | None]:
         """Find a learning rate.
 
         Args:
+            low: Learning rate of the first step.
+            high: Learning rate of the last step.
             out: The plot's file: .png, .svg or .pdf. The losses go to a .csv file beside it. A run's default is lr.png.
         """
-        return experiment, options, out
+        rising = Rising(default.steps if experiment.steps is None else experiment.steps, low, high)
+        return replace(experiment, steps=whole), rising, out
 
     value, rising, out = parse(command, arguments[1:], f"raytrain lr {path}", describe(source))
     file = Path(out) if out else Path(path, "lr.png") if Path(path).is_dir() else None

@@ -1,4 +1,4 @@
-"""What each trial reached, and when: a curve a trial, from the epochs of its run."""
+"""What each trial reached, and when: a curve a trial, from the validations of its run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from matplotlib.figure import Figure
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, LOG_RATIO, RED
 from raytrain.report.trials import Results, number
-from raytrain.run.metrics_log import read_metrics
+from raytrain.run.metrics_log import VALIDATED, read_metrics, seconds_at
 
 
 def draw(results: Results, path: Path) -> Figure | None:
-    """Return the picture; None of fewer than two trials with an epoch.
+    """Return the picture; None of fewer than two trials with a validation.
 
     Args:
         path: the sweep's directory.
     """
-    rows = {trial.number: _epochs(path / "trials" / f"{trial.number:04d}") for trial in results.trials}
+    rows = {trial.number: _validations(path / "trials" / f"{trial.number:04d}") for trial in results.trials}
     metric = "val_accuracy"
     if not any(number(row.get(metric)) is not None for found in rows.values() for row in found):
         metric = "val_loss"
@@ -73,20 +73,17 @@ def draw(results: Results, path: Path) -> Figure | None:
     return figure
 
 
-def _epochs(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's epochs; none where there are none to read."""
+def _validations(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's validations; none where there are none to read."""
     try:
         rows = read_metrics(run / "metrics.jsonl")[0]
     except (OSError, ValueError, RecursionError):
         return []
-    return [row for row in rows if isinstance(row, dict) and row.get("kind") == "epoch"]
+    return [row for row in rows if isinstance(row, dict) and row.get("kind") in VALIDATED]
 
 
 def _curve(rows: Sequence[dict[str, Any]], metric: str) -> np.ndarray:
-    """(seconds, metric) after each epoch that has both: shape (points, 2), float64."""
-    seconds, points = 0.0, []
-    for row in rows:
-        seconds += number(row.get("seconds")) or 0.0
-        if (value := number(row.get(metric))) is not None:
-            points.append((seconds, value))
+    """(seconds, metric) after each validation that has both: shape (points, 2), float64."""
+    values = zip(map(number, seconds_at(rows)), (number(row.get(metric)) for row in rows), strict=True)
+    points = [(seconds, value) for seconds, value in values if None not in (seconds, value)]
     return np.array(points, dtype=np.float64).reshape(-1, 2)

@@ -1,0 +1,39 @@
+"""summary.json: what came of a run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from raytrain.training import memory
+
+if TYPE_CHECKING:
+    from raytrain.training.trainer import Trainer
+
+
+def of(trainer: Trainer, status: str) -> dict[str, Any]:
+    """Return the summary of a run. A collective.
+
+    Args:
+        status: `completed` or `interrupted`.
+    """
+    progress, device = trainer.progress, trainer.ranks.device
+    peak = torch.tensor([float(memory.peak(device.type == "cuda"))], dtype=torch.float64, device=device)
+    if trainer.ranks.world > 1:
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+    early = status == "completed" and progress.step < trainer.timing.last
+    ending = "out_of_time" if trainer.timing.out_of_time else "stopped_early"
+    return {
+        "status": status,
+        "monitor": trainer.experiment.task.monitor,
+        **progress.summary(),
+        **({ending: True} if early else {}),
+        "first_step_seconds": None if math.isnan(trainer.first_step_seconds) else trainer.first_step_seconds,
+        "workers": trainer.ranks.world,
+        "device": device.type,
+        "precision": trainer.experiment.precision,
+        "peak_memory_bytes": int(peak.item()),
+    }
