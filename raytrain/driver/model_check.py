@@ -35,22 +35,18 @@ class Tensors(NamedTuple):
     optimizer: str
 
 
-def check_model(
-    experiment: Experiment, sample: tuple[int, ...], classes: int, weights: bool = True, dtype: str = "float32"
-) -> nn.Module:
+def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, dtype: str = "float32") -> nn.Module:
     """Build the model and pass one sample through it; a large model on the meta device if its code allows that.
 
     Args:
         sample: the shape of the model's input for one sample.
-        weights: whether to check also the weights that it will start from.
         dtype: the input's type.
 
     Returns:
         The model, in the CPU's memory or on the meta device.
 
     Raises:
-        UserError: it cannot take the sample, its head does not suit the task, its weights do not fit, or nothing in
-            it is trained.
+        UserError: it cannot take the sample, its head does not suit the task, or nothing in it is trained.
     """
     where = places.place(type(experiment.model))
     try:
@@ -74,8 +70,6 @@ def check_model(
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
-    if weights:
-        experiment.model.check_weights(module)
     return module
 
 
