@@ -14,6 +14,7 @@ from torch import nn
 from raytrain import errors, order
 from raytrain.experiment import Experiment
 from raytrain.models import Model
+from raytrain.training import freezing
 from raytrain.user_code import places
 
 _TRIED_FOR_REAL = 30_000_000
@@ -69,6 +70,7 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
+        where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
     return module
 
@@ -131,7 +133,10 @@ def build_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
     with torch.device(device), torch.random.fork_rng(devices=[]), silence:
         torch.default_generator.manual_seed(order.key(experiment.seed, 0) >> 1)  # the weights that training begins with
         module = experiment.model.build(sample, classes)
-        return module.eval() if hasattr(module, "eval") else module
+        if not isinstance(module, nn.Module):
+            return module
+        freezing.freeze(module, experiment.freeze)
+        return module.eval()
 
 
 def build_checked(experiment: Experiment, sample: tuple[int, ...], classes: int) -> nn.Module:

@@ -27,6 +27,7 @@ from raytrain.loggers import RunInfo
 from raytrain.optim.optimizers import backbone
 from raytrain.run.experiment_file import to_json
 from raytrain.run.run import Run
+from raytrain.training import freezing
 from raytrain.training.precision import check_device
 
 _RESIDENT_SHARE = 0.25
@@ -182,7 +183,8 @@ def make(
         allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), dtype)
-    fit = [] if resumed else initial_weights.check(experiment.model, module)
+    begin = freezing.check(experiment, module)
+    begin += [] if resumed else initial_weights.check(experiment.model, module)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()
@@ -199,7 +201,7 @@ def make(
         memory_format=memory_format(experiment, sample, len(train.classes), module, dtype),
     )
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    notes = [*fit, *experiment.model.notes(), *experiment.data.notes(), *notes]
+    notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *notes]
     if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
         notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)

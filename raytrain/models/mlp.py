@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raytrain.config import check
 from raytrain.models.base import Model, torch_nn
@@ -34,7 +34,7 @@ class MLP(Model):
         """Return linear layers of the hidden widths, then the head, on flattened samples."""
         nn = torch_nn()
         widths = [prod(sample), *self.hidden]
-        layers = [nn.Flatten()]
+        layers: list[Any] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
             if self.dropout:
