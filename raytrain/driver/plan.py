@@ -15,7 +15,7 @@ from torch import nn
 from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
-from raytrain.driver import first_step, initial_weights, plan_lines
+from raytrain.driver import first_step, initial_weights, model_input, plan_lines
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
 from raytrain.driver.resources import Resources
@@ -176,14 +176,16 @@ def make(
     """
     to_json(experiment)
     experiment.task.check_monitor()
+    given, experiment = experiment.data, model_input.sized(experiment)
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
+    experiment = model_input.normalised(experiment, train.input)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     if experiment.data.augment.mixes and experiment.batch_size > len(train):
         allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), dtype)
-    begin = freezing.check(experiment, module)
+    begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module)]
     begin += [] if resumed else initial_weights.check(experiment.model, module)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)

@@ -83,8 +83,11 @@ class Model:
         """Return lines that the plan shows about this model, such as missing weights."""
         return []
 
-    def weights_state(self) -> tuple[dict[str, Tensor], str] | None:
+    def weights_state(self, module: nn.Module) -> tuple[dict[str, Tensor], str] | None:
         """Return the state dict that `weights` names and where it comes from; None for none.
+
+        Args:
+            module: what `build` returned.
 
         Raises:
             UserError: there is none.
@@ -101,6 +104,11 @@ class Model:
         names = [name for name, _ in module.named_parameters()]
         return (names[-1].rpartition(".")[0],) if names else ()
 
+    def weights_input(self) -> dict[str, Any]:
+        """Return values of the data's fields that `weights` were trained with, such as `mean`; the plan gives them to
+        the data where its fields have their defaults."""
+        return {}
+
     @property
     def brings_weights(self) -> bool:
         """Whether training may start from other weights than those of `build`."""
@@ -112,7 +120,7 @@ class Model:
         return type(self).__dataclass_fields__["weights"] is Model.__dataclass_fields__["weights"]
 
     def _fill(self, module: nn.Module, assign: bool) -> Fit | None:
-        found = self.weights_state() if self.declares_weights else None
+        found = self.weights_state(module) if self.declares_weights else None
         if found is None:
             return None
         return _weights().fill(module, *found, self.weights_head(module), self.weights_whole, assign)

@@ -42,7 +42,7 @@ class Torchvision(Model):
                 setattr(module, auxiliary, None)
         return module
 
-    def weights_state(self) -> tuple[dict[str, Tensor], str] | None:
+    def weights_state(self, module: nn.Module) -> tuple[dict[str, Tensor], str] | None:
         """As the base class; torchvision's own weights too."""
         if self.weights == "hub":
             return _modules().download(self.name), "hub"
@@ -50,7 +50,7 @@ class Torchvision(Model):
             file = self._cached()
             found = None if file is None else (_weights().read(file), str(file))
         else:
-            found = super().weights_state()
+            found = super().weights_state(module)
         return found and (_modules().renamed(found[0]), found[1])
 
     def check_weights(self, module: nn.Module) -> Fit | None:

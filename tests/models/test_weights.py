@@ -199,6 +199,7 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path, trained: State, suffix: s
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
 def test_lightnings_own_checkpoint_fills_every_tensor(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 
