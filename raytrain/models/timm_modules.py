@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from raytrain import errors
 from raytrain.models import weights
 
+_OPTIONS = "timm_options"
+"""The attribute in which a module keeps what it was built for: timm fits weights to that."""
 
-def build(name: str, sample: tuple[int, ...], classes: int, rates: dict[str, float]) -> nn.Module:
+
+def build(name: str, sample: tuple[int, ...], classes: int, rates: dict[str, Any]) -> nn.Module:
     """Return timm's module, randomly initialised.
 
     Args:
@@ -35,7 +38,7 @@ def build(name: str, sample: tuple[int, ...], classes: int, rates: dict[str, flo
         shape = "x".join(map(str, sample))
         what = f"timm cannot build {name} for images {shape}: {reason}"
         raise errors.UserError(what, "in model", "choose another model, size of images or rate") from None
-    module.options = options  # for its weights
+    vars(module)[_OPTIONS] = options
     return module
 
 
@@ -95,8 +98,8 @@ def input_of(name: str) -> dict[str, Any]:
 
 def _pretrained(name: str, module: nn.Module, source: dict[str, Any]) -> dict[str, Tensor]:
     with torch.random.fork_rng(devices=[]):  # what it draws is overwritten
-        overlay = {"pretrained_cfg_overlay": source} if source else {}
-        return timm.create_model(name, pretrained=True, **module.options, **overlay).state_dict()  # type: ignore[arg-type]
+        overlay: dict[str, Any] = {"pretrained_cfg_overlay": source} if source else {}
+        return timm.create_model(name, pretrained=True, **vars(module)[_OPTIONS], **overlay).state_dict()
 
 
 def _config(name: str) -> dict[str, Any]:
@@ -112,4 +115,5 @@ def _config(name: str) -> dict[str, Any]:
     if name not in known:
         how = f"{errors.nearest(name, known)}it has {errors.listed(known, 6)}"
         raise errors.UserError(f"timm has no model {name!r}", "in model.name", how)
-    return timm.get_pretrained_cfg(name).to_dict()
+    found = timm.get_pretrained_cfg(name)
+    return found.to_dict() if found else {}

@@ -40,7 +40,8 @@ def test_a_model_is_timms_own(name: str) -> None:
 def test_a_timm_file_with_averages_and_arguments_fills_all_but_the_head(tmp_path: Path) -> None:
     from argparse import Namespace
 
-    from timm.utils import CheckpointSaver, ModelEmaV3
+    from timm.utils.checkpoint_saver import CheckpointSaver
+    from timm.utils.model_ema import ModelEmaV3
 
     torch.manual_seed(1)
     trained = timm.create_model("resnet18", num_classes=7)

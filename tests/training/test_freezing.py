@@ -83,8 +83,8 @@ def plain(e: Experiment) -> tuple[list[float], nn.Module]:
 
 @pytest.mark.parametrize(
     ("world", "parallel"),
-    [(1, DDP()), (2, DDP()), (2, DDP(reduction="torch")), (2, Deterministic()), (2, BLOCKS)],
-    ids=["1", "shared", "ddp", "deterministic", "fsdp"],
+    [(1, DDP()), (2, DDP()), (2, Deterministic()), (2, BLOCKS), pytest.param(4, DDP(), marks=pytest.mark.slow)],
+    ids=["1", "2", "deterministic", "fsdp", "4"],
 )
 def test_stages_equal_a_plain_loop(ranks: Ranks, tmp_path: Path, world: int, parallel: Parallel) -> None:
     e = on_workers(replace(STAGED, parallel=parallel), world)
@@ -101,7 +101,11 @@ def test_stages_equal_a_plain_loop(ranks: Ranks, tmp_path: Path, world: int, par
             assert torch.equal(ours[name], value), "a frozen norm keeps its bits, statistics included"
 
 
-@pytest.mark.parametrize("optimizer", [SGD(lr=0.05, momentum=0.9, weight_decay=0.1), AdamW(lr=1e-2)], ids=["sgd", "w"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(lr=0.05, momentum=0.9, weight_decay=0.1), pytest.param(AdamW(lr=1e-2), marks=pytest.mark.slow)],
+    ids=["sgd", "adamw"],
+)
 @pytest.mark.parametrize("parallel", [DDP(), BLOCKS, Pipeline(), TensorParallel()], ids=["ddp", "fsdp", "pipe", "tp"])
 def test_layers_wait_for_their_epoch_under_every_strategy(
     ranks: Ranks, tmp_path: Path, parallel: Parallel, optimizer: Optimizer
