@@ -38,7 +38,7 @@ from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.hooks import Hook
 from raytrain.loggers import Held, Logger, RunInfo
-from raytrain.models import CNN, MLP, Model, SimpleModel, Torchvision
+from raytrain.models import CNN, MLP, Model, SimpleModel, Timm, Torchvision
 from raytrain.optim.optimizers import SGD, Adam, AdamW, Optimizer
 from raytrain.optim.schedules import Constant, Cosine, OneCycle, Schedule, StepLR
 from raytrain.parallel import (
@@ -138,6 +138,7 @@ __all__ = [
     "Sweep",
     "Task",
     "TensorParallel",
+    "Timm",
     "Torchvision",
     "Uniform",
     "UserError",

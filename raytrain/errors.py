@@ -60,7 +60,12 @@ def listed(names: Iterable[object], limit: int = 8) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return "did you mean ...? " with the known name that is spelled most alike, or nothing."""
-    return did_you_mean(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5))
+    return did_you_mean(close(name, known)[:1])
+
+
+def close(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that are spelled like `name`, the most alike first, at most three."""
+    return difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
 
 
 def did_you_mean(names: Iterable[object]) -> str:

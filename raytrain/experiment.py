@@ -172,6 +172,12 @@ class Experiment:
     """Compile the model with torch.compile before training; on CPUs this needs a C++ compiler."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; larger gradients are scaled down to it. None does not clip."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of names, such as `backbone.*`: parameters that match one are never trained. A BatchNorm layer whose
+    running_mean matches keeps its statistics and normalises by them."""
+    unfreeze: tuple[tuple[int, str], ...] = ()
+    """Epochs and patterns of names, such as `2 layer4.* 4 layer3.*`: parameters that match are trained after so many
+    epochs. The first pattern that matches counts. BatchNorm's statistics follow the data from the beginning."""
     unfreeze_epoch: int | None = None
     """Epochs at the start in which only the last layer is trained, for fine-tuning; then all layers are. This saves no
     time, and BatchNorm's statistics follow the data from the beginning."""
@@ -200,6 +206,7 @@ class Experiment:
             validate_every_steps=at_least(1),
             max_hours=above(0),
             patience=at_least(1),
+            unfreeze=(lambda pairs: all(epoch >= 0 for epoch, _ in pairs), "of epochs of at least 0"),
             unfreeze_epoch=at_least(1),
             batch_size=at_least(1),
             micro_batch_size=at_least(1),

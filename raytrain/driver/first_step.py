@@ -26,7 +26,7 @@ from raytrain.driver.first_batch import SAMPLES, NotTried, read_batch, sizes
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
 from raytrain.tasks.task import Task
-from raytrain.training import memory
+from raytrain.training import freezing, memory
 from raytrain.training.precision import Precision
 from raytrain.user_code.places import line_of, place, reason
 
@@ -142,7 +142,7 @@ class _Step:
     def loss(self, batch: Batch) -> tuple[torch.Tensor, float]:
         """Return what `task.loss` does, checked."""
         e = self.e
-        self.module.train()
+        freezing.train_mode(self.module, e.freeze)
         torch.default_generator.manual_seed(order.key(e.seed, 1, 0, 0) >> 1)  # as in the first step of training
         with self.calling("the first training step fails", batch, self.loss_at), self.precision.forward():
             found = e.task.loss(self.module, batch)

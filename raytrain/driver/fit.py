@@ -141,8 +141,10 @@ def _advised(run: Run, correction: Correction | None) -> Iterator[None]:
 
 
 def with_threads(value: Experiment, planned: Plan) -> Experiment:
-    """Return the experiment to keep: a repetition needs the number of threads for the same bits. With more workers each
-    has fewer, so an elastic run does not keep it."""
+    """Return the experiment to keep: what the data took from the model's weights, and the number of threads, which a
+    repetition needs for the same bits. With more workers each has fewer, so an elastic run does not keep it."""
+    if value.data != planned.experiment.data:
+        value = replace(value, data=planned.experiment.data)
     if value.scaling.elastic:
         return value
     return config.replace(value, "scaling.threads_per_worker", planned.experiment.scaling.threads_per_worker)

@@ -14,6 +14,7 @@ from torch import nn
 from raytrain import errors, order
 from raytrain.experiment import Experiment
 from raytrain.models import Model
+from raytrain.training import freezing
 from raytrain.user_code import places
 
 _TRIED_FOR_REAL = 30_000_000
@@ -35,22 +36,18 @@ class Tensors(NamedTuple):
     optimizer: str
 
 
-def check_model(
-    experiment: Experiment, sample: tuple[int, ...], classes: int, weights: bool = True, dtype: str = "float32"
-) -> nn.Module:
+def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, dtype: str = "float32") -> nn.Module:
     """Build the model and pass one sample through it; a large model on the meta device if its code allows that.
 
     Args:
         sample: the shape of the model's input for one sample.
-        weights: whether to check also the weights that it will start from.
         dtype: the input's type.
 
     Returns:
         The model, in the CPU's memory or on the meta device.
 
     Raises:
-        UserError: it cannot take the sample, its head does not suit the task, its weights do not fit, or nothing in
-            it is trained.
+        UserError: it cannot take the sample, its head does not suit the task, or nothing in it is trained.
     """
     where = places.place(type(experiment.model))
     try:
@@ -73,9 +70,8 @@ def check_model(
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
+        where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
-    if weights:
-        experiment.model.check_weights(module)
     return module
 
 
@@ -137,7 +133,10 @@ def build_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
     with torch.device(device), torch.random.fork_rng(devices=[]), silence:
         torch.default_generator.manual_seed(order.key(experiment.seed, 0) >> 1)  # the weights that training begins with
         module = experiment.model.build(sample, classes)
-        return module.eval() if hasattr(module, "eval") else module
+        if not isinstance(module, nn.Module):
+            return module
+        freezing.freeze(module, experiment.freeze)
+        return module.eval()
 
 
 def build_checked(experiment: Experiment, sample: tuple[int, ...], classes: int) -> nn.Module:

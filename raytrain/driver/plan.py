@@ -17,7 +17,7 @@ from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.data.sampler import check_sampler
-from raytrain.driver import first_step, plan_lines
+from raytrain.driver import first_step, initial_weights, model_input, plan_lines
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
 from raytrain.driver.resources import Resources
@@ -26,10 +26,10 @@ from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling
 from raytrain.files import existing
 from raytrain.loggers import RunInfo
-from raytrain.models import Model
 from raytrain.optim.optimizers import backbone
 from raytrain.run.experiment_file import to_json
 from raytrain.run.run import Run
+from raytrain.training import freezing
 from raytrain.training.precision import check_device
 
 _RESIDENT_SHARE = 0.25
@@ -188,15 +188,19 @@ def make(
     """
     to_json(experiment)
     experiment.task.check_monitor()
+    given, experiment = experiment.data, model_input.sized(experiment)
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
+    experiment = model_input.normalised(experiment, train.input)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     check_sampler(experiment.sampler, train, experiment.seed)
     size = experiment.sampler.size(train)
     if experiment.data.augment.mixes and experiment.batch_size > size:
         allowed = f"of at most {size}, the samples of an epoch: mixup and cutmix leave a smaller batch as it is"
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
-    module = check_model(experiment, sample, len(train.classes), not resumed, dtype)
+    module = check_model(experiment, sample, len(train.classes), dtype)
+    begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module)]
+    begin += [] if resumed else initial_weights.check(experiment.model, module)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()
@@ -213,7 +217,7 @@ def make(
         memory_format=memory_format(experiment, sample, len(train.classes), module, dtype),
     )
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    notes = [*experiment.model.notes(), *experiment.data.notes(), *notes]
+    notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *notes]
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
     if (experiment.unfreeze_epoch or 0) >= found.epochs:
         note = f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"
@@ -290,7 +294,7 @@ def _try_step(experiment: Experiment, index: Index, module: nn.Module, new: bool
         UserError: it does not work.
     """
     shape = experiment.data.sample(index), len(index.classes)
-    fresh = new and type(experiment.model).load is Model.load
+    fresh = new and not experiment.model.brings_weights
     try:
         return first_step.check(experiment, index, module, lambda: build_model(experiment, *shape, "cpu"), fresh), None
     except NotTried as found:

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from raytrain import errors
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    from raytrain.models.weights import Fit
+
+SUFFIXES = (".pth", ".pt", ".ckpt", ".safetensors", ".bin", ".tar")
+"""Suffixes of files of weights."""
 
 
 @dataclass(frozen=True)
 class Model:
     """The base of all models. Subclass it in an experiment file, as a frozen dataclass, to bring your own."""
+
+    weights: str = dataclasses.field(default="none", kw_only=True)
+    """Weights to start from: none; a file of a state dict or a checkpoint (.pth, .pt, .ckpt, .safetensors); a run (its
+    best checkpoint); a URL of either (http, s3 and what else pyarrow opens); for models of torchvision and timm also
+    cached (their library's download folder, if they are there) or hub (download them)."""
+
+    weights_whole: ClassVar[bool] = False
+    """Whether weights must have all tensors but the head's. If not, others may be missing, and the plan names them."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make a field `weights` of a subclass's own keyword-only: in a dataclass it would come first, as in the base
+        class, so that positional arguments would mean other fields."""
+        super().__init_subclass__(**options)
+        default = cls.__dict__.get("weights", dataclasses.MISSING)
+        annotation = inspect.get_annotations(cls).get("weights", "ClassVar")
+        if "ClassVar" not in str(annotation) and not isinstance(default, dataclasses.Field):
+            cls.weights = dataclasses.field(default=default, kw_only=True)
 
     def build(self, sample: Any, classes: int) -> nn.Module:
         """Return the module, initialised with PyTorch's global generator.
@@ -25,22 +52,89 @@ class Model:
         """
         raise NotImplementedError(f"{type(self).__name__} needs a build(sample, classes)")
 
-    def load(self, module: nn.Module) -> None:
-        """Fill `module` with pretrained weights, in place. No-op by default.
+    def load(self, module: nn.Module) -> Fit | None:
+        """Fill `module` with the weights to start from, in place: those that `weights` names.
 
-        Runs on the driver's machine, once, before the workers start.
-        """
+        Runs on the driver's machine, once, before the workers start. A URL and a run have become files by then.
 
-    def check_weights(self, module: nn.Module) -> None:
-        """Check, before anything starts, that the weights for `load` are there and fit.
-
-        Args:
-            module: what `build` returned, perhaps on the meta device.
+        Returns:
+            What was filled; None where there are no weights.
 
         Raises:
             UserError: they are missing or do not fit.
         """
+        return self._fill(module, assign=False)
+
+    def check_weights(self, module: nn.Module) -> Fit | None:
+        """Check, before anything starts, that the weights for `load` are there and fit.
+
+        Args:
+            module: what `build` returned, perhaps on the meta device; it may be changed.
+
+        Returns:
+            As `load`.
+
+        Raises:
+            UserError: they are missing or do not fit.
+        """
+        return self._fill(module, assign=True)
 
     def notes(self) -> list[str]:
         """Return lines that the plan shows about this model, such as missing weights."""
         return []
+
+    def weights_state(self, module: nn.Module) -> tuple[dict[str, Tensor], str] | None:
+        """Return the state dict that `weights` names and where it comes from; None for none.
+
+        Args:
+            module: what `build` returned.
+
+        Raises:
+            UserError: there is none.
+        """
+        if self.weights == "none":
+            return None
+        if self.weights in ("cached", "hub"):
+            what = f"weights = {self.weights!r} are those of torchvision's and timm's models"
+            raise errors.UserError(what, f"in {type(self).__name__}", "give a file, a run or a URL, or none")
+        return _weights().read(Path(self.weights).expanduser()), self.weights
+
+    def weights_head(self, module: nn.Module) -> tuple[str, ...]:
+        """Return the names of the layers that follow the classes: that of the module's last parameter."""
+        names = [name for name, _ in module.named_parameters()]
+        return (names[-1].rpartition(".")[0],) if names else ()
+
+    def weights_input(self) -> dict[str, Any]:
+        """Return values of the data's fields that `weights` were trained with, such as `mean`; the plan gives them to
+        the data where its fields have their defaults."""
+        return {}
+
+    @property
+    def brings_weights(self) -> bool:
+        """Whether training may start from other weights than those of `build`."""
+        return type(self).load is not Model.load or (self.declares_weights and self.weights != "none")
+
+    @property
+    def declares_weights(self) -> bool:
+        """Whether `weights` is the field described here, and not a subclass's own, which raytrain leaves alone."""
+        return type(self).__dataclass_fields__["weights"] is Model.__dataclass_fields__["weights"]
+
+    def _fill(self, module: nn.Module, assign: bool) -> Fit | None:
+        found = self.weights_state(module) if self.declares_weights else None
+        if found is None:
+            return None
+        return _weights().fill(module, *found, self.weights_head(module), self.weights_whole, assign)
+
+
+def torch_nn():
+    """Return torch.nn, imported late: `--help` needs the fields only."""
+    from torch import nn
+
+    return nn
+
+
+def _weights():
+    """Return the module that reads files, imported late: torch takes seconds, which `--help` must not."""
+    from raytrain.models import weights
+
+    return weights

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raytrain.config import check
-from raytrain.models.base import Model
+from raytrain.models.base import Model, torch_nn
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,10 +32,9 @@ class CNN(Model):
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the blocks, flattened into the head."""
-        from torch import nn  # `--help` needs the fields only
-
+        nn = torch_nn()
         inputs, height, width = sample
-        layers: list[nn.Module] = []
+        layers = []
         for outputs in self.channels:
             layers.append(nn.Conv2d(inputs, outputs, 3, padding=1, bias=not self.batch_norm))
             if self.batch_norm:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raytrain.config import check
-from raytrain.models.base import Model
+from raytrain.models.base import Model, torch_nn
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,10 +32,9 @@ class MLP(Model):
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
         """Return linear layers of the hidden widths, then the head, on flattened samples."""
-        from torch import nn  # `--help` needs the fields only
-
+        nn = torch_nn()
         widths = [prod(sample), *self.hidden]
-        layers: list[nn.Module] = [nn.Flatten()]
+        layers: list[Any] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
             if self.dropout:

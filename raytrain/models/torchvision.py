@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from raytrain.config import check
-from raytrain.models.base import Model
+from raytrain.models.base import Model, _weights
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    from raytrain.models.weights import Fit
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,11 @@ class Torchvision(Model):
 
     name: str = "resnet18"
     """torchvision's name of the model, such as resnet34, efficientnet_b0 or vit_b_16."""
-    weights: str = "none"
-    """Pretrained weights: none, cached (from torchvision's download folder, if they are there), hub (download them), or
-    the path of a state dict (.pth or .safetensors)."""
     freeze: bool = False
     """Train the head only; all other parameters keep their values."""
+
+    weights_whole: ClassVar[bool] = True
+    """The file is of this very model."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -40,23 +42,28 @@ class Torchvision(Model):
                 setattr(module, auxiliary, None)
         return module
 
-    def load(self, module: nn.Module) -> None:
-        """Fill the backbone, and the head if the weights have one for as many classes."""
-        source = self._source()
-        if source == "hub":
-            _modules().fill(module, _modules().download(self.name), source)
-        elif source is not None:
-            _modules().fill(module, _modules().read_state(source), source)
+    def weights_state(self, module: nn.Module) -> tuple[dict[str, Tensor], str] | None:
+        """As the base class; torchvision's own weights too."""
+        if self.weights == "hub":
+            return _modules().download(self.name), "hub"
+        if self.weights == "cached":
+            file = self._cached()
+            found = None if file is None else (_weights().read(file), str(file))
+        else:
+            found = super().weights_state(module)
+        return found and (_modules().renamed(found[0]), found[1])
 
-    def check_weights(self, module: nn.Module) -> None:
-        """Read the file of the weights, if it is on this machine, and fill the module to see whether they fit."""
-        source = self._source()
-        if source not in (None, "hub"):
-            _modules().fill(module, _modules().read_state(source), source, assign=True)
+    def check_weights(self, module: nn.Module) -> Fit | None:
+        """As the base class, but for weights that `load` is to download."""
+        return None if self.weights == "hub" else super().check_weights(module)
+
+    def weights_head(self, module: nn.Module) -> tuple[str, ...]:
+        """Return the layer that was replaced."""
+        return (_modules().head(module)[0],)
 
     def notes(self) -> list[str]:
         """Say that `cached` weights are missing, and how to get them."""
-        if self.weights == "cached" and self._source() is None:
+        if self.weights == "cached" and self._cached() is None:
             return [
                 f"no pretrained weights for {self.name} in {self._cache()}: it starts from random weights. "
                 "Get them with --model.weights hub (torchvision downloads them), or --model.weights FILE.pth"
@@ -67,11 +74,9 @@ class Torchvision(Model):
         home = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "torch")
         return Path(home).expanduser() / "hub" / "checkpoints"
 
-    def _source(self) -> str | None:
-        if self.weights != "cached":
-            return None if self.weights == "none" else self.weights
+    def _cached(self) -> Path | None:
         file = self._cache() / _modules().weights_url(self.name).rpartition("/")[2]
-        return str(file) if file.is_file() else None
+        return file if file.is_file() else None
 
 
 def _modules():

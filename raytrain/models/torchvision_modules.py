@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.hub import load_state_dict_from_url
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torchvision import models
 
 from raytrain import errors
@@ -41,10 +36,10 @@ def build(name: str, channels: int, classes: int, rescale: bool) -> tuple[nn.Mod
             "use a source of colour images, or a CNN or MLP",
         )
     module = builder(weights=None, **options)
-    path, head = _head(module)
-    if isinstance(head, nn.Linear):
-        return module, path, nn.Linear(head.in_features, classes, bias=head.bias is not None)
-    return module, path, nn.Conv2d(head.in_channels, classes, 1)
+    path, old = head(module)
+    if isinstance(old, nn.Linear):
+        return module, path, nn.Linear(old.in_features, classes, bias=old.bias is not None)
+    return module, path, nn.Conv2d(old.in_channels, classes, 1)
 
 
 def download(name: str) -> dict[str, Any]:
@@ -83,7 +78,7 @@ def _builder(name: str):
     return models.get_model_builder(name)
 
 
-def _head(module: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
+def head(module: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
     """Return the path and the layer of the head: a Linear, or SqueezeNet's 1x1 convolution."""
     layers = [
         (path, layer)
@@ -94,56 +89,8 @@ def _head(module: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
     return layers[-1]
 
 
-def fill(module: nn.Module, state: dict[str, Any], source: str, assign: bool = False) -> None:
-    """Load a state dict into a module, without a head for another number of classes.
-
-    Layers recognise the names in older files by `_metadata`, so that is kept.
-
-    Raises:
-        UserError: tensors are missing or have another shape.
-    """
-    consume_prefix_in_state_dict_if_present(state, "module.")
-    head, own = _head(module)[0] + ".", module.state_dict()
+def renamed(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state dict with the names that DenseNet's layers have now."""
     kept: Any = OrderedDict((_DENSENET.sub(r"\1\2", name), value) for name, value in state.items())
-    for name in [name for name in kept if name.startswith(head)]:
-        if name not in own or kept[name].shape != own[name].shape:
-            del kept[name]
-    kept._metadata = getattr(state, "_metadata", getattr(own, "_metadata", None))
-    wrong = [name for name, value in kept.items() if name in own and value.shape != own[name].shape]
-    lost = [] if wrong else [*module.load_state_dict(kept, strict=False, assign=assign).missing_keys]
-    lost = [name for name in lost if not name.startswith(head) and not name.endswith(".num_batches_tracked")]
-    if lost or wrong:
-        raise _bad_weights(
-            source,
-            f"{len(lost)} tensors are missing and {len(wrong)} have another shape, "
-            f"for example {sorted([*lost, *wrong])[0]}",
-        )
-
-
-def read_state(source: str) -> dict[str, Any]:
-    """Return the state dict in a file.
-
-    Raises:
-        UserError: the file is not there or holds no state dict.
-    """
-    path = Path(os.path.expanduser(source))
-    if not os.path.isfile(path):
-        raise errors.no_such_file(path, "weights file")
-    try:
-        if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = str(error).strip() or type(error).__name__
-        raise _bad_weights(path, reason.splitlines()[0]) from None
-    tensors = isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
-    if not tensors or not all(isinstance(name, str) for name in state):
-        raise _bad_weights(path, "it is not a state dict of tensors")
-    return state
-
-
-def _bad_weights(path: Path | str, reason: str) -> errors.UserError:
-    return errors.UserError(
-        f"the weights do not fit: {reason}", path, "give a state dict of that torchvision model (.pth or .safetensors)"
-    )
+    kept._metadata = getattr(state, "_metadata", None)
+    return kept

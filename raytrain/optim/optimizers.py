@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain.config import Rule, above, at_least, check, within
+from raytrain.optim import patterns
 
 if TYPE_CHECKING:
     import torch
@@ -24,23 +26,44 @@ class Optimizer:
     """Apply weight decay to parameters of one dimension too: biases, and the weights of normalisations."""
     backbone_lr_factor: float = 1.0
     """Factor on the learning rate of all layers but the last, for fine-tuning."""
+    layer_decay: float = field(default=1.0, kw_only=True)
+    """Factor on the learning rate from each block to the one below it; the last layer has the whole rate (Clark et al.,
+    2020). A block is what parameters' names have in common up to the first number, such as blocks.3 or layer4."""
+    lr_factors: tuple[tuple[str, float], ...] = field(default=(), kw_only=True)
+    """Patterns of names and factors on the learning rate of parameters that match, such as `backbone.* 0.1`. The first
+    pattern that matches counts; all kinds of factors multiply."""
+    weight_decays: tuple[tuple[str, float], ...] = field(default=(), kw_only=True)
+    """Patterns of names and the weight decay of parameters that match, such as `*.bias 0`; before all other settings of
+    weight decay. The first pattern that matches counts."""
 
     def __post_init__(self) -> None:
         check(self, **self._rules())
 
     def _rules(self) -> dict[str, Rule]:
-        return {"lr": above(0), "weight_decay": at_least(0), "backbone_lr_factor": above(0)}
+        return {
+            "lr": above(0),
+            "weight_decay": at_least(0),
+            "backbone_lr_factor": above(0),
+            "layer_decay": (lambda factor: 0 < factor <= 1, "above 0 and at most 1"),
+            "lr_factors": (lambda pairs: all(0 < factor < math.inf for _, factor in pairs), "of factors above 0"),
+            "weight_decays": (lambda pairs: all(0 <= decay < math.inf for _, decay in pairs), "of at least 0 each"),
+        }
 
     def groups(self, module: torch.nn.Module) -> list[dict[str, Any]]:
         """Return the module's trained parameters in PyTorch's groups, each with the `factor` on its learning rate."""
         below_head = {id(parameter) for parameter in backbone(module)} if self.backbone_lr_factor != 1 else set()
-        found: dict[tuple[bool, bool], dict[str, Any]] = {}
-        for parameter in (parameter for parameter in module.parameters() if parameter.requires_grad):
-            slower = id(parameter) in below_head
-            undecayed = not self.decay_norms_and_biases and parameter.ndim <= 1
-            group = {"params": [], "factor": self.backbone_lr_factor if slower else 1.0}
-            group |= {"weight_decay": 0.0} if undecayed else {}
-            found.setdefault((slower, undecayed), group)["params"].append(parameter)
+        depth = {name: number for number, name in enumerate(blocks(module))} if self.layer_decay != 1 else {}
+        found: dict[tuple[float, float | None], dict[str, Any]] = {}
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            factor = patterns.first(name, self.lr_factors, 1.0)
+            factor *= self.backbone_lr_factor if id(parameter) in below_head else 1.0
+            factor *= self.layer_decay ** (len(depth) - 1 - depth[patterns.block(name)]) if depth else 1.0
+            undecayed = 0.0 if not self.decay_norms_and_biases and parameter.ndim <= 1 else None
+            decay = patterns.first(name, self.weight_decays, undecayed)
+            group = {"params": [], "factor": factor} | ({} if decay is None else {"weight_decay": decay})
+            found.setdefault((factor, decay), group)["params"].append(parameter)
         return list(found.values())
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
@@ -53,6 +76,11 @@ def backbone(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     head = named[-1][0].rpartition(".")[0] if named else ""
     return [parameter for name, parameter in named if name.rpartition(".")[0] != head]
+
+
+def blocks(module: torch.nn.Module) -> list[str]:
+    """Return the blocks of a module, in the order in which it defines them; the head's is the last."""
+    return list(dict.fromkeys(patterns.block(name) for name, _ in module.named_parameters()))
 
 
 @dataclass(frozen=True)

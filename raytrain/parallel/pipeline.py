@@ -52,8 +52,7 @@ class Pipeline(Parallel):
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers make whole pipelines, the model has as many blocks as there are stages, and the schedule has enough
         micro-batches."""
-        from raytrain.parallel import cutting, stages  # torch: `--help` needs the fields only
-
+        cutting, stages = _runtime()
         size = self._size(workers)
         if workers < 2 or workers % size:
             raise errors.UserError(
@@ -78,10 +77,8 @@ class Pipeline(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with this rank's stages; of all other parameters and buffers the model keeps the shape."""
-        from raytrain.parallel.stages import Stages  # torch: `--help` needs the fields only
-
         stages = (self._size(ranks.world), self._each)
-        return Stages(build().to(ranks.device), ranks, *stages, self.schedule, shape)
+        return _runtime()[1].Stages(build().to(ranks.device), ranks, *stages, self.schedule, shape)
 
     @property
     def _each(self) -> int:
@@ -95,3 +92,10 @@ class Pipeline(Parallel):
         return count >= (1 if self.schedule == "gpipe" else size) and (
             self.schedule != "interleaved" or count % size == 0
         )
+
+
+def _runtime():
+    """Return the modules of the runtime, imported late: they need torch, and `--help` the fields only."""
+    from raytrain.parallel import cutting, stages
+
+    return cutting, stages

@@ -24,6 +24,7 @@ from raytrain.optim.schedules import Rising
 from raytrain.parallel import DDP
 from raytrain.parallel.strategy import RankContext
 from raytrain.run import experiment_file
+from raytrain.training import freezing
 from raytrain.training.trainer import Trainer
 
 _MEMORY = 0.9
@@ -144,7 +145,7 @@ def _points(trainer: Trainer, steps: int, reader: Direct, observer: Logger) -> l
     """
     points: list[tuple[float, float, float]] = []
     smoothed = Smoothed()
-    trainer.strategy.module.train()
+    freezing.train_mode(trainer.strategy.module, trainer.experiment.freeze)
     for trainer.progress.epoch in count():
         for loaded in trainer.loaders["train"].epoch(trainer.progress.epoch):
             if not len(loaded.ids):  # none of them can be read

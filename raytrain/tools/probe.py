@@ -30,7 +30,7 @@ from raytrain.data.reader import Epoch
 from raytrain.driver.ray_internals import compiler
 from raytrain.parallel.strategy import RankContext
 from raytrain.run import experiment_file
-from raytrain.training import memory
+from raytrain.training import freezing, memory
 from raytrain.training.trainer import Trainer
 
 _STEP_SECONDS, _ALL_SECONDS = 0.2, 0.4
@@ -164,7 +164,7 @@ class _Trial:
     def run(self, timed: bool) -> float | None:
         """Return the seconds of a step, if `timed`."""
         e, trainer, batches = self.experiment, self.trainer, self._batches()
-        trainer.strategy.module.train()
+        freezing.train_mode(trainer.strategy.module, e.freeze)
         trainer.progress.epoch = math.ceil(trainer.epochs) - 1  # by then layers are trained that were not at first
         few = min(2, e.accumulation)  # the second one meets the gradients of the first
         self._step(next(batches), few)

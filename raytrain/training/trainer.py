@@ -20,12 +20,11 @@ from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
 from raytrain.experiment import Experiment
 from raytrain.hooks import Hook
-from raytrain.optim.optimizers import backbone
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.run import Run
 from raytrain.run.writer import CheckpointWriter
-from raytrain.training import resume, summary
+from raytrain.training import freezing, resume, summary
 from raytrain.training.auto_precision import choose_precision
 from raytrain.training.ema import EMA
 from raytrain.training.evaluation import evaluate
@@ -119,7 +118,7 @@ class Trainer:
             if e.precision == "auto":
                 choose_precision(self)
             self.optimizer, self.parameters = build_optimizer(e.optimizer, self.strategy, saved and saved.optimizer)
-            self.backbone = backbone(self.strategy.module)
+            self.waiting = freezing.Waiting(e, self.strategy.module)
             if self.ema:
                 self.ema.start(self.strategy.module, self.strategy.shard, {id(p) for p in self.parameters})
             self.weights = None
@@ -132,6 +131,7 @@ class Trainer:
         e = self.experiment
         self._seed(0)
         module = e.model.build(self.sample, len(self.classes))
+        freezing.freeze(module, e.freeze)
         if self.weights is not None:
             module.load_state_dict(self.weights)
         module.to(memory_format=memory_format(e.memory_format))  # type: ignore[call-overload]
@@ -162,7 +162,7 @@ class Trainer:
         """Train up to the end or a request to stop, within `started`; see `fit`."""
         while not self.over:
             self.clock = time.monotonic()
-            self.strategy.module.train()
+            freezing.train_mode(self.strategy.module, e.freeze)
             for loaded in self.batches():
                 self.losses.add(self.step(loaded))
                 due = self.timing.saves(self.progress.step)
@@ -255,9 +255,8 @@ class Trainer:
     def _update(self) -> bool:
         """Clip the gradients and update the weights; return whether it did, on all ranks alike."""
         e, strategy = self.experiment, self.strategy
-        if e.unfreeze_epoch is not None and self.progress.epoch < e.unfreeze_epoch:
-            for parameter in self.backbone:  # optimizers skip what has no gradient, and do not decay it either
-                parameter.grad = None
+        for parameter in self.waiting.in_epoch(self.progress.epoch):  # optimizers skip what has no gradient, and do
+            parameter.grad = None  # not decay it either
         clips = e.clip_norm is not None or e.on_nonfinite == "skip"
         if clips or strategy.sharded:
             self.precision.unscale(self.optimizer, strategy.sharded)

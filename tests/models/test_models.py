@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from raytrain import CNN, MLP, Model, SimpleModel, Torchvision, UserError
-from raytrain.models import torchvision_modules
+from raytrain.models import torchvision_modules, weights
 
 
 def parameters(module: nn.Module, trained: bool = False) -> int:
@@ -212,12 +212,17 @@ def test_names_in_torchvisions_older_files_are_understood(name: str) -> None:
             key = key.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.")
         if not key.endswith("num_batches_tracked"):
             state[key] = value
-    torchvision_modules.fill(module, state, "file", assign=True)
+
+    def fill() -> None:
+        head = Torchvision(name=name).weights_head(module)
+        weights.fill(module, torchvision_modules.renamed(state), "file", head, whole=True, assign=True)
+
+    fill()
     given = {value.shape for value in state.values()}
     assert [p.shape[0] for p in module.parameters() if p.shape not in given] == [2, 2]
     state.popitem(last=False)
     with pytest.raises(UserError, match="1 tensors are missing and 0 have another shape, for example"):
-        torchvision_modules.fill(module, state, "file", assign=True)
+        fill()
 
 
 @pytest.mark.parametrize(
@@ -227,12 +232,12 @@ def test_names_in_torchvisions_older_files_are_understood(name: str) -> None:
             "another",
             r"the weights do not fit: \d+ tensors are missing and \d+ have another shape, for example features",
         ),
-        ("nested", "it is not a state dict of tensors"),
-        ("numbers", "it is not a state dict of tensors"),
-        ("list", "it is not a state dict of tensors"),
+        ("nested", "it holds no state dict of tensors"),
+        ("numbers", "it holds no state dict of tensors"),
+        ("list", "it holds no state dict of tensors"),
         ("empty", "the weights do not fit: "),
         ("text", "the weights do not fit: "),
-        ("pickle", "the weights do not fit: Weights only load failed"),
+        ("pickle", "the file needs print, and loading that may run code"),
         ("safetensors", "the weights do not fit: Error while deserializing header"),
         ("missing", "no such weights file"),
     ],
@@ -245,9 +250,12 @@ def test_misfit_weights_are_refused_in_plan_and_load(
         torch.save(Torchvision(name="squeezenet1_0").build((3, 64, 64), 5).state_dict(), file)
     elif content in ("nested", "numbers", "list", "pickle"):
         torch.save(
-            {"nested": {"state_dict": pretrained.state_dict()}, "numbers": {"a": 1.0}, "list": [1], "pickle": print}[
-                content
-            ],
+            {
+                "nested": {"state_dict": {"state_dict": pretrained.state_dict()}},
+                "numbers": {"a": 1.0},
+                "list": [1],
+                "pickle": print,
+            }[content],
             file,
         )
     elif content != "missing":
