@@ -3,6 +3,7 @@
 from raytrain.models.base import Model
 from raytrain.models.cnn import CNN
 from raytrain.models.mlp import MLP, SimpleModel
+from raytrain.models.torch_model import TorchModel
 from raytrain.models.torchvision import Torchvision
 
-__all__ = ["CNN", "MLP", "Model", "SimpleModel", "Torchvision"]
+__all__ = ["CNN", "MLP", "Model", "SimpleModel", "TorchModel", "Torchvision"]

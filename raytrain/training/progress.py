@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from raytrain.optim.schedules import History
 from raytrain.tasks.task import Task
 
 
@@ -30,6 +31,8 @@ class Progress:
     seconds: float = 0.0
     best: dict[str, Any] = field(default_factory=dict)
     """The best epoch's row and the name of its checkpoint."""
+    history: list[list[Any]] = field(default_factory=list)
+    """[steps done, value of task.monitor] of each validation; None for a value that was not finite."""
     tried: dict[str, float | None] = field(default_factory=dict)
     """What `precision=auto` measured: milliseconds of a pass in each precision; None where it was not finite."""
 
@@ -51,6 +54,8 @@ class Progress:
         found = cls(**values)
         if min(found.step, found.epoch, found.epoch_samples) < 0:
             raise ValueError("the progress is negative")
+        if not all(map(_is_validation, found.history)):
+            raise ValueError("the progress has another history of validations")
         return found
 
     def add(self, loss: float, samples: int) -> None:
@@ -91,10 +96,15 @@ class Progress:
         self.epoch += 1
         self.epoch_loss, self.epoch_samples, self.epoch_seconds = 0.0, 0, 0.0
         value, best = row[task.monitor], self.best.get(task.monitor)
+        self.history = [*self.history, [self.step, value]]  # a new list: a checkpoint may be writing the old one
         better = value is not None and (best is None or (value > best if task.highest_is_best else value < best))
         if not self.best or better:
             self.best = {**row, "checkpoint": f"step_{self.step:08d}"}
         return row
+
+    def validations(self, task: Task) -> History:
+        """Return the validations so far, for the schedule."""
+        return History(tuple((step, value) for step, value in self.history), task.highest_is_best)
 
     def over(self, epochs: int, patience: int | None) -> bool:
         """Return whether there is nothing left to train: by the number of epochs, or by those since the best one.
@@ -117,3 +127,10 @@ class Progress:
             "seconds": self.seconds + self.epoch_seconds,
             "samples_per_second": samples / seconds if seconds else None,
         }
+
+
+def _is_validation(entry: Any) -> bool:
+    """Return whether an entry of a checkpoint's history is one."""
+    if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) is not int:
+        return False
+    return entry[1] is None or (type(entry[1]) in (int, float) and math.isfinite(entry[1]))

@@ -106,6 +106,7 @@ class Trainer:
         self.strategy = e.parallel.setup(self.build, self.ranks, (e.accumulation, e.micro_batch))
         self.loaders = {split: self._loader(split) for split in self.readers}
         self.steps_per_epoch = self.loaders["train"].steps
+        self.history = self.progress.validations(e.task)
         self.losses = LossLog(self.strategy, e.task)
         self.losses.unit = saved.unit if saved else None
         with contextlib.ExitStack() as stack:
@@ -230,7 +231,7 @@ class Trainer:
 
     def _set_learning_rate(self) -> float:
         e = self.experiment
-        lr = e.lr * e.schedule.factor(self.progress.step, self.steps_per_epoch, e.epochs)
+        lr = e.schedule.lr(e.lr, self.progress.step, self.steps_per_epoch, e.epochs, self.history)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["factor"]
         return lr
@@ -311,6 +312,7 @@ class Trainer:
         started, e = time.monotonic(), self.experiment
         metrics = self.evaluate()
         row = self.progress.end_epoch(e.task, metrics, time.monotonic() - started, e.epochs)
+        self.history = self.progress.validations(e.task)
         columns = self.hooks.after_epoch(self, row)
         row |= columns
         if self.progress.best["epoch"] == row["epoch"]:
