@@ -25,9 +25,8 @@ from raytrain.parallel.strategy import RankContext
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.run import Run
 from raytrain.run.writer import CheckpointWriter
-from raytrain.training import memory, resume
+from raytrain.training import averages, memory, resume
 from raytrain.training.auto_precision import choose_precision
-from raytrain.training.ema import EMA
 from raytrain.training.evaluation import evaluate
 from raytrain.training.hooks import Hooks, read
 from raytrain.training.losses import LossLog, Reduced, Step
@@ -78,7 +77,7 @@ class Trainer:
             keep_memory()
         check_device(value.precision, ranks.device)
         self.precision = Precision(value.precision, ranks.device)
-        self.ema = None if value.ema_decay is None else EMA(value.ema_decay)
+        self.averages = averages.of(value)
         self.progress = Progress()
         self.log: MetricsLog | None = None
         self.writer: CheckpointWriter | None = None
@@ -118,8 +117,10 @@ class Trainer:
                 choose_precision(self)
             self.optimizer, self.parameters = build_optimizer(e.optimizer, self.strategy, saved and saved.optimizer)
             self.backbone = backbone(self.strategy.module)
-            if self.ema:
-                self.ema.start(self.strategy.module, self.strategy.shard, {id(p) for p in self.parameters})
+            if self.averages:
+                buffers = [buffer for buffer in self.strategy.module.buffers() if self.strategy.owns(buffer)]
+                here = {id(tensor) for tensor in (*self.parameters, *buffers)}
+                self.averages.start(self.strategy.module, self.strategy.shard, here)
             self.weights = None
             self.hooks.start(self)
             stack.enter_context(self.strategy.kernels())
@@ -250,8 +251,8 @@ class Trainer:
             if e.on_nonfinite == "skip" and e.precision != "fp16" and not norm.isfinite():
                 return False
         updated = self.precision.step(self.optimizer)
-        if self.ema and updated:
-            self.ema.update()
+        if self.averages and updated:
+            self.averages.after_step()
         return updated
 
     # Losses, metrics
@@ -310,6 +311,9 @@ class Trainer:
     def _end_epoch(self) -> dict[str, Any]:
         """Validate and write the epoch's row."""
         started, e = time.monotonic(), self.experiment
+        if self.averages:
+            self.strategy.broadcast_buffers()
+            self.averages.after_epoch(self.progress.epoch + 1)
         metrics = self.evaluate()
         row = self.progress.end_epoch(e.task, metrics, time.monotonic() - started, e.epochs)
         self.history = self.progress.validations(e.task)
@@ -343,18 +347,18 @@ class Trainer:
         with self._averaged():
             model = strategy.gather({"model": strategy.module.state_dict()})
         rest = {"optimizer": self.optimizer.state_dict()}
-        if self.ema:
-            rest["ema"] = self.ema.state_dict(strategy.module)
+        if self.averages:
+            rest[self.averages.name] = self.averages.state_dict(strategy.module)
         rest = strategy.gather(rest)
         return model | rest if model and rest else None
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
         """The context in which the model has its averaged weights, where there are any."""
-        if self.ema is None:
+        if self.averages is None:
             yield
             return
-        with self.ema.in_place():
+        with self.averages.in_place():
             self.strategy.weights_changed()
             yield
         self.strategy.weights_changed()
