@@ -154,7 +154,7 @@ SCHEDULES: dict[str, tuple[Schedule, Torchs, str]] = {
     ),
     "one cycle": (
         TorchSchedule(schedulers.OneCycleLR, max_lr=0.2, cycle_momentum=False, every="step"),
-        lambda o: schedulers.OneCycleLR(o, 0.2, 36 + 1, cycle_momentum=False),
+        lambda o: schedulers.OneCycleLR(o, 0.2, 36, cycle_momentum=False),
         "step",
     ),
     "a function": (TorchSchedule(stages, first=0.3), lambda o: stages(o, 0.3), "epoch"),
