@@ -14,10 +14,11 @@ import types
 import typing
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from raytrain import errors
-from raytrain.user_code import sources
+from raytrain.user_code import sources, wrappers
+from raytrain.user_code.json_types import fits
 from raytrain.user_code.sources import EXPERIMENT_MODULE
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ def check(config: Any, **rules: Rule) -> None:
     hints = _hints(type(config))
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), hints[field.name]
-        if not _fits(value, hint):
+        if not fits(value, hint):
             raise _wrong_type(field.name, value, _describe(hint), where)
         if field.name in rules and value is not None:
             holds, allowed = rules[field.name]
@@ -146,7 +147,7 @@ def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
         raise _wrong_type(path.rstrip(".") or "experiment", values, "a JSON object", where)
     values = dict(values)
     if "class" in values:
-        cls = _find_class(values.pop("class"), cls, where)
+        cls = _find_class(values.pop("class"), cls, where, values)
     hints, fields = _hints(cls), {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     arguments = {}
     for key, value in values.items():
@@ -168,16 +169,22 @@ def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:
 
 
 def _class_name(cls: type) -> str:
+    if wrappers.target_of(cls) is not None:
+        name, target = wrappers.name_of(cls)
+        return f"raytrain:{name}({_path(target, wrappers.shortest_module(target))})"
     if "<locals>" in cls.__qualname__:
         raise errors.UserError(
             f"class {cls.__name__} is defined inside a function, so that a saved run cannot name it",
             f"in {cls.__module__}",
             "move it to the top level of its file",
         )
-    module = "experiment" if cls.__module__ in (EXPERIMENT_MODULE, "__main__") else cls.__module__
-    if _public(cls.__module__, cls.__qualname__) is cls:  # its module may move within the package
-        module = "raytrain"
-    return f"{module}:{cls.__qualname__}"
+    # Raytrain's own are named by the package: their modules may move within it.
+    return _path(cls, "raytrain" if _public(cls.__module__, cls.__qualname__) is cls else cls.__module__)
+
+
+def _path(thing: Any, module: str) -> str:
+    """Return `module:name` of a class or a function."""
+    return f"{'experiment' if module in (EXPERIMENT_MODULE, '__main__') else module}:{thing.__qualname__}"
 
 
 def _public(module_name: str, qualname: str) -> Any:
@@ -186,25 +193,50 @@ def _public(module_name: str, qualname: str) -> Any:
     return vars(sys.modules["raytrain"]).get(qualname) if own else None
 
 
-def _find_class(name: Any, base: type[T], where: object) -> type[T]:
-    module_name, _, qualname = str(name).partition(":")
+def modules_of(name: str) -> list[str]:
+    """Return the modules that hold a class of saved JSON, and what it wraps, without raytrain's own and PyTorch's."""
+    wrapped = _WRAPPED.fullmatch(name)
+    modules = [path.partition(":")[0] for path in (wrapped.groups() if wrapped else [name])]
+    return [module for module in modules if module.partition(".")[0] not in ("raytrain", *sources.LIBRARIES)]
+
+
+_WRAPPED = re.compile(r"(raytrain:\w+)\(([^()]+:[^()]+)\)")
+"""A dataclass made by one of raytrain's wrappers, and what it wraps."""
+
+
+def _find_class(name: Any, base: type[T], where: object, values: dict[str, Any]) -> type[T]:
+    if wrapped := _WRAPPED.fullmatch(str(name)):
+        found, target = _find(wrapped[1]), _find(wrapped[2])
+        fitting = isinstance(found, wrappers.Wrapper) and (base is _OneOfSeveral or issubclass(found, base))
+        if not (fitting and found.allows(target)):
+            raise _not_found(name, where)
+        return cast(type[T], found.of(target, values))
+    found = _find(str(name))
+    own = isinstance(found, type) and (found.__module__.startswith("raytrain.") or sources.own(found.__module__))
+    fits = own if base is _OneOfSeveral else isinstance(found, type) and issubclass(found, base)
+    if not (fits and dataclasses.is_dataclass(found)):
+        raise _not_found(name, where)
+    return found  # type: ignore[return-value]
+
+
+def _find(name: str) -> Any:
+    """Return the object that saved JSON names `module:name`; None if no loaded module has it."""
+    module_name, _, qualname = name.partition(":")
     # Runs of raytrain 0.1 name the module of a public class, which may have moved.
     public = _public(module_name, qualname)
+    wrappers.load_library(module_name)
     # If the module is not loaded, look in the run's copy of the experiment file.
     loaded = None if module_name == "experiment" else sys.modules.get(module_name)
     found: Any = loaded or sys.modules.get(EXPERIMENT_MODULE)
     for part in qualname.split("."):
         found = vars(found).get(part) if isinstance(found, types.ModuleType | type) else None
-    found = public or found
-    own = isinstance(found, type) and (found.__module__.startswith("raytrain.") or sources.own(found.__module__))
-    fits = own if base is _OneOfSeveral else isinstance(found, type) and issubclass(found, base)
-    if not (fits and dataclasses.is_dataclass(found)):
-        raise errors.UserError(
-            f"class {str(name)!r} cannot be found",
-            where,
-            "keep the experiment file's copy beside experiment.json, and its class names as they were",
-        )
-    return found  # type: ignore[return-value]
+    return public or found
+
+
+def _not_found(name: Any, where: object) -> errors.UserError:
+    what = f"{'class' if '(' not in str(name) else 'what is wrapped by'} {str(name)!r} cannot be found"
+    how = "keep the experiment file's copy beside experiment.json, and its class names as they were"
+    return errors.UserError(what, where, how)
 
 
 def plain(value: Any) -> Any:
@@ -232,29 +264,6 @@ class _OneOfSeveral:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, arg) for arg in args)
-    if origin is typing.Literal:
-        return any(value == arg and type(value) is type(arg) for arg in args)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if len(args) == 2 and args[1] is Ellipsis:
-            return all(_fits(item, args[0]) for item in value)
-        return len(value) == len(args) and all(map(_fits, value, args))
-    if hint is Any:
-        return True
-    if hint is type(None) or hint is None:
-        return value is None
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
 
 
 def _describe(hint: Any) -> str:

@@ -184,6 +184,9 @@ class Experiment:
     ema_decay: float | None = None
     """Decay of an exponential moving average of the weights, such as 0.999 for about the last thousand steps. The
     average is validated, kept and exported. BatchNorm's statistics are not averaged."""
+    swa_start_epoch: int | None = None
+    """First epoch, counted from 1, of an equal average of the weights at the ends of epochs (SWA). From there on the
+    average is validated, kept and exported, with averaged statistics of BatchNorm."""
     on_nonfinite: Literal["error", "skip"] = "error"
     """What to do with a step whose loss or gradients are not finite: end the run, or skip the update and count the
     step. fp16 always skips steps whose gradients overflow."""
@@ -213,6 +216,7 @@ class Experiment:
             lr_batch_size=at_least(1),
             clip_norm=above(0),
             ema_decay=(lambda decay: 0 < decay < 1, "between 0 and 1"),
+            swa_start_epoch=(lambda epoch: 1 <= epoch <= self.epochs, f"of 1 to {self.epochs}, the last epoch"),
             seed=at_least(0),
         )
         if self.lr_scaling != "none" and self.lr_batch_size is None:
@@ -221,6 +225,9 @@ class Experiment:
                 "",
                 "add --lr_batch_size N, or use --lr_scaling none",
             )
+        if self.ema_decay is not None and self.swa_start_epoch is not None:
+            what = "ema_decay and swa_start_epoch ask for two averages of the weights"
+            raise errors.UserError(what, "in Experiment", "leave one of them out")
         if self.precision == "fp16" and not self.parallel.scales:
             raise errors.UserError(
                 f"fp16's gradients cannot be scaled under {type(self.parallel).__name__}",

@@ -23,12 +23,14 @@ from raytrain import order
 from raytrain.data import Index
 from raytrain.data.batch import Batch
 from raytrain.driver.first_batch import SAMPLES, NotTried, read_batch, sizes
+from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
 from raytrain.tasks.task import Task
 from raytrain.training import freezing, memory
 from raytrain.training.precision import Precision
 from raytrain.user_code.places import line_of, place, reason
+from raytrain.user_code.wrappers import target_of
 
 _SLOW_SECONDS = 0.5
 """With a forward pass that takes longer, neither the backward pass nor the evaluation is tried: the model is meant for
@@ -66,7 +68,7 @@ def check(e: Experiment, index: Index, module: nn.Module, build: Callable[[], nn
         UserError: the step does not work.
         NotTried: it could not be tried.
     """
-    _check_schedule(e, -(-e.sampler.size(index) // e.batch_size))
+    check_schedule(e, -(-e.sampler.size(index) // e.batch_size))
     failed = None
     with _undisturbed():
         if any(parameter.is_meta for parameter in module.parameters()):
@@ -133,7 +135,7 @@ class _Step:
             self.precision.scaled(loss / count).backward()
         if self.finite:
             self.check_gradients(len(batch))
-        if not type(e.optimizer).build.__module__.startswith("raytrain."):
+        if _is_users(type(e.optimizer).build) or target_of(type(e.optimizer)) is not None:
             self.check_optimizer(batch)
         self.check_metrics(batch, self.sums(batch))
         notes = self.check_count(batch, count)
@@ -186,7 +188,8 @@ class _Step:
         Raises:
             UserError: it fails, or is none.
         """
-        optimizer, where = self.e.optimizer, f"in {place(type(self.e.optimizer).build)}"
+        optimizer, kind = self.e.optimizer, type(self.e.optimizer)
+        where = f"in {place(kind if target_of(kind) else kind.build)}"
         with self.calling(f"{type(optimizer).__name__}.build fails", batch, where):
             found: Any = optimizer.build(optimizer.groups(self.module))
         how = "write `return torch.optim.RMSprop(parameters, lr=self.lr)`, with another optimizer as you like"
@@ -304,26 +307,6 @@ def _remedy(error: Exception, line: str) -> str:
     if "Expected more than 1 value per channel" in str(error):
         return "BatchNorm needs micro-batches of two samples or more: use a larger --micro_batch_size or --batch_size"
     return "correct that line" if line else "correct it and try again"
-
-
-def _check_schedule(e: Experiment, steps: int) -> None:
-    """Check the factors of the first and of the last step.
-
-    Raises:
-        UserError: the schedule fails, or returns no number.
-    """
-    where, how = f"in {place(type(e.schedule).factor)}", "write `def factor(self, step, steps_per_epoch, epochs)`"
-    every = e.all_steps(steps)
-    epochs: Any = e.all_epochs(steps)  # may be a fraction
-    for step in (0, every - 1):
-        try:
-            found: Any = e.schedule.factor(step, steps, epochs)
-        except Exception as error:
-            what = f"the schedule fails at step {step} of {every}: {reason(error)}"
-            raise UserError(what, line_of(error) or where, "correct that line" if line_of(error) else how) from None
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-            got = found if isinstance(found, int | float) else _kind(found)
-            raise UserError(f"factor() must return a finite number, got {got} at step {step}", where, "return a float")
 
 
 def _works_without_values(e: Experiment, index: Index, module: nn.Module) -> bool:

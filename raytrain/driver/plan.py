@@ -105,7 +105,7 @@ class Plan:
             type(self.experiment.optimizer).__name__, 2
         )
         e, workers = self.experiment, self.experiment.scaling.ranks
-        averages = e.ema_decay is not None
+        averages = e.ema_decay is not None or e.swa_start_epoch is not None
         copies = 1 + slots + averages + e.parallel.gradient_copies(workers)
         return 4 * (self.parameters[0] + copies * self.parameters[1])
 

@@ -102,7 +102,7 @@ class SGD(Optimizer):
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """Return torch.optim.SGD."""
-        torch = _torch()
+        torch = torch_module()
         parameters = list(parameters)
         optimizer = torch.optim.SGD(
             parameters,
@@ -110,7 +110,7 @@ class SGD(Optimizer):
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
-            **_implementation(parameters, sharded_fused=False),
+            **implementation(parameters, sharded_fused=False),
         )
         # The fused form fails if only some parameters have had a gradient before. After a first step that overflowed in
         # fp16, it reads uninitialised memory as momentum. With zeros the first step is the same.
@@ -142,7 +142,7 @@ class Adam(Optimizer):
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """Return torch.optim.Adam or AdamW."""
-        torch = _torch()
+        torch = torch_module()
         parameters, kind = list(parameters), torch.optim.AdamW if self._decoupled else torch.optim.Adam
         return kind(
             parameters,
@@ -150,7 +150,7 @@ class Adam(Optimizer):
             betas=self.betas,
             eps=self.eps,
             weight_decay=self.weight_decay,
-            **_implementation(parameters),
+            **implementation(parameters),
         )
 
 
@@ -164,7 +164,7 @@ class AdamW(Adam):
     """AdamW decouples it."""
 
 
-def _torch():
+def torch_module():
     """Return torch, imported late: `--help` needs the fields only."""
     import torch
 
@@ -176,7 +176,7 @@ def _each(parameters: list[Any]) -> list[torch.nn.Parameter]:
     return [p for one in parameters for p in (one["params"] if isinstance(one, dict) else [one])]
 
 
-def _implementation(parameters: list[Any], sharded_fused: bool = True) -> dict[str, bool]:
+def implementation(parameters: list[Any], sharded_fused: bool = True) -> dict[str, bool]:
     """Return how PyTorch's optimizer computes: fused, or one by one for a mixture of sharded and plain tensors."""
     sharded = [hasattr(parameter, "device_mesh") for parameter in _each(parameters)]
     if any(sharded) and not all(sharded):

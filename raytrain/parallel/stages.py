@@ -66,9 +66,9 @@ class Stages(Strategy):
         """Return the rank's own: with one stream, layers of several stages would drop the same units."""
         return self.ranks.rank
 
-    def owns(self, parameter: nn.Parameter) -> bool:
+    def owns(self, tensor: torch.Tensor) -> bool:
         """Return whether it is one of this rank's stages."""
-        return id(parameter) in self.mine
+        return id(tensor) in self.mine
 
     def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
         """As the base class, in the schedule's order; every rank of the pipeline has the same micro-batches."""

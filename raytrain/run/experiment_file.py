@@ -209,9 +209,7 @@ def _own_modules(values: Any) -> Iterator[str]:
         for item in values:
             yield from _own_modules(item)
     elif isinstance(values, dict):
-        module = str(values.get("class", "raytrain:")).partition(":")[0]
-        if module.partition(".")[0] != "raytrain":
-            yield module
+        yield from config.modules_of(str(values.get("class", "raytrain:")))
         for item in values.values():
             yield from _own_modules(item)
 

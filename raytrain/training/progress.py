@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from raytrain.optim.schedules import History
 from raytrain.tasks.task import Task
 
 
@@ -37,6 +38,8 @@ class Progress:
     """Seconds of training and validation in the epochs that are done."""
     best: dict[str, Any] = field(default_factory=dict)
     """The best validation's row and the name of its checkpoint."""
+    history: list[list[Any]] = field(default_factory=list)
+    """[steps done, value of task.monitor] of each validation; None for a value that was not finite."""
     tried: dict[str, float | None] = field(default_factory=dict)
     """What `precision=auto` measured: milliseconds of a pass in each precision; None where it was not finite."""
 
@@ -63,6 +66,8 @@ class Progress:
             raise ValueError("the progress is negative")
         if found.validated > found.step:
             raise ValueError("the progress has a validation after its last step")
+        if not all(map(_is_validation, found.history)):
+            raise ValueError("the progress has another history of validations")
         return found
 
     @property
@@ -106,6 +111,7 @@ class Progress:
             "seconds": self.epoch_seconds + self.epoch_validating,
         }
         value, best = row[task.monitor], self.best.get(task.monitor)
+        self.history = [*self.history, [self.step, value]]  # a new list: a checkpoint may be writing the old one
         better = value is not None and (best is None or (value > best if task.highest_is_best else value < best))
         self.validated, self.stalled = self.step, self.stalled + 1
         if not self.best or better:
@@ -126,6 +132,10 @@ class Progress:
         self.epoch += 1
         self.epoch_loss, self.epoch_samples, self.epoch_seconds, self.epoch_validating = 0.0, 0, 0.0, 0.0
         return row
+
+    def validations(self, task: Task) -> History:
+        """Return the validations so far, for the schedule."""
+        return History(tuple((step, value) for step, value in self.history), task.highest_is_best)
 
     def over(self, epochs: int, patience: int | None, steps: int | None = None) -> bool:
         """Return whether there is nothing left to train: by the number of steps (or that of epochs, where it is None),
@@ -151,3 +161,10 @@ class Progress:
             "seconds": self.spent,
             "samples_per_second": samples / seconds if seconds else None,
         }
+
+
+def _is_validation(entry: Any) -> bool:
+    """Return whether an entry of a checkpoint's history is one."""
+    if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) is not int:
+        return False
+    return entry[1] is None or (type(entry[1]) in (int, float) and math.isfinite(entry[1]))

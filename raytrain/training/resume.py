@@ -85,7 +85,8 @@ def restore(trainer: Trainer) -> Saved | None:
     if storage and not first:
         path = storage.fetch(path.name, folder)
     _, model, tensors, state = found or checkpoints.load(path, device)
-    trainer.weights = trainer.ema.load(model, tensors["ema"]) if trainer.ema else model
+    averages = trainer.averages
+    trainer.weights = averages.load(model, tensors[averages.name]) if averages else model
     trainer.precision.load_state_dict(tensors["precision"])
     trainer.progress = Progress.from_state(state["progress"])
     trainer.hooks.load_state_dict(state.get("hooks", []))
@@ -114,7 +115,8 @@ def newest(trainer: Trainer, device: torch.device) -> checkpoints.Loaded | None:
         checkpoints.loadable_at(storage, run.path, device) if storage else checkpoints.loadable(run.checkpoints, device)
     ):
         with contextlib.suppress(KeyError, ValueError, TypeError):
-            state, tensors = found.state, {"optimizer", "precision", *(["ema"] if trainer.ema else [])}
+            averages = [trainer.averages.name] if trainer.averages else []
+            state, tensors = found.state, {"optimizer", "precision", *averages}
             step = Progress.from_state(state["progress"]).step
             figures = state["metrics_bytes"] >= 0 and (state["unit"] is None or math.isfinite(state["unit"]))
             fits = trainer.hooks.fit(state.get("hooks", []))

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from raytrain import order
 from raytrain.checkpoint.storage import Storage
 from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
 from raytrain.data.source import Index
@@ -24,15 +23,15 @@ from raytrain.parallel.strategy import RankContext
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.run import Run
 from raytrain.run.writer import CheckpointWriter
-from raytrain.training import freezing, resume, summary
+from raytrain.training import averages, freezing, resume, summary
 from raytrain.training.auto_precision import choose_precision
-from raytrain.training.ema import EMA
 from raytrain.training.evaluation import evaluate
 from raytrain.training.hooks import Hooks, read
 from raytrain.training.losses import LossLog, Reduced, Step
 from raytrain.training.optimizer import build_optimizer
 from raytrain.training.precision import Precision, check_device, memory_format
 from raytrain.training.progress import Progress
+from raytrain.training.seeding import seed
 from raytrain.training.stop_request import StopRequest
 from raytrain.training.timing import Ask, Timing
 from raytrain.watchdog import BACKWARD, FORWARD, doing
@@ -78,7 +77,7 @@ class Trainer:
             keep_memory()
         check_device(value.precision, ranks.device)
         self.precision = Precision(value.precision, ranks.device)
-        self.ema = None if value.ema_decay is None else EMA(value.ema_decay)
+        self.averages = averages.of(value)
         self.progress = Progress()
         self.log: MetricsLog | None = None
         self.writer: CheckpointWriter | None = None
@@ -108,6 +107,7 @@ class Trainer:
         self.steps_per_epoch = self.loaders["train"].steps
         self.epochs: Any = e.all_epochs(self.steps_per_epoch)
         self.timing = Timing(e, self.steps_per_epoch, self.progress.spent)
+        self.history = self.progress.validations(e.task)
         self.losses = LossLog(self.strategy, e.task)
         self.losses.unit = saved.unit if saved else None
         with contextlib.ExitStack() as stack:
@@ -119,8 +119,10 @@ class Trainer:
                 choose_precision(self)
             self.optimizer, self.parameters = build_optimizer(e.optimizer, self.strategy, saved and saved.optimizer)
             self.waiting = freezing.Waiting(e, self.strategy.module)
-            if self.ema:
-                self.ema.start(self.strategy.module, self.strategy.shard, {id(p) for p in self.parameters})
+            if self.averages:
+                buffers = [buffer for buffer in self.strategy.module.buffers() if self.strategy.owns(buffer)]
+                here = {id(tensor) for tensor in (*self.parameters, *buffers)}
+                self.averages.start(self.strategy.module, self.strategy.shard, here)
             self.weights = None
             self.hooks.start(self)
             stack.enter_context(self.strategy.kernels())
@@ -162,7 +164,7 @@ class Trainer:
         """Train up to the end or a request to stop, within `started`; see `fit`."""
         while not self.over:
             self.clock = time.monotonic()
-            freezing.train_mode(self.strategy.module, e.freeze)
+            freezing.train_mode(self.strategy.module, self.experiment.freeze)
             for loaded in self.batches():
                 self.losses.add(self.step(loaded))
                 due = self.timing.saves(self.progress.step)
@@ -194,9 +196,7 @@ class Trainer:
         progress = self.progress
         first = progress.step - progress.epoch * self.steps_per_epoch
         left = self.timing.remaining(progress.step, progress.validated)
-        if not left:
-            return iter(())
-        epoch = self.loaders["train"].epoch(progress.epoch, first)
+        epoch = self.loaders["train"].epoch(progress.epoch, first) if left else iter(())
         return epoch if first + left == self.steps_per_epoch else islice(epoch, left)
 
     # A step
@@ -247,7 +247,7 @@ class Trainer:
 
     def _set_learning_rate(self) -> float:
         e = self.experiment
-        lr = e.lr * e.schedule.factor(self.progress.step, self.steps_per_epoch, self.epochs)
+        lr = e.schedule.lr(e.lr, self.progress.step, self.steps_per_epoch, self.epochs, self.history)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["factor"]
         return lr
@@ -265,8 +265,8 @@ class Trainer:
             if e.on_nonfinite == "skip" and e.precision != "fp16" and not norm.isfinite():
                 return False
         updated = self.precision.step(self.optimizer)
-        if self.ema and updated:
-            self.ema.update()
+        if self.averages and updated:
+            self.averages.after_step()
         return updated
 
     # Losses, metrics
@@ -330,12 +330,17 @@ class Trainer:
     def _validate(self) -> dict[str, Any]:
         """Validate, and write the row: the epoch's, if this is its end."""
         started, task, progress = time.monotonic(), self.experiment.task, self.progress
+        at_end = progress.step == (progress.epoch + 1) * self.steps_per_epoch
+        if at_end and self.averages:
+            self.strategy.broadcast_buffers()
+            self.averages.after_epoch(progress.epoch + 1)
         metrics = self.evaluate()
         seconds = time.monotonic() - started
-        if progress.step == (progress.epoch + 1) * self.steps_per_epoch:
+        if at_end:
             row = progress.end_epoch(task, metrics, seconds, self.epochs)
         else:
             row = progress.validate(task, metrics, seconds)
+        self.history = progress.validations(task)
         columns = self.hooks.after_validation(self, row)
         row |= columns
         if progress.best["step"] == row["step"]:
@@ -367,18 +372,18 @@ class Trainer:
         with self._averaged():
             model = strategy.gather({"model": strategy.module.state_dict()})
         rest = {"optimizer": self.optimizer.state_dict()}
-        if self.ema:
-            rest["ema"] = self.ema.state_dict(strategy.module)
+        if self.averages:
+            rest[self.averages.name] = self.averages.state_dict(strategy.module)
         rest = strategy.gather(rest)
         return model | rest if model and rest else None
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
         """The context in which the model has its averaged weights, where there are any."""
-        if self.ema is None:
+        if self.averages is None:
             yield
             return
-        with self.ema.in_place():
+        with self.averages.in_place():
             self.strategy.weights_changed()
             yield
         self.strategy.weights_changed()
@@ -392,9 +397,4 @@ class Trainer:
         return status
 
     def _seed(self, *parts: int) -> None:
-        seed = order.key(self.experiment.seed, *parts) >> 1
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed also visits all other backends, at every step
-        for number, device in enumerate(self.ranks.devices if self.ranks.device.type == "cuda" else ()):
-            with torch.cuda.device(device):
-                # Each GPU draws its own numbers: replicas or layers on two GPUs must not drop the same units.
-                torch.cuda.manual_seed(order.key(seed, number) >> 1 if number else seed)
+        seed((self.experiment.seed, *parts), self.ranks.devices if self.ranks.device.type == "cuda" else ())

@@ -13,13 +13,16 @@ from typing import Any
 
 from raytrain import errors
 from raytrain.user_code.places import place
+from raytrain.user_code.wrappers import Wrapper
 
 _SAME = {
     "crossentropyloss": "Classification",
     "cross_entropy": "Classification",
     "constantlr": "Constant",
     "cosineannealinglr": "Cosine",
+    "cosineannealingwarmrestarts": "CosineRestarts",
     "onecyclelr": "OneCycle",
+    "reducelronplateau": "Plateau",
     "distributeddataparallel": "DDP",
     "fullyshardeddataparallel": "FSDP",
     "datasetfolder": "ImageFolder",
@@ -128,6 +131,8 @@ def _remedy(field: str, value: Any, wanted: type, parts: Mapping[str, type]) -> 
         return f'write `from raytrain import Torchvision` and {field}=Torchvision(name="{model}")'
     if base == "Data" and isinstance(value, str | os.PathLike):
         return f'write `from raytrain import ImageFolder` and {field}=ImageFolder(root="{value}")'
+    if wrapped := _wrapped(value, wanted):
+        return f"write `from raytrain import {wrapped.partition('(')[0]}` and {_set(field, wrapped)}"
     if base not in _NEEDS:
         return f"write {_set(field, _any_of(known.values() or [base]))}"
     adapted = name.isidentifier() and (base == "Optimizer" or (base in ("Model", "Task") and callable(value)))
@@ -136,6 +141,25 @@ def _remedy(field: str, value: Any, wanted: type, parts: Mapping[str, type]) -> 
     others = f"use {_any_of(known.values())}, or " if known and base != "Model" else ""
     above = f"above it `@dataclass(frozen=True)`, `class {own}({base})`, {needs}"
     return f"{others}write {_set(field, f'{own}()')}, and {above}"
+
+
+def _wrapped(value: Any, wanted: type) -> str:
+    """Return the value that wraps a plain class, function or object of PyTorch's kind; nothing if none can."""
+    wrapper: Any = next((one for one in _below(wanted) if isinstance(one, Wrapper)), None)
+    target = value if isinstance(value, type) or inspect.isfunction(value) else type(value)
+    if wrapper is None or target.__module__ == "builtins":
+        return ""
+    try:
+        wrapper.check(target)
+        needed = wrapper.needed(target)
+    except errors.UserError:
+        return ""
+    name, rate = target.__name__, getattr(value, "defaults", {}).get("lr")
+    path = name if "(" in _full_name(target) else _full_name(target)
+    if name in ("Sequential", "ModuleList"):
+        return f"{wrapper.__name__}(net), with `def net(): return nn.{name}(...)` above it"
+    given = [f"lr={rate:g}"] if isinstance(rate, int | float) else []
+    return f"{wrapper.__name__}({', '.join([path, *given, *(f'{one}=...' for one in needed)])})"
 
 
 def _set(field: str, value: str) -> str:
@@ -191,11 +215,17 @@ def _module(value: Any) -> str:
 
 
 def _subclasses(base: type) -> Iterator[type]:
-    """Yield raytrain's public classes below one."""
-    for one in base.__subclasses__():
-        if one.__module__.startswith("raytrain.") and not one.__name__.startswith("_"):
+    """Yield raytrain's public classes below one, but for wrappers."""
+    for one in _below(base):
+        if one.__module__.startswith("raytrain.") and not (one.__name__.startswith("_") or isinstance(one, Wrapper)):
             yield one
-        yield from _subclasses(one)
+
+
+def _below(base: type) -> Iterator[type]:
+    """Yield the classes derived from one, with those derived from them."""
+    for one in base.__subclasses__():
+        yield one
+        yield from _below(one)
 
 
 def _any_of(names: Iterable[str]) -> str:

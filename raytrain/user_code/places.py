@@ -21,6 +21,7 @@ _LONGEST = 400
 def place(thing: type | Callable[..., Any]) -> str:
     """Return the name of a class or a function for a message, with file and line unless it is raytrain's own:
     `Net (exp.py:12)`."""
+    thing = vars(thing).get("__target__", thing) if isinstance(thing, type) else thing  # what a wrapper wraps
     name, module = getattr(thing, "__qualname__", str(thing)), str(getattr(thing, "__module__", ""))
     if module.startswith("raytrain."):
         return name

@@ -276,10 +276,15 @@ def test_failing_code_in_the_first_step_is_named(capsys: Capture, tmp_path: Path
             "nn.Linear(64, 10), Digits()",
             "got an object of class torch.nn.Linear, in Experiment (exp.py:+3); write",
         ),
-        ("nn.Linear, Digits()", "`class MyLinear(Model)`, `def build(self, sample, classes): return nn.Linear(...)`"),
+        (
+            "nn.Linear, Digits()",
+            "write `from raytrain import TorchModel` and model=TorchModel(torch.nn.Linear, in_features=..., out_",
+        ),
+        ("nn.Sequential(nn.Linear(64, 10)), Digits()", "model=TorchModel(net), with `def net(): return nn.Sequential("),
         (
             "build, Digits()",
-            "got the function build (exp.py:+2), in Experiment (exp.py:+3); write model=MyBuild()",
+            "got the function build (exp.py:+2), in Experiment (exp.py:+3); write `from raytrain import TorchModel` "
+            "and model=TorchModel(build)",
         ),
         ("'resnet50', Digits()", 'write `from raytrain import Torchvision` and model=Torchvision(name="resnet50")'),
         ("torchvision.models.resnet34, Digits()", 'and model=Torchvision(name="resnet34")'),
@@ -305,11 +310,18 @@ def test_failing_code_in_the_first_step_is_named(capsys: Capture, tmp_path: Path
         ("Net(), Digits(), optimizer=torch.optim.Adam([torch.ones(1)], lr=0.01)", "and optimizer=Adam(lr=0.01)"),
         (
             "Net(), Digits(), optimizer=torch.optim.RMSprop",
-            "`class MyRMSprop(Optimizer)`, `def build(self, parameters): return torch.optim.RMSprop(parameters, "
-            "lr=self.lr)`",
+            "write `from raytrain import TorchOptimizer` and optimizer=TorchOptimizer(torch.optim.RMSprop)",
+        ),
+        (
+            "Net(), Digits(), optimizer=torch.optim.NAdam([torch.ones(1)], lr=0.01)",
+            "and optimizer=TorchOptimizer(torch.optim.NAdam, lr=0.01)",
         ),
         ("Net(), Digits(), schedule=torch.optim.lr_scheduler.CosineAnnealingLR", "and schedule=Cosine(...)"),
-        ("Net(), Digits(), schedule=torch.optim.lr_scheduler.CyclicLR", "`class MySchedule(Schedule)`, `def factor("),
+        ("Net(), Digits(), schedule=torch.optim.lr_scheduler.ReduceLROnPlateau", "and schedule=Plateau(...)"),
+        (
+            "Net(), Digits(), schedule=torch.optim.lr_scheduler.CyclicLR",
+            "and schedule=TorchSchedule(torch.optim.lr_scheduler.CyclicLR, base_lr=..., max_lr=...)",
+        ),
         ("Net(), Digits(), parallel=nn.parallel.DistributedDataParallel", "and parallel=DDP(...)"),
         ("Net(), Digits(), parallel='fsdp'", "write `from raytrain import FSDP` and parallel=FSDP(...)"),
         (

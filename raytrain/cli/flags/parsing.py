@@ -24,6 +24,7 @@ from raytrain.driver.options import Options
 from raytrain.experiment import Experiment, with_strategy
 from raytrain.parallel import STRATEGIES, Parallel
 from raytrain.user_code import hints
+from raytrain.user_code.wrappers import target_of
 
 FLAT = tyro.conf.arg(name="")
 
@@ -172,7 +173,8 @@ def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> error
 def _subclasses(base: type) -> list[type]:
     """Return raytrain's public subclasses of a class."""
     found = [one for sub in base.__subclasses__() for one in (sub, *_subclasses(sub))]
-    return [one for one in found if one.__module__.startswith("raytrain.") and not one.__name__.startswith("_")]
+    public = [one for one in found if one.__module__.startswith("raytrain.") and not one.__name__.startswith("_")]
+    return [one for one in public if target_of(one) is None]
 
 
 def _parts(command: Callable) -> dict[str, Any]:

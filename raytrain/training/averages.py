@@ -1,0 +1,177 @@
+"""Averages of the trained weights, which are what is validated and kept: EMA over steps, SWA over epochs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from raytrain.experiment import Experiment
+
+_lerp, _copy = torch._foreach_lerp_, torch._foreach_copy_  # type: ignore[reportPrivateImportUsage]
+
+
+class Averages:
+    """The base of averages of a model's trained parameters. The first update takes the weights."""
+
+    name: ClassVar[str]
+    """Its entry in a checkpoint."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self._loaded: dict[str, torch.Tensor] = {}
+
+    def load(self, model: dict[str, torch.Tensor], state: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Take up a checkpoint; returns the state dict to train on with.
+
+        Args:
+            model: the averaged state dict.
+            state: as `state_dict` gave it.
+        """
+        self.updates, self._loaded = state["updates"], model
+        return model | state["trained"]
+
+    def start(
+        self,
+        module: nn.Module,
+        part: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        here: set[int],
+    ) -> None:
+        """Begin with the module's weights, or with the averages that were loaded.
+
+        Args:
+            module: the model, spread over the ranks by now.
+            part: makes this rank's part of a whole tensor that belongs to a parameter.
+            here: the ids of the trained parameters and of the buffers of which this rank has the values, or a part of
+                each.
+        """
+        averaged = [(name, tensor) for name, tensor in self.averaged(module).items() if id(tensor) in here]
+        self.weights = [tensor.detach() for _, tensor in averaged]
+        self.averages = [weight.clone() for weight in self.weights]
+        if self._loaded:
+            for (name, tensor), average in zip(averaged, self.averages, strict=True):
+                average.copy_(part(self._loaded[name], tensor))
+            self._loaded = {}
+
+    def averaged(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """Return what is averaged, by its names in the state dict."""
+        return dict(module.named_parameters())
+
+    def after_step(self) -> None:
+        """Take note of weights that a step has updated."""
+
+    def after_epoch(self, epoch: int) -> None:
+        """Take note of the weights at the end of an epoch, counted from 1, before they are validated."""
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The context in which the model has the averages; its weights come back with the same bits."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        """Contents and not tensors: what holds a model's parameters, such as FSDP, goes on holding them."""
+        for average, weight in zip(map(_own, self.averages), map(_own, self.weights), strict=True):
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)
+
+    def state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """Return what a checkpoint needs besides the averaged model: the weights to train on with, by all of their
+        names."""
+        named = module.named_parameters(remove_duplicate=False)
+        return {"updates": self.updates, "trained": {name: weight for name, weight in named if weight.requires_grad}}
+
+
+class EMA(Averages):
+    """An exponential moving average, as torch.optim.swa_utils.AveragedModel makes it: each update moves by `1 - decay`
+    towards the weights. Buffers are not averaged.
+
+    Args:
+        decay: share of the old average that stays with an update.
+    """
+
+    name = "ema"
+
+    def __init__(self, decay: float):
+        super().__init__()
+        self.decay = decay
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Follow the weights by one step."""
+        averages, weights = ([_own(tensor) for tensor in each] for each in (self.averages, self.weights))
+        if self.updates:
+            _lerp(averages, weights, 1 - self.decay)
+        else:
+            _copy(averages, weights)
+        self.updates += 1
+
+
+class SWA(Averages):
+    """The equal average of the weights at the ends of epochs (Izmailov et al., 2018), as
+    torch.optim.swa_utils.AveragedModel makes it with `use_buffers=True`: BatchNorm's statistics are averaged too.
+    Before the first update the weights themselves are validated and kept.
+
+    Args:
+        first: the first epoch whose end counts, from 1.
+    """
+
+    name = "swa"
+
+    def __init__(self, first: int):
+        super().__init__()
+        self.first = first
+
+    def averaged(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """Return the parameters and the buffers that checkpoints hold."""
+        return dict(module.named_parameters()) | _buffers(module)
+
+    def load(self, model: dict[str, torch.Tensor], state: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """As the base class."""
+        return super().load(model, state) | state["buffers"]
+
+    @torch.no_grad()
+    def after_epoch(self, epoch: int) -> None:
+        """Add the weights to the average."""
+        if epoch < self.first:
+            return
+        for average, weight in zip(map(_own, self.averages), map(_own, self.weights), strict=True):
+            # Whole numbers are rounded towards zero, as PyTorch does on CPUs.
+            average.copy_(average + (weight - average) / (self.updates + 1) if self.updates else weight)
+        self.updates += 1
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """As the base class, once there is an average."""
+        with super().in_place() if self.updates else contextlib.nullcontext():
+            yield
+
+    def state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """As the base class, with the buffers."""
+        return super().state_dict(module) | {"buffers": _buffers(module)}
+
+
+def of(e: Experiment) -> Averages | None:
+    """Return the averages that an experiment asks for."""
+    if e.swa_start_epoch is not None:
+        return SWA(e.swa_start_epoch)
+    return None if e.ema_decay is None else EMA(e.ema_decay)
+
+
+def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that a state dict holds, by all of their names."""
+    kept = module.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in module.named_buffers(remove_duplicate=False) if name in kept}
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that is sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]

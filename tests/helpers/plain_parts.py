@@ -1,0 +1,83 @@
+"""Plain classes and functions of a user, at the top level of a module, as wrappers need them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """A small classifier."""
+
+    def __init__(
+        self,
+        width: int = 16,
+        widths: list[int] = [8],  # noqa: B006
+        act: type[nn.Module] = nn.ReLU,
+        num_classes: int = 1000,
+    ):
+        super().__init__()
+        assert isinstance(widths, list)
+        sizes = [64, *widths, width]
+        hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), act())]
+        self.layers = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, num_classes))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images)
+
+
+def net(depth=1, name=None, scale=(1, 2), **more: Any) -> nn.Module:
+    return Net(widths=[8] * depth, **more)
+
+
+def wants_two(first: int, second: float) -> nn.Module:
+    return nn.Linear(first, int(second))
+
+
+def by_position(width: int, /) -> nn.Module:
+    return nn.Linear(width, width)
+
+
+def taken(load: int = 1) -> nn.Module:
+    return nn.Linear(load, load)
+
+
+def nothing(classes: int) -> None:
+    """Forgets to return its module."""
+
+
+class Counting(torch.optim.Optimizer):
+    """SGD whose rate falls with a count of steps: a state that is no tensor, and one of its group."""
+
+    def __init__(self, params: Any, lr: float = 0.1, decay: float = 0.5):
+        super().__init__(params, {"lr": lr, "decay": decay, "calls": 0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["calls"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                state["seen"] = (*state.get("seen", ())[-1:], float(state["count"]))
+                rate = group["lr"] / (1 + group["decay"] * (state["seen"][0] + group["calls"]) / 2)
+                parameter.add_(parameter.grad, alpha=-rate)
+
+
+def without_lr(parameters: Any, speed: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=speed)
+
+
+def rmsprop(parameters: Any, lr: float = 0.01, alpha: float = 0.9) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=lr, alpha=alpha)
+
+
+def stages(optimizer: torch.optim.Optimizer, first: float = 0.5) -> torch.optim.lr_scheduler.LRScheduler:
+    schedulers = torch.optim.lr_scheduler
+    parts = [schedulers.ConstantLR(optimizer, first, 2), schedulers.ExponentialLR(optimizer, 0.9)]
+    return schedulers.SequentialLR(optimizer, parts, [2])  # type: ignore[arg-type]
