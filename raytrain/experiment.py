@@ -123,8 +123,6 @@ class Experiment:
     """The model to train."""
     data: Data
     """The data to train on."""
-    sampler: Sampler = field(default_factory=Sampler)
-    """The samples of each training epoch, and their order; validation takes every sample once."""
     task: Task = field(default_factory=Classification)
     """The loss and the metrics."""
     optimizer: Optimizer = field(default_factory=SGD)
@@ -196,6 +194,8 @@ class Experiment:
     """Hooks, called on each rank during training; they may add columns to metrics.jsonl."""
     loggers: tuple[Logger, ...] = ()
     """Loggers, which receive the run's metrics in the driver; in a sweep, those of each trial."""
+    sampler: Sampler = field(default_factory=Sampler)
+    """The samples of each training epoch, and their order; validation takes every sample once."""
 
     def __post_init__(self) -> None:
         for name, base in _PARTS.items():

@@ -93,9 +93,9 @@ class Mixed(Data):
         """Return the samples of all sources: train, val, and test where each source has one."""
         found = [checked_indices(source) for source in self.sources]
         splits = [split for split in ("train", "val", "test") if all(split in indices for indices in found)]
-        joined: dict[str, Index] = {
-            split: self._joined(split, [indices[split] for indices in found]) for split in splits
-        }
+        joined: dict[str, Index] = {}
+        for split in splits:
+            joined[split] = self._joined(split, [indices[split] for indices in found])
         if self.validate is not None:
             val = joined["val"]
             joined["val"] = val.take(np.flatnonzero(val.columns["source"] == self.validate))

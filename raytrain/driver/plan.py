@@ -196,7 +196,9 @@ def make(
     check_sampler(experiment.sampler, train, experiment.seed)
     size = experiment.sampler.size(train)
     if experiment.data.augment.mixes and experiment.batch_size > size:
-        allowed = f"of at most {size}, the samples of an epoch: mixup and cutmix leave a smaller batch as it is"
+        allowed = (
+            f"of at most {size}, the training samples of an epoch: mixup and cutmix leave a smaller batch as it is"
+        )
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), dtype)
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module)]
