@@ -19,7 +19,7 @@ from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's 
 
 # isort: split
 from raytrain import config as _config
-from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
+from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index, TorchData
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.hooks import Hook
@@ -143,6 +143,7 @@ __all__ = [
     "Sweep",
     "Task",
     "TensorParallel",
+    "TorchData",
     "TorchModel",
     "TorchOptimizer",
     "TorchSchedule",

@@ -6,5 +6,6 @@ from raytrain.data.digits import Digits
 from raytrain.data.imagefolder import ImageFolder
 from raytrain.data.mnist import MNIST
 from raytrain.data.source import Data, Field, Index
+from raytrain.data.torch_data import TorchData
 
-__all__ = ["MNIST", "Augment", "Batch", "Data", "Digits", "Field", "ImageFolder", "Index"]
+__all__ = ["MNIST", "Augment", "Batch", "Data", "Digits", "Field", "ImageFolder", "Index", "TorchData"]
