@@ -32,6 +32,7 @@ from raytrain.data import (
     Index,
     Mixed,
     Sampler,
+    TorchData,
     Weighted,
 )
 from raytrain.errors import BadSample, UserError
@@ -162,6 +163,7 @@ __all__ = [
     "Task",
     "TensorParallel",
     "Timm",
+    "TorchData",
     "TorchModel",
     "TorchOptimizer",
     "TorchSchedule",

@@ -9,9 +9,9 @@ from raytrain.data.mixed import Mixed
 from raytrain.data.mnist import MNIST
 from raytrain.data.sampler import Balanced, Sampler, Weighted
 from raytrain.data.source import Data, Field, Index
+from raytrain.data.torch_data import TorchData
 
 __all__ = [
-    "MNIST",
     "Augment",
     "Balanced",
     "Batch",
@@ -21,7 +21,9 @@ __all__ = [
     "Folds",
     "ImageFolder",
     "Index",
+    "MNIST",
     "Mixed",
     "Sampler",
+    "TorchData",
     "Weighted",
 ]

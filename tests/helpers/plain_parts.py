@@ -5,8 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from raytrain import Digits
 
 
 class Net(nn.Module):
@@ -81,3 +86,56 @@ def stages(optimizer: torch.optim.Optimizer, first: float = 0.5) -> torch.optim.
     schedulers = torch.optim.lr_scheduler
     parts = [schedulers.ConstantLR(optimizer, first, 2), schedulers.ExponentialLR(optimizer, 0.9)]
     return schedulers.SequentialLR(optimizer, parts, [2])  # type: ignore[arg-type]
+
+
+class Digit(Dataset):
+    """The digits: PIL images, tensors or dicts."""
+
+    def __init__(self, split: str, form: str = "pil", targets: bool = False):
+        source = Digits()
+        index = source.index()[split]
+        self.images, self.labels_, self.form = source.read(index, np.arange(len(index))), index.labels, form
+        if targets:
+            self.targets = self.labels_.tolist()
+            self.classes = [f"digit {number}" for number in range(10)]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, number: int) -> Any:
+        image, label = self.images[number], int(self.labels_[number])
+        forms = {
+            "pil": lambda: (Image.fromarray(image[0]), label),
+            "tensor": lambda: (torch.from_numpy(image), torch.tensor(label)),
+            "float": lambda: (torch.from_numpy(image).float() / 255, label),
+            "mask": lambda: {"image": image, "mask": (image[0] > 99).astype(np.int64), "weight": 0.5, "label": label},
+            "bare": lambda: torch.from_numpy(image),
+            "random": lambda: (torch.rand(1, 8, 8), label),
+            "three": lambda: (image, label, label),
+            "text": lambda: {"image": image, "name": "seven", "label": label},
+            "palette": lambda: (Image.fromarray(image[0]).convert("P"), label),
+            "last": lambda: (np.zeros((8, 8, 3), np.uint8), label),
+            "regression": lambda: (image, 0.5),
+            "sizes": lambda: (np.zeros((1, 8, 8 + number % 2), np.uint8), label),
+            "wrong": lambda: (image, 1 - label % 2),
+            "broken": lambda: (image, label) if number != 5 else open("/nowhere"),
+        }
+        return forms[self.form]()
+
+
+class Whole(Digit):
+    """Samples without a split."""
+
+    def __init__(self, form: str = "pil", targets: bool = False):
+        super().__init__("val", form, targets)
+
+
+class Stream(IterableDataset):
+    """Samples without numbers."""
+
+    def __iter__(self) -> Any:
+        return iter([(torch.zeros(1), 0)])
+
+
+def truth(train: bool, form: str = "pil") -> Dataset:
+    return Digit("train" if train else "val", form)

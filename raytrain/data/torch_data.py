@@ -1,0 +1,235 @@
+"""TorchData: a plain map-style dataset of PyTorch as a data source."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from raytrain import errors, order
+from raytrain.config import check
+from raytrain.data.source import Data, Field, Index
+from raytrain.user_code.places import calling, reason
+from raytrain.user_code.wrappers import Wrapped, Wraps, takes, target_of, where_is
+
+_LABELS = ("targets", "labels", "_labels")
+"""Attributes in which datasets of torchvision and others have all their labels."""
+_DICT = 'return a dict of named arrays, such as {"image": image, "mask": mask, "label": 3}'
+_LOCK = threading.Lock()
+"""Datasets are made for one thread in a process."""
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class TorchData(Wrapped, Data):
+    """A plain dataset: `TorchData(MyDataset, root="data")`.
+
+    The first argument is a class derived from `torch.utils.data.Dataset` with a length and a `__getitem__`, or a
+    function of your own that returns such a dataset. All its arguments are given by name and become fields: numbers,
+    strings, booleans, None and tuples of them. An argument `split` gets "train" or "val", an argument `train` gets True
+    or False; without either, `val_fraction` of the samples validate.
+
+    A sample is (image, label), or a dict of named arrays, perhaps with a `label`; the model's input comes first. PIL
+    images (L, RGB) and uint8 tensors [channels, height, width] are images, which raytrain augments and normalises.
+    Whole numbers of an image's height and width are a mask. All other tensors reach the model unchanged. All samples
+    have one shape, and a sample is the same each time it is read: random changes belong into `augment`.
+    """
+
+    val_fraction: float = 0.2
+    """Share of each class that is held out for validation, if the dataset has no argument `split` or `train`."""
+    split_seed: int = 0
+    """Seed that chooses the held-out samples."""
+    _wraps: ClassVar[Wraps] = Wraps(
+        "a class derived from torch.utils.data.Dataset or a function that returns a dataset",
+        "MyDataset",
+        ("torch.utils.data", "Dataset"),
+        derived=("split", "train"),
+    )
+    """What it wraps."""
+
+    def __post_init__(self) -> None:
+        check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
+        super().__post_init__()
+
+    def index(self) -> dict[str, Index]:
+        """Return the samples of both splits, with fields as the first sample has them.
+
+        Raises:
+            UserError: there is no such dataset, or its samples cannot be trained on.
+        """
+        names = ("train", "val") if self._splits else ("train",)
+        fields, labelled = self._fields()
+        labels = {name: self._labels(name) if labelled else None for name in names}
+        found = [one for one in labels.values() if one is not None]
+        classes = self._classes(max(int(one.max(initial=0)) for one in found)) if found else ()
+        whole = {
+            name: Index(
+                labels[name],  # type: ignore[arg-type]
+                classes,
+                split=name,
+                rows=np.arange(len(self._dataset(name))),
+                fields=fields,
+            )
+            for name in names
+        }
+        if self._splits:
+            return whole
+        every = whole["train"]
+        strata = np.zeros(len(every), np.int64) if every.labels is None else every.labels
+        rest, held_out = order.stratified(strata, self.val_fraction, self.split_seed)
+        if not len(held_out):
+            raise self._wrong("no class has two samples, so that none can validate", "give it an argument `split`")
+        return {"train": every.take(rest), "val": replace(every.take(held_out), split="val")}
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the arrays of some samples, each [k, ...].
+
+        Raises:
+            BadSample: a file cannot be read.
+            UserError: a sample has another shape or dtype than the first one, or another label than in the index.
+        """
+        arrays: dict[str, list[np.ndarray]] = {field.name: [] for field in index.fields}
+        for sample in samples:
+            row = int(index.rows[sample])
+            try:
+                found, label = self._sample(index.split, row)
+            except OSError as error:
+                raise errors.BadSample(f"sample {row} of {target_of(type(self)).__name__}", reason(error)) from None
+            if index.labels is not None and label != index.labels[sample]:
+                what = f"sample {row} has the label {label}, and {index.labels[sample]} in the list of all labels"
+                raise self._wrong(what, "let `targets` hold what __getitem__ returns, or leave it out")
+            for field in index.fields:
+                array = found.get(field.name)
+                if array is None or array.shape != field.shape or array.dtype != field.dtype:
+                    got = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+                    what = f"sample {row} has {got} as {field.name!r}, and the first {field.dtype} {list(field.shape)}"
+                    raise self._wrong(what, "let the dataset convert and resize all samples to one shape")
+                arrays[field.name].append(array)
+        return {name: np.stack(found) for name, found in arrays.items()}
+
+    @property
+    def _splits(self) -> bool:
+        """Whether the dataset is told which split it is."""
+        return any(getattr(self, name) is None for name in self._wraps.derived if name in takes(type(self)))
+
+    def _dataset(self, split: str) -> Any:
+        """Return the dataset of a split, which each process makes once."""
+        known = self.__dict__.setdefault("_datasets", {})
+        key = split if self._splits else ""
+        if key not in known:
+            name = target_of(type(self)).__name__
+            with calling(name):
+                found = self._called(split=split, train=split == "train")
+            if not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
+                what = f"{name} must have a length and samples by number, got {type(found).__name__}"
+                raise self._wrong(what, "use a map-style dataset, with __len__ and __getitem__")
+            if not len(found):
+                raise self._wrong(f"{name} has no samples", "check its arguments")
+            known[key] = found
+        return known[key]
+
+    def _sample(self, split: str, row: int) -> tuple[dict[str, np.ndarray], int | None]:
+        """Return a sample's arrays by name, and its label."""
+        with _LOCK:
+            sample = self._dataset(split)[row]
+        label: Any = None
+        if isinstance(sample, Mapping):
+            named = dict(sample)
+            label = named.pop("label", None)
+        elif isinstance(sample, tuple | list) and len(sample) == 2:
+            named, label = {"image": sample[0]}, sample[1]
+        elif isinstance(sample, tuple | list) and len(sample) != 1:
+            raise self._wrong(f"a sample has {len(sample)} values without names", _DICT)
+        else:
+            named = {"image": sample[0] if isinstance(sample, tuple | list) else sample}
+        number = None if label is None else _array(label)
+        if label is not None and (number is None or number.ndim or number.dtype.kind not in "iu"):
+            raise self._wrong(f"a label must be a whole number, got {_kind(label)}", _DICT)
+        arrays = {}
+        for name, value in named.items():
+            array = _array(value)
+            if array is None:
+                how = "return tensors, NumPy arrays, numbers, or PIL images in mode L or RGB"
+                raise self._wrong(f"{name!r} of a sample is {_kind(value)}", how)
+            arrays[name] = array
+        return arrays, None if number is None else int(number)
+
+    def _fields(self) -> tuple[tuple[Field, ...], bool]:
+        """Return the fields of the first sample, and whether it has a label."""
+        name = f"{target_of(type(self)).__name__}[0]"
+        with calling(name):
+            (first, label), (again, _) = self._sample("train", 0), self._sample("train", 0)
+        for key, array in first.items():
+            if not np.array_equal(array, again[key], equal_nan=array.dtype.kind == "f"):
+                how = "leave random transforms out: data.augment has crops, flips and policies, new in each epoch"
+                raise self._wrong(f"{key!r} of a sample is another one each time it is read", how)
+        images = {array.shape[1:] for array in first.values() if _is_image(array)}
+        fields = tuple(
+            Field(
+                key,
+                array.shape,
+                array.dtype.name,
+                "image"
+                if _is_image(array)
+                else "mask"
+                if array.dtype.kind in "iu" and array.shape in images
+                else "plain",
+            )
+            for key, array in first.items()
+        )
+        for field in fields:
+            if field.kind == "image" and field.shape[0] > 4 and field.shape[-1] <= 4:
+                what = f"{field.name!r} is {field.dtype} {list(field.shape)}, with its channels last"
+                raise self._wrong(what, "put channels first, as in [3, 32, 32]")
+        return fields, label is not None
+
+    def _labels(self, split: str) -> np.ndarray:
+        """Return the label of each sample, int64 [n]: from an attribute of the dataset if it has one, or by reading."""
+        dataset = self._dataset(split)
+        count = len(dataset)
+        for name in _LABELS:
+            try:
+                found = np.asarray(getattr(dataset, name, None))
+            except (TypeError, ValueError, RuntimeError):
+                continue
+            if found.shape == (count,) and found.dtype.kind in "iu":
+                return found.astype(np.int64)
+        with calling(f"{target_of(type(self)).__name__}.__getitem__"):
+            labels = [self._sample(split, row)[1] for row in range(count)]
+        if None in labels:
+            raise self._wrong(f"sample {labels.index(None)} has no label, and the first one has", "label all samples")
+        return np.array(labels, np.int64)
+
+    def _classes(self, highest: int) -> tuple[str, ...]:
+        """Return the names of classes that the dataset has, or numbers."""
+        names = getattr(self._dataset("train"), "classes", None)
+        if isinstance(names, list | tuple) and len(names) > highest and all(isinstance(name, str) for name in names):
+            return tuple(names)
+        return tuple(str(number) for number in range(highest + 1))
+
+    def _wrong(self, what: str, how: str) -> errors.UserError:
+        return errors.UserError(what, f"in {where_is(target_of(type(self)))}", how)
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """Return a value of a sample as an array, of PIL images [channels, height, width]; None if it is none."""
+    if hasattr(value, "getbands"):  # a PIL image
+        array = np.asarray(value)
+        return (array[None] if value.mode == "L" else array.transpose(2, 0, 1)) if value.mode in ("L", "RGB") else None
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, bool | int | float):
+        value = np.asarray(value)
+    found = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else None
+    return found if found is not None and found.dtype.kind in "biuf" else None
+
+
+def _is_image(array: np.ndarray) -> bool:
+    return array.ndim == 3 and array.dtype == np.uint8
+
+
+def _kind(value: Any) -> str:
+    mode = f" in mode {value.mode}" if hasattr(value, "getbands") else ""
+    return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}{mode}".removeprefix("builtins.")

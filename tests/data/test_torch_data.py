@@ -1,0 +1,127 @@
+"""TorchData: plain datasets give what a source of raytrain's own gives, or an error says why not."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.plain_parts import Digit, Stream, Whole, truth
+from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
+
+from raytrain import CNN, Augment, BadSample, Data, Digits, Experiment, TorchData, UserError, config
+from raytrain.data.checks import check_samples, checked_indices, checked_read
+
+ALL = np.arange(359)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [TorchData(Digit), TorchData(Digit, form="tensor"), TorchData(truth), TorchData(Digit, targets=True)],
+    ids=str,
+)
+def test_images_and_labels_are_those_of_the_dataset(data: Data) -> None:
+    found, known = checked_indices(data), Digits().index()
+    for split, index in found.items():
+        check_samples(data, index)
+        np.testing.assert_array_equal(index.labels, known[split].labels)
+        assert index.fields == known[split].fields and index.input.kind == "image"
+    images = checked_read(data, found["val"], ALL)["image"]
+    np.testing.assert_array_equal(images, Digits().read(known["val"], ALL))
+    named = "digit " if "targets=True" in str(data) else ""
+    assert found["train"].classes == tuple(f"{named}{number}" for number in range(10))
+
+
+def test_a_dict_gives_named_fields() -> None:
+    index = checked_indices(data := TorchData(Digit, form="mask"))["train"]
+    assert [(f.name, f.shape, f.dtype, f.kind) for f in index.fields] == [
+        ("image", (1, 8, 8), "uint8", "image"),
+        ("mask", (8, 8), "int64", "mask"),
+        ("weight", (), "float64", "plain"),
+    ]
+    arrays = checked_read(data, index, ALL[:7])
+    np.testing.assert_array_equal(arrays["mask"], arrays["image"][:, 0] > 99)
+    assert set(arrays["weight"]) == {0.5} and len(index.labels) == 1438
+
+
+def test_floats_and_samples_without_labels_are_unchanged() -> None:
+    index = checked_indices(data := TorchData(Digit, form="float"))["val"]
+    assert index.input.kind == "plain" and index.input.dtype == "float32"
+    found = checked_read(data, index, ALL)["image"]
+    np.testing.assert_array_equal(found, Digits().read(Digits().index()["val"], ALL).astype(np.float32) / 255)
+    bare = checked_indices(TorchData(Whole, form="bare"))
+    assert bare["train"].labels is None and (len(bare["train"]), len(bare["val"])) == (287, 72)
+
+
+def test_a_share_of_each_class_is_held_out() -> None:
+    data = TorchData(Whole, val_fraction=0.25, split_seed=3)
+    found = checked_indices(data)
+    assert sorted([*found["train"].rows, *found["val"].rows]) == list(range(359))
+    share = np.bincount(found["val"].labels) / np.bincount(Digits().index()["val"].labels)
+    assert np.abs(share - 0.25).max() < 0.02
+    assert not np.array_equal(found["val"].rows, checked_indices(replace(data, split_seed=4))["val"].rows)
+    np.testing.assert_array_equal(
+        checked_read(data, found["val"], np.arange(9))["image"],
+        Digits().read(Digits().index()["val"], found["val"].rows[:9]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (TorchData(Whole, form="random"), "'image' of a sample is another one each time it is read, in Whole"),
+        (TorchData(Whole, form="three"), "a sample has 3 values without names, in Whole .*; return a dict of named"),
+        (TorchData(Whole, form="text"), "'name' of a sample is str"),
+        (TorchData(Whole, form="palette"), "'image' of a sample is PIL.Image in mode P"),
+        (TorchData(Whole, form="last"), r"'image' is uint8 \[8, 8, 3\], with its channels last"),
+        (TorchData(Whole, form="regression"), "a label must be a whole number, got float"),
+        (TorchData(Whole, form="sizes"), r"sample . has uint8 \[1, 8, 9\] as 'image', and the first uint8 \[1, 8, 8"),
+        (TorchData(Whole, form="wrong", targets=True), "sample . has the label ., and . in the list of all labels"),
+        (TorchData(Whole, form="other"), "fails: KeyError: 'other', .*plain_parts.py:"),
+        (TorchData(Stream), "Stream must have a length and samples by number"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_on_is_refused(data: Data, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        index = checked_indices(data)["train"]
+        checked_read(data, index, np.arange(9))
+
+
+def test_a_file_that_cannot_be_read_is_a_bad_sample() -> None:
+    data = TorchData(Whole, form="broken", targets=True)
+    index = checked_indices(data)
+    split = "val" if 5 in index["val"].rows else "train"
+    at = np.flatnonzero(index[split].rows == 5)
+    with pytest.raises(BadSample, match=r"sample 5 of Whole.*nowhere"):
+        data.read(index[split], at)
+
+
+def test_arguments_that_are_fields_of_the_source_are_refused() -> None:
+    def crop(mean: float = 0.5) -> None: ...
+
+    crop.__qualname__ = "crop"
+    with pytest.raises(UserError, match="the argument 'mean' of crop has a name that TorchData uses itself"):
+        TorchData(crop)
+
+
+def test_json_and_pickles_keep_the_arguments_and_no_samples() -> None:
+    data = TorchData(Digit, form="tensor", augment=Augment(flip=0.5), mean=(0.3,), std=(0.2,))
+    value = Experiment(CNN(), data)
+    data.index()
+    assert len(pickle.dumps(data)) < 2000 and pickle.loads(pickle.dumps(value)) == value
+    values = json.loads(json.dumps(config.to_dict(value)))
+    assert values["data"]["class"] == "raytrain:TorchData(helpers.plain_parts:Digit)"
+    assert config.from_dict(Experiment, values, "a test") == value
+
+
+def test_training_equals_that_on_a_source_of_raytrains(ranks: Ranks, tmp_path: Path) -> None:
+    runs = []
+    for name, data in (("own", Digits(augment=Augment(flip=0.5))), ("torch", TorchData(Digit))):
+        e = on_workers(Experiment(CNN(), replace(data, augment=Augment(flip=0.5), mean=(0.5,), std=(0.5,))), 2)
+        runs.append(new_run(tmp_path / name, e))
+        ranks.run(2, train_rank, e, runs[-1])
+    np.testing.assert_array_equal(losses(runs[0]), losses(runs[1]))
