@@ -16,6 +16,7 @@ from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.driver import first_step, plan_lines
+from raytrain.driver.baseline import baseline
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
 from raytrain.driver.resources import Resources
@@ -52,6 +53,7 @@ class Plan:
             found, and once all have been read, all of them.
         notes: what the user should know.
         run: the run's directory, or `<out>/<stem>-N` while it has no number.
+        baseline: what a constant answer scores, for people; empty if that is not known.
     """
 
     experiment: Experiment
@@ -64,6 +66,7 @@ class Plan:
     bad: dict[str, list[BadSample]]
     notes: tuple[str, ...]
     run: str
+    baseline: str = ""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -178,6 +181,7 @@ def make(
     experiment.task.check_monitor()
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
+    experiment.task.check_data(train)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     if experiment.data.augment.mixes and experiment.batch_size > len(train):
         allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"
@@ -202,7 +206,8 @@ def make(
     notes = [*experiment.model.notes(), *experiment.data.notes(), *notes]
     if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
         notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
-    found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
+    floor = baseline(experiment, indices) if surveyed is None else ""
+    found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor)
     _check_gpu_memory(found, sum(each.numel() * each.element_size() for each in module.state_dict().values()))
     return replace(found, notes=(*found.notes, *_check_budget(found)))
 

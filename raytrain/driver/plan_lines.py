@@ -32,6 +32,7 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
         ),
         *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
         ("epochs", f"{e.epochs} x {plan.steps_per_epoch:,} steps; about {rows:,.0f} samples per rank; {e.precision}"),
+        *([("baseline", plan.baseline)] if plan.baseline else []),
         ("memory", _memory(plan)),
         ("run", plan.run),
         *_ignored(plan),
