@@ -197,7 +197,7 @@ def only_target(index: Index, name: str, task: str) -> str:
         raise errors.UserError(f"the data has no field {name!r} besides the input", f"in {task}", how)
     if not name and len(others) != 1:
         what = f"{task} needs the name of its target field, and the data has " + (", ".join(others) or "none")
-        how = f'write {task}("{others[0]}")' if others else "add a Field to the fields of Index"
+        how = f'write {task}(target="{others[0]}")' if others else "add a Field to the fields of Index"
         raise errors.UserError(what, "in task", how)
     return name or others[0]
 

@@ -183,7 +183,7 @@ def test_metrics_of_several_labels_equal_torchmetrics(ranks: Ranks) -> None:
         "accuracy": reference.multilabel_accuracy(x, y, CLASSES, average="micro"),
         "loss": nn.functional.binary_cross_entropy_with_logits(whole["x"], whole["y"].float()),
     }
-    check(ranks, MultiLabel("y", metrics=metrics), whole, expected)
+    check(ranks, MultiLabel(target="y", metrics=metrics), whole, expected)
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])
@@ -196,7 +196,7 @@ def test_metrics_of_numbers_equal_torchmetrics(ranks: Ranks, shape: tuple[int, .
         "r2": functional.r2_score(x, y),
         "loss": functional.mean_squared_error(x, y),
     }
-    check(ranks, Regression("y"), whole, expected)
+    check(ranks, Regression(target="y"), whole, expected)
 
 
 def test_metrics_of_masks_equal_torchmetrics(ranks: Ranks) -> None:
@@ -272,7 +272,7 @@ def test_a_users_metrics_are_values_of_the_task(ranks: Ranks) -> None:
     check(ranks, Classification(metrics=(MacroF1(),)), whole, {"my_f1": expected})
     whole = numbered(())
     median = float((whole["x"][:, 0] - whole["y"]).abs().quantile(0.5))
-    check(ranks, Regression("y", metrics=(Median(),)), whole, {"median": median})
+    check(ranks, Regression(target="y", metrics=(Median(),)), whole, {"median": median})
 
 
 def test_each_value_has_a_direction_and_can_be_the_objective() -> None:
@@ -362,6 +362,6 @@ def test_what_a_metric_returns_wrongly_is_named(metric: Metric, message: str) ->
 def test_r2_of_a_constant_target_is_no_number() -> None:
     batch = Batch({"x": torch.randn(8, 1), "y": torch.ones(8)}, np.arange(8))
     sums = Sums()
-    sums.add(Regression("y", metrics=(R2(), RMSE())).sums(Given(), batch))
-    found = Regression("y", metrics=(R2(), RMSE())).results(sums.reduce(CPU))
+    sums.add(Regression(target="y", metrics=(R2(), RMSE())).sums(Given(), batch))
+    found = Regression(target="y", metrics=(R2(), RMSE())).results(sums.reduce(CPU))
     assert np.isnan(found["r2"]) and found["rmse"] > 0
