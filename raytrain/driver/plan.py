@@ -182,6 +182,7 @@ def make(
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     experiment.task.check_data(train)
+    experiment = replace(experiment, task=experiment.task.absolute())
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     if experiment.data.augment.mixes and experiment.batch_size > len(train):
         allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,8 @@ class Distillation(Classification):
     from a teacher's softened answers (Hinton et al., 2015). Validation measures the student alone."""
 
     teacher: str = ""
-    """The model to learn from: a run's directory, of which the best weights count, or a .pt2 file of `raytrain export`;
-    on a cluster where each worker finds it. It has the same classes in the same order."""
+    """The model to learn from: a run's directory or URL, of which the best weights count, or a .pt2 file of `raytrain
+    export`; on a cluster where each worker finds it. It has the same classes in the same order."""
     temperature: float = 4.0
     """By what the logits of both are divided before they are compared; the divergence is multiplied by its square."""
     alpha: float = 0.5
@@ -60,5 +60,11 @@ class Distillation(Classification):
         super().check_data(index)
         if not self.teacher:
             raise errors.UserError("Distillation needs a teacher", "in task.teacher", "give a run's directory")
-        if not Path(self.teacher).expanduser().exists():
+        if "://" not in self.teacher and not Path(self.teacher).expanduser().exists():
             raise errors.no_such_file(Path(self.teacher), "run or .pt2 file")
+
+    def absolute(self) -> Distillation:
+        """Return the task with the teacher's absolute path."""
+        if "://" in self.teacher:
+            return self
+        return replace(self, teacher=str(Path(self.teacher).expanduser().absolute()))

@@ -112,6 +112,10 @@ class Task:
             UserError: it does not.
         """
 
+    def absolute(self) -> Task:
+        """Return the task with absolute paths, which hold in workers too: they run in other folders."""
+        return self
+
     def declared(self) -> dict[str, Direction]:
         """Return `directions` of the class and its base classes, by the metric's name in metrics.jsonl: `val_loss`."""
         found = [vars(kind).get("directions", {}) for kind in reversed(type(self).__mro__)]

@@ -286,10 +286,18 @@ def test_distillation_follows_a_run_or_an_exported_file(ranks: Ranks, tmp_path: 
             np.testing.assert_allclose(losses(student)[:22], expected, rtol=2e-5)
         names = Run(student).model().state_dict().keys()
         assert names == e.model.build((1, 8, 8), 10).state_dict().keys(), "the teacher is in no checkpoint"
-    assert inference.evaluate(Run(student))["accuracy"] == Run(student).summary["val_accuracy"]
+        assert inference.evaluate(Run(student))["accuracy"] == Run(student).summary["val_accuracy"]
 
 
 # Mistakes, in the plan
+
+
+def test_workers_get_the_teachers_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = teacher(tmp_path / "teacher")
+    monkeypatch.chdir(tmp_path)
+    e = Experiment(CNN(channels=(4,)), Digits(), Distillation(teacher="teacher"), batch_size=64)
+    planned = plan(e).experiment.task
+    assert isinstance(planned, Distillation) and planned.teacher == str(run.path)
 
 
 def plan(e: Experiment) -> Any:
