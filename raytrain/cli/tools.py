@@ -61,7 +61,7 @@ def predict(run: Run, images: list[str], out: Path | None, which: str, split: st
         for row in rows:
             print("  ".join(text for name, value in row.items() if (text := _cell(name, value)) is not None))
     else:
-        inference.write_predictions(rows, run.classes(which), out)
+        inference.write_predictions(rows, run.experiment.task.class_names(run.classes(which)), out)
         print(f"wrote {len(rows)} predictions to {out}")
 
 

@@ -82,12 +82,14 @@ class MultiLabel(Supervised):
 
     def per_class(self, sums: Mapping[str, np.ndarray], classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return precision, recall, F1 and number of samples of each class."""
-        return counts.per_class(sums, self.classes or classes)
+        names = self.class_names(classes)
+        return counts.per_class(sums, names if len(names) == len(sums["actual"]) else ())
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return `labels`, the names of the classes with a probability above 0.5, and the `probabilities` of all."""
         shares = outputs.float().sigmoid().cpu()
-        names = self.names(shares.shape[1], classes)
+        names = self.class_names(classes)
+        names = names if len(names) == shares.shape[1] else tuple(map(str, range(shares.shape[1])))
         return [
             {
                 "labels": " ".join(name for name, one in zip(names, share, strict=True) if one > 0.5),
@@ -96,9 +98,9 @@ class MultiLabel(Supervised):
             for share in shares
         ]
 
-    def names(self, count: int, classes: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of `count` classes: the task's, else the data's, else numbers."""
-        return self.classes or (classes if len(classes) == count else tuple(map(str, range(count))))
+    def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the task's names of classes, or the data's."""
+        return self.classes or classes
 
     def constant(self, wanted: torch.Tensor, classes: int) -> torch.Tensor:
         """Return the logits of each class's share of the samples."""

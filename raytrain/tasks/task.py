@@ -98,6 +98,10 @@ class Task:
             "write `def predictions(self, outputs, classes)`, or use the model: raytrain.Run(path).model()",
         )
 
+    def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of what `probabilities` are of: the data's classes by default."""
+        return classes
+
     def check_data(self, index: Index) -> None:
         """Check, before anything starts, that the training samples have what the task needs. No-op by default.
 

@@ -182,6 +182,9 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
     """Write predictions as .csv or .parquet or .jsonl. Probabilities become a column for each class; masks become PNGs
     in a folder beside the file, `NAME_masks`, and the column has their paths.
 
+    Args:
+        classes: the names of what `probabilities` are of; their numbers if the names are not as many.
+
     Raises:
         UserError: the suffix is none of these, or the place cannot be written.
     """
