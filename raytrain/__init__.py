@@ -87,7 +87,17 @@ from raytrain.sweep import (
     Sweep,
     Uniform,
 )
+from raytrain.tasks.calibration import ExpectedCalibrationError
 from raytrain.tasks.classification import Classification
+from raytrain.tasks.counts import F1, BalancedAccuracy, Dice, IoU, Precision, Recall
+from raytrain.tasks.curves import AUROC, AveragePrecision
+from raytrain.tasks.distances import MAE, R2, RMSE
+from raytrain.tasks.distillation import Distillation
+from raytrain.tasks.metric import Metric
+from raytrain.tasks.multilabel import MultiLabel
+from raytrain.tasks.regression import Regression
+from raytrain.tasks.segmentation import Segmentation
+from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
 from raytrain.user_code import sources as _sources
 
@@ -98,20 +108,27 @@ __version__ = _VERSION
 
 __all__ = [
     "ASHA",
+    "AUROC",
     "CNN",
     "DDP",
+    "F1",
     "FSDP",
+    "MAE",
     "MLP",
     "MNIST",
     "PB2",
     "PBT",
+    "R2",
+    "RMSE",
     "SGD",
     "TPE",
     "Adam",
     "AdamW",
     "Augment",
+    "AveragePrecision",
     "BadSample",
     "Balanced",
+    "BalancedAccuracy",
     "Batch",
     "Checkpoint",
     "Choice",
@@ -123,7 +140,10 @@ __all__ = [
     "Data",
     "DataParallel",
     "Deterministic",
+    "Dice",
     "Digits",
+    "Distillation",
+    "ExpectedCalibrationError",
     "Experiment",
     "ExponentialLR",
     "Field",
@@ -144,21 +164,29 @@ __all__ = [
     "Model",
     "ModelParallel",
     "MultiStepLR",
+    "IoU",
+    "Metric",
+    "MultiLabel",
     "OneCycle",
     "Optimizer",
     "Parallel",
     "Pipeline",
     "Plateau",
     "PolynomialLR",
+    "Precision",
     "RandomSearch",
+    "Recall",
+    "Regression",
     "Run",
     "RunInfo",
     "Sampler",
     "Scaling",
     "Schedule",
     "SequentialLR",
+    "Segmentation",
     "SimpleModel",
     "StepLR",
+    "Supervised",
     "Sweep",
     "Task",
     "TensorParallel",

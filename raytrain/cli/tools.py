@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from raytrain.driver.observe import watched
 from raytrain.experiment import Experiment
@@ -51,15 +54,25 @@ def evaluate(run: Run, root: str | None, split: str, which: str, as_json: bool) 
         show_evaluation(result, run.where)
 
 
-def predict(run: Run, images: list[str], out: Path | None, which: str) -> None:
-    """Classify images; print a table or write a file."""
-    rows = inference.predict(run, images, which)
+def predict(run: Run, images: list[str], out: Path | None, which: str, split: str | None) -> None:
+    """Predict images or a split; print a table or write a file."""
+    rows = inference.predict(run, images, which, split=split)
     if out is None:
         for row in rows:
-            print(f"{row['path']}  {row['label']}  {row['probability']:.4f}")
+            print("  ".join(text for name, value in row.items() if (text := _cell(name, value)) is not None))
     else:
-        inference.write_predictions(rows, run.classes(which), out)
+        inference.write_predictions(rows, run.experiment.task.class_names(run.classes(which)), out)
         print(f"wrote {len(rows)} predictions to {out}")
+
+
+def _cell(name: str, value: Any) -> str | None:
+    """Return a prediction's column for a table; None for one that only a file has."""
+    if name == "probabilities":
+        return None
+    if name == "mask":
+        found, counts = np.unique(value, return_counts=True)
+        return " ".join(f"{each}:{count / value.size:.3f}" for each, count in zip(found, counts, strict=True))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def export(run: Run, file: Path, which: str) -> None:

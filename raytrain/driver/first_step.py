@@ -26,6 +26,8 @@ from raytrain.driver.first_batch import SAMPLES, NotTried, read_batch, sizes
 from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
+from raytrain.run.exported import open_model
+from raytrain.tasks.metrics import PerSample, Sums
 from raytrain.tasks.task import Task
 from raytrain.training import freezing, memory
 from raytrain.training.precision import Precision
@@ -70,6 +72,7 @@ def check(e: Experiment, index: Index, module: nn.Module, build: Callable[[], nn
     """
     check_schedule(e, -(-e.sampler.size(index) // e.batch_size))
     failed = None
+    e.task.start(open_model, torch.device("cpu"))
     with _undisturbed():
         if any(parameter.is_meta for parameter in module.parameters()):
             if _works_without_values(e, index, module):
@@ -201,42 +204,42 @@ class _Step:
             found.step()
 
     def sums(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Return what `task.sums` does in an evaluation, checked and as `task.metrics` gets it."""
+        """Return what `task.sums` does in an evaluation, checked and as `task.results` gets it."""
         where = f"in {place(type(self.e.task).sums)}" if _is_users(type(self.e.task).sums) else self.loss_at
         self.module.eval()
         with self.calling("the first evaluation fails", batch, where), torch.inference_mode(), self.precision.forward():
             found: Any = self.e.task.sums(self.module, batch.unmixed)
         tensors = found if isinstance(found, dict) else {"": found}
-        wrong = next((name for name, value in tensors.items() if not isinstance(value, torch.Tensor)), None)
+        kinds = torch.Tensor | PerSample
+        wrong = next((name for name, value in tensors.items() if not isinstance(value, kinds)), None)
         if wrong is not None or not isinstance(found, dict):
             got = f"{_kind(tensors[wrong or ''])}" + (f" for {wrong!r}" if wrong else "")
             how = "write `torch.tensor(...)` around numbers, such as `torch.tensor(len(batch))`"
             raise UserError(f"sums() must return a dict of tensors, got {got}", where, how)
-        return {
-            name: value.detach().to(torch.float64 if value.is_floating_point() else torch.int64).numpy()
-            for name, value in found.items()
-        }
+        total = Sums()
+        total.add(found)
+        return total.reduce(torch.device("cpu"))
 
     def check_metrics(self, batch: Batch, sums: dict[str, np.ndarray]) -> None:
-        """Check that `task.metrics` makes numbers of these sums, the monitored one among them.
+        """Check that `task.results` makes numbers of these sums, the monitored one among them.
 
         Raises:
             UserError: it does not.
         """
-        task, metrics = self.e.task, type(self.e.task).metrics
-        where = f"in {place(metrics if _is_users(metrics) else type(task))}"
-        failure = f"{type(task).__name__}.metrics fails"
+        task, results = self.e.task, type(self.e.task).results
+        where, name = f"in {place(results if _is_users(results) else type(task))}", results.__name__
+        failure = f"{type(task).__name__}.{name} fails"
         with self.calling(failure, batch, where, _FewSamples):
-            found: Any = task.metrics(sums)
+            found: Any = task.results(sums)
         if not isinstance(found, dict):
-            raise UserError(f"metrics() must return a dict of numbers, got {_kind(found)}", where, "return a dict")
-        for name, value in found.items():
+            raise UserError(f"{name}() must return a dict of numbers, got {_kind(found)}", where, "return a dict")
+        for key, value in found.items():
             if not isinstance(value, int | float):
-                what = f"metrics() must return a dict of numbers, got {_kind(value)} for {name!r}"
-                raise UserError(what, where, f"write `float(...)` around {name!r}")
-        if task.monitor not in {f"val_{name}" for name in found}:
-            what = f"task.monitor is {task.monitor!r}, and the metrics are {', '.join(f'val_{name}' for name in found)}"
-            how = f"return {task.monitor.removeprefix('val_')!r} from metrics(), or monitor another one"
+                what = f"{name}() must return a dict of numbers, got {_kind(value)} for {key!r}"
+                raise UserError(what, where, f"write `float(...)` around {key!r}")
+        if task.monitor not in {f"val_{key}" for key in found}:
+            what = f"task.monitor is {task.monitor!r}, and the metrics are {', '.join(f'val_{key}' for key in found)}"
+            how = f"return {task.monitor.removeprefix('val_')!r} from {name}(), or monitor another one"
             raise UserError(what, where, how)
 
     def check_count(self, batch: Batch, count: float) -> list[str]:

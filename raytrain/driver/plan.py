@@ -18,6 +18,7 @@ from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.data.sampler import check_sampler
 from raytrain.driver import first_step, initial_weights, model_input, plan_lines
+from raytrain.driver.baseline import baseline
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
 from raytrain.driver.resources import Resources
@@ -54,6 +55,7 @@ class Plan:
             found, and once all have been read, all of them.
         notes: what the user should know.
         run: the run's directory, or `<out>/<stem>-N` while it has no number.
+        baseline: what a constant answer scores, for people; empty if that is not known.
     """
 
     experiment: Experiment
@@ -66,6 +68,7 @@ class Plan:
     bad: dict[str, list[BadSample]]
     notes: tuple[str, ...]
     run: str
+    baseline: str = ""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -192,6 +195,8 @@ def make(
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     experiment = model_input.normalised(experiment, train.input)
+    experiment.task.check_data(train)
+    experiment = replace(experiment, task=experiment.task.absolute())
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     check_sampler(experiment.sampler, train, experiment.seed)
     size = experiment.sampler.size(train)
@@ -220,7 +225,8 @@ def make(
     )
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *notes]
-    found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)
+    floor = baseline(experiment, indices) if surveyed is None else ""
+    found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor)
     if (experiment.unfreeze_epoch or 0) >= found.epochs:
         note = f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"
         found = replace(found, notes=(*found.notes, note))

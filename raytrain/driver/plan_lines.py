@@ -36,6 +36,7 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
         ),
         *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
         _length(plan, f"about {rows:,.0f} samples per rank; {e.precision}"),
+        *([("baseline", plan.baseline)] if plan.baseline else []),
         ("memory", _memory(plan)),
         ("run", plan.run),
         *_ignored(plan),

@@ -26,6 +26,7 @@ from raytrain.tasks.classification import Classification
 
 _PLAIN_SECONDS = 10.0
 _LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE, _SHORTEST_BAR = 8, 28, 14, 12
+_MOST_CLASSES = 20
 _ECHO = 3
 """Columns that the bar leaves for the terminal's echo of Ctrl-C, so that the line can be erased as a whole."""
 
@@ -296,3 +297,19 @@ def show_evaluation(result: dict[str, Any], where: str) -> None:
     if skipped := result["skipped"]:
         facts.append(("skipped", ", ".join(skipped[:3]) + (f" and {len(skipped) - 3} more" if skipped[3:] else "")))
     show_facts(terminal(), f"{result['checkpoint']} on {result['split']}, of {where}", facts)
+    _show_classes(result.get("per_class", []))
+
+
+def _show_classes(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of classes; of many, those with the lowest F1."""
+    shown = rows if len(rows) <= _MOST_CLASSES else sorted(rows, key=lambda row: row["f1"])[:_MOST_CLASSES]
+    texts = [[f"{value:.4f}" if isinstance(value, float) else f"{value}" for value in row.values()] for row in shown]
+    table = [list(shown[0]), *texts] if shown else []
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    for number, line in enumerate(table):
+        cells = (
+            cell(text, width, left=not place) for place, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
+        terminal().print(Text("  " + "  ".join(cells), style="" if number else "bold"))
+    if len(shown) < len(rows):
+        show(terminal(), "  ", f"and {len(rows) - len(shown)} classes with a higher f1, which --json prints")

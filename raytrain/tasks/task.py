@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar, Literal
+from inspect import isfunction
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain import errors
 from raytrain.config import check
 from raytrain.data.batch import Batch
+from raytrain.tasks.metric import Direction
 from raytrain.user_code.places import place
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import nn
+
+    from raytrain.data.source import Index
 
 
 @dataclass(frozen=True)
@@ -26,15 +30,28 @@ class Task:
     metrics are exact for any number of workers.
     """
 
-    directions: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min"}
-    """Whether the lowest or the highest value of a metric is the best, by the metric's name in `metrics`. A subclass
+    directions: ClassVar[Mapping[str, Direction]] = {"loss": "min"}
+    """Whether the lowest or the highest value of a metric is the best, by the metric's name in `results`. A subclass
     declares its own metrics; what its base classes declare holds too."""
 
     monitor: str = "val_loss"
     """The metric that chooses the best checkpoint: `val_` and a name that `directions` declares."""
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if isfunction(own := vars(cls).get("metrics")) and "results" not in vars(cls):
+            cls.results = own  # in raytrain 0.1 it had that name
+
     def __post_init__(self) -> None:
         check(self)
+
+    def start(self, open_model: Callable[[str], nn.Module], device: torch.device) -> None:
+        """Prepare this process, before the first loss. No-op by default.
+
+        Args:
+            open_model: returns the model of a run's directory or of an exported .pt2 file, on the CPU.
+            device: of the batches.
+        """
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the loss summed over the batch's samples (a scalar with gradient), and the number of samples.
@@ -44,16 +61,53 @@ class Task:
         """
         raise NotImplementedError(f"{type(self).__name__} needs a loss(model, batch)")
 
-    def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        """Return what evaluation adds up over all samples: tensors of any shape, with `loss` and `count` among them."""
-        import torch  # `--help` needs the fields only
-
+    def sums(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Return what evaluation adds up over all samples: tensors of any shape, with `loss` and `count` among them;
+        and what it collects of each sample, as `PerSample`."""
         loss, count = self.loss(model, batch)
-        return {"loss": loss, "count": torch.tensor(count)}
+        return {"loss": loss, "count": losses().count(count)}
 
-    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def results(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return the metrics from the sums over all samples, `loss` among them."""
         return {"loss": float(sums["loss"] / sums["count"])}
+
+    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return `results` of the first base class that has it under this name; classes that override `metrics`, its
+        name in raytrain 0.1, call it."""
+        kinds = [kind for kind in type(self).__mro__ if "results" in vars(kind)]
+        kind = next(kind for kind in kinds if kind is Task or not isfunction(vars(kind).get("metrics")))
+        return kind.results(self, sums)
+
+    def per_class(self, sums: Mapping[str, np.ndarray], classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Return a row of figures for each class, for `raytrain evaluate`; none by default."""
+        return []
+
+    def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Return what the model's outputs [n, ...] say of each sample: columns of `raytrain predict` by name, each a
+        number or a string; `probabilities`, a number for each class; or `mask`, uint8 or int32 [height, width].
+
+        Args:
+            classes: the names of the data's classes.
+
+        Raises:
+            UserError: the task does not say, as in the base class.
+        """
+        raise errors.UserError(
+            f"predict needs a task that says what it predicts, and this run's task is {type(self).__name__}",
+            f"in {place(type(self))}",
+            "write `def predictions(self, outputs, classes)`, or use the model: raytrain.Run(path).model()",
+        )
+
+    def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of what `probabilities` are of: the data's classes by default."""
+        return classes
+
+    def check_data(self, index: Index) -> None:
+        """Check, before anything starts, that the training samples have what the task needs. No-op by default.
+
+        Raises:
+            UserError: they do not.
+        """
 
     def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
         """Check, before anything starts, that the shape of the model's output for one sample suits the task.
@@ -62,10 +116,13 @@ class Task:
             UserError: it does not.
         """
 
-    @classmethod
-    def declared(cls) -> dict[str, Literal["min", "max"]]:
-        """Return `directions` of this class and its base classes, by the metric's name in metrics.jsonl: `val_loss`."""
-        found = [vars(kind).get("directions", {}) for kind in reversed(cls.__mro__)]
+    def absolute(self) -> Task:
+        """Return the task with absolute paths, which hold in workers too: they run in other folders."""
+        return self
+
+    def declared(self) -> dict[str, Direction]:
+        """Return `directions` of the class and its base classes, by the metric's name in metrics.jsonl: `val_loss`."""
+        found = [vars(kind).get("directions", {}) for kind in reversed(type(self).__mro__)]
         return {f"val_{name}": direction for each in found for name, direction in each.items()}
 
     def check_monitor(self) -> None:
@@ -87,6 +144,7 @@ class Task:
         how = f"did you mean val_{close[0]}? " if close else ""
         if kind.__module__.startswith("raytrain."):
             how += f"the metrics are {', '.join(known)}"
+            how += ", and those that you add to task.metrics" if any(f.name == "metrics" for f in fields(self)) else ""
         else:
             how += (
                 f'write `directions = {{"{metric}": "min"}}` into class {kind.__name__}, '
@@ -104,3 +162,10 @@ class Task:
         """
         self.check_monitor()
         return self.declared()[self.monitor] == "max"
+
+
+def losses():
+    """Return the module of losses, imported late: `--help` needs the fields only."""
+    from raytrain.tasks import losses
+
+    return losses

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from PIL import Image
 from pyarrow import csv, parquet
 from safetensors.torch import save
 from torch import nn
@@ -28,7 +30,7 @@ from raytrain.data.reader import Direct
 from raytrain.files import write_atomically
 from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
-from raytrain.tasks.classification import Classification
+from raytrain.tasks.task import Task
 from raytrain.tools.output import PREDICTIONS, WEIGHTS, check_output
 from raytrain.training.evaluation import evaluate as add_up
 from raytrain.training.precision import Precision, memory_format
@@ -45,7 +47,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
         which: best or last.
 
     Returns:
-        The task's metrics, `count`, `confusion` where the task has one, and what was evaluated.
+        The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated.
 
     Raises:
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
@@ -59,11 +61,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
         data = config.replace(data, "download", False)
     indices = checked_indices(data)
     if split not in indices:
-        raise errors.UserError(
-            f"the data has no {split} split",
-            root or getattr(e.data, "root", type(data).__name__),
-            "choose another --split",
-        )
+        raise _no_split(split, indices, root or getattr(e.data, "root", type(data).__name__))
     index, path = indices[split], run.checkpoint(which)
     classes = tuple(load_state(path)["classes"])
     if index.classes != classes:
@@ -77,7 +75,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
     strategy = Strategy(model, RankContext(0, 1, device))
     sums = add_up(e.task, strategy, loader, Precision(e.precision, device), e.micro_batch).reduce(device)
-    result = {name: value for name, value in e.task.metrics(sums).items()}
+    result: dict[str, Any] = {**e.task.results(sums)}
     result |= {
         "count": int(sums["count"]) if "count" in sums else len(index),
         "split": split,
@@ -86,59 +84,83 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     }
     if "confusion" in sums:
         result |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
+    if table := e.task.per_class(sums, classes):
+        result["per_class"] = table
     return result
 
 
-def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, Any]]:
-    """Classify image files, and all images below folders.
+def predict(
+    run: Run, paths: Sequence[str] = (), which: str = "best", *, split: str | None = None
+) -> list[dict[str, Any]]:
+    """Predict image files, and all images below folders; or the samples of a split of the run's own data, whatever its
+    input is.
 
     Returns:
-        For each image, in order: `path`, `label`, `probability` and `probabilities`, a list in the classes' order.
+        For each image, in order, `path`, or for each sample of a split `sample`, its name; and the columns of the
+        task's `predictions`: for Classification `label`, `probability` and `probabilities`, a list in the classes'
+        order.
 
     Raises:
-        UserError: a path is not there, holds no image, or one cannot be read; or the run does not classify images.
+        UserError: a path is not there, holds no image, or one cannot be read; the split is not there; or the run's task
+            says of no sample what it predicts.
     """
-    e, device = run.experiment, _device()
-    if not isinstance(e.task, Classification):
-        raise errors.UserError(
-            f"predict classifies images, and this run's task is {type(e.task).__name__}",
-            run.path,
-            "use its model from Python: raytrain.Run(path).model()",
-        )
+    e = run.experiment
+    if type(e.task).predictions is Task.predictions:
+        e.task.predictions(torch.empty(0), ())
     state = load_state(run.checkpoint(which))
-    if state.get("input_kind", "image") != "image":  # an older run has images
-        raise errors.UserError(
-            f"predict classifies image files, and this run's model takes no images (kind={state['input_kind']!r})",
-            run.path,
-            "use its model from Python: raytrain.Run(path).model()",
-        )
-    files = [file for path in paths for file in _images(Path(path))]
-    source = _file_source(e.data, tuple(state["stored"]))
+    classes = tuple(state["classes"])
+    if split is not None:
+        data, index, names = _split(run, split, which)
+    else:
+        if state.get("input_kind", "image") != "image":  # an older run has images
+            raise errors.UserError(
+                f"image files do not suit this run's model, whose input is no image (kind={state['input_kind']!r})",
+                run.path,
+                "predict its own data with --split val",
+            )
+        names = [file for path in paths for file in _images(Path(path))]
+        data = _file_source(e.data, tuple(state["stored"]))
+        index = _file_index(names, data, classes)
+    key = "path" if split is None else "sample"
+    return [{key: names[number]} | row for number, row in _outputs(run, data, index, classes, which)]
+
+
+def _split(run: Run, split: str, which: str) -> tuple[Data, Index, list[str]]:
+    """Return the run's data, its samples of a split, and their names.
+
+    Raises:
+        UserError: they are not there, or do not fit the model.
+    """
+    data = run.experiment.data
+    indices = checked_indices(data)
+    if split not in indices:
+        raise _no_split(split, indices, getattr(data, "root", type(data).__name__))
+    index = indices[split]
+    _check_input(data, index, run.checkpoint(which))
+    return data, index, index.names(np.arange(len(index)))
+
+
+def _no_split(split: str, indices: dict[str, Index], where: str) -> errors.UserError:
+    return errors.UserError(f"the data has no {split} split", where, f"choose another --split: {', '.join(indices)}")
+
+
+def _outputs(
+    run: Run, data: Data, index: Index, classes: tuple[str, ...], which: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the predictions of each sample of an index."""
+    e, device = run.experiment, _device()
     layout = memory_format(e.memory_format)
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
-    index = _file_index(files, source, tuple(state["classes"]))
     precision = Precision(e.precision, device)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
-    reader = Direct(source, index)
-    loader = Loader(source, index, reader, _CHUNK, 0, 0, 1, device, train=False, memory_format=layout)
-    rows = []
+    reader = Direct(data, index)
+    loader = Loader(data, index, reader, _CHUNK, 0, 0, 1, device, train=False, memory_format=layout)
     with torch.inference_mode():
         for loaded in loader.epoch(0):
             for batch in loaded.micro_batches(_CHUNK):
                 with precision.forward():
                     outputs = model(batch.input)
-                shares = outputs.float().softmax(dim=1).cpu()
-                for number, share in zip(batch.ids, shares, strict=True):
-                    best = int(share.argmax())
-                    rows.append(
-                        {
-                            "path": files[number],
-                            "label": state["classes"][best],
-                            "probability": float(share[best]),
-                            "probabilities": share.tolist(),
-                        }
-                    )
-    return rows
+                yield from zip(batch.ids.tolist(), e.task.predictions(outputs, classes), strict=True)
 
 
 def _check_input(data: Data, index: Index, path: Path) -> None:
@@ -159,26 +181,43 @@ def _check_input(data: Data, index: Index, path: Path) -> None:
 
 
 def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> None:
-    """Write predictions as .csv or .parquet (one column per class) or .jsonl.
+    """Write predictions as .csv or .parquet or .jsonl. Probabilities become a column for each class; masks become PNGs
+    in a folder beside the file, `NAME_masks`, and the column has their paths.
+
+    Args:
+        classes: the names of what `probabilities` are of; their numbers if the names are not as many.
 
     Raises:
         UserError: the suffix is none of these, or the place cannot be written.
     """
     check_output(file, PREDICTIONS)
-    flat = [
-        {
-            "path": row["path"],
-            "label": row["label"],
-            "probability": row["probability"],
-            **dict(zip((f"p_{name}" for name in classes), row["probabilities"], strict=True)),
-        }
-        for row in rows
-    ]
+    folder = file.with_name(f"{file.stem}_masks")
+    flat = []
+    for number, row in enumerate(rows):
+        found = {name: value for name, value in row.items() if name != "probabilities"}
+        if "mask" in found:
+            place = folder / f"{number:06d}.png"
+            _write_mask(found["mask"], place)
+            found["mask"] = str(place)
+        shares = row.get("probabilities", ())
+        names = classes if len(classes) == len(shares) else tuple(map(str, range(len(shares))))
+        flat.append(found | dict(zip((f"p_{name}" for name in names), shares, strict=True)))
     if file.suffix == ".jsonl":
         _write(file, "".join(json.dumps(row) + "\n" for row in flat).encode())
         return
     content = io.BytesIO()
     (csv.write_csv if file.suffix == ".csv" else parquet.write_table)(pa.Table.from_pylist(flat), content)
+    _write(file, content.getbuffer())
+
+
+def _write_mask(mask: np.ndarray, file: Path) -> None:
+    """Write uint8 or int32 [height, width] as a grey PNG of 8 or 16 bits: the classes' numbers as they are."""
+    try:
+        file.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise errors.cannot_write(file.parent, error.strerror or str(error)) from None
+    content = io.BytesIO()
+    Image.fromarray(mask if mask.dtype == np.uint8 else mask.astype(np.uint16)).save(content, "PNG")
     _write(file, content.getbuffer())
 
 

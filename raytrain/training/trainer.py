@@ -20,6 +20,7 @@ from raytrain.data.source import Index
 from raytrain.experiment import Experiment
 from raytrain.hooks import Hook
 from raytrain.parallel.strategy import RankContext
+from raytrain.run.exported import open_model
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.run import Run
 from raytrain.run.writer import CheckpointWriter
@@ -102,6 +103,7 @@ class Trainer:
         e, saved = self.experiment, resume.restore(self)
         if e.compile:
             torch.compiler.reset()  # what a process compiled before counts towards torch's limit of graphs
+        e.task.start(open_model, self.ranks.device)
         self.strategy = e.parallel.setup(self.build, self.ranks, (e.accumulation, e.micro_batch))
         self.loaders = {split: self._loader(split) for split in self.readers}
         self.steps_per_epoch = self.loaders["train"].steps
@@ -325,7 +327,7 @@ class Trainer:
         with self._averaged():
             sums = evaluate(e.task, self.strategy, self.loaders[split], self.precision, e.micro_batch)
         doing.begin("adding up the validation's metrics", self.progress.step)
-        return e.task.metrics(sums.reduce(self.ranks.device))
+        return e.task.results(sums.reduce(self.ranks.device))
 
     def _validate(self) -> dict[str, Any]:
         """Validate, and write the row: the epoch's, if this is its end."""

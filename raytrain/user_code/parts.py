@@ -96,7 +96,8 @@ def check_class(kind: type) -> None:
             how = "declare each argument as a field, such as `width: int`, and write `@dataclass(frozen=True)` in the "
             raise errors.UserError(what, where, f"{how}line above `class {name}` in place of __init__")
         for field in fields:
-            if field in vars(each) and field not in own:
+            # A method may have a field's name: `metrics` of tasks, in raytrain 0.1.
+            if field in vars(each) and field not in own and not inspect.isfunction(vars(each)[field]):
                 what = f"{field} of class {name} has no type, so that a dataclass ignores its value"
                 raise errors.UserError(what, where, f"write `{field}: {type(getattr(each, field)).__name__} = ...`")
 

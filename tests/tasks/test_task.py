@@ -77,7 +77,7 @@ def test_the_loss_of_mixed_images_is_that_of_their_targets(smoothing: float, dty
 def test_metrics_equal_torchmetrics_over_uneven_batches(classes: int, cuts: list[int]) -> None:
     whole, task = batch(1000, classes), Classification()
     sums = totals(task, whole, cuts)
-    metrics, logits = task.metrics(sums), whole.images.flatten(1)
+    metrics, logits = task.results(sums), whole.images.flatten(1)
     oracle = {"accuracy": multiclass_accuracy(logits, whole.labels, classes, average="micro").item()}
     if classes > 5:
         oracle["top5_accuracy"] = multiclass_accuracy(logits, whole.labels, classes, average="micro", top_k=5).item()
@@ -113,7 +113,7 @@ def test_half_precision_logits_are_judged_in_single_precision() -> None:
 
 
 def test_top5_is_left_out_where_five_answers_are_all_there_are() -> None:
-    assert "top5_accuracy" not in Classification().metrics(totals(Classification(), batch(9, 5), [9]))
+    assert "top5_accuracy" not in Classification().results(totals(Classification(), batch(9, 5), [9]))
     assert totals(Classification(), batch(9, 3), [9])["top5"] == 9
 
 
@@ -144,7 +144,7 @@ def test_a_task_needs_no_more_than_a_loss() -> None:
     whole, task = batch(20, 6), Autoencoder()
     for cuts in ([20], [13, 7]):
         sums = totals(task, whole, cuts)
-        assert sums["count"] == 20 * 6 and task.metrics(sums) == {"loss": pytest.approx(1.0, rel=1e-6)}
+        assert sums["count"] == 20 * 6 and task.results(sums) == {"loss": pytest.approx(1.0, rel=1e-6)}
     task.check_model((3, 4), 10, "anything")
 
 
@@ -158,12 +158,12 @@ class Graded(Classification):
 def test_the_direction_of_a_metric_is_declared_and_inherited() -> None:
     assert not Task().highest_is_best and Classification().highest_is_best
     assert Task().monitor == "val_loss" and Classification().monitor == "val_accuracy"
-    found = {name: Graded(monitor=name).highest_is_best for name in Graded.declared()}
+    found = {name: Graded(monitor=name).highest_is_best for name in Graded().declared()}
     assert found == {
         **{"val_loss": False, "val_accuracy": True, "val_top5_accuracy": True},
         **{"val_error": False, "val_score": True},
     }
-    assert "val_error" not in Classification.declared()
+    assert "val_error" not in Classification().declared()
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_evaluate_and_export_work_and_predict_refuses(ranks: Ranks, table: Path,
     arrays = checked_read(data, data.index()["train"], np.arange(5))
     given = next(iter(scaled({name: torch.from_numpy(array) for name, array in arrays.items()}).values()))
     torch.testing.assert_close(program(given), run.model("last")(given), rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match="predict classifies images, and this run's task is "):
+    with pytest.raises(UserError, match="predict needs a task that says what it predicts, and this run's task is "):
         predict(run, [str(table)])
 
 
@@ -189,7 +189,7 @@ def test_classification_takes_the_columns_of_a_table(ranks: Ranks, tmp_path: Pat
     run = Run(new_run(tmp_path / "run", e))
     assert ranks.run(2, train_rank, e, run.path) == ["completed"] * 2
     assert run.summary["val_accuracy"] > 0.9 and evaluate(run)["accuracy"] == run.summary["val_accuracy"]
-    with pytest.raises(UserError, match=r"predict classifies image files, .* no images \(kind='plain'\)"):
+    with pytest.raises(UserError, match=r"image files do not suit this run's model, .* no image \(kind='plain'\)"):
         predict(run, [str(tmp_path)])
     file = run.path / "experiment.json"
     file.write_text(file.read_text().replace('"width": 4', '"width": 5'))

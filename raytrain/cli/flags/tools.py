@@ -131,8 +131,8 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, bool]:
     return Run(path), *others
 
 
-def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str]:
-    """Return the run, the images and folders, the file to write, and the checkpoint."""
+def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str, str | None]:
+    """Return the run, the images and folders, the file to write, the checkpoint, and the split to read instead."""
 
     def command(
         run: tyro.conf.Positional[Annotated[str, RUN]],
@@ -141,17 +141,20 @@ def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str]:
         ],
         out: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
+        split: Literal["train", "val", "test"] | None = None,
     ) -> tuple:
-        """Classify image files, and all images below folders.
+        """Predict image files and all images below folders, or a split of the run's own data.
 
         Args:
             paths: Images, or folders of images.
-            out: A .csv, .jsonl or .parquet file to write; by default a table is printed.
+            out: A .csv, .jsonl or .parquet file to write; by default a table is printed. Masks become PNGs in a folder
+                beside it.
             checkpoint: The checkpoint to load.
+            split: The split of the run's own data to predict, in place of images.
         """
-        return run, paths, out, checkpoint
+        return run, paths, out, checkpoint, split
 
-    path, images, out, which = parse(command, arguments, "raytrain predict")
+    path, images, out, which, split = parse(command, arguments, "raytrain predict")
     swapped = [image for image in images if Path(image, "experiment.json").is_file()]
     if swapped and not Path(path, "experiment.json").is_file():
         run, given = swapped[0], [path, *(image for image in images if image != swapped[0])]
@@ -161,9 +164,11 @@ def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str]:
     found, file = Run(path), Path(out) if out is not None else None
     if file is not None:
         check_output(file, PREDICTIONS)
-    if not images:
-        raise errors.bad_flag("no images are given", "raytrain predict")
-    return found, list(images), file, which
+    if images and split:
+        raise errors.bad_flag("both images and --split are given", "raytrain predict")
+    if not images and not split:
+        raise errors.bad_flag("no images are given, and no --split", "raytrain predict")
+    return found, list(images), file, which, split
 
 
 def export(arguments: list[str]) -> tuple[Run, Path, str]:

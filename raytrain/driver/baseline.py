@@ -1,0 +1,79 @@
+"""What a constant answer scores: the least that a model has to beat."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from raytrain.data import Index
+from raytrain.data.batch import Batch
+from raytrain.data.checks import checked_read
+from raytrain.data.prepare import Prepare
+from raytrain.experiment import Experiment
+from raytrain.tasks.metrics import Sums
+from raytrain.tasks.supervised import Supervised
+
+_MOST_BYTES = 16 * 2**20
+"""Bytes of the samples that are read of each split; of larger splits, samples at equal distances."""
+_MOST_VALUES = 20_000_000
+"""Values of the constant outputs for validation, for tasks whose targets need no reading."""
+_MOST_SHOWN = 5
+_STEP_VALUES = 4_000_000
+"""Values of the constant outputs that are compared at once."""
+
+
+def baseline(e: Experiment, indices: dict[str, Index]) -> str:
+    """Return what the best constant answer to the training samples scores on those of validation: values by the names
+    of metrics.jsonl, and the answer; an empty string if the task knows no such answer, or it cannot be scored."""
+    if not isinstance(e.task, Supervised) or type(e.task).constant is Supervised.constant:
+        return ""
+    try:
+        return _scored(e, e.task, indices)
+    except Exception:  # such as a sample that cannot be read: it is no reason not to train
+        return ""
+
+
+def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> str:
+    train, val = (_batch(e, task, indices[split]) for split in ("train", "val"))
+    wanted, target = task.wanted(train), task.wanted(val)
+    classes, names = len(indices["train"].classes), indices["train"].classes
+    if not wanted.is_floating_point():
+        classes = max(classes, int(wanted.max()) + 1, int(target.max()) + 1)
+    answer = task.constant(wanted, classes)
+    assert answer is not None
+    # Of a mask, [classes, 1, 1] is one answer for all pixels.
+    shape = torch.Size((*answer.shape[:-2], *target.shape[-2:])) if answer.ndim == 3 else answer.shape
+    outputs, sums, step = answer.expand(len(val), *shape), Sums(), max(1, _STEP_VALUES // max(1, shape.numel()))
+    with torch.inference_mode():
+        for start in range(0, len(val), step):
+            part = slice(start, start + step)
+            one = Batch({name: array[part] for name, array in val.arrays.items()}, val.ids[part])
+            sums.add(task.compare(outputs[part].contiguous(), one))
+        found = task.results(sums.reduce(torch.device("cpu")))
+    found = {f"val_{name}": value for name, value in found.items() if math.isfinite(value)}
+    first = [task.monitor, *(name for name in found if name != task.monitor)][:_MOST_SHOWN]
+    scores = ", ".join(f"{name} {found[name]:.4g}" for name in first if name in found)
+    few = len(val) < len(indices["val"]) or len(train) < len(indices["train"])
+    of = f" (of {len(train):,} and {len(val):,} samples)" if few else ""
+    return f"{scores}, by {task.constant_words(answer, names)}{of}"
+
+
+def _batch(e: Experiment, task: Supervised, index: Index) -> Batch:
+    """Return samples of a split as an evaluation sees them, without their images if the labels suffice.
+
+    Raises:
+        BadSample: one cannot be read.
+    """
+    if task.kind == "label":
+        ids = _spread(len(index), _MOST_VALUES // max(1, len(index.classes)))
+        return Batch({"label": torch.from_numpy(index.labels[ids])}, ids)
+    ids = _spread(len(index), _MOST_BYTES // max(1, index.sample_bytes))
+    tensors = {name: torch.from_numpy(array) for name, array in checked_read(e.data, index, ids).items()}
+    return Batch(Prepare(e.data, index).plain(tensors), ids)
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Return int64 numbers below `count`: all, or about `most` at equal distances."""
+    return np.arange(0, count, max(1, -(-count // max(1, most))))

@@ -1,0 +1,43 @@
+"""Trained models that other runs use: from a run's directory, or an exported file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from raytrain import errors
+from raytrain.run.run import Run
+from raytrain.user_code import sources
+
+
+def open_model(path: str) -> nn.Module:
+    """Return a trained model, in evaluation mode, without gradients and on the CPU. The names of this process's modules
+    go on to import what they did before.
+
+    Args:
+        path: a run's directory, of which the best weights are taken, or a .pt2 file of `raytrain export`.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    where = os.path.expanduser(path)
+    if Path(where).suffix == ".pt2":
+        if not os.path.isfile(where):
+            raise errors.no_such_file(where, ".pt2 file")
+        try:
+            program = torch.export.load(where)
+        except Exception as error:  # of many types, for a file that is damaged or of another version
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise errors.UserError(f"the file is no exported model: {reason}", where, "export it again") from None
+        return program.module().requires_grad_(False)  # it was traced in evaluation mode
+    if os.path.isfile(where):
+        how = "give the run's directory, or write a .pt2 file by `raytrain export`"
+        raise errors.UserError("this file has no model's code, or is none", where, how)
+    before = sources.active()
+    try:
+        return Run(where).model().requires_grad_(False)
+    finally:
+        sources.activate(before)

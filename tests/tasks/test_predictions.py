@@ -1,0 +1,120 @@
+"""What `predict` writes for each task, of image files and of a split of the run's own data."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers.commands import fails, succeeds, without_ray
+from helpers.ranks import new_run, train_rank
+from helpers.scenes import experiment
+from PIL import Image
+
+from raytrain import F1, Classification, Experiment, MultiLabel, Regression, Run, Segmentation, Task
+from raytrain.data.checks import checked_read
+from raytrain.tools import inference
+
+__all__ = ["without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+Capture = pytest.CaptureFixture[str]
+
+
+def trained(folder: Path, e: Experiment) -> Run:
+    run = new_run(folder, e)
+    assert train_rank(0, 1, e, run) == "completed"
+    return Run(run)
+
+
+def outputs(run: Run, split: str = "val") -> torch.Tensor:
+    """What the model answers, worked out plainly."""
+    data = run.experiment.data
+    index = data.index()[split]
+    images = torch.from_numpy(checked_read(data, index, np.arange(len(index)))["image"])
+    with torch.no_grad():
+        return run.model()((images / 255 - 0.5) / 0.5)
+
+
+def test_masks_become_pictures_of_the_classes_numbers(tmp_path: Path, capsys: Capture) -> None:
+    run = trained(tmp_path / "run", experiment(Segmentation(), "mask", 4, True))
+    expected = outputs(run).argmax(1)
+    file = tmp_path / "answers.csv"
+    assert succeeds(capsys, "predict", run.path, "--split", "val", "--out", file) == f"wrote 21 predictions to {file}\n"
+    with open(file, newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    assert [row["sample"] for row in rows] == [f"sample {number}" for number in range(21)]
+    for row, mask in zip(rows, expected, strict=True):
+        with Image.open(row["mask"]) as picture:
+            assert picture.mode == "L" and np.array_equal(np.array(picture), mask.numpy())
+    assert Path(rows[0]["mask"]).parent == tmp_path / "answers_masks"
+    first = succeeds(capsys, "predict", run.path, "--split", "val").splitlines()[0]
+    share = float((expected[0] == expected[0].max()).double().mean())
+    assert first.startswith("sample 0  ") and first.endswith(f"{int(expected[0].max())}:{share:.3f}")
+    picture = tmp_path / "some.png"
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 6), dtype=np.uint8)
+    Image.fromarray(pixels).save(picture)
+    (row,) = inference.predict(run, [str(picture)])
+    with torch.no_grad():
+        answer = run.model()((torch.from_numpy(pixels)[None, None] / 255 - 0.5) / 0.5).argmax(1)[0]
+    assert row["path"] == str(picture) and np.array_equal(row["mask"], answer.numpy())
+
+
+@pytest.mark.parametrize(("wanted", "count"), [("sizes", 2), ("size", 1)])
+def test_numbers_are_a_column_each(tmp_path: Path, capsys: Capture, wanted: str, count: int) -> None:
+    run = trained(tmp_path / "run", experiment(Regression(target=wanted), wanted, count))
+    file = tmp_path / "answers.parquet"
+    succeeds(capsys, "predict", run.path, "--split", "train", "--out", file)
+    table, names = pq.read_table(file), ["size"] if count == 1 else ["sizes_0", "sizes_1"]
+    assert table.column_names == ["sample", *names] and len(table) == 45
+    found = np.stack([table[name].to_numpy() for name in names], axis=1)
+    np.testing.assert_allclose(found, outputs(run, "train").numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_several_labels_are_a_probability_each(tmp_path: Path, capsys: Capture) -> None:
+    names = ("v", "w", "x", "y", "z")
+    run = trained(tmp_path / "run", experiment(MultiLabel(target="tags", classes=names), "tags", 5))
+    file = tmp_path / "answers.jsonl"
+    succeeds(capsys, "predict", run.path, "--split", "val", "--out", file)
+    rows, shares = [json.loads(line) for line in file.read_text().splitlines()], outputs(run).sigmoid()
+    assert list(rows[0]) == ["sample", "labels", *(f"p_{name}" for name in names)]
+    for row, share in zip(rows, shares, strict=True):
+        assert [row[f"p_{name}"] for name in names] == pytest.approx(share.tolist(), abs=1e-6)
+        assert row["labels"] == " ".join(name for name, one in zip(names, share, strict=True) if one > 0.5)
+    table = succeeds(capsys, "evaluate", run.path).splitlines()
+    assert [line.split()[0] for line in table[-6:]] == ["class", *names], "a row for each class"
+
+
+def test_a_split_of_classification_is_what_evaluate_counts(tmp_path: Path, capsys: Capture) -> None:
+    run = trained(tmp_path / "run", experiment(Classification(metrics=(F1(),)), "mask", 4))
+    rows = inference.predict(run, split="val")
+    labels = run.experiment.data.index()["val"].labels
+    right = np.mean([row["label"] == "abcd"[label] for row, label in zip(rows, labels, strict=True)])
+    result = inference.evaluate(run)
+    assert right == pytest.approx(result["accuracy"]) and result["macro_f1"] == run.summary["val_macro_f1"]
+    by_class = {row["class"]: row for row in result["per_class"]}
+    assert [row["count"] for row in by_class.values()] == np.bincount(labels, minlength=4).tolist()
+    found = [row["f1"] for row in by_class.values()]
+    assert np.mean(found) == pytest.approx(result["macro_f1"]), "all classes occur"
+
+
+@dataclass(frozen=True)
+class Own(Task):
+    def loss(self, model: Any, batch: Any) -> Any:
+        return model(batch.images).square().sum(), len(batch)
+
+
+def test_mistakes(tmp_path: Path, capsys: Capture) -> None:
+    run = trained(tmp_path / "run", experiment(Regression(target="size"), "size", 1))
+    assert "the data has no test split" in fails(capsys, "predict", run.path, "--split", "test")
+    assert "both images and --split are given" in fails(capsys, "predict", run.path, "x.png", "--split", "val")
+    assert "no images are given, and no --split" in fails(capsys, "predict", run.path)
+    other = trained(tmp_path / "other", experiment(Own(), "size", 1))
+    said = fails(capsys, "predict", other.path, "--split", "val")
+    assert "this run's task is Own, in Own (" in said and "write `def predictions(self, outputs, classes)`" in said

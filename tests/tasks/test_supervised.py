@@ -1,0 +1,355 @@
+"""The built-in tasks: losses of a plain loop on any number of ranks, after a resume, and users' mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.cut_runs import cut_between_steps_rank, rows, weights
+from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
+from helpers.scenes import CLASSES, experiment
+from torch import nn
+from torch.nn import functional
+from torchvision.ops import sigmoid_focal_loss
+
+from raytrain import (
+    AUROC,
+    CNN,
+    F1,
+    MLP,
+    SGD,
+    Batch,
+    Checkpoint,
+    Classification,
+    Deterministic,
+    Digits,
+    Distillation,
+    Experiment,
+    MultiLabel,
+    Regression,
+    Run,
+    Segmentation,
+    Task,
+    UserError,
+    order,
+)
+from raytrain.data.checks import checked_read
+from raytrain.driver.baseline import baseline
+from raytrain.driver.plan import make
+from raytrain.driver.resources import Node, Resources
+from raytrain.tasks import losses as own
+from raytrain.tools import inference
+
+WEIGHTS = (1.0, 3.0, 0.5, 2.0)
+POSITIVE = (2.0, 1.0, 3.0, 0.5, 1.0)
+
+
+def of_masks(output: torch.Tensor, arrays: dict[str, torch.Tensor]) -> torch.Tensor:
+    each = []
+    for logits, mask in zip(output, arrays["mask"].long(), strict=True):
+        valid = mask != 255
+        chosen, labels = logits.movedim(0, -1)[valid], mask[valid]
+        total = functional.cross_entropy(chosen, labels, torch.tensor(WEIGHTS), reduction="sum")
+        each.append(total / valid.sum() if valid.any() else total * 0)
+    return torch.stack(each).mean()
+
+
+def of_tags(output: torch.Tensor, arrays: dict[str, torch.Tensor]) -> torch.Tensor:
+    return nn.BCEWithLogitsLoss(pos_weight=torch.tensor(POSITIVE))(output, arrays["tags"].float())
+
+
+def of_labels(output: torch.Tensor, arrays: dict[str, torch.Tensor]) -> torch.Tensor:
+    each = functional.cross_entropy(output, arrays["label"], torch.tensor(WEIGHTS), reduction="none")
+    return each.mean()
+
+
+def focused(output: torch.Tensor, arrays: dict[str, torch.Tensor]) -> torch.Tensor:
+    chances = output.softmax(1).gather(1, arrays["label"][:, None])[:, 0]
+    return (torch.tensor(WEIGHTS)[arrays["label"]] * (1 - chances) ** 2 * -chances.log()).mean()
+
+
+TASKS: dict[str, tuple[Experiment, Callable[..., torch.Tensor]]] = {
+    "masks": (experiment(Segmentation(class_weights=WEIGHTS), "mask", CLASSES, True), of_masks),
+    "tags": (experiment(MultiLabel(pos_weight=POSITIVE), "tags", 5), of_tags),
+    "sizes": (
+        experiment(Regression(target="sizes"), "sizes size", 2),
+        lambda output, arrays: nn.MSELoss()(output, arrays["sizes"].float()),
+    ),
+    "huber": (
+        experiment(Regression(error="huber", huber_delta=0.3, monitor="val_mae"), "size", 1),
+        lambda output, arrays: nn.HuberLoss(delta=0.3)(output[:, 0], arrays["size"]),
+    ),
+    "mae": (
+        experiment(Regression(error="mae"), "size", 1),
+        lambda output, arrays: nn.L1Loss()(output[:, 0], arrays["size"]),
+    ),
+    "labels": (experiment(Classification(class_weights=WEIGHTS), "mask", CLASSES), of_labels),
+    "focal": (experiment(Classification(class_weights=WEIGHTS, focal_gamma=2.0), "mask", CLASSES), focused),
+}
+
+
+def plain_loop(e: Experiment, loss: Callable[..., torch.Tensor]) -> list[float]:
+    """The same training in one process, without the package's loop, loader and tasks."""
+    index = e.data.index()["train"]
+    stored = {name: torch.from_numpy(a) for name, a in checked_read(e.data, index, np.arange(len(index))).items()}
+    stored |= {"image": (stored["image"] / 255 - 0.5) / 0.5, "label": torch.from_numpy(index.labels)}
+    torch.manual_seed(order.key(e.seed, 0) >> 1)
+    model = e.model.build(e.data.sample(index), CLASSES)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for epoch in range(e.epochs):
+        for start in range(0, len(index), e.batch_size):
+            ids = order.samples(e.seed, epoch, len(index), np.arange(start, min(start + e.batch_size, len(index))))
+            value = loss(model(stored["image"][ids]), {name: array[ids] for name, array in stored.items()})
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            found.append(value.item())
+    return found
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_losses_are_those_of_a_plain_loop_on_any_number_of_ranks(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    e, loss = TASKS[name]
+    expected = plain_loop(e, loss)
+    validated = []
+    for world in (1, 2, 3, 4):
+        run = new_run(tmp_path / str(world), e)
+        ranks.run(world, train_rank, on_workers(e, world), run)
+        np.testing.assert_allclose(losses(run), expected, rtol=2e-5)
+        validated.append({n: v for n, v in Run(run).metrics().to_pylist()[-1].items() if n.startswith("val_")})
+        assert validated[-1] == pytest.approx(validated[0], rel=1e-5)
+    evaluated = inference.evaluate(Run(run), which="last")
+    assert {f"val_{n}": evaluated[n] for n in evaluated if f"val_{n}" in validated[0]} == pytest.approx(
+        validated[0], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["masks", "tags", "sizes", "focal"])
+def test_deterministic_runs_are_bit_equal_and_so_is_a_resumed_one(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    e = replace(TASKS[name][0], parallel=Deterministic(), checkpoint=Checkpoint(every_steps=3))
+    if name in ("tags", "focal"):  # scores of all samples, gathered
+        e = replace(e, task=replace(e.task, metrics=(AUROC(), F1()), monitor="val_auroc"))
+    whole = new_run(tmp_path / "whole", e)
+    ranks.run(1, train_rank, on_workers(e, 1), whole)
+    cut = new_run(tmp_path / "cut", e)
+    ranks.run(4, cut_between_steps_rank, on_workers(e, 4), cut, 6)
+    assert Run(cut).summary["status"] == "unfinished"
+    ranks.run(2, train_rank, on_workers(e, 2), cut)
+    assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
+
+
+def test_the_focal_loss_of_two_classes_is_torchvisions() -> None:
+    logits, labels = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)) * 4, torch.arange(50) % 2
+    found = own.classes(logits, labels, (), 0.0, 1.5)
+    expected = sigmoid_focal_loss(logits[:, 1] - logits[:, 0], labels.float(), alpha=-1, gamma=1.5, reduction="sum")
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_smoothing_weights_and_focus_go_together_with_mixed_targets(gamma: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, 4, generator=random, dtype=torch.float64).requires_grad_()
+    labels = torch.randint(0, 4, (9,), generator=random)
+    shares = functional.one_hot(labels, 4).double()
+    found = (
+        own.classes(logits, shares, WEIGHTS, 0.1, gamma)
+        if gamma
+        else own.classes(logits.float(), shares.float(), WEIGHTS, 0.1, gamma)
+    )
+    same = own.classes(logits if gamma else logits.float(), labels, WEIGHTS, 0.1, gamma)
+    logs = logits.log_softmax(1)
+    parts = (1 - logs.exp()) ** gamma * -logs * (shares * 0.9 + 0.1 / 4) * torch.tensor(WEIGHTS)
+    assert [found.item(), same.item()] == pytest.approx([parts.sum().item()] * 2, rel=1e-5)
+
+
+def test_the_focal_loss_of_a_certain_answer_has_a_gradient() -> None:
+    logits = torch.tensor([[200.0, -200.0]], requires_grad=True)
+    own.classes(logits, torch.tensor([0]), (), 0.0, 0.5).backward()
+    assert logits.grad is not None and logits.grad.isfinite().all()
+
+
+# Distillation
+
+
+def teacher(folder: Path) -> Run:
+    """A trained run of digits."""
+    e = Experiment(MLP(hidden=(16,)), Digits(), optimizer=SGD(lr=0.1), batch_size=64, epochs=1)
+    run = new_run(folder, e)
+    assert train_rank(0, 1, e, run) == "completed"
+    return Run(run)
+
+
+def distilled_loop(e: Experiment, model_of_teacher: nn.Module, steps: int) -> list[float]:
+    index = e.data.index()["train"]
+    images = (torch.from_numpy(e.data.read(index, np.arange(len(index)))) / 255 - 0.305) / 0.376
+    labels = torch.from_numpy(np.array(index.labels))
+    torch.manual_seed(order.key(e.seed, 0) >> 1)
+    student, found = e.model.build(e.data.sample(index), 10), []
+    optimizer = torch.optim.SGD(student.parameters(), lr=e.optimizer.lr)
+    for step in range(steps):
+        ids = order.samples(e.seed, 0, len(index), np.arange(step * 64, step * 64 + 64))
+        output = student(images[ids])
+        with torch.no_grad():
+            wanted = (model_of_teacher(images[ids]) / 3).softmax(1)
+        soft = -(wanted * (output / 3).log_softmax(1)).sum(1).mean() + (wanted * wanted.log()).sum(1).mean()
+        loss = 0.3 * functional.cross_entropy(output, labels[ids]) + 0.7 * 9 * soft
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_distillation_follows_a_run_or_an_exported_file(ranks: Ranks, tmp_path: Path, exported: bool) -> None:
+    run = teacher(tmp_path / "teacher")
+    path = str(run.path)
+    if exported:
+        path = str(tmp_path / "teacher.pt2")
+        inference.export(run, Path(path))
+    task = Distillation(teacher=path, temperature=3.0, alpha=0.7)
+    e = Experiment(CNN(channels=(4,)), Digits(), task, SGD(lr=0.1), batch_size=64)
+    expected = distilled_loop(e, run.model(), 22)
+    for world in (1, 2) if exported else (1, 3, 4):
+        e = replace(e, batch_size=64 if world != 3 else 63)
+        student = new_run(tmp_path / f"student-{world}", e)
+        ranks.run(world, train_rank, on_workers(e, world), student)
+        if world != 3:
+            np.testing.assert_allclose(losses(student)[:22], expected, rtol=2e-5)
+        names = Run(student).model().state_dict().keys()
+        assert names == e.model.build((1, 8, 8), 10).state_dict().keys(), "the teacher is in no checkpoint"
+        assert inference.evaluate(Run(student))["accuracy"] == Run(student).summary["val_accuracy"]
+
+
+# Mistakes, in the plan
+
+
+def test_workers_get_the_teachers_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = teacher(tmp_path / "teacher")
+    monkeypatch.chdir(tmp_path)
+    e = Experiment(CNN(channels=(4,)), Digits(), Distillation(teacher="teacher"), batch_size=64)
+    planned = plan(e).experiment.task
+    assert isinstance(planned, Distillation) and planned.teacher == str(run.path)
+
+
+def plan(e: Experiment) -> Any:
+    return make(e, lambda: Resources((Node("n0", 2.0, 0.0, 2**33),), "this machine"), "runs/x")
+
+
+@pytest.mark.parametrize(
+    ("e", "message"),
+    [
+        (
+            experiment(Classification(class_weights=(1.0, 2.0)), "mask", 4),
+            r"class_weights .* 4 classes, got 2",
+        ),
+        (experiment(Classification(metrics=(F1(of=4),)), "mask", 4), r"F1\(of=4\) names a class .* the 4 classes are"),
+        (
+            experiment(Segmentation(class_weights=(1.0,)), "mask", 4, True),
+            r"class_weights .* 4 classes, got 1",
+        ),
+        (
+            experiment(Segmentation(mask="mast"), "mask", 4, True),
+            r"no field 'mast' .*; did you mean mask\?",
+        ),
+        (
+            experiment(Segmentation(mask="tags"), "tags", 4, True),
+            r"a mask must be whole numbers .*, got uint8",
+        ),
+        (experiment(Segmentation(), "mask", 4), r"the model must give \[n, classes, height, width\], got \[1, 4\]"),
+        (
+            experiment(Regression(target="sizes"), "sizes", 3),
+            r"gives \[2, 3\] and the targets are \[2, 2\], in task",
+        ),
+        (
+            experiment(Regression(), "sizes size", 2),
+            r"needs the name of its target field, and .* sizes, size",
+        ),
+        (
+            experiment(Regression(target="sise"), "size", 1),
+            r"no field 'sise' besides the input, .*; did you mean siz",
+        ),
+        (experiment(MultiLabel(), "tags", 4), r"the model gives \[2, 4\] and the targets are \[2, 5\]"),
+        (experiment(MultiLabel(), "size", 1), r"the targets of MultiLabel must be \[classes\], got \[\] for 'size'"),
+        (experiment(MultiLabel(pos_weight=(1.0, 2.0)), "tags", 5), r"pos_weight must have .* 5 classes, got 2"),
+        (experiment(MultiLabel(classes=("x",)), "tags", 5), r"classes must have .* 5 classes, got 1"),
+        (experiment(Distillation(), "mask", 4), r"Distillation needs a teacher, in task.teacher"),
+        (experiment(Distillation(teacher="/no/run"), "mask", 4), r"no such run or .pt2 file, /no/run"),
+    ],
+)
+def test_what_does_not_fit_the_task_is_refused_in_the_plan(e: Experiment, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan(e)
+
+
+def test_a_teacher_of_other_classes_is_refused() -> None:
+    task = Distillation(teacher="x")
+    task.start(lambda path: nn.Linear(4, 3), torch.device("cpu"))
+    batch = Batch({"x": torch.zeros(2, 4), "label": torch.zeros(2, dtype=torch.int64)}, np.arange(2))
+    with pytest.raises(UserError, match=r"the teacher gives \[2, 3\] and the model \[2, 4\], in task.teacher"):
+        task.loss(nn.Identity(), batch)
+
+
+@pytest.mark.parametrize("wrong", [(-1.0, 1.0), (0.0, 0.0), (float("inf"), 1.0), (float("nan"), 1.0)])
+def test_weights_that_are_none_are_refused(wrong: tuple[float, ...]) -> None:
+    for make_task in (
+        lambda: Classification(class_weights=wrong),
+        lambda: Segmentation(class_weights=wrong),
+        lambda: MultiLabel(pos_weight=wrong),
+    ):
+        with pytest.raises(UserError, match="finite numbers of at least 0, not all 0"):
+            make_task()
+
+
+# Baseline
+
+
+def test_the_baseline_is_what_a_constant_answer_scores() -> None:
+    e = TASKS["labels"][0]
+    index = e.data.index()
+    best = np.bincount(index["train"].labels).argmax()
+    share = float((index["val"].labels == best).mean())
+    text = plan(e).baseline
+    assert f"val_accuracy {share:.4g}," in text and text.endswith(f"by always {'abcd'[best]!r}")
+    assert ("baseline", text) in plan(e).lines()
+
+    arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s]))) for s in index}
+    e = TASKS["huber"][0]
+    index = e.data.index()
+    arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s])))["size"] for s in index}
+    mae = np.abs(arrays["val"] - np.quantile(arrays["train"], 0.5)).mean()
+    assert baseline(e, index).startswith(f"val_mae {mae:.4g},")
+    squares = replace(e, task=Regression())
+    mse = ((arrays["val"] - arrays["train"].mean()) ** 2).mean()
+    assert baseline(squares, index).startswith(f"val_loss {mse:.4g},")
+    assert baseline(squares, index).endswith(f"by always the mean, {arrays['train'].mean():.4g}")
+
+    e = TASKS["masks"][0]
+    index = e.data.index()
+    arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s])))["mask"] for s in index}
+    best = np.bincount(arrays["train"][arrays["train"] < 255]).argmax()
+    valid = arrays["val"][arrays["val"] < 255]
+    assert f"val_pixel_accuracy {(valid == best).mean():.4g}" in baseline(e, index)
+    assert f"every pixel of class {'abcd'[best]}" in baseline(e, index)
+
+    e = TASKS["tags"][0]
+    index = e.data.index()
+    arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s])))["tags"].astype(float) for s in index}
+    shares = arrays["train"].mean(0)
+    loss = -(arrays["val"] * np.log(shares) + (1 - arrays["val"]) * np.log(1 - shares)).mean()
+    assert baseline(e, index).startswith(f"val_loss {loss:.4g},")
+
+
+def test_a_task_without_a_constant_answer_has_no_baseline() -> None:
+    @dataclass(frozen=True)
+    class Own(Task):
+        def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+            return model(batch.images).square().sum(), len(batch)
+
+    e = replace(TASKS["labels"][0], task=Own())
+    assert baseline(e, e.data.index()) == ""
