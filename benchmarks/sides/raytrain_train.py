@@ -19,9 +19,9 @@ from raytrain import config
 class Watched(raytrain.Classification):
     """Classification that measures its process at the end of every epoch."""
 
-    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def results(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Its metrics, and the memory."""
-        return super().metrics(sums) | {name: float(size) for name, size in memory().items()}
+        return super().results(sums) | {name: float(size) for name, size in memory().items()}
 
 
 def main() -> None:

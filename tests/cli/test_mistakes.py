@@ -148,8 +148,8 @@ def test_a_monitored_metric_without_a_direction(capsys: Capture, tmp_path: Path,
 @dataclass(frozen=True)
 class Graded(Classification):
     monitor: str = "val_error"
-    def metrics(self, sums):
-        found = super().metrics(sums)
+    def results(self, sums):
+        found = super().results(sums)
         return found | {"error": 1 - found["accuracy"]}
 """
     said = fails(capsys, "train", experiment(tmp_path, before=graded, rest="Graded()"), "--out", no_runs)

@@ -165,7 +165,7 @@ experiment = Experiment(Net(), Digits(), T())
         (
             """\
 class T(Classification):
-    def metrics(self, sums):
+    def results(self, sums):
         return {"loss": sums["losss"]}
 experiment = Experiment(Net(), Digits(), T())
 """,
@@ -174,7 +174,7 @@ experiment = Experiment(Net(), Digits(), T())
         (
             """\
 class T(Classification):
-    def metrics(self, sums):
+    def results(self, sums):
         return {"loss": 1.0}
 experiment = Experiment(Net(), Digits(), T())
 """,
@@ -183,8 +183,8 @@ experiment = Experiment(Net(), Digits(), T())
         (
             """\
 class T(Classification):
-    def metrics(self, sums):
-        return super().metrics(sums) | {"error": sums["loss"].astype("float32").sum()}
+    def results(self, sums):
+        return super().results(sums) | {"error": sums["loss"].astype("float32").sum()}
 experiment = Experiment(Net(), Digits(), T())
 """,
             "got numpy.float32 for 'error', in T.metrics (exp.py:+2); write `float(...)` around 'error'",
@@ -453,10 +453,10 @@ CALLS: list[str] = []
 class Rates(Classification):
     """Metrics that divide by the number of samples of each class."""
 
-    def metrics(self, sums: Any) -> dict[str, float]:
+    def results(self, sums: Any) -> dict[str, float]:
         confusion = sums["confusion"]
         recalls = [float(int(row[n]) / int(row.sum())) for n, row in enumerate(confusion)]
-        return super().metrics(sums) | {"recall": sum(recalls) / 10}
+        return super().results(sums) | {"recall": sum(recalls) / 10}
 
 
 @dataclass(frozen=True)
@@ -593,5 +593,5 @@ class Plain(Optimizer):
 
 @dataclass(frozen=True)
 class Halved(Schedule):
-    def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
+    def factor(self, step: int, steps_per_epoch: int, epochs: float) -> float:
         return 0.5

@@ -51,8 +51,8 @@ class Segmentation(Task):
         answer, mask = model(batch.images).argmax(dim=1) == 1, batch["mask"] == 1
         return super().sums(model, batch) | {"both": (answer & mask).sum(), "either": (answer | mask).sum()}
 
-    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
-        return super().metrics(sums) | {"iou": float(sums["both"] / max(sums["either"], 1))}
+    def results(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return super().results(sums) | {"iou": float(sums["both"] / max(sums["either"], 1))}
 
 
 augment = Augment(crop="random", padding=2, flip=0.5)

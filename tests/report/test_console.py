@@ -35,8 +35,8 @@ class Graded(Classification):
     directions = {"error": "min"}  # noqa: RUF012
     monitor: str = "val_error"
 
-    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
-        found = super().metrics(sums)
+    def results(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        found = super().results(sums)
         return found | {"error": 1 - found["accuracy"]}
 
 
@@ -45,8 +45,8 @@ class LongNames(Task):
     directions = {"mean_absolute_percentage_error_of_the_left_lung": "min", "学习率误差平均绝对百分比误差的值": "min"}  # noqa: RUF012
     monitor: str = "val_mean_absolute_percentage_error_of_the_left_lung"
 
-    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
-        return super().metrics(sums) | dict.fromkeys(self.directions, 0.5)
+    def results(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return super().results(sums) | dict.fromkeys(self.directions, 0.5)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         return model(batch.images).square().sum(), len(batch)

@@ -84,8 +84,8 @@ def test_evaluate_prints_a_table_for_people(finished: Run, capsys: Capture) -> N
 class Undefined(Classification):
     """A metric that is a division by zero."""
 
-    def metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
-        return super().metrics(sums) | {"undefined": math.nan}
+    def results(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return super().results(sums) | {"undefined": math.nan}
 
 
 def test_evaluate_prints_null_for_a_metric_that_is_not_finite(tmp_path: Path, capsys: Capture) -> None:

@@ -72,8 +72,8 @@ FILES = {
                 off = (model(batch["distance"]) - batch["height"]).abs()
                 return super().sums(model, batch) | {"off": off.sum()}
 
-            def metrics(self, sums):
-                return super().metrics(sums) | {"offset": float(sums["off"] / sums["count"])}
+            def results(self, sums):
+                return super().results(sums) | {"offset": float(sums["off"] / sums["count"])}
     """,
     "halved.py": """
         from raytrain import Parallel
