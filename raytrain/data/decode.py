@@ -15,6 +15,7 @@ import re
 import struct
 import zlib
 from importlib.metadata import version
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -76,7 +77,7 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
     plain = _plain_png(raw)
     if plain is not None:
         return _channels(plain, channels)
-    with _open(raw) as image:
+    with _open(io.BytesIO(raw)) as image:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise ValueError(f"{width:,} x {height:,} pixels are more than {MAX_PIXELS:,}")
@@ -91,6 +92,16 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
         return _with_torch().decoded(raw, channels)
     except RuntimeError as error:
         raise ValueError(re.sub(r".*\.cpp:\d+, ", "", str(error).partition("\n")[0])) from None
+
+
+def pixel_size(file: BinaryIO) -> tuple[int, int]:
+    """Return an image's width and height, from its header alone.
+
+    Raises:
+        ValueError: as `square`.
+    """
+    with _open(file) as image:
+        return image.size
 
 
 def libraries() -> str:
@@ -137,9 +148,9 @@ def _plain_png(raw: bytes) -> Image.Image | None:
         return None
 
 
-def _open(raw: bytes) -> Image.Image:
+def _open(file: BinaryIO) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(raw), formats=_FORMATS)
+        return Image.open(file, formats=_FORMATS)
     except UnidentifiedImageError:
         raise ValueError("it is not an image, or its format is unknown") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

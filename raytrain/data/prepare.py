@@ -39,14 +39,14 @@ class Prepare:
     ):
         self.data, self.fields, self.classes = data, index.fields, len(index.classes)
         self.normalise = {
-            field.name: Normalise(data.mean, data.std, device, memory_format, field.dtype)
+            field.name: Normalise(*data.normalisation(field.shape[0]), device, memory_format, field.dtype)
             for field in index.fields
             if field.kind == "image"
         }
 
     def plain(self, arrays: Tensors) -> Tensors:
         """Return the arrays without augmentation, as copies."""
-        side = self.data.crop
+        side = self.data.side
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
             return center_crop(values, side)
@@ -63,7 +63,7 @@ class Prepare:
             ids: int64 [n], the samples.
             mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes].
         """
-        augment, side, draws = self.data.augment, self.data.crop, order.uniform(seed, epoch, ids, DRAWS)
+        augment, side, draws = self.data.augment, self.data.side, order.uniform(seed, epoch, ids, DRAWS)
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
             return crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)

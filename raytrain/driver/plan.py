@@ -199,7 +199,7 @@ def make(
         memory_format=memory_format(experiment, sample, len(train.classes), module, dtype),
     )
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    notes = [*experiment.model.notes(), *experiment.data.notes(), *notes]
+    notes = [*experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
     if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
         notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)

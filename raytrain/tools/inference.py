@@ -261,7 +261,8 @@ def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     channels = 1 if stored[0] == 1 else 3
     if isinstance(data, ImageFolder):
         return replace(data, root="/", on_bad_sample="error")
-    return ImageFolder(root="/", size=stored[1], crop=data.crop, channels=channels, mean=data.mean, std=data.std)
+    mean, std = data.normalisation(stored[0])
+    return ImageFolder(root="/", size=stored[1], crop=data.side, channels=channels, mean=mean, std=std)
 
 
 def _file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:
