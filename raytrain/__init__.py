@@ -19,7 +19,30 @@ from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's 
 
 # isort: split
 from raytrain import config as _config
-from raytrain.data import MNIST, Augment, Batch, Data, Digits, Field, ImageFolder, Index
+from raytrain.data import (
+    MNIST,
+    Augment,
+    AugMix,
+    Batch,
+    ColorJitter,
+    Data,
+    Digits,
+    Field,
+    GaussianBlur,
+    HorizontalFlip,
+    ImageFolder,
+    Index,
+    Operation,
+    RandAugment,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomResizedCrop,
+    RandomRotation,
+    TrivialAugmentWide,
+    VerticalFlip,
+)
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.hooks import Hook
@@ -127,6 +150,20 @@ __all__ = [
     "resume",
     "sweep",
     "train",
+    "AugMix",
+    "ColorJitter",
+    "GaussianBlur",
+    "HorizontalFlip",
+    "Operation",
+    "RandAugment",
+    "RandomAffine",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomGrayscale",
+    "RandomResizedCrop",
+    "RandomRotation",
+    "TrivialAugmentWide",
+    "VerticalFlip",
 ]
 
 

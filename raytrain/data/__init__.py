@@ -5,6 +5,43 @@ from raytrain.data.batch import Batch
 from raytrain.data.digits import Digits
 from raytrain.data.imagefolder import ImageFolder
 from raytrain.data.mnist import MNIST
+from raytrain.data.operation import Operation
+from raytrain.data.operations import (
+    ColorJitter,
+    GaussianBlur,
+    HorizontalFlip,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomResizedCrop,
+    RandomRotation,
+    VerticalFlip,
+)
+from raytrain.data.policy_operations import AugMix, RandAugment, TrivialAugmentWide
 from raytrain.data.source import Data, Field, Index
 
-__all__ = ["MNIST", "Augment", "Batch", "Data", "Digits", "Field", "ImageFolder", "Index"]
+__all__ = [
+    "AugMix",
+    "Augment",
+    "Batch",
+    "ColorJitter",
+    "Data",
+    "Digits",
+    "Field",
+    "GaussianBlur",
+    "HorizontalFlip",
+    "ImageFolder",
+    "Index",
+    "MNIST",
+    "Operation",
+    "RandAugment",
+    "RandomAffine",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomGrayscale",
+    "RandomResizedCrop",
+    "RandomRotation",
+    "TrivialAugmentWide",
+    "VerticalFlip",
+]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from raytrain import order
+from raytrain.data.changes import change_images, change_masks, change_normalised
 from raytrain.data.source import Data, Field, Index
 from raytrain.data.transforms import (
     DRAWS,
@@ -16,8 +18,14 @@ from raytrain.data.transforms import (
     apply_policy,
     center_crop,
     crop_and_flip,
+    full_range,
     mix_pairs,
 )
+
+_OPERATION = 4 << 32
+"""Purpose of the key of an operation's random numbers; see `transforms.py`."""
+_CACHED = 1 << 20
+"""Bytes of float32 images that operations change at a time on a CPU, whose cache they fit."""
 
 Tensors = dict[str, torch.Tensor]
 """The arrays of some samples on the device, by name; `label` is int64 [n]."""
@@ -38,11 +46,15 @@ class Prepare:
         memory_format: torch.memory_format = torch.contiguous_format,
     ):
         self.data, self.fields, self.classes = data, index.fields, len(index.classes)
-        self.normalise = {
-            field.name: Normalise(*data.normalisation(field.shape[0]), device, memory_format, field.dtype)
-            for field in index.fields
-            if field.kind == "image"
-        }
+        self.memory_format = memory_format
+        images = {field.name: field for field in index.fields if field.kind == "image"}
+        self.normalise, self.normalise_units = (
+            {
+                name: Normalise(*data.normalisation(field.shape[0]), device, memory_format, dtype or field.dtype)
+                for name, field in images.items()
+            }
+            for dtype in (None, "float32")
+        )
 
     def plain(self, arrays: Tensors) -> Tensors:
         """Return the arrays without augmentation, as copies."""
@@ -63,6 +75,17 @@ class Prepare:
             ids: int64 [n], the samples.
             mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes].
         """
+        augment = self.data.augment
+        changed = (self._operated if augment.operations else self._simply)(arrays, ids, seed, epoch)
+        if mixed and augment.mixes:
+            (name,) = self.normalise
+            target = mix_pairs(augment, changed[name], changed["label"], self.classes, seed, epoch, ids)
+            assert target is not None
+            changed["target"] = target
+        return changed
+
+    def _simply(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int) -> Tensors:
+        """Crop, flip, apply the policy, normalise and erase."""
         augment, side, draws = self.data.augment, self.data.side, order.uniform(seed, epoch, ids, DRAWS)
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
@@ -73,12 +96,43 @@ class Prepare:
             images = normalise(apply_policy(augment, changed[name], seed, epoch, ids))
             apply_erase(augment, images, seed, epoch, ids)
             changed[name] = images
-        if mixed and augment.mixes:
-            (name,) = self.normalise
-            target = mix_pairs(augment, changed[name], changed["label"], self.classes, seed, epoch, ids)
-            assert target is not None
-            changed["target"] = target
         return changed
+
+    def _operated(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int) -> Tensors:
+        """Apply the operations and normalise, some images at a time, which stay in a CPU's cache."""
+        operations, side, found = self.data.augment.operations, self.data.side, dict(arrays)
+        draws = [
+            order.uniform(order.key(seed, _OPERATION, number), epoch, ids, one.draws)
+            for number, one in enumerate(operations)
+        ]
+        moved = [field for field in self.fields if field.kind != "plain"]
+        rows = self._rows(next(iter(arrays.values())).device)
+        parts: dict[str, list[torch.Tensor]] = {field.name: [] for field in moved}
+        for start in range(0, max(1, len(ids)), rows):
+            part = slice(start, start + rows)
+            numbers = [one[part] for one in draws]
+            for field in moved:
+                values = arrays[field.name][part]
+                if field.kind == "image":
+                    images = change_images(operations, values, full_range(field.dtype), numbers, side)
+                    images = self.normalise_units[field.name](images)
+                    parts[field.name].append(change_normalised(operations, images, numbers, side))
+                else:
+                    parts[field.name].append(change_masks(operations, values, field.fill, numbers, side))
+        for field in self.fields:
+            if field.kind == "plain":
+                found[field.name] = arrays[field.name].clone(memory_format=torch.contiguous_format)
+            else:
+                layout = self.memory_format if field.kind == "image" else torch.contiguous_format
+                found[field.name] = torch.cat(parts[field.name]).contiguous(memory_format=layout)
+        return found
+
+    def _rows(self, device: torch.device) -> int:
+        """Return how many samples are changed at a time."""
+        if device.type != "cpu":
+            return 1 << 30
+        values = max(math.prod(field.shape) for field in self.fields if field.kind == "image")
+        return max(1, _CACHED // (4 * values))
 
     def _cut(self, arrays: Tensors, cut: Callable[[Field, torch.Tensor], torch.Tensor]) -> Tensors:
         """Return all fields: images and masks after a crop of [n, channels, height, width], and plain ones as they are.

@@ -252,7 +252,7 @@ class Data:
                 f"in {type(self).__name__}",
                 "leave them out",
             )
-        masks = [field.name for field in index.fields if field.kind == "mask"]
+        masks = tuple(field.name for field in index.fields if field.kind == "mask")
         if self.augment.policy != "none" and masks:
             raise errors.UserError(
                 f"{self.augment.policy} rotates and shifts images, and would leave the mask {masks[0]!r} where it is",
@@ -261,6 +261,8 @@ class Data:
             )
         for field in images:
             self._check_image(field)
+            for operation in self.augment.operations:
+                operation.check(field, masks)
         sides = {field.shape[-2:] for field in index.fields if field.kind in ("image", "mask")}
         if len(sides) > 1:
             raise errors.UserError(
