@@ -158,7 +158,7 @@ class Loader:
         for step, (ids, arrays) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)
             # No mixing in a short batch: its split over the ranks may separate a pair.
-            prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self._plain
+            prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self.prepare.evaluated
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None
             yield Loaded(step, size, ids, arrays, prepare, most, first, cuts)
@@ -200,9 +200,6 @@ class Loader:
             if following is None:
                 return
             ready = following, copied
-
-    def _plain(self, arrays: Tensors, ids: np.ndarray) -> Tensors:
-        return self.prepare.plain(arrays)
 
     def _augmented(self, epoch: int, mixed: bool) -> Callable[[Tensors, np.ndarray], Tensors]:
         return partial(self.prepare.augmented, seed=self.seed, epoch=epoch, mixed=mixed)

@@ -45,8 +45,8 @@ class Prepare:
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
     ):
-        self.data, self.fields, self.classes = data, index.fields, len(index.classes)
-        self.memory_format = memory_format
+        self.data, self.index, self.device, self.memory_format = data, index, device, memory_format
+        self.fields, self.classes = index.fields, len(index.classes)
         images = {field.name: field for field in index.fields if field.kind == "image"}
         self.normalise, self.normalise_units = (
             {
@@ -67,6 +67,10 @@ class Prepare:
         for name, normalise in self.normalise.items():
             changed[name] = normalise(changed[name])
         return changed
+
+    def evaluated(self, arrays: Tensors, ids: np.ndarray) -> Tensors:
+        """Return the arrays of samples, int64 [n], as an evaluation sees them."""
+        return self.plain(arrays)
 
     def augmented(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int, mixed: bool) -> Tensors:
         """Return the arrays with augmentation, as copies.

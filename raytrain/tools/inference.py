@@ -30,19 +30,23 @@ from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
 from raytrain.tasks.classification import Classification
 from raytrain.tools.output import PREDICTIONS, WEIGHTS, check_output
+from raytrain.tools.views import Averaged, Views, check_tta
 from raytrain.training.evaluation import evaluate as add_up
 from raytrain.training.precision import Precision, memory_format
 
 _CHUNK = 256
 
 
-def evaluate(run: Run, root: str | None = None, split: str = "val", which: str = "best") -> dict[str, Any]:
+def evaluate(
+    run: Run, root: str | None = None, split: str = "val", which: str = "best", tta: str = ""
+) -> dict[str, Any]:
     """Evaluate a checkpoint on a whole split, every sample counted once.
 
     Args:
         root: another `data.root`, with the same classes.
         split: train, val or test.
         which: best or last.
+        tta: test-time augmentation: `flip`, or the number of views of each image whose probabilities are averaged.
 
     Returns:
         The task's metrics, `count`, `confusion` where the task has one, and what was evaluated.
@@ -67,12 +71,14 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     if index.classes != classes:
         raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
     _check_input(data, index, path)
-    device = _device()
+    views, device = check_tta(tta, e, index.input.kind), _device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(data, index)
     layout = memory_format(e.memory_format)
     loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False, memory_format=layout)
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
+    if tta:
+        loader.prepare, model = Views(loader.prepare, tta, views, e.seed), Averaged(model, layout)
     strategy = Strategy(model, RankContext(0, 1, device))
     sums = add_up(e.task, strategy, loader, Precision(e.precision, device), e.micro_batch).reduce(device)
     result = {name: value for name, value in e.task.metrics(sums).items()}
@@ -81,14 +87,17 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
         "split": split,
         "checkpoint": path.name,
         "skipped": reader.skipped,
-    }
+    } | ({"views": views} if tta else {})
     if "confusion" in sums:
         result |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
     return result
 
 
-def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, Any]]:
+def predict(run: Run, paths: list[str], which: str = "best", tta: str = "") -> list[dict[str, Any]]:
     """Classify image files, and all images below folders.
+
+    Args:
+        tta: as for `evaluate`.
 
     Returns:
         For each image, in order: `path`, `label`, `probability` and `probabilities`, a list in the classes' order.
@@ -110,6 +119,7 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
             run.path,
             "use its model from Python: raytrain.Run(path).model()",
         )
+    views = check_tta(tta, e, "image")
     files = [file for path in paths for file in _images(Path(path))]
     source = _file_source(e.data, tuple(state["stored"]))
     layout = memory_format(e.memory_format)
@@ -119,6 +129,8 @@ def predict(run: Run, paths: list[str], which: str = "best") -> list[dict[str, A
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(source, index)
     loader = Loader(source, index, reader, _CHUNK, 0, 0, 1, device, train=False, memory_format=layout)
+    if tta:
+        loader.prepare, model = Views(loader.prepare, tta, views, e.seed), Averaged(model, layout)
     rows = []
     with torch.inference_mode():
         for loaded in loader.epoch(0):
@@ -262,7 +274,8 @@ def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     if isinstance(data, ImageFolder):
         return replace(data, root="/", on_bad_sample="error")
     mean, std = data.normalisation(stored[0])
-    return ImageFolder(root="/", size=stored[1], crop=data.side, channels=channels, mean=mean, std=std)
+    side, augment = data.side, data.augment
+    return ImageFolder("/", stored[1], crop=side, channels=channels, mean=mean, std=std, augment=augment)
 
 
 def _file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:

@@ -100,14 +100,16 @@ def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, 
     return value, search, source, as_json, ["raytrain", "train", path, *given]
 
 
-def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, bool]:
-    """Return the run, another data root, the split, the checkpoint, and whether JSON is wanted."""
+def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, bool]:
+    """Return the run, another data root, the split, the checkpoint, test-time augmentation, and whether JSON is
+    wanted."""
 
     def command(
         run: tyro.conf.Positional[Annotated[str, RUN]],
         data: OtherData = OtherData(),
         split: Literal["train", "val", "test"] = "val",
         checkpoint: Literal["best", "last"] = "best",
+        tta: str = "",
         json: bool = False,
     ) -> tuple:
         """Evaluate a checkpoint on every sample of a split.
@@ -115,16 +117,18 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, bool]:
         Args:
             split: The split to evaluate on.
             checkpoint: The checkpoint to load.
+            tta: Average the probabilities of an image and its mirror image (flip), or of this many views of it by the
+                run's augmentation.
             json: Print one JSON object.
         """
-        return run, data.root, split, checkpoint, json
+        return run, data.root, split, checkpoint, tta, json
 
     path, *others = parse(command, arguments, "raytrain evaluate")
     return Run(path), *others
 
 
-def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str]:
-    """Return the run, the images and folders, the file to write, and the checkpoint."""
+def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str, str]:
+    """Return the run, the images and folders, the file to write, the checkpoint, and test-time augmentation."""
 
     def command(
         run: tyro.conf.Positional[Annotated[str, RUN]],
@@ -133,6 +137,7 @@ def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str]:
         ],
         out: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
+        tta: str = "",
     ) -> tuple:
         """Classify image files, and all images below folders.
 
@@ -140,10 +145,12 @@ def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str]:
             paths: Images, or folders of images.
             out: A .csv, .jsonl or .parquet file to write; by default a table is printed.
             checkpoint: The checkpoint to load.
+            tta: Average the probabilities of an image and its mirror image (flip), or of this many views of it by the
+                run's augmentation.
         """
-        return run, paths, out, checkpoint
+        return run, paths, out, checkpoint, tta
 
-    path, images, out, which = parse(command, arguments, "raytrain predict")
+    path, images, out, which, tta = parse(command, arguments, "raytrain predict")
     swapped = [image for image in images if Path(image, "experiment.json").is_file()]
     if swapped and not Path(path, "experiment.json").is_file():
         run, given = swapped[0], [path, *(image for image in images if image != swapped[0])]
@@ -155,7 +162,7 @@ def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str]:
         check_output(file, PREDICTIONS)
     if not images:
         raise errors.bad_flag("no images are given", "raytrain predict")
-    return found, list(images), file, which
+    return found, list(images), file, which, tta
 
 
 def export(arguments: list[str]) -> tuple[Run, Path, str]:
