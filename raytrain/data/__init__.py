@@ -19,6 +19,7 @@ from raytrain.data.operations import (
     VerticalFlip,
 )
 from raytrain.data.policy_operations import AugMix, RandAugment, TrivialAugmentWide
+from raytrain.data.progressive import Progressive
 from raytrain.data.source import Data, Field, Index
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Index",
     "MNIST",
     "Operation",
+    "Progressive",
     "RandAugment",
     "RandomAffine",
     "RandomCrop",

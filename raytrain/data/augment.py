@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from raytrain import errors
 from raytrain.config import Rule, at_least, check, within
 from raytrain.data.operation import Operation
+from raytrain.data.progressive import Progressive
 
 _SHARE: Rule = (lambda share: 0 <= share <= 1, "in [0, 1]")
 _FLAT = {"crop": "center", "padding": 0, "flip": 0.0, "policy": "none", "erase": 0.0}
@@ -49,6 +50,8 @@ class Augment:
     operations: tuple[Operation, ...] = ()
     """Changes of images and masks in this order, in place of crop, padding, flip, policy and erase. What they leave
     larger than the model sees is cut to its centre."""
+    progressive: Progressive = field(default_factory=Progressive)
+    """Smaller images in the first epochs, resized after all other changes of shape."""
 
     def __post_init__(self) -> None:
         for one in self.operations if isinstance(self.operations, tuple) else (self.operations,):
@@ -95,6 +98,11 @@ class Augment:
             or self.mixes
             or bool(self.operations)
         )
+
+    @property
+    def changes(self) -> bool:
+        """Whether training images are anything but those of validation."""
+        return self.random or self.progressive.on
 
     @property
     def mixes(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from raytrain import errors
+from raytrain.data.geometry import resized
 from raytrain.data.operation import Operation
 
 Draws = Sequence[np.ndarray]
@@ -15,17 +16,23 @@ Draws = Sequence[np.ndarray]
 
 
 def change_images(
-    operations: tuple[Operation, ...], images: torch.Tensor, full: int, draws: Draws, side: int | None
+    operations: tuple[Operation, ...],
+    images: torch.Tensor,
+    full: int,
+    draws: Draws,
+    side: int | None,
+    size: int | None = None,
 ) -> torch.Tensor:
-    """Return images in [0, 1] after the operations that come before normalisation, cut to their centre.
+    """Return images in [0, 1] after the operations that come before normalisation, cut to their centre and resized.
 
     Args:
         images: [n, c, h, w] as they are stored, which stay as they are.
         full: the value of white in them.
-        side: height and width of the result; None keeps the images'.
+        side: height and width of what operations and cut return; None keeps the images'.
+        size: height and width to which that is resized; None keeps them.
 
     Returns:
-        float32 [n, c, side, side].
+        float32 [n, c, size, size].
     """
     shape = images.shape[2:]
     images = images.clone() if images.dtype == torch.uint8 else images.to(torch.float32, copy=True).div_(full)
@@ -33,7 +40,8 @@ def change_images(
         if not operation.normalised:
             images = operation.apply(images if operation.takes_bytes else _floats(images), numbers, side)
     images = _floats(images)
-    return _centre(images, *((side, side) if side else shape))
+    images = _centre(images, *((side, side) if side else shape))
+    return resized(images, size, size, blended=True) if size else images
 
 
 def change_normalised(
@@ -47,18 +55,25 @@ def change_normalised(
 
 
 def change_masks(
-    operations: tuple[Operation, ...], masks: torch.Tensor, fill: int, draws: Draws, side: int | None
+    operations: tuple[Operation, ...],
+    masks: torch.Tensor,
+    fill: int,
+    draws: Draws,
+    side: int | None,
+    size: int | None = None,
 ) -> torch.Tensor:
-    """Return masks after all operations, cut to their centre.
+    """Return masks after all operations, cut to their centre and resized.
 
     Args:
         masks: [n, h, w] or [n, c, h, w] of any dtype, which stay as they are.
+        side, size: as for `change_images`.
     """
     flat = masks.ndim == 3
     shape, found = masks.shape[-2:], (masks[:, None] if flat else masks).clone()
     for operation, numbers in zip(operations, draws, strict=True):
         found = operation.apply_to_masks(found, numbers, side, fill)
     found = _centre(found, *((side, side) if side else shape))
+    found = resized(found, size, size, blended=False) if size else found
     return found[:, 0] if flat else found
 
 

@@ -116,6 +116,7 @@ class Loader:
         memory_format: the memory layout of the images that the model sees.
         shards: the number of shards of the rank's part of a batch; None does not cut it.
         on_device: whether to keep all arrays on the device; by default on a GPU with enough memory.
+        epochs: the number of epochs, on which the size of images may depend.
     """
 
     def __init__(
@@ -132,7 +133,9 @@ class Loader:
         memory_format: torch.memory_format = torch.contiguous_format,
         shards: int | None = None,
         on_device: bool | None = None,
+        epochs: int = 1,
     ):
+        self.epochs = epochs
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.shard, self.cut = order.Shard(len(index), batch, rank, world, shards or 1), shards is not None
         self.labels, self.prepare = index.labels, Prepare(data, index, device, memory_format)
@@ -154,7 +157,7 @@ class Loader:
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
         """Yield the steps of an epoch from `first_step` on."""
         way = Epoch(self.shard, self.seed, number if self.train else None, first_step)
-        augmented = self.train and self.data.augment.random
+        augmented = self.train and self.data.augment.changes
         for step, (ids, arrays) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)
             # No mixing in a short batch: its split over the ranks may separate a pair.
@@ -202,7 +205,7 @@ class Loader:
             ready = following, copied
 
     def _augmented(self, epoch: int, mixed: bool) -> Callable[[Tensors, np.ndarray], Tensors]:
-        return partial(self.prepare.augmented, seed=self.seed, epoch=epoch, mixed=mixed)
+        return partial(self.prepare.augmented, seed=self.seed, epoch=epoch, mixed=mixed, epochs=self.epochs)
 
 
 def _rows(arrays: Tensors, rows: slice) -> Tensors:

@@ -10,6 +10,7 @@ import torch
 
 from raytrain import order
 from raytrain.data.changes import change_images, change_masks, change_normalised
+from raytrain.data.geometry import resized
 from raytrain.data.source import Data, Field, Index
 from raytrain.data.transforms import (
     DRAWS,
@@ -72,15 +73,19 @@ class Prepare:
         """Return the arrays of samples, int64 [n], as an evaluation sees them."""
         return self.plain(arrays)
 
-    def augmented(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int, mixed: bool) -> Tensors:
+    def augmented(
+        self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int, mixed: bool, epochs: int | None = None
+    ) -> Tensors:
         """Return the arrays with augmentation, as copies.
 
         Args:
             ids: int64 [n], the samples.
             mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes].
+            epochs: the number of epochs, by which progressive resizing chooses a size; None keeps the whole one.
         """
         augment = self.data.augment
-        changed = (self._operated if augment.operations else self._simply)(arrays, ids, seed, epoch)
+        size = self._size(epoch, epochs) if augment.progressive.on and epochs is not None else None
+        changed = (self._operated if augment.operations else self._simply)(arrays, ids, seed, epoch, size)
         if mixed and augment.mixes:
             (name,) = self.normalise
             target = mix_pairs(augment, changed[name], changed["label"], self.classes, seed, epoch, ids)
@@ -88,22 +93,29 @@ class Prepare:
             changed["target"] = target
         return changed
 
-    def _simply(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int) -> Tensors:
-        """Crop, flip, apply the policy, normalise and erase."""
+    def _size(self, epoch: int, epochs: int) -> int:
+        """Return the side to which progressive resizing shrinks images in an epoch."""
+        stored = next(field.shape[-1] for field in self.fields if field.kind == "image")
+        return self.data.augment.progressive.side(epoch, epochs, self.data.side or stored)
+
+    def _simply(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int, size: int | None) -> Tensors:
+        """Crop, flip, apply the policy, resize, normalise and erase."""
         augment, side, draws = self.data.augment, self.data.side, order.uniform(seed, epoch, ids, DRAWS)
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
-            return crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)
+            found = crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)
+            return resized(found, size, size, blended=False) if size and field.kind == "mask" else found
 
         changed = dict(arrays) | self._cut(arrays, cut)
         for name, normalise in self.normalise.items():
-            images = normalise(apply_policy(augment, changed[name], seed, epoch, ids))
+            images = apply_policy(augment, changed[name], seed, epoch, ids)
+            images = normalise(resized(images.float(), size, size, blended=True) if size else images)
             apply_erase(augment, images, seed, epoch, ids)
             changed[name] = images
         return changed
 
-    def _operated(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int) -> Tensors:
-        """Apply the operations and normalise, some images at a time, which stay in a CPU's cache."""
+    def _operated(self, arrays: Tensors, ids: np.ndarray, seed: int, epoch: int, size: int | None) -> Tensors:
+        """Apply the operations, resize and normalise, some images at a time, which stay in a CPU's cache."""
         operations, side, found = self.data.augment.operations, self.data.side, dict(arrays)
         draws = [
             order.uniform(order.key(seed, _OPERATION, number), epoch, ids, one.draws)
@@ -118,11 +130,11 @@ class Prepare:
             for field in moved:
                 values = arrays[field.name][part]
                 if field.kind == "image":
-                    images = change_images(operations, values, full_range(field.dtype), numbers, side)
+                    images = change_images(operations, values, full_range(field.dtype), numbers, side, size)
                     images = self.normalise_units[field.name](images)
                     parts[field.name].append(change_normalised(operations, images, numbers, side))
                 else:
-                    parts[field.name].append(change_masks(operations, values, field.fill, numbers, side))
+                    parts[field.name].append(change_masks(operations, values, field.fill, numbers, side, size))
         for field in self.fields:
             if field.kind == "plain":
                 found[field.name] = arrays[field.name].clone(memory_format=torch.contiguous_format)

@@ -241,7 +241,7 @@ class Data:
                 missing.
         """
         images = [field for field in index.fields if field.kind == "image"]
-        if not images and (self.side is not None or self.augment.random):
+        if not images and (self.side is not None or self.augment.changes):
             what = "crop" if self.side is not None else "augment"
             raise errors.UserError(
                 f"{what} is for images, and the data has none", f"in {type(self).__name__}", f"leave {what} out"
@@ -270,6 +270,12 @@ class Data:
                 f"in {type(self).__name__}",
                 "resize them in read()",
             )
+        if self.augment.progressive.on:
+            if index.input.kind != "image":
+                what = f"progressive resizing is for models of images, and the input is {index.input.name!r}"
+                raise errors.UserError(what, f"in {type(self).__name__}", "leave augment.progressive out")
+            height, width = images[0].shape[1:] if self.side is None else (self.side, self.side)
+            self.augment.progressive.check_full(height, width)
         first = index.input
         if self.side is None or first.kind == "plain":
             return first.shape

@@ -17,7 +17,7 @@ from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.driver import first_step, plan_lines
 from raytrain.driver.first_batch import NotTried
-from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
+from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
 from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import scaled
 from raytrain.errors import BadSample
@@ -183,6 +183,7 @@ def make(
         allowed = f"of at most {len(train)}, the training samples: mixup and cutmix leave a smaller batch as it is"
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), not resumed, dtype)
+    grows = check_sides(experiment, module, sample, dtype)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()
@@ -199,7 +200,7 @@ def make(
         memory_format=memory_format(experiment, sample, len(train.classes), module, dtype),
     )
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    notes = [*experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
+    notes = [*experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *grows, *notes]
     if (experiment.unfreeze_epoch or 0) >= experiment.epochs:
         notes.append(f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end")
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run)

@@ -152,6 +152,7 @@ class Trainer:
             train=split == "train",
             memory_format=memory_format(e.memory_format),
             shards=e.parallel.batch_shards(self.ranks.world),
+            epochs=e.epochs,
         )
 
     def train(self) -> str:
