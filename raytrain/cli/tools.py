@@ -41,9 +41,9 @@ def batch(
         batch_report.show(found, value, following)
 
 
-def evaluate(run: Run, root: str | None, split: str, which: str, as_json: bool) -> None:
+def evaluate(run: Run, root: str | None, split: str, which: str, tta: str, as_json: bool) -> None:
     """Evaluate a checkpoint and print its metrics."""
-    result = inference.evaluate(run, root, split, which)
+    result = inference.evaluate(run, root, split, which, tta)
     if as_json:
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -54,9 +54,9 @@ def evaluate(run: Run, root: str | None, split: str, which: str, as_json: bool) 
         show_evaluation(result, run.where)
 
 
-def predict(run: Run, images: list[str], out: Path | None, which: str, split: str | None) -> None:
+def predict(run: Run, images: list[str], out: Path | None, which: str, tta: str, split: str | None) -> None:
     """Predict images or a split; print a table or write a file."""
-    rows = inference.predict(run, images, which, split=split)
+    rows = inference.predict(run, images, which, tta, split=split)
     if out is None:
         for row in rows:
             print("  ".join(text for name, value in row.items() if (text := _cell(name, value)) is not None))

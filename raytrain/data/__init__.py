@@ -7,6 +7,21 @@ from raytrain.data.folds import Folds
 from raytrain.data.imagefolder import ImageFolder
 from raytrain.data.mixed import Mixed
 from raytrain.data.mnist import MNIST
+from raytrain.data.operation import Operation
+from raytrain.data.operations import (
+    ColorJitter,
+    GaussianBlur,
+    HorizontalFlip,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomResizedCrop,
+    RandomRotation,
+    VerticalFlip,
+)
+from raytrain.data.policy_operations import AugMix, RandAugment, TrivialAugmentWide
+from raytrain.data.progressive import Progressive
 from raytrain.data.sampler import Balanced, Sampler, Weighted
 from raytrain.data.source import Data, Field, Index
 from raytrain.data.torch_data import TorchData
@@ -26,4 +41,19 @@ __all__ = [
     "Sampler",
     "TorchData",
     "Weighted",
+    "AugMix",
+    "ColorJitter",
+    "GaussianBlur",
+    "HorizontalFlip",
+    "Operation",
+    "Progressive",
+    "RandAugment",
+    "RandomAffine",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomGrayscale",
+    "RandomResizedCrop",
+    "RandomRotation",
+    "TrivialAugmentWide",
+    "VerticalFlip",
 ]

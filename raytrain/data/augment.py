@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from raytrain import errors
 from raytrain.config import Rule, at_least, check, within
+from raytrain.data.operation import Operation
+from raytrain.data.progressive import Progressive
 
 _SHARE: Rule = (lambda share: 0 <= share <= 1, "in [0, 1]")
+_FLAT = {"crop": "center", "padding": 0, "flip": 0.0, "policy": "none", "erase": 0.0}
+"""The fields that have operations of their own, and their defaults."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,20 @@ class Augment:
     cutmix: float = 0.0
     """Put a rectangle of one image into the other, with a share from Beta(cutmix, cutmix) (Yun et al., 2019). Pairs,
     micro-batches and last batches are as for mixup. With both, each pair gets one of the two with equal probability."""
+    operations: tuple[Operation, ...] = ()
+    """Changes of images and masks in this order, in place of crop, padding, flip, policy and erase. What they leave
+    larger than the model sees is cut to its centre."""
+    progressive: Progressive = field(default_factory=Progressive)
+    """Smaller images in the first epochs, resized after all other changes of shape."""
 
     def __post_init__(self) -> None:
+        for one in self.operations if isinstance(self.operations, tuple) else (self.operations,):
+            if not isinstance(one, Operation):
+                got = f"the class {one.__name__}" if isinstance(one, type) else f"{one!r}"[:60]
+                what = f"operations must be a tuple of raytrain's operations, got {got}"
+                raise errors.UserError(
+                    what, "in Augment", "write operations=(HorizontalFlip(p=0.5), ColorJitter(hue=0.1))"
+                )
         check(
             self,
             padding=at_least(0),
@@ -56,11 +73,36 @@ class Augment:
             scale=(lambda r: 0 < r[0] <= r[1] <= 1, "with 0 < low <= high <= 1"),
             ratio=(lambda r: 0 < r[0] <= r[1], "with 0 < low <= high"),
         )
+        mixed = [name for name, default in _FLAT.items() if self.operations and getattr(self, name) != default]
+        if mixed:
+            raise errors.UserError(
+                f"operations take the place of {mixed[0]}, and both are given",
+                "in Augment",
+                f"leave {mixed[0]} out, and write what it does into operations",
+            )
+        late = [one.normalised for one in self.operations]
+        if late != sorted(late):
+            name = type(self.operations[late.index(True)]).__name__
+            raise errors.UserError(
+                f"{name} changes normalised images, and another operation follows", "in Augment", f"put {name} last"
+            )
 
     @property
     def random(self) -> bool:
         """Whether any change is random."""
-        return self.crop != "center" or self.flip > 0 or self.policy != "none" or self.erase > 0 or self.mixes
+        return (
+            self.crop != "center"
+            or self.flip > 0
+            or self.policy != "none"
+            or self.erase > 0
+            or self.mixes
+            or bool(self.operations)
+        )
+
+    @property
+    def changes(self) -> bool:
+        """Whether training images are anything but those of validation."""
+        return self.random or self.progressive.on
 
     @property
     def mixes(self) -> bool:

@@ -15,9 +15,12 @@ import re
 import struct
 import zlib
 from importlib.metadata import version
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+
+from raytrain.data.late import with_torch
 
 MAX_PIXELS = 89_478_485
 """Larger images are refused before they are decoded (Pillow's limit against decompression bombs)."""
@@ -61,7 +64,7 @@ def square(raw: bytes, size: int, channels: int) -> np.ndarray:
     top, left = (height - side) // 2, (width - side) // 2
     image = image[:, top : top + side, left : left + side]
     if side != size:
-        image = _with_torch().resized(image, size)
+        image = with_torch().decode_torch.resized(image, size)
     return np.ascontiguousarray(image)
 
 
@@ -76,7 +79,7 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
     plain = _plain_png(raw)
     if plain is not None:
         return _channels(plain, channels)
-    with _open(raw) as image:
+    with _open(io.BytesIO(raw)) as image:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise ValueError(f"{width:,} x {height:,} pixels are more than {MAX_PIXELS:,}")
@@ -85,12 +88,22 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
         scans = raw.count(_SCAN)
         if scans * width * height > _MAX_SCANNED:
             raise ValueError(f"{scans:,} scans are too many for an image of {width:,} x {height:,} pixels")
-        if not _with_torch().has_decoder():
+        if not with_torch().decode_torch.has_decoder():
             return _with_pillow(image, channels)
     try:
-        return _with_torch().decoded(raw, channels)
+        return with_torch().decode_torch.decoded(raw, channels)
     except RuntimeError as error:
         raise ValueError(re.sub(r".*\.cpp:\d+, ", "", str(error).partition("\n")[0])) from None
+
+
+def pixel_size(file: BinaryIO) -> tuple[int, int]:
+    """Return an image's width and height, from its header alone.
+
+    Raises:
+        ValueError: as `square`.
+    """
+    with _open(file) as image:
+        return image.size
 
 
 def libraries() -> str:
@@ -105,14 +118,6 @@ def suspicious(head: bytes, tail: bytes) -> bool:
     if head.startswith(_PNG):
         return b"IEND" not in tail
     return True
-
-
-def _with_torch():
-    """Return the functions that need torch, imported late: torch takes a process a second to import, and a PNG of the
-    right size does not need it."""
-    from raytrain.data import decode_torch
-
-    return decode_torch
 
 
 def _plain_png(raw: bytes) -> Image.Image | None:
@@ -137,9 +142,9 @@ def _plain_png(raw: bytes) -> Image.Image | None:
         return None
 
 
-def _open(raw: bytes) -> Image.Image:
+def _open(file: BinaryIO) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(raw), formats=_FORMATS)
+        return Image.open(file, formats=_FORMATS)
     except UnidentifiedImageError:
         raise ValueError("it is not an image, or its format is unknown") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

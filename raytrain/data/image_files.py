@@ -45,6 +45,17 @@ def probe(path: str, channels: int) -> errors.BadSample | None:
     return None
 
 
+def pixel_size(path: str) -> tuple[int, int] | None:
+    """Return an image's width and height from its header; None if it cannot be read."""
+    try:
+        with _opened(path) as descriptor:
+            _size(descriptor)
+            with open(os.dup(descriptor), "rb") as file:
+                return decode.pixel_size(file)
+    except (ValueError, OSError):
+        return None
+
+
 def string_array(names: list[str]) -> pa.StringArray:
     """Return names as one array.
 

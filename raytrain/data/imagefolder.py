@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from raytrain import errors, order
-from raytrain.config import above, at_least, check
+from raytrain.config import at_least, check
 from raytrain.data.checks import classes_differ
 from raytrain.data.source import Data, Index
 
@@ -23,7 +23,16 @@ _SPLITS = {
     "test": ("test", "testing", "testset"),
 }
 _LAYOUT = "give --data.root a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
-_GREY = ", such as --data.mean 0.449 --data.std 0.226 for grey images"
+_CROP = 224
+"""The largest side that `crop=auto` takes."""
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of ImageNet's RGB images."""
+_GREY = (0.449,), (0.226,)
+"""The same for grey: the means of the three."""
+_MEASURED = 32
+"""Files whose size in pixels the plan looks up."""
+_ENLARGED = 1.5
+"""Ratio of enlargement above which the plan suggests a smaller size."""
 _PROBES = 20_000
 _THREADS = 8
 
@@ -37,8 +46,9 @@ class ImageFolder(Data):
     """The folder."""
     size: int = 256
     """Side of the stored images: the central square of each image, resized."""
-    crop: int | None = field(default=224, kw_only=True)
-    """Side of the square that the model sees, cut from the stored image; None takes all of it."""
+    crop: int | Literal["auto"] | None = field(default="auto", kw_only=True)  # type: ignore[override]
+    """Side of the square that the model sees, cut from the stored image. auto takes 224, or all of a smaller image;
+    None takes all of any image."""
     channels: Literal[1, 3] = 3
     """3 for RGB, 1 for grey."""
     cache: str = "auto"
@@ -49,15 +59,15 @@ class ImageFolder(Data):
     """Share of each class that is held out for validation if there is no val folder."""
     split_seed: int = 0
     """Seed that chooses the held-out images."""
-    mean: tuple[float, ...] = field(default=(0.485, 0.456, 0.406), kw_only=True)
-    """Mean of the pixels; ImageNet's by default."""
-    std: tuple[float, ...] = field(default=(0.229, 0.224, 0.225), kw_only=True)
-    """Standard deviation of the pixels; ImageNet's by default."""
+    mean: tuple[float, ...] | None = field(default=None, kw_only=True)  # type: ignore[override]
+    """Mean of the pixels. None takes ImageNet's: (0.485, 0.456, 0.406) for RGB, 0.449 for grey."""
+    std: tuple[float, ...] | None = field(default=None, kw_only=True)  # type: ignore[override]
+    """Standard deviation of the pixels. None takes ImageNet's: (0.229, 0.224, 0.225) for RGB, 0.226 for grey."""
 
     def __post_init__(self) -> None:
         per_channel = (
             lambda values: len(values) in (1, self.channels),
-            f"of 1 number or one per channel ({self.channels})" + (_GREY if self.channels == 1 else ""),
+            f"of 1 number or one per channel ({self.channels}), or None for ImageNet's",
         )
         check(
             self,
@@ -65,9 +75,18 @@ class ImageFolder(Data):
             mean=per_channel,
             std=per_channel,
             val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"),
-            crop=above(0),
         )
         super().__post_init__()
+
+    @property
+    def side(self) -> int | None:
+        """Side of the square that the model sees; None is the whole stored image."""
+        return min(_CROP, self.size) if self.crop == "auto" else self.crop
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and std for images of that many channels, ImageNet's where they are None."""
+        mean, std = _IMAGENET if channels == 3 else _GREY
+        return self.mean or mean, self.std or std
 
     def index(self) -> dict[str, Index]:
         """Return the files of each split, classes and files in the order of their names."""
@@ -116,7 +135,28 @@ class ImageFolder(Data):
         share = (
             f"{self.val_fraction:.0%} of each class of {found['train']} is used for validation (--data.val_fraction)"
         )
-        return [f"{self.root} has no val folder: {share}"]
+        test = "; test is left for `raytrain evaluate --split test`" if "test" in found else ""
+        return [f"{self.root} has no val folder: {share}{test}"]
+
+    def size_notes(self, index: Index) -> list[str]:
+        """Return what becomes of the files' pixels, and a size that fits if they are enlarged much."""
+        if index.paths is None or type(self).read is not ImageFolder.read:
+            return []
+        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
+        root = os.path.expanduser(self.root)
+        found = [_files().pixel_size(os.path.join(root, name)) for name in index.names(chosen)]
+        found = sorted((size for size in found if size), key=min)
+        if not found:
+            return []
+        width, height = found[len(found) // 2]
+        side = self.side or self.size
+        seen = "" if side == self.size else f", of which the model sees {side} x {side}"
+        note = f"files of about {width} x {height} pixels become {self.size} x {self.size}{seen}"
+        short = min(width, height)
+        if self.size > _ENLARGED * short:
+            fits = f"--data.size {short}" + (" --data.crop auto" if self.crop != "auto" and side > short else "")
+            note += f": enlarged {self.size / short:.1f} times, and {fits} would fit"
+        return [note]
 
     def _uncached(self) -> list[str]:
         if self.cache == "off":

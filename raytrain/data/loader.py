@@ -124,6 +124,7 @@ class Loader:
         shards: the number of shards of the rank's part of a batch; None does not cut it.
         on_device: whether to keep all arrays on the device; by default on a GPU with enough memory.
         sampler: which samples an epoch has, in training.
+        epochs: the number of epochs, on which the size of images may depend.
     """
 
     def __init__(
@@ -141,7 +142,9 @@ class Loader:
         shards: int | None = None,
         on_device: bool | None = None,
         sampler: Sampler = Sampler(),
+        epochs: int = 1,
     ):
+        self.epochs = epochs
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.draw = drawing(sampler, index) if train else None
         size = sampler.size(index) if train else len(index)
@@ -165,11 +168,11 @@ class Loader:
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
         """Yield the steps of an epoch from `first_step` on."""
         way = Epoch(self.shard, self.seed, number if self.train else None, first_step, self.draw)
-        augmented = self.train and self.data.augment.random
+        augmented = self.train and self.data.augment.changes
         for step, (ids, arrays) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)
             # No mixing in a short batch: its split over the ranks may separate a pair.
-            prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self._plain
+            prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self.prepare.evaluated
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None
             keys = ids if self.draw is None else self.shard.slice(step)[0] + np.arange(len(ids))
@@ -213,11 +216,8 @@ class Loader:
                 return
             ready = following, copied
 
-    def _plain(self, arrays: Tensors, keys: np.ndarray) -> Tensors:
-        return self.prepare.plain(arrays)
-
     def _augmented(self, epoch: int, mixed: bool) -> Callable[[Tensors, np.ndarray], Tensors]:
-        return partial(self.prepare.augmented, seed=self.seed, epoch=epoch, mixed=mixed)
+        return partial(self.prepare.augmented, seed=self.seed, epoch=epoch, mixed=mixed, epochs=self.epochs)
 
 
 @cache

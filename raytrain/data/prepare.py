@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from raytrain import order
+from raytrain.data.changes import change_images, change_masks, change_normalised
+from raytrain.data.geometry import resized
 from raytrain.data.source import Data, Field, Index
 from raytrain.data.transforms import (
     DRAWS,
@@ -16,8 +19,14 @@ from raytrain.data.transforms import (
     apply_policy,
     center_crop,
     crop_and_flip,
+    full_range,
     mix_pairs,
 )
+
+_OPERATION = 4 << 32
+"""Purpose of the key of an operation's random numbers; see `transforms.py`."""
+_CACHED = 1 << 20
+"""Bytes of float32 images that operations change at a time on a CPU, whose cache they fit."""
 
 Tensors = dict[str, torch.Tensor]
 """The arrays of some samples on the device, by name; `label` is int64 [n]."""
@@ -37,16 +46,20 @@ class Prepare:
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
     ):
-        self.data, self.fields, self.classes = data, index.fields, len(index.classes)
-        self.normalise = {
-            field.name: Normalise(data.mean, data.std, device, memory_format, field.dtype)
-            for field in index.fields
-            if field.kind == "image"
-        }
+        self.data, self.index, self.device, self.memory_format = data, index, device, memory_format
+        self.fields, self.classes = index.fields, len(index.classes)
+        images = {field.name: field for field in index.fields if field.kind == "image"}
+        self.normalise, self.normalise_units = (
+            {
+                name: Normalise(*data.normalisation(field.shape[0]), device, memory_format, dtype or field.dtype)
+                for name, field in images.items()
+            }
+            for dtype in (None, "float32")
+        )
 
     def plain(self, arrays: Tensors) -> Tensors:
         """Return the arrays without augmentation, as copies."""
-        side = self.data.crop
+        side = self.data.side
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
             return center_crop(values, side)
@@ -56,29 +69,86 @@ class Prepare:
             changed[name] = normalise(changed[name])
         return changed
 
-    def augmented(self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, mixed: bool) -> Tensors:
+    def evaluated(self, arrays: Tensors, keys: np.ndarray) -> Tensors:
+        """Return the arrays of samples as an evaluation sees them."""
+        return self.plain(arrays)
+
+    def augmented(
+        self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, mixed: bool, epochs: int | None = None
+    ) -> Tensors:
         """Return the arrays with augmentation, as copies.
 
         Args:
             keys: int64 [n], what randomness is keyed by besides seed and epoch: the samples, or their positions.
             mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes].
+            epochs: the number of epochs, by which progressive resizing chooses a size; None keeps the whole one.
         """
-        augment, side, draws = self.data.augment, self.data.crop, order.uniform(seed, epoch, keys, DRAWS)
-
-        def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
-            return crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)
-
-        changed = dict(arrays) | self._cut(arrays, cut)
-        for name, normalise in self.normalise.items():
-            images = normalise(apply_policy(augment, changed[name], seed, epoch, keys))
-            apply_erase(augment, images, seed, epoch, keys)
-            changed[name] = images
+        augment = self.data.augment
+        size = self._size(epoch, epochs) if augment.progressive.on and epochs is not None else None
+        changed = (self._operated if augment.operations else self._simply)(arrays, keys, seed, epoch, size)
         if mixed and augment.mixes:
             (name,) = self.normalise
             target = mix_pairs(augment, changed[name], changed["label"], self.classes, seed, epoch, keys)
             assert target is not None
             changed["target"] = target
         return changed
+
+    def _size(self, epoch: int, epochs: int) -> int:
+        """Return the side to which progressive resizing shrinks images in an epoch."""
+        stored = next(field.shape[-1] for field in self.fields if field.kind == "image")
+        return self.data.augment.progressive.side(epoch, epochs, self.data.side or stored)
+
+    def _simply(self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, size: int | None) -> Tensors:
+        """Crop, flip, apply the policy, resize, normalise and erase."""
+        augment, side, draws = self.data.augment, self.data.side, order.uniform(seed, epoch, keys, DRAWS)
+
+        def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
+            found = crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)
+            return resized(found, size, size, blended=False) if size and field.kind == "mask" else found
+
+        changed = dict(arrays) | self._cut(arrays, cut)
+        for name, normalise in self.normalise.items():
+            images = apply_policy(augment, changed[name], seed, epoch, keys)
+            images = normalise(resized(images.float(), size, size, blended=True) if size else images)
+            apply_erase(augment, images, seed, epoch, keys)
+            changed[name] = images
+        return changed
+
+    def _operated(self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, size: int | None) -> Tensors:
+        """Apply the operations, resize and normalise, some images at a time, which stay in a CPU's cache."""
+        operations, side, found = self.data.augment.operations, self.data.side, dict(arrays)
+        draws = [
+            order.uniform(order.key(seed, _OPERATION, number), epoch, keys, one.draws)
+            for number, one in enumerate(operations)
+        ]
+        moved = [field for field in self.fields if field.kind != "plain"]
+        rows = self._rows(next(iter(arrays.values())).device)
+        parts: dict[str, list[torch.Tensor]] = {field.name: [] for field in moved}
+        for start in range(0, max(1, len(keys)), rows):
+            part = slice(start, start + rows)
+            numbers = [one[part] for one in draws]
+            for field in moved:
+                values = arrays[field.name][part]
+                if field.kind == "image":
+                    images = change_images(operations, values, full_range(field.dtype), numbers, side, size)
+                    images = self.normalise_units[field.name](images)
+                    parts[field.name].append(change_normalised(operations, images, numbers, side))
+                else:
+                    parts[field.name].append(change_masks(operations, values, field.fill, numbers, side, size))
+        for field in self.fields:
+            if field.kind == "plain":
+                found[field.name] = arrays[field.name].clone(memory_format=torch.contiguous_format)
+            else:
+                layout = self.memory_format if field.kind == "image" else torch.contiguous_format
+                found[field.name] = torch.cat(parts[field.name]).contiguous(memory_format=layout)
+        return found
+
+    def _rows(self, device: torch.device) -> int:
+        """Return how many samples are changed at a time."""
+        if device.type != "cpu":
+            return 1 << 30
+        values = max(math.prod(field.shape) for field in self.fields if field.kind == "image")
+        return max(1, _CACHED // (4 * values))
 
     def _cut(self, arrays: Tensors, cut: Callable[[Field, torch.Tensor], torch.Tensor]) -> Tensors:
         """Return all fields: images and masks after a crop of [n, channels, height, width], and plain ones as they are.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from raytrain import errors
-from raytrain.config import at_least, check
+from raytrain.config import check
 from raytrain.data.augment import Augment
 from raytrain.data.folds import Folds
 
@@ -214,10 +214,19 @@ class Data:
     def __post_init__(self) -> None:
         check(
             self,
-            crop=at_least(1),
+            crop=(lambda crop: crop == "auto" or 1 <= crop < math.inf, "of at least 1"),
             std=(lambda std: len(std) > 0 and min(std) > 0, "above 0 in each channel"),
             mean=(lambda mean: len(mean) > 0, "of one number or one per channel"),
         )
+
+    @property
+    def side(self) -> int | None:
+        """Side of the square that the model sees, which a source may derive; None is the whole stored image."""
+        return self.crop
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and std for images of that many channels, which a source may derive."""
+        return self.mean, self.std
 
     def index(self) -> dict[str, Index]:
         """Return the samples of each split: `train`, `val` and perhaps `test`. Runs on the driver, without Ray.
@@ -245,6 +254,10 @@ class Data:
         """Return lines that the plan shows about this data."""
         return []
 
+    def size_notes(self, index: Index) -> list[str]:
+        """Return lines that the plan shows about the sizes of the training images."""
+        return []
+
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Look for samples that cannot be read, quickly and on the driver. No-op by default."""
         return []
@@ -259,8 +272,8 @@ class Data:
                 missing.
         """
         images = [field for field in index.fields if field.kind == "image"]
-        if not images and (self.crop is not None or self.augment.random):
-            what = "crop" if self.crop is not None else "augment"
+        if not images and (self.side is not None or self.augment.changes):
+            what = "crop" if self.side is not None else "augment"
             raise errors.UserError(
                 f"{what} is for images, and the data has none", f"in {type(self).__name__}", f"leave {what} out"
             )
@@ -270,7 +283,7 @@ class Data:
                 f"in {type(self).__name__}",
                 "leave them out",
             )
-        masks = [field.name for field in index.fields if field.kind == "mask"]
+        masks = tuple(field.name for field in index.fields if field.kind == "mask")
         if self.augment.policy != "none" and masks:
             raise errors.UserError(
                 f"{self.augment.policy} rotates and shifts images, and would leave the mask {masks[0]!r} where it is",
@@ -279,6 +292,8 @@ class Data:
             )
         for field in images:
             self._check_image(field)
+            for operation in self.augment.operations:
+                operation.check(field, masks)
         sides = {field.shape[-2:] for field in index.fields if field.kind in ("image", "mask")}
         if len(sides) > 1:
             raise errors.UserError(
@@ -286,16 +301,21 @@ class Data:
                 f"in {type(self).__name__}",
                 "resize them in read()",
             )
+        if self.augment.progressive.on:
+            if index.input.kind != "image":
+                what = f"progressive resizing is for models of images, and the input is {index.input.name!r}"
+                raise errors.UserError(what, f"in {type(self).__name__}", "leave augment.progressive out")
+            height, width = images[0].shape[1:] if self.side is None else (self.side, self.side)
+            self.augment.progressive.check_full(height, width)
         first = index.input
-        if self.crop is None or first.kind == "plain":
+        if self.side is None or first.kind == "plain":
             return first.shape
-        return (*first.shape[:-2], self.crop, self.crop)
+        return (*first.shape[:-2], self.side, self.side)
 
     def _check_image(self, field: Field) -> None:
         channels, height, width = field.shape
         where = type(self).__name__
-        for name in ("mean", "std"):
-            values = getattr(self, name)
+        for name, values in zip(("mean", "std"), self.normalisation(channels), strict=True):
             if len(values) not in (1, channels):
                 raise errors.out_of_range(name, values, f"of 1 number or one per channel ({channels})", where)
         policy = self.augment.policy
@@ -309,10 +329,10 @@ class Data:
             raise errors.UserError(
                 f"{policy} changes images of uint8, got {field.dtype}", f"in {where}", "leave augment.policy out"
             )
-        if self.crop is not None and self.crop > min(height, width):
+        if self.side is not None and self.side > min(height, width):
             raise errors.out_of_range(
                 "crop",
-                self.crop,
+                self.side,
                 f"of at most {min(height, width)}, the stored image's side, or None for all of it"
                 + (" (padding is added in training only)" if self.augment.padding else ""),
                 where,

@@ -55,9 +55,9 @@ def apply_policy(augment: Augment, images: torch.Tensor, seed: int, epoch: int, 
     if augment.policy == "none":
         return images
     if augment.policy == "randaugment":
-        policy = _torchvision().RandAugment(augment.policy_ops, augment.policy_magnitude)
+        policy = with_torchvision().v2.RandAugment(augment.policy_ops, augment.policy_magnitude)
     else:
-        policy = _torchvision().TrivialAugmentWide()
+        policy = with_torchvision().v2.TrivialAugmentWide()
     images = images.round().to(torch.uint8) if images.is_floating_point() else images
     changed = torch.empty_like(images)
     for place in _seeded(seed, epoch, ids, _POLICY):
@@ -69,7 +69,7 @@ def apply_erase(augment: Augment, images: torch.Tensor, seed: int, epoch: int, i
     """Erase a rectangle of some of the normalised images, in place."""
     if not augment.erase:
         return
-    erase = _torchvision().RandomErasing(augment.erase, inplace=True)
+    erase = with_torchvision().v2.RandomErasing(augment.erase, inplace=True)
     for place in _seeded(seed, epoch, ids, _ERASE):
         erase(images[place])
 
@@ -90,10 +90,13 @@ def mix_pairs(
         return None
     mixers = [
         mixer(alpha=alpha, num_classes=classes)
-        for mixer, alpha in ((_torchvision().MixUp, augment.mixup), (_torchvision().CutMix, augment.cutmix))
+        for mixer, alpha in (
+            (with_torchvision().v2.MixUp, augment.mixup),
+            (with_torchvision().v2.CutMix, augment.cutmix),
+        )
         if alpha > 0
     ]
-    mix = _torchvision().RandomChoice(mixers) if len(mixers) > 1 else mixers[0]
+    mix = with_torchvision().v2.RandomChoice(mixers) if len(mixers) > 1 else mixers[0]
     targets = images.new_empty((len(images), classes))
     for place in _seeded(seed, epoch, ids[::2], _MIX):
         pair = slice(2 * place, 2 * place + 2)
@@ -150,12 +153,12 @@ def _seeded(seed: int, epoch: int, ids: np.ndarray, purpose: int) -> Iterator[in
             yield place
 
 
-def _torchvision():
-    """Return torchvision's transforms, imported late: they take 2 s to import, and only policies, erasing and mixing
-    need them."""
-    from torchvision.transforms import v2
+def with_torchvision():
+    """Return the module `policies`, imported late: it needs torchvision, which takes 2 s to import, and only policies,
+    erasing and mixing need it."""
+    from raytrain.data import policies
 
-    return v2
+    return policies
 
 
 def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:
@@ -164,6 +167,11 @@ def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:
         return images
     top, left = (images.shape[2] - side) // 2, (images.shape[3] - side) // 2
     return images[:, :, top : top + side, left : left + side]
+
+
+def full_range(dtype: str) -> int:
+    """Return the value of white in images of a dtype."""
+    return 1 if np.dtype(dtype).kind == "f" or dtype == "bool" else int(np.iinfo(dtype).max)
 
 
 class Normalise:
@@ -182,7 +190,7 @@ class Normalise:
         memory_format: torch.memory_format | None = None,
         dtype: str = "uint8",
     ):
-        full = 1 if np.dtype(dtype).kind == "f" else 1 if dtype == "bool" else np.iinfo(dtype).max
+        full = full_range(dtype)
         self.memory_format = memory_format or torch.contiguous_format
         self.shift = torch.tensor(mean, device=device).view(1, -1, 1, 1) * full
         self.scale = 1 / (torch.tensor(std, device=device).view(1, -1, 1, 1) * full)

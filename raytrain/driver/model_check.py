@@ -21,6 +21,10 @@ _TRIED_FOR_REAL = 30_000_000
 """Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but torch's
 decompositions, which are long to import."""
 
+_COMPILED_SIDES = 3
+"""Sizes of images that a model is compiled for: each takes a graph for full and one for short batches, and torch gives
+up after 8 graphs."""
+
 
 class Tensors(NamedTuple):
     """The tensors of a checkpoint.
@@ -73,6 +77,37 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
         where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
     return module
+
+
+def check_sides(experiment: Experiment, module: nn.Module, sample: tuple[int, ...], dtype: str) -> list[str]:
+    """Pass a sample of each size of progressive resizing through the model.
+
+    Args:
+        module: the model as `check_model` returned it.
+
+    Returns:
+        Notes for the plan.
+
+    Raises:
+        UserError: the model cannot take one of them, or there are too many to compile for.
+    """
+    progressive = experiment.data.augment.progressive
+    if not progressive.on:
+        return []
+    where = "in data.augment.progressive"
+    sides = progressive.sides(experiment.epochs, sample[-1])
+    for side in sides:
+        try:
+            _pass(module, (*sample[:-2], side, side), dtype)
+        except Exception as error:
+            what = f"the model cannot take images of {side} x {side} pixels: {places.reason(error)}"
+            how = "use a model that pools over all places, or a larger --data.augment.progressive.start"
+            raise errors.UserError(what, where, how) from None
+    if experiment.compile and len(sides) > _COMPILED_SIDES:
+        what = f"{len(sides)} sizes of images are too many for torch.compile, which makes graphs for each"
+        how = f"raise --data.augment.progressive.multiple until at most {_COMPILED_SIDES} are left, or use --no_compile"
+        raise errors.UserError(what, where, how)
+    return ["images grow: " + ", ".join(f"{side} pixels from epoch {epoch + 1}" for side, epoch in sides.items())]
 
 
 def memory_format(

@@ -20,7 +20,7 @@ from raytrain.data.sampler import check_sampler
 from raytrain.driver import first_step, initial_weights, model_input, plan_lines
 from raytrain.driver.baseline import baseline
 from raytrain.driver.first_batch import NotTried
-from raytrain.driver.model_check import build_model, check_model, count_parameters, memory_format
+from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
 from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import scaled
 from raytrain.errors import BadSample
@@ -208,6 +208,7 @@ def make(
     module = check_model(experiment, sample, len(train.classes), dtype)
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module)]
     begin += [] if resumed else initial_weights.check(experiment.model, module)
+    begin += check_sides(experiment, module, sample, dtype)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()
@@ -224,7 +225,7 @@ def make(
         memory_format=memory_format(experiment, sample, len(train.classes), module, dtype),
     )
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *notes]
+    notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
     floor = baseline(experiment, indices) if surveyed is None else ""
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor)
     if (experiment.unfreeze_epoch or 0) >= found.epochs:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from raytrain import errors, order
-from raytrain.data import Data, Index
+from raytrain.data import Data, Index, Progressive
 from raytrain.data.reader import Direct, Epoch
 from raytrain.driver import plan, resources
 from raytrain.driver.plan import Plan
@@ -79,6 +79,8 @@ def find_largest(
 @contextlib.contextmanager
 def _probes(value: Experiment, search: Search, source: Path | None, observer: Logger) -> Iterator[_Probes]:
     """Plan, read some samples, and stop all processes at the end, also after an error or a signal."""
+    augment = replace(value.data.augment, progressive=Progressive())  # the largest images take the most memory
+    value = replace(value, data=replace(value.data, augment=augment))
     planned = plan.make(replace(value, precision="fp32", micro_batch_size=None), resources.local_resources, "")
     precisions = _precisions(planned.experiment, search)
     observer.planned(planned.lines())

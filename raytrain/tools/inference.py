@@ -32,19 +32,23 @@ from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
 from raytrain.tasks.task import Task
 from raytrain.tools.output import PREDICTIONS, WEIGHTS, check_output
+from raytrain.tools.views import Averaged, Views, check_tta
 from raytrain.training.evaluation import evaluate as add_up
 from raytrain.training.precision import Precision, memory_format
 
 _CHUNK = 256
 
 
-def evaluate(run: Run, root: str | None = None, split: str = "val", which: str = "best") -> dict[str, Any]:
+def evaluate(
+    run: Run, root: str | None = None, split: str = "val", which: str = "best", tta: str = ""
+) -> dict[str, Any]:
     """Evaluate a checkpoint on a whole split, every sample counted once.
 
     Args:
         root: another `data.root`, with the same classes.
         split: train, val or test.
         which: best or last.
+        tta: test-time augmentation: `flip`, or the number of views of each image whose probabilities are averaged.
 
     Returns:
         The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated.
@@ -67,12 +71,14 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
     if index.classes != classes:
         raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
     _check_input(data, index, path)
-    device = _device()
+    views, device = check_tta(tta, e, index.input.kind), _device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(data, index)
     layout = memory_format(e.memory_format)
     loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False, memory_format=layout)
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
+    if tta:
+        loader.prepare, model = Views(loader.prepare, tta, views, e.seed), Averaged(model, layout)
     strategy = Strategy(model, RankContext(0, 1, device))
     sums = add_up(e.task, strategy, loader, Precision(e.precision, device), e.micro_batch).reduce(device)
     result: dict[str, Any] = {**e.task.results(sums)}
@@ -81,7 +87,7 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
         "split": split,
         "checkpoint": path.name,
         "skipped": reader.skipped,
-    }
+    } | ({"views": views} if tta else {})
     if "confusion" in sums:
         result |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
     if table := e.task.per_class(sums, classes):
@@ -90,10 +96,13 @@ def evaluate(run: Run, root: str | None = None, split: str = "val", which: str =
 
 
 def predict(
-    run: Run, paths: Sequence[str] = (), which: str = "best", *, split: str | None = None
+    run: Run, paths: Sequence[str] = (), which: str = "best", tta: str = "", *, split: str | None = None
 ) -> list[dict[str, Any]]:
     """Predict image files, and all images below folders; or the samples of a split of the run's own data, whatever its
     input is.
+
+    Args:
+        tta: as for `evaluate`.
 
     Returns:
         For each image, in order, `path`, or for each sample of a split `sample`, its name; and the columns of the
@@ -122,7 +131,7 @@ def predict(
         data = _file_source(e.data, tuple(state["stored"]))
         index = _file_index(names, data, classes)
     key = "path" if split is None else "sample"
-    return [{key: names[number]} | row for number, row in _outputs(run, data, index, classes, which)]
+    return [{key: names[number]} | row for number, row in _outputs(run, data, index, classes, which, tta)]
 
 
 def _split(run: Run, split: str, which: str) -> tuple[Data, Index, list[str]]:
@@ -145,16 +154,19 @@ def _no_split(split: str, indices: dict[str, Index], where: str) -> errors.UserE
 
 
 def _outputs(
-    run: Run, data: Data, index: Index, classes: tuple[str, ...], which: str
+    run: Run, data: Data, index: Index, classes: tuple[str, ...], which: str, tta: str
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the predictions of each sample of an index."""
     e, device = run.experiment, _device()
+    views = check_tta(tta, e, index.input.kind)
     layout = memory_format(e.memory_format)
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
     precision = Precision(e.precision, device)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(data, index)
     loader = Loader(data, index, reader, _CHUNK, 0, 0, 1, device, train=False, memory_format=layout)
+    if tta:
+        loader.prepare, model = Views(loader.prepare, tta, views, e.seed), Averaged(model, layout)
     with torch.inference_mode():
         for loaded in loader.epoch(0):
             for batch in loaded.micro_batches(_CHUNK):
@@ -302,7 +314,9 @@ def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     channels = 1 if stored[0] == 1 else 3
     if isinstance(data, ImageFolder):
         return replace(data, root="/", on_bad_sample="error")
-    return ImageFolder(root="/", size=stored[1], crop=data.crop, channels=channels, mean=data.mean, std=data.std)
+    mean, std = data.normalisation(stored[0])
+    side, augment = data.side, data.augment
+    return ImageFolder("/", stored[1], crop=side, channels=channels, mean=mean, std=std, augment=augment)
 
 
 def _file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:

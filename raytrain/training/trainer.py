@@ -28,7 +28,7 @@ from raytrain.training import averages, freezing, resume, summary
 from raytrain.training.auto_precision import choose_precision
 from raytrain.training.evaluation import evaluate
 from raytrain.training.hooks import Hooks, read
-from raytrain.training.losses import LossLog, Reduced, Step
+from raytrain.training.losses import LossLog, Reduced, Step, diverged
 from raytrain.training.optimizer import build_optimizer
 from raytrain.training.precision import Precision, check_device, memory_format
 from raytrain.training.progress import Progress
@@ -108,6 +108,7 @@ class Trainer:
         self.loaders = {split: self._loader(split) for split in self.readers}
         self.steps_per_epoch = self.loaders["train"].steps
         self.epochs: Any = e.all_epochs(self.steps_per_epoch)
+        self.loaders["train"].epochs = math.ceil(self.epochs)
         self.timing = Timing(e, self.steps_per_epoch, self.progress.spent)
         self.history = self.progress.validations(e.task)
         self.losses = LossLog(self.strategy, e.task)
@@ -300,12 +301,7 @@ class Trainer:
         """
         finite = math.isfinite(step.total)
         if not finite and self.experiment.on_nonfinite == "error":
-            committed = sorted(path.parent.name for path in self.run.checkpoints.glob("step_*/manifest.json"))
-            raise FloatingPointError(
-                f"the loss became {step.total} at step {step.step}: train a new run with a lower learning rate, or go "
-                "on with --clip_norm 1, or with --on_nonfinite skip to leave such steps out; "
-                + (f"the last checkpoint is {committed[-1]}" if committed else "there is no checkpoint yet")
-            )
+            raise diverged(step, sorted(path.parent.name for path in self.run.checkpoints.glob("step_*/manifest.json")))
         if finite:
             self.progress.add(step.total, step.size)
         self.progress.skipped += not step.updated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,14 +10,17 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torchvision import datasets
 
-from raytrain.config import replace
+from raytrain.config import from_dict, replace, to_dict
 from raytrain.data import MNIST, Data, ImageFolder, Index
+from raytrain.data.prepare import Prepare
 from raytrain.errors import BadSample, UserError
 
 
@@ -378,3 +382,65 @@ def test_root_is_the_first_argument_also_of_subclasses(tmp_path: Path) -> None:
     assert Frames("films", crop=8) == Frames(folder="films", crop=8)
     with pytest.raises(TypeError, match="positional argument"):
         Frames("films", "streaming")  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    ("fields", "seen"),
+    [
+        ({}, (3, 224, 224)),
+        ({"size": 300}, (3, 224, 224)),
+        ({"size": 28, "channels": 1}, (1, 28, 28)),
+        ({"size": 28}, (3, 28, 28)),
+        ({"size": 300, "crop": None}, (3, 300, 300)),
+        ({"crop": 32}, (3, 32, 32)),
+    ],
+)
+def test_the_crop_follows_the_size(tmp_path: Path, fields: dict[str, Any], seen: tuple[int, int, int]) -> None:
+    data = ImageFolder(root=str(tree(tmp_path, *many("."))), **fields)
+    assert data.sample(data.index()["train"]) == seen
+    assert from_dict(Data, json.loads(json.dumps({"class": "raytrain:ImageFolder"} | to_dict(data))), "x") == data
+
+
+def test_mean_and_std_are_imagenets_unless_given(tmp_path: Path) -> None:
+    tree(tmp_path, *many("."))
+
+    def seen(**fields: Any) -> torch.Tensor:
+        data = ImageFolder(root=str(tmp_path), size=4, **fields)
+        index = data.index()["train"]
+        images = torch.from_numpy(data.read(index, np.arange(3)))
+        return Prepare(data, index).plain({"image": images})["image"]
+
+    rgb = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    assert torch.equal(seen(), seen(**rgb)) and torch.equal(seen(mean=rgb["mean"]), seen(**rgb))
+    assert torch.equal(seen(channels=1), seen(channels=1, mean=(0.449,), std=(0.226,)))
+    assert not torch.equal(seen(), seen(mean=(0.5,)))
+
+
+def test_the_plan_says_what_becomes_of_sizes(tmp_path: Path) -> None:
+    tree(tmp_path, *many(".", count=2))  # 6 to 8 x 5 pixels
+    broken = tmp_path / "ant" / "9.png"
+    broken.write_bytes(b"no image")
+
+    def notes(**fields: Any) -> list[str]:
+        data = ImageFolder(root=str(tmp_path), **fields)
+        return data.size_notes(data.index()["train"])
+
+    [note] = notes()
+    assert re.fullmatch(
+        r"files of about [678] x 5 pixels become 256 x 256, of which the model sees 224 x 224: enlarged 51.2 times, "
+        "and --data.size 5 would fit",
+        note,
+    )
+    assert notes(crop=64)[0].endswith("and --data.size 5 --data.crop auto would fit")
+    for fields in ({"size": 7}, {"size": 5}, {"size": 4, "crop": 4}):
+        assert re.fullmatch(r"files of about . x 5 pixels become (.) x \1", notes(**fields)[0])
+    for name in ("ant", "bee"):
+        for file in (tmp_path / name).iterdir():
+            file.write_bytes(b"no image")
+    assert notes() == []
+
+
+def test_test_images_do_not_validate(tmp_path: Path) -> None:
+    tree(tmp_path, *many("train"), *many("test"))
+    [note] = ImageFolder(str(tmp_path), cache="off").notes()
+    assert note.endswith("(--data.val_fraction); test is left for `raytrain evaluate --split test`")

@@ -108,14 +108,16 @@ def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, 
     return value, search, source, as_json, ["raytrain", "train", path, *given]
 
 
-def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, bool]:
-    """Return the run, another data root, the split, the checkpoint, and whether JSON is wanted."""
+def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, bool]:
+    """Return the run, another data root, the split, the checkpoint, test-time augmentation, and whether JSON is
+    wanted."""
 
     def command(
         run: tyro.conf.Positional[Annotated[str, RUN]],
         data: OtherData = OtherData(),
         split: Literal["train", "val", "test"] = "val",
         checkpoint: Literal["best", "last"] = "best",
+        tta: str = "",
         json: bool = False,
     ) -> tuple:
         """Evaluate a checkpoint on every sample of a split.
@@ -123,16 +125,19 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, bool]:
         Args:
             split: The split to evaluate on.
             checkpoint: The checkpoint to load.
+            tta: Average the probabilities of an image and its mirror image (flip), or of this many views of it by the
+                run's augmentation.
             json: Print one JSON object.
         """
-        return run, data.root, split, checkpoint, json
+        return run, data.root, split, checkpoint, tta, json
 
     path, *others = parse(command, arguments, "raytrain evaluate")
     return Run(path), *others
 
 
-def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str, str | None]:
-    """Return the run, the images and folders, the file to write, the checkpoint, and the split to read instead."""
+def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str, str, str | None]:
+    """Return the run, the images and folders, the file to write, the checkpoint, test-time augmentation, and the split
+    to read instead."""
 
     def command(
         run: tyro.conf.Positional[Annotated[str, RUN]],
@@ -142,6 +147,7 @@ def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str, str
         out: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
         split: Literal["train", "val", "test"] | None = None,
+        tta: str = "",
     ) -> tuple:
         """Predict image files and all images below folders, or a split of the run's own data.
 
@@ -150,11 +156,13 @@ def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str, str
             out: A .csv, .jsonl or .parquet file to write; by default a table is printed. Masks become PNGs in a folder
                 beside it.
             checkpoint: The checkpoint to load.
+            tta: Average the probabilities of an image and its mirror image (flip), or of this many views of it by the
+                run's augmentation.
             split: The split of the run's own data to predict, in place of images.
         """
-        return run, paths, out, checkpoint, split
+        return run, paths, out, checkpoint, tta, split
 
-    path, images, out, which, split = parse(command, arguments, "raytrain predict")
+    path, images, out, which, tta, split = parse(command, arguments, "raytrain predict")
     swapped = [image for image in images if Path(image, "experiment.json").is_file()]
     if swapped and not Path(path, "experiment.json").is_file():
         run, given = swapped[0], [path, *(image for image in images if image != swapped[0])]
@@ -168,7 +176,7 @@ def predict(arguments: list[str]) -> tuple[Run, list[str], Path | None, str, str
         raise errors.bad_flag("both images and --split are given", "raytrain predict")
     if not images and not split:
         raise errors.bad_flag("no images are given, and no --split", "raytrain predict")
-    return found, list(images), file, which, split
+    return found, list(images), file, which, tta, split
 
 
 def export(arguments: list[str]) -> tuple[Run, Path, str]:

@@ -1,0 +1,201 @@
+"""Geometry of batches: flips, crops, resizing and affine maps, each image with parameters of its own.
+
+An image's bits do not depend on the batch that it is in: there are no matrix products, and no sums over a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from torch.nn.functional import grid_sample, interpolate, pad
+
+Interpolation = Literal["nearest", "bilinear"]
+Padding = Literal["constant", "edge", "reflect"]
+_ATTEMPTS = 10
+BOX_DRAWS = 2 * _ATTEMPTS + 2
+"""Random numbers of a box: an area and an aspect ratio for each attempt, and its place."""
+
+
+def some(
+    values: torch.Tensor, chosen: np.ndarray, change: Callable[[torch.Tensor, np.ndarray], torch.Tensor]
+) -> torch.Tensor:
+    """Change some values of a batch.
+
+    Args:
+        values: [n, ...], changed in place unless all are chosen.
+        chosen: bool [n].
+        change: returns the changed part; it gets that part and its places in the batch, int64 [k].
+    """
+    places = np.flatnonzero(chosen)
+    if len(places) == len(values):
+        return change(values, places) if len(places) else values
+    if len(places):
+        at = torch.from_numpy(places).to(values.device)
+        values[at] = change(values[at], places)
+    return values
+
+
+def flip(values: torch.Tensor, chosen: np.ndarray, dimension: int) -> torch.Tensor:
+    """Mirror some images, or masks."""
+    return some(values, chosen, lambda part, _: part.flip(dimension))
+
+
+def padded(values: torch.Tensor, padding: int, mode: Padding, fill: float) -> torch.Tensor:
+    """Return images or masks of any dtype, with `padding` pixels more on each side."""
+    if not padding:
+        return values
+    if mode == "constant":
+        return pad(values, [padding] * 4, value=fill)
+    for dimension in (2, 3):
+        size = values.shape[dimension]
+        place = np.arange(-padding, size + padding)
+        place = np.clip(place, 0, size - 1) if mode == "edge" else size - 1 - np.abs(size - 1 - np.abs(place))
+        values = values.index_select(dimension, torch.from_numpy(place).to(values.device))
+    return values
+
+
+def windows(values: torch.Tensor, draws: np.ndarray, height: int, width: int) -> torch.Tensor:
+    """Cut a window of `height` x `width` from a random place of each image.
+
+    Args:
+        draws: float64 [n, 2], the place.
+    """
+    top = (draws[:, 0] * (values.shape[2] - height + 1)).astype(np.int64)
+    left = (draws[:, 1] * (values.shape[3] - width + 1)).astype(np.int64)
+    if not len(values):
+        return values.new_empty((0, values.shape[1], height, width))
+    cut = [value[:, y : y + height, x : x + width] for value, y, x in zip(values, top, left, strict=True)]
+    return torch.stack(cut)
+
+
+def boxes(
+    draws: np.ndarray,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    strict: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose a box in each image by torchvision's rule: the first of ten random ones that fits.
+
+    Args:
+        draws: float64 [n, BOX_DRAWS].
+        scale, ratio: the ranges of a box's area, as a share of the image's, and of its width / height.
+        strict: whether a box that is as high or as wide as the image does not fit.
+
+    Returns:
+        int64 [n, 4], each (top, left, height, width), and bool [n], whether one of the ten fits. Where none does, the
+        box is the centre of the image with the nearest ratio in the range.
+    """
+    area = height * width * (scale[0] + draws[:, :_ATTEMPTS] * (scale[1] - scale[0]))
+    low, high = np.log(ratio)
+    shape = np.exp(low + draws[:, _ATTEMPTS : 2 * _ATTEMPTS] * (high - low))
+    wide, tall = np.rint(np.sqrt(area * shape)), np.rint(np.sqrt(area / shape))
+    if strict:
+        fits = (tall < height) & (wide < width)
+    else:
+        fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
+    first, found = fits.argmax(1), fits.any(1)
+    each = np.arange(len(draws))
+    own = width / height
+    best = min(max(own, ratio[0]), ratio[1])
+    middle = (height, round(height * best)) if own > ratio[1] else (round(width / best), width)
+    tall = np.where(found, tall[each, first], min(middle[0], height)).astype(np.int64)
+    wide = np.where(found, wide[each, first], min(middle[1], width)).astype(np.int64)
+    top = np.where(found, np.floor(draws[:, -2] * (height - tall + 1)), (height - tall) // 2)
+    left = np.where(found, np.floor(draws[:, -1] * (width - wide + 1)), (width - wide) // 2)
+    return np.stack([top, left, tall, wide], axis=1).astype(np.int64), found
+
+
+def resized_boxes(values: torch.Tensor, found: np.ndarray, height: int, width: int, blended: bool) -> torch.Tensor:
+    """Cut a box from each image and resize it to `height` x `width`.
+
+    Args:
+        found: int64 [n, 4], each (top, left, height, width).
+        blended: whether values are blended, as in images; those of masks never are.
+    """
+    if not len(values):
+        return values.new_empty((0, values.shape[1], height, width))
+    cut = (value[None, :, y : y + h, x : x + w] for value, (y, x, h, w) in zip(values, found.tolist(), strict=True))
+    return torch.cat([resized(value, height, width, blended) for value in cut])
+
+
+def resized(values: torch.Tensor, height: int, width: int, blended: bool) -> torch.Tensor:
+    """Resize images (uint8, which are rounded, or float32) by bilinear interpolation with antialiasing, or masks of any
+    dtype to their nearest values."""
+    before = tuple(values.shape[2:])
+    if before == (height, width):
+        return values
+    if not blended:
+        for dimension, size in ((2, height), (3, width)):
+            place = ((np.arange(size) + 0.5) * values.shape[dimension] / size).astype(np.int64)
+            values = values.index_select(dimension, torch.from_numpy(place).to(values.device))
+        return values
+    return interpolate(values, size=(height, width), mode="bilinear", antialias=True)
+
+
+def inverse_affine(
+    angle: np.ndarray, translate: np.ndarray, scale: np.ndarray, shear: np.ndarray, centre: tuple[float, float] = (0, 0)
+) -> np.ndarray:
+    """Return the maps from places of the result to places of the image, as torchvision defines them.
+
+    Args:
+        angle: float64 [n], in degrees.
+        translate: float64 [n, 2], in pixels.
+        scale: float64 [n].
+        shear: float64 [n, 2], in degrees.
+        centre: (x, y) of the rotation, counted from the image's centre.
+
+    Returns:
+        float64 [n, 6], each [a, b, c, d, e, f] of x' = a x + b y + c and y' = d x + e y + f, from the image's centre.
+    """
+    turn, x, y = np.radians(angle), np.radians(shear[:, 0]), np.radians(shear[:, 1])
+    a = np.cos(turn - y) / np.cos(y)
+    b = -np.cos(turn - y) * np.tan(x) / np.cos(y) - np.sin(turn)
+    c = np.sin(turn - y) / np.cos(y)
+    d = -np.sin(turn - y) * np.tan(x) / np.cos(y) + np.cos(turn)
+    inverse = np.stack([d, -b, -c, a]) / scale
+    moved = -centre[0] - translate[:, 0], -centre[1] - translate[:, 1]
+    third = inverse[0] * moved[0] + inverse[1] * moved[1] + centre[0]
+    sixth = inverse[2] * moved[0] + inverse[3] * moved[1] + centre[1]
+    return np.stack([inverse[0], inverse[1], third, inverse[2], inverse[3], sixth], axis=1)
+
+
+def affine(values: torch.Tensor, maps: np.ndarray, interpolation: Interpolation, fill: float) -> torch.Tensor:
+    """Move each image by its own affine map.
+
+    Args:
+        values: [n, c, h, w]; of float32 for bilinear interpolation, of any dtype for nearest.
+        maps: as `inverse_affine` returns them.
+        fill: the value of what lies outside of the image.
+    """
+    n, channels, height, width = values.shape
+    a, b, c, d, e, f = (
+        torch.from_numpy(np.ascontiguousarray(column, np.float32)).to(values.device).view(n, 1, 1) for column in maps.T
+    )
+    x = torch.arange(width, device=values.device, dtype=torch.float32).sub_((width - 1) / 2)
+    y = torch.arange(height, device=values.device, dtype=torch.float32).sub_((height - 1) / 2)[:, None]
+    across = (x * a + y * b).add_(c).div_(width / 2)
+    down = (x * d + y * e).add_(f).div_(height / 2)
+    if interpolation == "bilinear":
+        return _blended(values, torch.stack([across, down], dim=-1), fill)
+    column = ((across + 1) * width - 1).div_(2).round_().long()
+    row = ((down + 1) * height - 1).div_(2).round_().long()
+    outside = (column < 0) | (column >= width) | (row < 0) | (row >= height)
+    place = row.clamp_(0, height - 1).mul_(width).add_(column.clamp_(0, width - 1)).view(n, 1, height * width)
+    found = values.flatten(2).gather(2, place.expand(n, channels, height * width)).view_as(values)
+    return found.masked_fill_(outside[:, None], fill)
+
+
+def _blended(values: torch.Tensor, grid: torch.Tensor, fill: float) -> torch.Tensor:
+    if not fill:
+        return grid_sample(values, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    inside = torch.ones_like(values[:, :1])
+    found = grid_sample(
+        torch.cat([values, inside], 1), grid, mode="bilinear", padding_mode="zeros", align_corners=False
+    )
+    share = found[:, -1:]
+    return found[:, :-1].sub_(fill).mul_(share).add_(fill)  # as torchvision does it

@@ -1,0 +1,23 @@
+"""The modules of this folder that need torch, for those that must be imported without it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+
+class Modules(NamedTuple):
+    """Modules that need torch."""
+
+    colour: ModuleType
+    decode_torch: ModuleType
+    geometry: ModuleType
+    transforms: ModuleType
+
+
+def with_torch() -> Modules:
+    """Return the modules that need torch, imported late: it takes a process a second to import, and neither `--help`
+    nor a PNG of the right size needs it."""
+    from raytrain.data import colour, decode_torch, geometry, transforms
+
+    return Modules(colour, decode_torch, geometry, transforms)

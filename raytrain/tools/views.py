@@ -1,0 +1,89 @@
+"""Test-time augmentation: an image's answer is the mean of the probabilities of several views of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from raytrain import errors
+from raytrain.data.prepare import Prepare, Tensors
+from raytrain.experiment import Experiment
+from raytrain.tasks.classification import Classification
+
+
+def check_tta(tta: str, e: Experiment, kind: str) -> int:
+    """Return the number of views of each image: 1 without test-time augmentation.
+
+    Args:
+        tta: empty, `flip` or a number.
+        kind: of the model's input.
+
+    Raises:
+        UserError: it is something else, or the run's task or augmentation does not suit it.
+    """
+    if not tta:
+        return 1
+    if tta != "flip" and not (tta.isdecimal() and 2 <= int(tta) <= 1000):
+        raise errors.UserError(
+            f"--tta must be flip or a number of views from 2 to 1000, got {tta!r}", "", "use --tta flip, or --tta 8"
+        )
+    if not isinstance(e.task, Classification) or kind != "image":
+        what = "--tta averages probabilities of classes of images, and this run's task or input is another"
+        raise errors.UserError(what, "", "leave --tta out")
+    augment = e.data.augment
+    changes = (
+        augment.crop != "center" or augment.flip or augment.policy != "none" or augment.erase or augment.operations
+    )
+    if tta != "flip" and not changes:
+        what = "--tta with a number takes views by the run's augmentation, and that changes no image by itself"
+        raise errors.UserError(what, "in data.augment", "use --tta flip")
+    return 2 if tta == "flip" else int(tta)
+
+
+class Views(Prepare):
+    """Prepare several views of each image for `Averaged`: float32 [n, views, channels, height, width].
+
+    The first view is the image as it is evaluated without. The others are its mirror image (`flip`), or the image
+    after the run's augmentation in epochs 1, 2, ...
+
+    Args:
+        like: prepares one view.
+        tta: see `check_tta`.
+        views: their number.
+    """
+
+    def __init__(self, like: Prepare, tta: str, views: int, seed: int):
+        super().__init__(like.data, like.index, like.device, like.memory_format)
+        self.tta, self.views, self.seed = tta, views, seed
+
+    def evaluated(self, arrays: Tensors, ids: np.ndarray) -> Tensors:
+        """Return the arrays of samples, int64 [n], with all views of their images."""
+        found = self.plain(arrays)
+        name = self.fields[0].name
+        if self.tta == "flip":
+            views = [found[name], found[name].flip(-1)]
+        else:
+            rest = range(1, self.views)
+            views = [found[name], *(self.augmented(arrays, ids, self.seed, e, mixed=False)[name] for e in rest)]
+        found[name] = torch.stack(views, dim=1)
+        return found
+
+
+class Averaged(nn.Module):
+    """A classifier of views: the logarithm of the mean over views of the model's probabilities.
+
+    Args:
+        model: returns logits [n, classes].
+        layout: the memory format of its input.
+    """
+
+    def __init__(self, model: nn.Module, layout: torch.memory_format):
+        super().__init__()
+        self.model, self.layout = model, layout
+
+    def forward(self, views: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, classes] for [n, views, channels, height, width]."""
+        each = [self.model(view.contiguous(memory_format=self.layout)) for view in views.unbind(1)]
+        shares = torch.stack([logits.float().softmax(dim=1) for logits in each]).mean(dim=0)
+        return shares.clamp_min(torch.finfo(torch.float32).tiny).log()
