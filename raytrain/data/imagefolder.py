@@ -79,7 +79,7 @@ class ImageFolder(Data):
         super().__post_init__()
 
     @property
-    def side(self) -> int | None:
+    def input_side(self) -> int | None:
         """Side of the square that the model sees; None is the whole stored image."""
         return min(_CROP, self.size) if self.crop == "auto" else self.crop
 
@@ -149,7 +149,7 @@ class ImageFolder(Data):
         if not found:
             return []
         width, height = found[len(found) // 2]
-        side = self.side or self.size
+        side = self.input_side or self.size
         seen = "" if side == self.size else f", of which the model sees {side} x {side}"
         note = f"files of about {width} x {height} pixels become {self.size} x {self.size}{seen}"
         short = min(width, height)

@@ -59,7 +59,7 @@ class Prepare:
 
     def plain(self, arrays: Tensors) -> Tensors:
         """Return the arrays without augmentation, as copies."""
-        side = self.data.side
+        side = self.data.input_side
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
             return center_crop(values, side)
@@ -96,11 +96,11 @@ class Prepare:
     def _size(self, epoch: int, epochs: int) -> int:
         """Return the side to which progressive resizing shrinks images in an epoch."""
         stored = next(field.shape[-1] for field in self.fields if field.kind == "image")
-        return self.data.augment.progressive.side(epoch, epochs, self.data.side or stored)
+        return self.data.augment.progressive.side(epoch, epochs, self.data.input_side or stored)
 
     def _simply(self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, size: int | None) -> Tensors:
         """Crop, flip, apply the policy, resize, normalise and erase."""
-        augment, side, draws = self.data.augment, self.data.side, order.uniform(seed, epoch, keys, DRAWS)
+        augment, side, draws = self.data.augment, self.data.input_side, order.uniform(seed, epoch, keys, DRAWS)
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
             found = crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)
@@ -116,7 +116,7 @@ class Prepare:
 
     def _operated(self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, size: int | None) -> Tensors:
         """Apply the operations, resize and normalise, some images at a time, which stay in a CPU's cache."""
-        operations, side, found = self.data.augment.operations, self.data.side, dict(arrays)
+        operations, side, found = self.data.augment.operations, self.data.input_side, dict(arrays)
         draws = [
             order.uniform(order.key(seed, _OPERATION, number), epoch, keys, one.draws)
             for number, one in enumerate(operations)

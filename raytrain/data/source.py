@@ -220,7 +220,7 @@ class Data:
         )
 
     @property
-    def side(self) -> int | None:
+    def input_side(self) -> int | None:
         """Side of the square that the model sees, which a source may derive; None is the whole stored image."""
         return self.crop
 
@@ -272,8 +272,8 @@ class Data:
                 missing.
         """
         images = [field for field in index.fields if field.kind == "image"]
-        if not images and (self.side is not None or self.augment.changes):
-            what = "crop" if self.side is not None else "augment"
+        if not images and (self.input_side is not None or self.augment.changes):
+            what = "crop" if self.input_side is not None else "augment"
             raise errors.UserError(
                 f"{what} is for images, and the data has none", f"in {type(self).__name__}", f"leave {what} out"
             )
@@ -305,12 +305,12 @@ class Data:
             if index.input.kind != "image":
                 what = f"progressive resizing is for models of images, and the input is {index.input.name!r}"
                 raise errors.UserError(what, f"in {type(self).__name__}", "leave augment.progressive out")
-            height, width = images[0].shape[1:] if self.side is None else (self.side, self.side)
+            height, width = images[0].shape[1:] if self.input_side is None else (self.input_side, self.input_side)
             self.augment.progressive.check_full(height, width)
         first = index.input
-        if self.side is None or first.kind == "plain":
+        if self.input_side is None or first.kind == "plain":
             return first.shape
-        return (*first.shape[:-2], self.side, self.side)
+        return (*first.shape[:-2], self.input_side, self.input_side)
 
     def _check_image(self, field: Field) -> None:
         channels, height, width = field.shape
@@ -329,10 +329,10 @@ class Data:
             raise errors.UserError(
                 f"{policy} changes images of uint8, got {field.dtype}", f"in {where}", "leave augment.policy out"
             )
-        if self.side is not None and self.side > min(height, width):
+        if self.input_side is not None and self.input_side > min(height, width):
             raise errors.out_of_range(
                 "crop",
-                self.side,
+                self.input_side,
                 f"of at most {min(height, width)}, the stored image's side, or None for all of it"
                 + (" (padding is added in training only)" if self.augment.padding else ""),
                 where,

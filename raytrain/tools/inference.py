@@ -315,7 +315,7 @@ def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     if isinstance(data, ImageFolder):
         return replace(data, root="/", on_bad_sample="error")
     mean, std = data.normalisation(stored[0])
-    side, augment = data.side, data.augment
+    side, augment = data.input_side, data.augment
     return ImageFolder("/", stored[1], crop=side, channels=channels, mean=mean, std=std, augment=augment)
 
 

@@ -57,15 +57,15 @@ class Views(Prepare):
         super().__init__(like.data, like.index, like.device, like.memory_format)
         self.tta, self.views, self.seed = tta, views, seed
 
-    def evaluated(self, arrays: Tensors, ids: np.ndarray) -> Tensors:
-        """Return the arrays of samples, int64 [n], with all views of their images."""
+    def evaluated(self, arrays: Tensors, keys: np.ndarray) -> Tensors:
+        """Return the arrays of samples with all views of their images."""
         found = self.plain(arrays)
         name = self.fields[0].name
         if self.tta == "flip":
             views = [found[name], found[name].flip(-1)]
         else:
             rest = range(1, self.views)
-            views = [found[name], *(self.augmented(arrays, ids, self.seed, e, mixed=False)[name] for e in rest)]
+            views = [found[name], *(self.augmented(arrays, keys, self.seed, e, mixed=False)[name] for e in rest)]
         found[name] = torch.stack(views, dim=1)
         return found
 
