@@ -161,7 +161,8 @@ class Console(Logger):
         monitor, done, whole = e.task.monitor, str(row["epoch"]), str(self._epochs)
         if row["kind"] == "validation":
             done = f"{row['step'] / per_epoch:.2f}"
-        if e.validate_every_steps is not None or self._steps % per_epoch:
+        inside = e.validate_every_steps is not None or e.max_hours is not None or self._steps % per_epoch
+        if inside or row["kind"] == "validation":
             whole += ".00"
         ranks = {"train_loss": 7, "val_loss": 6, "val_accuracy": 3, monitor: 8}
         cells = [

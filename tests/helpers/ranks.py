@@ -129,13 +129,14 @@ def reference(
     assert isinstance(e.optimizer, SGD)
     optimizer = torch.optim.SGD(model.parameters(), lr=e.optimizer.lr, momentum=e.optimizer.momentum)
     found, per_epoch = [], -(-len(index) // e.batch_size)
+    epochs: Any = e.all_epochs(per_epoch)
     for step in range(steps):
         epoch, k = divmod(step, per_epoch)
         positions = np.arange(k * e.batch_size, min((k + 1) * e.batch_size, len(index)))
         ids = order.samples(e.seed, epoch, len(index), positions)
         batch, wanted = prepare(e, images[ids], torch.from_numpy(index.labels[ids]), epoch, ids)
         for group in optimizer.param_groups:
-            group["lr"] = e.optimizer.lr * e.schedule.factor(step, per_epoch, e.all_epochs(per_epoch))
+            group["lr"] = e.optimizer.lr * e.schedule.factor(step, per_epoch, epochs)
         loss = nn.functional.cross_entropy(model(batch), wanted)
         optimizer.zero_grad()
         loss.backward()

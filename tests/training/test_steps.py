@@ -19,6 +19,7 @@ from torch import nn
 from raytrain import (
     CNN,
     DDP,
+    FSDP,
     SGD,
     Augment,
     Checkpoint,
@@ -28,6 +29,7 @@ from raytrain import (
     Digits,
     Experiment,
     Hook,
+    Parallel,
     Run,
     config,
 )
@@ -136,11 +138,15 @@ def test_losses_and_validations_are_those_of_a_plain_loop(ranks: Ranks, tmp_path
                                                Run(run).metrics("validation").to_pylist()[-1]["seconds"])  # fmt: skip
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_validations_inside_epochs_change_no_bit_of_training(ranks: Ranks, tmp_path: Path, world: int) -> None:
-    plain = on_workers(
-        replace(RISING, validate_every_steps=None, ema_decay=0.9, schedule=Constant(), optimizer=SGD(lr=0.1)), world
-    )
+@pytest.mark.parametrize(
+    ("world", "parallel"),
+    [(1, DDP()), (2, DDP(reduction="torch")), (2, FSDP()), pytest.param(4, DDP(), marks=pytest.mark.slow)],
+)
+def test_validations_inside_epochs_change_no_bit_of_training(
+    ranks: Ranks, tmp_path: Path, world: int, parallel: Parallel
+) -> None:
+    base = replace(RISING, parallel=parallel, ema_decay=0.9, schedule=Constant(), optimizer=SGD(lr=0.1))
+    plain = on_workers(replace(base, validate_every_steps=None), world)
     seen = replace(plain, validate_every_steps=7, checkpoint=Checkpoint(every_minutes=1e-9))
     first, second = new_run(tmp_path / "plain", plain), new_run(tmp_path / "seen", seen)
     ranks.run(world, train_rank, plain, first)
