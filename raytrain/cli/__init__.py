@@ -150,7 +150,7 @@ _COMMANDS = {
     "sweep": _Command("sweep", "Run a sweep", "SWEEP [--field value ...] [--out runs] [--name N]"),
     "report": _Command("report", "Show a sweep again", "SWEEP"),
     "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
-    "predict": _Command("tools", "Predict images, or a split", "RUN PATH ... [--out predictions.csv]"),
+    "predict": _Command("tools", "Predict images", "RUN PATH ... [--out predictions.csv]"),
     "export": _Command("tools", "Write the weights", "RUN FILE (.pth .safetensors .pt2)"),
     "cluster": _Command("cluster", "Start a cluster", "init KIND [--out FILE] | check FILE | up FILE"),
     "submit": _Command("jobs", "Train on a cluster", "EXPERIMENT|SWEEP --address URL [--field value ...] [--no_wait]"),
