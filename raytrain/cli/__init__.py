@@ -151,7 +151,7 @@ _COMMANDS = {
     "folds": _Command("sweep", "Cross-validate", "EXPERIMENT [--folds 5] [--field value ...] [--out runs] [--name N]"),
     "report": _Command("report", "Show a sweep again", "SWEEP"),
     "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
-    "predict": _Command("tools", "Classify images", "RUN PATH ... [--out predictions.csv]"),
+    "predict": _Command("tools", "Predict images", "RUN PATH ... [--out predictions.csv]"),
     "export": _Command("tools", "Write the weights", "RUN FILE (.pth .safetensors .pt2)"),
     "cluster": _Command("cluster", "Start a cluster", "init KIND [--out FILE] | check FILE | up FILE"),
     "submit": _Command("jobs", "Train on a cluster", "EXPERIMENT|SWEEP --address URL [--field value ...] [--no_wait]"),
