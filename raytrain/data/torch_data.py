@@ -116,7 +116,7 @@ class TorchData(Wrapped, Data):
 
     def _dataset(self, split: str) -> Any:
         """Return the dataset of a split, which each process makes once."""
-        known = self.__dict__.setdefault("_datasets", {})
+        known = vars(self).setdefault("_datasets", {})
         key = split if self._splits else ""
         if key not in known:
             name = target_of(type(self)).__name__

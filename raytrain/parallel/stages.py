@@ -66,7 +66,7 @@ class Stages(Strategy):
         """Return the rank's own: with one stream, layers of several stages would drop the same units."""
         return self.ranks.rank
 
-    def owns(self, parameter: nn.Parameter) -> bool:
+    def owns(self, parameter: torch.Tensor) -> bool:
         """Return whether it is one of this rank's stages."""
         return id(parameter) in self.mine
 

@@ -161,8 +161,8 @@ class Strategy:
 
     # State
 
-    def owns(self, parameter: nn.Parameter) -> bool:
-        """Return whether this rank has the values of a parameter, or a part of them."""
+    def owns(self, parameter: torch.Tensor) -> bool:
+        """Return whether this rank has the values of a parameter or a buffer, or a part of them."""
         return True
 
     def unshard(self, tensor: torch.Tensor) -> torch.Tensor:
