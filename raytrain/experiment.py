@@ -188,15 +188,7 @@ class Experiment:
             swa_start_epoch=(lambda epoch: 1 <= epoch <= self.epochs, f"of 1 to {self.epochs}, the last epoch"),
             seed=at_least(0),
         )
-        if self.lr_scaling != "none" and self.lr_batch_size is None:
-            raise errors.UserError(
-                f"lr_scaling {self.lr_scaling} needs lr_batch_size, the batch size that optimizer.lr was chosen for",
-                "",
-                "add --lr_batch_size N, or use --lr_scaling none",
-            )
-        if self.ema_decay is not None and self.swa_start_epoch is not None:
-            what = "ema_decay and swa_start_epoch ask for two averages of the weights"
-            raise errors.UserError(what, "in Experiment", "leave one of them out")
+        self._check_recipe()
         if self.precision == "fp16" and not self.parallel.scales:
             raise errors.UserError(
                 f"fp16's gradients cannot be scaled under {type(self.parallel).__name__}",
@@ -233,6 +225,17 @@ class Experiment:
                 "",
                 how,
             )
+
+    def _check_recipe(self) -> None:
+        if self.lr_scaling != "none" and self.lr_batch_size is None:
+            raise errors.UserError(
+                f"lr_scaling {self.lr_scaling} needs lr_batch_size, the batch size that optimizer.lr was chosen for",
+                "",
+                "add --lr_batch_size N, or use --lr_scaling none",
+            )
+        if self.ema_decay is not None and self.swa_start_epoch is not None:
+            what = "ema_decay and swa_start_epoch ask for two averages of the weights"
+            raise errors.UserError(what, "in Experiment", "leave one of them out")
 
     @property
     def lr(self) -> float:
