@@ -216,18 +216,13 @@ class Experiment:
             lr_batch_size=at_least(1),
             clip_norm=above(0),
             ema_decay=(lambda decay: 0 < decay < 1, "between 0 and 1"),
-            swa_start_epoch=(lambda epoch: 1 <= epoch <= self.epochs, f"of 1 to {self.epochs}, the last epoch"),
+            swa_start_epoch=(
+                lambda epoch: 1 <= epoch <= (self.epochs if self.steps is None else epoch),
+                f"of 1 to {self.epochs}, the last epoch",
+            ),
             seed=at_least(0),
         )
-        if self.lr_scaling != "none" and self.lr_batch_size is None:
-            raise errors.UserError(
-                f"lr_scaling {self.lr_scaling} needs lr_batch_size, the batch size that optimizer.lr was chosen for",
-                "",
-                "add --lr_batch_size N, or use --lr_scaling none",
-            )
-        if self.ema_decay is not None and self.swa_start_epoch is not None:
-            what = "ema_decay and swa_start_epoch ask for two averages of the weights"
-            raise errors.UserError(what, "in Experiment", "leave one of them out")
+        self._check_recipe()
         if self.precision == "fp16" and not self.parallel.scales:
             raise errors.UserError(
                 f"fp16's gradients cannot be scaled under {type(self.parallel).__name__}",
@@ -272,6 +267,17 @@ class Experiment:
                 "",
                 how,
             )
+
+    def _check_recipe(self) -> None:
+        if self.lr_scaling != "none" and self.lr_batch_size is None:
+            raise errors.UserError(
+                f"lr_scaling {self.lr_scaling} needs lr_batch_size, the batch size that optimizer.lr was chosen for",
+                "",
+                "add --lr_batch_size N, or use --lr_scaling none",
+            )
+        if self.ema_decay is not None and self.swa_start_epoch is not None:
+            what = "ema_decay and swa_start_epoch ask for two averages of the weights"
+            raise errors.UserError(what, "in Experiment", "leave one of them out")
 
     def all_steps(self, steps_per_epoch: int) -> int:
         """Return the optimizer steps of a whole run."""

@@ -237,10 +237,11 @@ def make(
 
 
 def _check_validations(plan: Plan) -> None:
-    """Check that a validation of `validate_every_steps` comes before the run's end.
+    """Check that a validation of `validate_every_steps`, and the end of the epoch `swa_start_epoch`, come before the
+    run's end.
 
     Raises:
-        UserError: none does.
+        UserError: they do not.
     """
     e = plan.experiment
     every, steps = e.validate_every_steps, e.all_steps(plan.steps_per_epoch)
@@ -250,6 +251,9 @@ def _check_validations(plan: Plan) -> None:
             "in Experiment",
             f"use --validate_every_steps {max(1, steps // 2)}, or leave it out: the end of the run is validated",
         )
+    if e.swa_start_epoch is not None and e.swa_start_epoch > (ends := steps // plan.steps_per_epoch):
+        what = f"swa_start_epoch is {e.swa_start_epoch} and the run has {ends} whole epochs"
+        raise errors.UserError(what, "in Experiment", "let the run be longer, or average from an earlier epoch")
 
 
 def _check_means(experiment: Experiment, module: nn.Module) -> None:

@@ -46,10 +46,10 @@ class SequentialLR(Schedule):
     """The epochs at which the second schedule and those after it begin; may be fractions."""
 
     def __post_init__(self) -> None:
-        check(self, milestones=milestone_rule)
+        check(self, milestones=(lambda epochs: not epochs or milestone_rule[0](epochs), milestone_rule[1]))
         if len(self.schedules) != len(self.milestones) + 1:
             raise errors.UserError(
-                f"{len(self.schedules)} schedules need {max(len(self.schedules) - 1, 1)} milestones between them, got "
+                f"{len(self.schedules)} schedules need {max(len(self.schedules) - 1, 0)} milestones between them, got "
                 f"{len(self.milestones)}",
                 "in SequentialLR",
                 "write SequentialLR((LinearLR(epochs=2), StepLR()), milestones=(2,))",

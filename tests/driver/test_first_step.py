@@ -292,7 +292,7 @@ def test_failing_code_in_the_first_step_is_named(capsys: Capture, tmp_path: Path
         ("Digits(), Net()", ", in Experiment (exp.py:+3); did you mean data=Digits(...)?"),
         (
             "Net(), torchvision.datasets.FakeData()",
-            "use Digits(...) or ImageFolder(...) or Mixed(...) or MNIST(...), or write data=",
+            "write `from raytrain import TorchData` and data=TorchData(torchvision.datasets.FakeData)",
         ),
         ("Net(), torchvision.datasets.MNIST", "write `from raytrain import MNIST` and data=MNIST(...)"),
         (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import raytrain
-from raytrain import ASHA, TPE, Grid, LogUniform, Run, Sweep, config
+from raytrain import ASHA, TPE, Grid, LogUniform, Run, Sweep
 from raytrain.run.experiment_file import load
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]

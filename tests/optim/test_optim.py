@@ -10,7 +10,28 @@ import pytest
 import torch
 from torch import nn
 
-from raytrain import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Optimizer, Schedule, StepLR, UserError
+from raytrain import (
+    SGD,
+    Adam,
+    AdamW,
+    Constant,
+    Cosine,
+    CosineRestarts,
+    ExponentialLR,
+    History,
+    LinearLR,
+    MultiStepLR,
+    OneCycle,
+    Optimizer,
+    Plateau,
+    PolynomialLR,
+    Schedule,
+    SequentialLR,
+    StepLR,
+    TorchSchedule,
+    UserError,
+    WarmUp,
+)
 
 Parameters = Iterable[nn.Parameter]
 
@@ -199,3 +220,138 @@ def test_one_cycle_is_torchs(steps: int, epochs: int) -> None:
         optimizer.step()
         if step + 1 < steps * epochs:
             scheduler.step()
+
+
+# Schedules as PyTorch's
+
+
+SCHEDULERS = torch.optim.lr_scheduler
+VALUES = (1.0, 1.1, 1.2, 0.9, None, 1.0, 0.95, 0.95)
+STEPS, EPOCHS = 7, 8
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "every"),
+    [
+        (MultiStepLR((2, 3)), lambda o: SCHEDULERS.MultiStepLR(o, [2, 3]), "epoch"),
+        (ExponentialLR(0.8), lambda o: SCHEDULERS.ExponentialLR(o, 0.8), "epoch"),
+        (LinearLR(0.1, 1.0, 3), lambda o: SCHEDULERS.LinearLR(o, 0.1, 1.0, 3 * STEPS), "step"),
+        (PolynomialLR(2.0), lambda o: SCHEDULERS.PolynomialLR(o, STEPS * EPOCHS, 2.0), "step"),
+        (
+            CosineRestarts(1, 2, final=0.1),
+            lambda o: SCHEDULERS.CosineAnnealingWarmRestarts(o, STEPS, 2, eta_min=0.03),
+            "step",
+        ),
+        (CosineRestarts(2), lambda o: SCHEDULERS.CosineAnnealingWarmRestarts(o, 2 * STEPS), "step"),
+        (
+            Plateau(gamma=0.5, patience=0, min_lr=0.05),
+            lambda o: SCHEDULERS.ReduceLROnPlateau(o, "min", 0.5, 0, min_lr=0.05),
+            "min",
+        ),
+        (
+            Plateau(gamma=0.5, patience=1, cooldown=1, threshold=0.2, threshold_mode="abs"),
+            lambda o: SCHEDULERS.ReduceLROnPlateau(o, "max", 0.5, 1, 0.2, "abs", 1),
+            "max",
+        ),
+        (
+            TorchSchedule(SCHEDULERS.ReduceLROnPlateau, factor=0.5, patience=0),
+            lambda o: SCHEDULERS.ReduceLROnPlateau(o, "max", 0.5, 0),
+            "max",
+        ),
+        (
+            SequentialLR((LinearLR(0.1, 1.0, 2), ExponentialLR(0.5), CosineRestarts(1)), (2, 4)),
+            lambda o: SCHEDULERS.SequentialLR(
+                o,
+                [
+                    SCHEDULERS.LinearLR(o, 0.1, 1.0, 2 * STEPS),
+                    SCHEDULERS.StepLR(o, STEPS, 0.5),
+                    SCHEDULERS.CosineAnnealingWarmRestarts(o, STEPS),
+                ],
+                [2 * STEPS, 4 * STEPS],
+            ),
+            "step",
+        ),
+        (
+            WarmUp(StepLR(2, 0.5), epochs=1),
+            lambda o: SCHEDULERS.SequentialLR(
+                o,
+                [SCHEDULERS.LinearLR(o, 1 / STEPS, 1.0, STEPS - 1), SCHEDULERS.StepLR(o, 2 * STEPS, 0.5)],
+                [STEPS],
+            ),
+            "step",
+        ),
+        (
+            TorchSchedule(SCHEDULERS.OneCycleLR, max_lr=0.5, cycle_momentum=False, every="step"),
+            lambda o: SCHEDULERS.OneCycleLR(o, 0.5, STEPS * EPOCHS, cycle_momentum=False),
+            "step",
+        ),
+        (
+            TorchSchedule(
+                SCHEDULERS.CyclicLR, base_lr=0.01, max_lr=0.5, step_size_up=5, cycle_momentum=False, every="step"
+            ),
+            lambda o: SCHEDULERS.CyclicLR(o, 0.01, 0.5, 5, cycle_momentum=False),
+            "step",
+        ),
+        (
+            TorchSchedule(SCHEDULERS.CosineAnnealingLR, T_max=EPOCHS, eta_min=0.01),
+            lambda o: SCHEDULERS.CosineAnnealingLR(o, EPOCHS, 0.01),
+            "epoch",
+        ),
+    ],
+    ids=str,
+)
+def test_a_schedule_has_the_rates_of_torchs(ours: Schedule, theirs: Callable, every: str) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3, momentum=0.9)
+    scheduler, seen, rates, found = theirs(optimizer), [], [], []
+    for step in range(STEPS * EPOCHS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        found.append(ours.lr(0.3, step, STEPS, EPOCHS, History(tuple(seen), every == "max")))
+        optimizer.step()
+        if every == "step":
+            scheduler.step()
+        elif (step + 1) % STEPS == 0:
+            value = VALUES[step // STEPS]
+            seen.append((step + 1, value))
+            scheduler.step(*([math.nan if value is None else value] if every in ("min", "max") else []))
+    assert found == pytest.approx(rates, rel=1e-9, abs=1e-12) and len({*rates}) > 1
+    whole = History(tuple(seen), every == "max")
+    again = [ours.lr(0.3, step, STEPS, EPOCHS, whole) for step in reversed(range(STEPS * EPOCHS))]
+    assert again[::-1] == found, "a function of the step, and of the validations before it"
+
+
+def test_a_plateau_after_a_warm_up_counts_from_there() -> None:
+    plateau = Plateau(gamma=0.5, patience=0)
+    history = History(((7, 1.0), (14, 2.0), (21, 3.0)))
+    assert [WarmUp(plateau, epochs=2).lr(0.4, step, 7, 9, history) for step in (0, 13, 14, 21)] == [
+        pytest.approx(rate) for rate in (0.4 / 14, 0.4, 0.4, 0.4)
+    ]
+    assert WarmUp(plateau, epochs=1).lr(0.4, 21, 7, 9, history) == 0.2
+
+
+def test_a_fraction_of_an_epoch_is_a_number_of_steps() -> None:
+    assert [PolynomialLR().factor(step, 10, 0.5) for step in (0, 4, 5)] == pytest.approx([1.0, 0.2, 0.0])
+    assert MultiStepLR((0.5, 1.25), 0.1).factor(13, 10, 2) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: MultiStepLR((3, 2)), "milestones = .* above 0 and in rising order"),
+        (lambda: MultiStepLR(()), "milestones"),
+        (lambda: Plateau(gamma=1.0), "gamma = 1.0 is out of range, in Plateau; give a value between 0 and 1"),
+        (lambda: SequentialLR((StepLR(),), (2,)), "1 schedules need 0 milestones between them, got 1"),
+        (lambda: WarmUp(StepLR(), epochs=0), "epochs = 0"),
+        (lambda: TorchSchedule(SCHEDULERS.OneCycleLR, max_lr=0.5).lr(0.1, 0, 7, 6), "give it cycle_momentum=False"),
+        (
+            lambda: TorchSchedule(SCHEDULERS.ReduceLROnPlateau, mode="max").lr(0.1, 0, 7, 6),
+            "looks for the max of task.monitor, whose best value is the min",
+        ),
+        (
+            lambda: TorchSchedule(SCHEDULERS.ReduceLROnPlateau, every="step").lr(0.1, 0, 7, 6),
+            "ReduceLROnPlateau is stepped after validations, not after steps",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()

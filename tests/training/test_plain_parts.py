@@ -56,7 +56,7 @@ def plain(e: Experiment, optimizer: Torchs, scheduler: Torchs | None = None, eve
     torch.manual_seed(order.key(e.seed, 0) >> 1)
     model = Net(widths=[12], num_classes=10)
     step_by = optimizer(model.parameters())
-    schedule = scheduler(step_by) if scheduler else None
+    schedule: Any = scheduler(step_by) if scheduler else None
     losses, rates, steps = [], [], -(-len(train) // e.batch_size)
     for epoch in range(e.epochs):
         for step in range(steps):

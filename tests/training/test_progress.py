@@ -91,3 +91,15 @@ def test_progress_is_read_from_its_json_only() -> None:
     for bad in ([], {"step": 1.0}, {"step": True}, {"more": 1}, {"seconds": math.inf}, {"best": None}, {"step": -1}):
         with pytest.raises(ValueError, match="progress"):
             Progress.from_state(bad)
+
+
+def test_the_history_of_validations_is_kept_and_checked() -> None:
+    kept = Progress(step=9, history=[[3, 0.5], [6, None], [9, 1]])
+    assert Progress.from_state(json.loads(json.dumps(vars(kept)))) == kept
+    assert Progress.from_state({"step": 3}).history == [], "as of an older version"
+    found = kept.validations(Classification())
+    assert found.values == ((3, 0.5), (6, None), (9, 1)) and found.highest_is_best
+    assert found.after(3).values == ((3, None), (6, 1))
+    for bad in ([3], [[3]], [[3, "x"]], [["3", 1.0]], [[3, math.nan]], [[3, 1.0, 2.0]], [[True, 1.0]]):
+        with pytest.raises(ValueError, match="history"):
+            Progress.from_state({"history": bad})
