@@ -23,5 +23,5 @@ def test_an_operation_that_fails_is_named_with_its_line() -> None:
     index = Digits().index()["train"]
     good = Experiment(MLP(), Digits(augment=Augment(operations=(HorizontalFlip(),))))
     assert torch.equal(read_batch(good, index, 2).images, read_batch(Experiment(MLP(), Digits()), index, 2).images)
-    with pytest.raises(UserError, match="an operation of data.augment fails: RuntimeError: .*; correct it"):
+    with pytest.raises(UserError, match=r"an operation of data\.augment fails: RuntimeError: .*; correct it"):
         read_batch(Experiment(MLP(), Digits(augment=Augment(operations=(Broken(),)))), index, 2)
