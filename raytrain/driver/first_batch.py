@@ -16,6 +16,7 @@ from raytrain.data.checks import checked_read
 from raytrain.data.prepare import Prepare
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Experiment
+from raytrain.user_code.places import calling
 
 SAMPLES = 2
 """Samples of the step; BatchNorm needs more than one."""
@@ -51,7 +52,7 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
     """Return the first samples of training, without augmentation.
 
     Raises:
-        UserError: `data.read` fails.
+        UserError: `data.read` fails, or an operation of the augmentation.
         NotTried: none of them can be read.
     """
     ids = e.sampler.samples(index, e.seed, 0, np.arange(count))
@@ -68,7 +69,11 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if index.labels is not None:
         tensors["label"] = torch.from_numpy(index.labels[ids])
-    tensors = Prepare(e.data, index).plain(tensors)
+    prepare = Prepare(e.data, index)
+    if e.data.augment.operations:  # some may be the user's
+        with calling("an operation of data.augment"):
+            prepare.augmented(tensors, ids, e.seed, 0, mixed=False)
+    tensors = prepare.plain(tensors)
     if e.data.augment.mixes:
         tensors["target"] = torch.nn.functional.one_hot(tensors["label"], len(index.classes)).float()
     return Batch(tensors, ids)
