@@ -37,7 +37,7 @@ FINETUNE = str(REPOSITORY / "experiments" / "finetune.py")
         ("--max_epochs", "--epochs"),
         ("--amp", "--precision"),
         ("--output-dir", "--out"),
-        ("--every", "--checkpoint.every_steps"),
+        ("--every", "--checkpoint.every_steps or --checkpoint.every_minutes"),
         ("--deterministic", "--parallel.strategy deterministic"),
         ("--fsdp", "--parallel.strategy fsdp"),
     ],
@@ -46,7 +46,7 @@ def test_unknown_flag_suggests_a_path(capsys: Capture, flag: str, meant: str) ->
     assert f"unknown flag {flag}; did you mean {meant}? " in fails(capsys, "train", DIGITS, flag, "1")
 
 
-@pytest.mark.parametrize("flag", ["--root", "--data.path", "--weights", "--xyz", "--data-dir", "--verbosely-wrong"])
+@pytest.mark.parametrize("flag", ["--root", "--data.path", "--lossy", "--xyz", "--data-dir", "--verbosely-wrong"])
 def test_a_flag_like_none_suggests_none(capsys: Capture, flag: str) -> None:
     assert f"unknown flag {flag}; `raytrain train" in fails(capsys, "train", DIGITS, flag, "1")
 
@@ -58,7 +58,7 @@ def test_a_flag_like_none_suggests_none(capsys: Capture, flag: str) -> None:
         (["train", DIGITS, "epochs=3"], "unexpected argument 'epochs=3'; did you mean --epochs 3? "),
         (["train", DIGITS, "--optimizer", "adam"], "where it is SGD; write `optimizer=Adam(...)` there; SGD's fields"),
         (["train", DIGITS, "--optimizer=Adam"], "--optimizer takes no value: its class is chosen in the experiment's"),
-        (["train", DIGITS, "--model", "x"], "write `model=CNN(...)` there (or MLP, SimpleModel, TorchModel, Torchvi"),
+        (["train", DIGITS, "--model", "x"], "write `model=CNN(...)` there (or MLP, SimpleModel, Timm, TorchModel, T"),
         (["train", FINETUNE, "--model", "vit"], "--model takes no value; did you mean --model.name vit?"),
         (["train", DIGITS, "--parallel", "fsdp"], "did you mean --parallel.strategy fsdp?"),
         (["train", DIGITS, "--parallel.shard_over", "2"], "use it with --parallel.strategy fsdp"),
