@@ -198,13 +198,7 @@ def make(
     experiment.task.check_data(train)
     experiment = replace(experiment, task=experiment.task.absolute())
     sample, dtype = experiment.data.sample(train), train.input.seen_as
-    check_sampler(experiment.sampler, train, experiment.seed)
-    size = experiment.sampler.size(train)
-    if experiment.data.augment.mixes and experiment.batch_size > size:
-        allowed = (
-            f"of at most {size}, the training samples of an epoch: mixup and cutmix leave a smaller batch as it is"
-        )
-        raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
+    _check_epoch(experiment, train)
     module = check_model(experiment, sample, len(train.classes), dtype)
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module)]
     begin += [] if resumed else initial_weights.check(experiment.model, module)
@@ -234,6 +228,21 @@ def make(
     _check_validations(found)
     _check_gpu_memory(found, sum(each.numel() * each.element_size() for each in module.state_dict().values()))
     return replace(found, notes=(*found.notes, *_check_budget(found)))
+
+
+def _check_epoch(experiment: Experiment, index: Index) -> None:
+    """Check the sampler, and that mixup and cutmix have a whole batch to mix.
+
+    Raises:
+        UserError: the sampler fails, or an epoch is smaller than a batch.
+    """
+    check_sampler(experiment.sampler, index, experiment.seed)
+    size = experiment.sampler.size(index)
+    if experiment.data.augment.mixes and experiment.batch_size > size:
+        allowed = (
+            f"of at most {size}, the training samples of an epoch: mixup and cutmix leave a smaller batch as it is"
+        )
+        raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
 
 
 def _check_validations(plan: Plan) -> None:

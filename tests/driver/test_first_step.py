@@ -169,7 +169,7 @@ class T(Classification):
         return {"loss": sums["losss"]}
 experiment = Experiment(Net(), Digits(), T())
 """,
-            "T.metrics fails for images float32 [64, 1, 8, 8] and labels int64 [64]: KeyError: 'losss', exp.py:+3; ",
+            "T.results fails for images float32 [64, 1, 8, 8] and labels int64 [64]: KeyError: 'losss', exp.py:+3; ",
         ),
         (
             """\
@@ -178,7 +178,7 @@ class T(Classification):
         return {"loss": 1.0}
 experiment = Experiment(Net(), Digits(), T())
 """,
-            "task.monitor is 'val_accuracy', and the metrics are val_loss, in T.metrics (exp.py:+2); return 'accuracy'",
+            "task.monitor is 'val_accuracy', and the metrics are val_loss, in T.results (exp.py:+2); return 'accuracy'",
         ),
         (
             """\
@@ -187,7 +187,7 @@ class T(Classification):
         return super().results(sums) | {"error": sums["loss"].astype("float32").sum()}
 experiment = Experiment(Net(), Digits(), T())
 """,
-            "got numpy.float32 for 'error', in T.metrics (exp.py:+2); write `float(...)` around 'error'",
+            "got numpy.float32 for 'error', in T.results (exp.py:+2); write `float(...)` around 'error'",
         ),
         (
             """\
@@ -500,7 +500,7 @@ def test_loss_that_needs_more_samples_gets_a_micro_batch(name: str) -> None:
 
 def test_metrics_that_few_samples_do_not_suit_are_a_note() -> None:
     (note,) = made(task=Rates(), batch_size=4).notes
-    assert "Rates.metrics fails for images" in note and "ZeroDivisionError" in note and "too few" in note
+    assert "Rates.results fails for images" in note and "ZeroDivisionError" in note and "too few" in note
 
 
 def test_a_model_with_batch_norm_and_dropout_is_tried() -> None:
