@@ -114,6 +114,7 @@ from raytrain.tasks.regression import Regression
 from raytrain.tasks.segmentation import Segmentation
 from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
+from raytrain.tasks.torch_metric import TorchMetric
 from raytrain.user_code import sources as _sources
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ __all__ = [
     "TensorParallel",
     "Timm",
     "TorchData",
+    "TorchMetric",
     "TorchModel",
     "TorchOptimizer",
     "TorchSchedule",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -129,3 +132,16 @@ def without_gradient(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tens
     """Return a model's outputs without a graph."""
     with torch.no_grad():
         return model(inputs)
+
+
+def measured(metric: Any, outputs: np.ndarray, target: np.ndarray) -> float | None:
+    """Return the value of a torchmetrics metric; None if it is not one number.
+
+    Args:
+        outputs, target: of all samples, [n, ...].
+    """
+    with torch.inference_mode(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as those of a class without samples, in the plan's try
+        metric.update(torch.from_numpy(outputs), torch.from_numpy(target))
+        value = metric.compute()
+    return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else None

@@ -1,0 +1,105 @@
+"""TorchMetric: values of torchmetrics over uneven batches, names, directions, JSON, mistakes, and a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from helpers.commands import fails, succeeds
+from torch import nn
+from torchmetrics import classification, regression
+
+from raytrain import CNN, Batch, Classification, Digits, Experiment, Regression, Run, Supervised, TorchMetric, UserError
+from raytrain import config as config_module
+from raytrain.tasks.metrics import Sums
+
+CODE = """
+import torchmetrics
+from raytrain import MLP, Classification, Digits, Experiment, TorchMetric
+kappa = TorchMetric(torchmetrics.classification.MulticlassCohenKappa, column="kappa")
+experiment = Experiment(MLP(hidden=(8,)), Digits(), task=Classification(metrics=(kappa,), monitor="val_kappa"))
+"""
+
+
+def measured(task: Supervised, whole: Batch) -> dict[str, float]:
+    """Return the results of batches of 100 that come in another order than their numbers."""
+    sums = Sums()
+    for start in (200, 0, 100):
+        part = slice(start, start + 100)
+        arrays = {name: array[part] for name, array in whole.arrays.items()}
+        sums.add(task.sums(nn.Identity(), Batch(arrays, whole.ids[part])))
+    return task.results(sums.reduce(torch.device("cpu")))
+
+
+def labelled() -> tuple[torch.Tensor, torch.Tensor, Batch]:
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(250, 5, generator=generator), torch.randint(0, 5, (250,), generator=generator)
+    return logits, labels, Batch({"image": logits, "label": labels}, np.arange(250))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (classification.MulticlassCohenKappa, {}),
+        (classification.MulticlassMatthewsCorrCoef, {}),
+        (classification.MulticlassAUROC, {"average": "weighted"}),
+        (classification.MulticlassHingeLoss, {"squared": True}),
+    ],
+)
+def test_values_are_torchmetrics_over_all_samples(kind: type, arguments: dict) -> None:
+    logits, labels, whole = labelled()
+    (name,) = TorchMetric(kind, **arguments).declared()
+    expected = kind(num_classes=5, **arguments)(logits, labels).item()
+    task = Classification(metrics=(TorchMetric(kind, **arguments),))
+    assert measured(task, whole)[name] == pytest.approx(expected, abs=1e-6)
+    assert task.declared()[f"val_{name}"] == ("min" if kind is classification.MulticlassHingeLoss else "max")
+
+
+def test_a_regression_has_metrics_of_torchmetrics_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, wanted = torch.randn(300, 3, generator=generator), torch.randn(300, 3, generator=generator)
+    task = Regression(target="y", metrics=(TorchMetric(regression.LogCoshError, num_outputs=3),))
+    with pytest.raises(UserError, match="LogCoshError does not compute one number"):
+        measured(task, Batch({"x": values, "y": wanted}, np.arange(300)))
+    task = Regression(target="y", metrics=(TorchMetric(regression.CosineSimilarity, reduction="mean"),))
+    expected = regression.CosineSimilarity(reduction="mean")(values, wanted).item()
+    found = measured(task, Batch({"x": values, "y": wanted}, np.arange(300)))
+    assert found["cosine_similarity"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_saved_experiment_has_the_same_metric() -> None:
+    metric = TorchMetric(classification.MulticlassFBetaScore, beta=0.5, column="f_half")
+    value = Experiment(CNN(), Digits(), task=Classification(metrics=(metric,), monitor="val_f_half"))
+    values = json.loads(json.dumps(config_module.to_dict(value)))
+    (saved,) = values["task"]["metrics"]
+    assert saved["class"] == "raytrain:TorchMetric(torchmetrics.classification:MulticlassFBetaScore)"
+    assert saved["beta"] == 0.5 and config_module.from_dict(Experiment, values, "a test") == value
+    other = config_module.replace(value, "task.metrics.0.beta", 2.0)
+    assert other.task.metrics == (TorchMetric(classification.MulticlassFBetaScore, beta=2.0, column="f_half"),)
+
+
+def test_direction_is_declared_and_never_guessed() -> None:
+    with pytest.raises(UserError, match=r"F1Score does not declare whether a higher value is better.*direction="):
+        TorchMetric(torchmetrics.F1Score, task="multiclass")
+    found = TorchMetric(torchmetrics.F1Score, task="multiclass", average="macro", direction="max")
+    logits, labels, whole = labelled()
+    expected = classification.MulticlassF1Score(num_classes=5)(logits, labels).item()
+    assert measured(Classification(metrics=(found,)), whole)["f1_score"] == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(UserError, match=r"TorchMetric takes a class derived from torchmetrics\.Metric"):
+        TorchMetric(nn.Linear)
+
+
+def test_a_run_monitors_it_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "exp.py").write_text(CODE)
+    where = ("--out", tmp_path, "--scaling.workers", "0")
+    succeeds(capsys, "train", tmp_path / "exp.py", *where, "--name", "run", "--epochs", "2")
+    succeeds(capsys, "resume", tmp_path / "run", "--epochs", "3")
+    run = Run(tmp_path / "run")
+    best = max(run.metrics()["val_kappa"].to_pylist())
+    assert run.metrics().num_rows == 3 and run.summary["val_kappa"] == best > 0
+    said = fails(capsys, "train", tmp_path / "exp.py", *where, "--task.monitor", "val_kapa")
+    assert "did you mean val_kappa?" in said
