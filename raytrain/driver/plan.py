@@ -186,7 +186,7 @@ def make(
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     module = check_model(experiment, sample, len(train.classes), dtype)
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module)]
-    begin += [] if resumed else initial_weights.check(experiment.model, module)
+    begin += [] if resumed else initial_weights.check(experiment.model, module, train.classes)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()
