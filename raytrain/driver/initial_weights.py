@@ -22,11 +22,12 @@ REPORT = "logs/weights.txt"
 """The file of a run that names all tensors, where the plan's line leaves some out."""
 
 
-def check(model: Model, module: nn.Module) -> list[str]:
+def check(model: Model, module: nn.Module, classes: tuple[str, ...]) -> list[str]:
     """Check that the model's weights are there and fit.
 
     Args:
         module: the built model; it may be changed.
+        classes: the data's.
 
     Returns:
         Notes for the plan.
@@ -34,7 +35,7 @@ def check(model: Model, module: nn.Module) -> list[str]:
     Raises:
         UserError: they are missing or do not fit.
     """
-    fit = _local(model).check_weights(module)
+    fit = _local(model, classes).check_weights(module)
     if fit is None:
         return []
     return [fit.line() + (f" (all are named in the run's {REPORT})" if fit.shortened else "")]
@@ -47,15 +48,15 @@ def pretrained(e: Experiment, train_index: Index, path: Path) -> Any:
         return None
     torch.manual_seed(order.key(e.seed, 0) >> 1)
     module = e.model.build(e.data.sample(train_index), len(train_index.classes))
-    fit = _local(e.model).load(module)
+    fit = _local(e.model, train_index.classes).load(module)
     if fit is not None and fit.shortened:
         (path / REPORT).parent.mkdir(exist_ok=True)
         write_atomically(path / REPORT, fit.text())
     return module.state_dict()
 
 
-def _local(model: Model) -> Model:
-    """Return the model with the file that a URL or a run stands for.
+def _local(model: Model, classes: tuple[str, ...]) -> Model:
+    """Return the model with the file that a URL or a run stands for; its head starts anew if the run has other classes.
 
     Raises:
         UserError: the download fails, or the run has no checkpoint.
@@ -67,5 +68,7 @@ def _local(model: Model) -> Model:
         return replace(model, weights=str(download.fetched(named)))
     if location.is_url(named) or Path(named).expanduser().is_dir():
         run = Run(named if location.is_url(named) else Path(named).expanduser())
-        return replace(model, weights=str(run.checkpoint() / layout.MODEL))
+        checkpoint = run.checkpoint()
+        other = tuple(layout.load_state(checkpoint)["classes"]) != classes
+        return replace(model, weights=str(checkpoint / layout.MODEL), **({"new_head": True} if other else {}))
     return model

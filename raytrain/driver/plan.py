@@ -201,7 +201,7 @@ def make(
     _check_epoch(experiment, train)
     module = check_model(experiment, sample, len(train.classes), dtype)
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module)]
-    begin += [] if resumed else initial_weights.check(experiment.model, module)
+    begin += [] if resumed else initial_weights.check(experiment.model, module, train.classes)
     begin += check_sides(experiment, module, sample, dtype)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)

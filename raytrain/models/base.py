@@ -27,18 +27,22 @@ class Model:
     """Weights to start from: none; a file of a state dict or a checkpoint (.pth, .pt, .ckpt, .safetensors); a run (its
     best checkpoint); a URL of either (http, s3 and what else pyarrow opens); for models of torchvision and timm also
     cached (their library's download folder, if they are there) or hub (download them)."""
+    new_head: bool = dataclasses.field(default=False, kw_only=True)
+    """Start the last layer from random weights even where `weights` have one of its shape: for other classes of the
+    same number. Without it, that is done for a run of other classes."""
 
     weights_whole: ClassVar[bool] = False
     """Whether weights must have all tensors but the head's. If not, others may be missing, and the plan names them."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make a field `weights` of a subclass's own keyword-only: in a dataclass it would come first, as in the base
-        class, so that positional arguments would mean other fields."""
+        """Make fields of a subclass with the names above keyword-only: in a dataclass they would come first, as in
+        the base class, so that positional arguments would mean other fields."""
         super().__init_subclass__(**options)
-        default = cls.__dict__.get("weights", dataclasses.MISSING)
-        annotation = inspect.get_annotations(cls).get("weights", "ClassVar")
-        if "ClassVar" not in str(annotation) and not isinstance(default, dataclasses.Field):
-            cls.weights = dataclasses.field(default=default, kw_only=True)
+        for name in ("weights", "new_head"):
+            default = cls.__dict__.get(name, dataclasses.MISSING)
+            annotation = inspect.get_annotations(cls).get(name, "ClassVar")
+            if "ClassVar" not in str(annotation) and not isinstance(default, dataclasses.Field):
+                setattr(cls, name, dataclasses.field(default=default, kw_only=True))
 
     def build(self, sample: Any, classes: int) -> nn.Module:
         """Return the module, initialised with PyTorch's global generator.
@@ -123,7 +127,8 @@ class Model:
         found = self.weights_state(module) if self.declares_weights else None
         if found is None:
             return None
-        return _weights().fill(module, *found, self.weights_head(module), self.weights_whole, assign)
+        head = self.weights_head(module)
+        return _weights().fill(module, *found, head, self.weights_whole, self.new_head, assign)
 
 
 def torch_nn():

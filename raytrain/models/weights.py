@@ -33,24 +33,24 @@ class Fit:
     Attributes:
         source: where the state dict comes from.
         filled: the number of tensors that were filled.
-        other_shape: names of the module's tensors that keep their values, since the source has another shape.
+        anew: names of the module's tensors that keep their values: of another shape in the source, or of a new head.
         missing: names of the module's tensors that the source lacks.
         unused: the source's own names of tensors for which the module has no place.
     """
 
     source: str
     filled: int
-    other_shape: tuple[str, ...]
+    anew: tuple[str, ...]
     missing: tuple[str, ...]
     unused: tuple[str, ...]
 
     def line(self, shown: int = 4) -> str:
         """Return what the plan says, with at most `shown` names of each kind."""
-        every = self.filled + len(self.other_shape) + len(self.missing)
+        every = self.filled + len(self.anew) + len(self.missing)
         text = f"{self.filled} of {every} tensors start from {self.source}"
         for what, names in (
-            ("random, since it has another shape", self.other_shape),
-            ("random, since it is not there", self.missing),
+            ("random, of another shape or a new head", self.anew),
+            ("random, not there", self.missing),
             ("unused", self.unused),
         ):
             text += f"; {what}: {errors.listed(names, shown)}" if names else ""
@@ -59,12 +59,12 @@ class Fit:
     @property
     def shortened(self) -> bool:
         """Whether `line` leaves names out."""
-        return self.line() != self.line(max(map(len, (self.other_shape, self.missing, self.unused))))
+        return self.line() != self.line(max(map(len, (self.anew, self.missing, self.unused))))
 
     def text(self) -> str:
         """Return all names, a line each."""
         lines = [f"{self.filled} tensors start from {self.source}"]
-        for what, names in (("another shape", self.other_shape), ("missing", self.missing), ("unused", self.unused)):
+        for what, names in (("anew", self.anew), ("missing", self.missing), ("unused", self.unused)):
             lines += [f"{what}: {name}" for name in names]
         return "\n".join(lines) + "\n"
 
@@ -99,7 +99,13 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 
 
 def fill(
-    module: nn.Module, state: dict[str, torch.Tensor], source: str, head: tuple[str, ...], whole: bool, assign: bool
+    module: nn.Module,
+    state: dict[str, torch.Tensor],
+    source: str,
+    head: tuple[str, ...],
+    whole: bool,
+    new_head: bool,
+    assign: bool,
 ) -> Fit:
     """Load a state dict into a module, in place. Tensors of a head for other classes are left out.
 
@@ -109,6 +115,7 @@ def fill(
         source: for errors and the report.
         head: the names of the module's head, its last layers.
         whole: whether all tensors but the head's must be there.
+        new_head: whether to leave the head out.
         assign: put the state dict's tensors in the place of the module's, as for a module on the meta device.
 
     Raises:
@@ -118,7 +125,9 @@ def fill(
     heads = tuple(f"{name}." if name else "" for name in head)
     moved, names, unused = _renamed(state, own)
     shapes = {name for name, value in moved.items() if name in own and value.shape != own[name].shape}
-    if any(name.startswith(heads) for name in shapes):  # not the bias of one head and the weights of another
+    if new_head or any(
+        name.startswith(heads) for name in shapes
+    ):  # not the bias of one head and the weights of another
         shapes |= {name for name in moved if name in own and name.startswith(heads)}
     for name in shapes:
         del moved[name]

@@ -23,6 +23,7 @@ from raytrain.driver import download, initial_weights
 __all__ = ["finished", "no_runs", "without_ray"]
 
 Tensors = dict[str, torch.Tensor]
+DIGITS = tuple("0123456789")
 
 
 def started(model: CNN, folder: Path) -> Tensors | None:
@@ -45,13 +46,25 @@ def test_a_run_gives_its_best_checkpoint(finished: Run, tmp_path: Path) -> None:
     best, last = (load_model(finished.checkpoint(which)) for which in ("best", "last"))
     assert same(started(model, tmp_path), best) and not same(best, last)
     assert same(started(replace(model, weights=f"file://{finished.path}"), tmp_path), best), "also at a URL"
-    (note,) = initial_weights.check(model, model.build((1, 8, 8), 10))
+    (note,) = initial_weights.check(model, model.build((1, 8, 8), 10), DIGITS)
     assert note.startswith(f"{len(best)} of {len(best)} tensors start from {finished.path}/checkpoints/step_")
     assert not (tmp_path / "logs").exists()
 
 
+def test_a_head_for_other_classes_starts_anew(finished: Run, tmp_path: Path) -> None:
+    model = replace(VALUE.model, weights=str(finished.path))
+    best, index = load_model(finished.checkpoint()), Digits().index()["train"]
+    other = replace(index, classes=tuple("abcdefghij"))
+    for one, which in ((model, other), (replace(model, new_head=True), index)):
+        found = initial_weights.pretrained(Experiment(model=one, data=Digits()), which, tmp_path)
+        anew = [name for name, value in found.items() if not torch.equal(value, best[name])]
+        assert anew == ["5.weight", "5.bias"]
+        (note,) = initial_weights.check(one, one.build((1, 8, 8), 10), which.classes)
+        assert "random, of another shape or a new head: 5.weight, 5.bias" in note
+
+
 def test_no_weights_are_none(tmp_path: Path) -> None:
-    assert started(CNN(), tmp_path) is None and initial_weights.check(CNN(), CNN().build((1, 8, 8), 10)) == []
+    assert started(CNN(), tmp_path) is None and initial_weights.check(CNN(), CNN().build((1, 8, 8), 10), ()) == []
 
 
 def test_a_damaged_run_and_a_sweep_are_refused(finished: Run, tmp_path: Path) -> None:
@@ -75,7 +88,7 @@ def test_a_file_lists_what_the_plan_leaves_out(tmp_path: Path) -> None:
     part = {name: value for name, value in wide.build((1, 8, 8), 10).state_dict().items() if name < "9"}
     torch.save({**part, **{f"extra.{n}": torch.zeros(1) for n in range(9)}}, tmp_path / "w.pth")
     model = replace(wide, weights=str(tmp_path / "w.pth"))
-    (note,) = initial_weights.check(model, wide.build((1, 8, 8), 10))
+    (note,) = initial_weights.check(model, wide.build((1, 8, 8), 10), DIGITS)
     assert note.endswith(
         "unused: extra.0, extra.1, extra.2, extra.3 and 5 more (all are named in the run's logs/weights.txt)"
     )

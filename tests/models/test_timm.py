@@ -55,7 +55,7 @@ def test_a_timm_file_with_averages_and_arguments_fills_all_but_the_head(tmp_path
         model = Timm("resnet18", weights=file)
         module = model.build(SAMPLE, classes)
         fit = model.load(module)
-        assert fit is not None and fit.other_shape == (() if classes == 7 else ("fc.weight", "fc.bias"))
+        assert fit is not None and fit.anew == (() if classes == 7 else ("fc.weight", "fc.bias"))
         assert torch.equal(module.state_dict()["conv1.weight"], averaged.module.state_dict()["conv1.weight"])
     assert same(module, averaged.module) is False and not fit.missing
     with pytest.raises(UserError, match="tensors are missing"):
@@ -84,7 +84,7 @@ def test_cached_weights_are_fitted_to_channels_and_size(
     for channels, side in ((3, 160), (1, 64)):
         module = model.build((channels, side, side), 5)
         fit = model.load(module)
-        assert fit is not None and not fit.missing and len(fit.other_shape) == 2
+        assert fit is not None and not fit.missing and len(fit.anew) == 2
         state, source = module.state_dict(), trained.state_dict()
         stem = "conv1.weight" if name == "resnet18" else "patch_embed.proj.weight"
         wanted = source[stem] if channels == 3 else source[stem].sum(1, keepdim=True)

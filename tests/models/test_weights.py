@@ -107,9 +107,9 @@ def test_a_head_for_other_classes_starts_anew(tmp_path: Path, trained: State, su
     start = NET.build(SAMPLE, 4).state_dict()
     for name, value in module.state_dict().items():
         assert torch.equal(value, (start if name.startswith("classifier.1.") else trained)[name])
-    assert fit.other_shape == ("classifier.1.weight", "classifier.1.bias")
+    assert fit.anew == ("classifier.1.weight", "classifier.1.bias")
     assert fit.line() == (
-        f"50 of 52 tensors start from {file}; random, since it has another shape: classifier.1.weight, "
+        f"50 of 52 tensors start from {file}; random, of another shape or a new head: classifier.1.weight, "
         "classifier.1.bias"
     )
 
@@ -117,7 +117,7 @@ def test_a_head_for_other_classes_starts_anew(tmp_path: Path, trained: State, su
 def test_a_bias_is_not_taken_without_its_weights(tmp_path: Path) -> None:
     file = saved(tmp_path / "w.pt", MLP(hidden=(8, 6)).build((1, 4, 4), 10).state_dict())
     module, fit = loaded(MLP(hidden=(8, 5), weights=file), sample=(1, 4, 4))
-    assert {"5.weight", "5.bias"} <= {*fit.other_shape} and fit.filled == 2
+    assert {"5.weight", "5.bias"} <= {*fit.anew} and fit.filled == 2
     torch.manual_seed(0)
     assert torch.equal(module.state_dict()["5.bias"], MLP(hidden=(8, 5)).build((1, 4, 4), 10).state_dict()["5.bias"])
 
@@ -147,7 +147,7 @@ def test_weights_of_a_part_find_their_place(tmp_path: Path, trained: State, pref
     module, fit = loaded(Own(weights=saved(tmp_path / "w.pth", {"state_dict": prefixed(trained, prefix)})), 3)
     found = {name: value for name, value in module.state_dict().items() if name.startswith("backbone.")}
     assert all(torch.equal(value, trained[name.removeprefix("backbone.")]) for name, value in found.items())
-    assert fit.missing == ("decoder.weight", "decoder.bias", "head.weight", "head.bias") and not fit.other_shape
+    assert fit.missing == ("decoder.weight", "decoder.bias", "head.weight", "head.bias") and not fit.anew
 
 
 def test_a_part_of_a_file_is_enough(tmp_path: Path, trained: State) -> None:
