@@ -69,8 +69,11 @@ def reads(experiment: Experiment) -> str:
     """Return what decides which images are read, as text: trials for which it is the same share them."""
     data = replace(experiment.data, augment=Augment())
     values = config.to_dict(data) | {"class": type(data).__qualname__}
-    if data.folds == Folds():  # sweeps from before there were folds have these texts as keys
+    # Sweeps of older versions have these texts as keys, without the fields that were added since.
+    if data.folds == Folds():
         del values["folds"]
+    for name in ("operations", "progressive"):
+        del values["augment"][name]
     return json.dumps(values, sort_keys=True)
 
 
