@@ -272,7 +272,7 @@ def _made(wrapper: Wrapper, target: Any, more: frozenset[tuple[str, Any]]) -> ty
         for name in wraps.derived[:1]:
             hints[name], values[name] = int | None, None
     hints = {name: hint for name, hint in hints.items() if name not in dict(wraps.hidden)}
-    own = {field.name for field in dataclasses.fields(wrapper)} - {*wraps.shared}
+    own = {field.name for field in dataclasses.fields(wrapper)} - {*wraps.shared}  # type: ignore[arg-type]
     optional = {name for name in hints if not (name in found.arguments and found.arguments[name].required)}
     # An optional argument with the name of a field, such as torchvision's `weights`, keeps its default.
     hints = {name: hint for name, hint in hints.items() if name not in own & optional}
