@@ -5,8 +5,9 @@
         --epochs 4 --optimizer.lr 0.005 --model.weights runs/pretrained --freeze '[0-5].*'
 
 The second command trains a new head on frozen convolutions. With `--unfreeze_epoch 2` in place of `--freeze`, the
-convolutions are trained too after two epochs; without weights and with `--optimizer.lr 0.01`, the best of 0.003, 0.01 and
-0.03, all is learnt from the 50 images. Accuracy on 1,000 test images in the last epoch, the mean of `--data.draw` 0 to 4:
+convolutions are trained too after two epochs; without weights and with `--optimizer.lr 0.01`, the best of 0.003, 0.01
+and 0.03, all is learnt from the 50 images. Accuracy on 1,000 test images in the last epoch, the mean of `--data.draw`
+0 to 4:
 
     pretrained on 0 to 4 (validated on these)    0.997
     5 to 9 from scratch                          0.815
