@@ -19,6 +19,7 @@ from raytrain.data import Index
 from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
 from raytrain.data.transforms import DRAWS, Normalise, crop_and_flip
+from raytrain.driver.initial_weights import pretrained
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer
 
@@ -85,7 +86,8 @@ def train_rank(
         for split in ("train", "val")
     }
     ranks = RankContext(rank, world, torch.device("cpu"))
-    return Trainer(experiment, run, indices, readers, None, ranks, time.time(), hooks=hooks).fit()
+    weights = pretrained(experiment, indices["train"], run)
+    return Trainer(experiment, run, indices, readers, weights, ranks, time.time(), hooks=hooks).fit()
 
 
 def new_run(folder: Path, experiment: Experiment) -> Path:
