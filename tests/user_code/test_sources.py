@@ -106,7 +106,7 @@ def test_experiment_travels_with_what_is_pickled_by_name(project: Path, tmp_path
         """,
         tmp_path,
     )
-    assert said.splitlines() == ["Experiment Net(weights='none', width=8) 1 1 MyIndex 3", "10", "True"]
+    assert said.splitlines() == ["Experiment Net(weights='none', new_head=False, width=8) 1 1 MyIndex 3", "10", "True"]
 
 
 def test_what_a_source_has_opened_does_not_travel(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_missing_file_of_an_experiment_is_named(project: Path, tmp_path: Path) -
     run = saved(value, source, tmp_path / "run")
     assert (
         elsewhere(f"from raytrain import Run; print(Run({str(run)!r}).experiment.model)", tmp_path)
-        == "Net(weights='none', width=8)"
+        == "Net(weights='none', new_head=False, width=8)"
     )
     shutil.rmtree(project)
     code = f"""
@@ -366,7 +366,7 @@ def test_scripts_modules_are_kept_and_its_classes_unchanged(project: Path, tmp_p
     assert done.stdout == "True True True\n", done.stderr
     shutil.rmtree(project)
     code = f"from raytrain import Run; e = Run({str(run)!r}).experiment; print(e.model, e.data, e.task)"
-    assert elsewhere(code, tmp_path).startswith("Net(weights='none', width=4) Mine(")
+    assert elsewhere(code, tmp_path).startswith("Net(weights='none', new_head=False, width=4) Mine(")
 
 
 def test_class_of_another_module_survives_a_load(

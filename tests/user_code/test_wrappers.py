@@ -45,7 +45,7 @@ E = Experiment(
 
 
 def test_a_value_has_the_fields_of_the_signature_and_builds_the_module() -> None:
-    assert config.paths(NET) == ["weights", "width", "widths", "num_classes"]
+    assert config.paths(NET) == ["weights", "new_head", "width", "widths", "num_classes"]
     assert repr(NET) == "TorchModel(Net, width=12)" and NET == TorchModel(parts.Net, width=12)
     shapes = [list(p.shape) for p in NET.build((1, 8, 8), 10).parameters()]
     assert shapes == [[8, 64], [8], [12, 8], [12], [10, 12], [10]], "num_classes is the data's"
@@ -54,13 +54,13 @@ def test_a_value_has_the_fields_of_the_signature_and_builds_the_module() -> None
 
 
 def test_functions_with_open_arguments_take_what_they_are_given() -> None:
-    value = TorchModel(parts.net, depth=2, scale=[3, 4], width=5)
-    assert config.to_dict(value) == {"weights": "none", "depth": 2, "name": None, "scale": [3, 4], "width": 5}
+    value, unset = TorchModel(parts.net, depth=2, scale=[3, 4], width=5), {"weights": "none", "new_head": False}
+    assert config.to_dict(value) == {**unset, "depth": 2, "name": None, "scale": [3, 4], "width": 5}
     assert len(list(value.build((1, 8, 8), 10).parameters())) == 8
     assert replace(value, name="x", depth=1.0).name == "x", "what has no annotation may be any scalar"
     resnet = TorchModel(torchvision.models.resnet18)
     assert resnet.build((3, 32, 32), 7).fc.out_features == 7
-    assert config.paths(TorchModel(torchvision.models.ResNet, block=1, layers=[1]))[1:3] == ["block", "layers"]
+    assert config.paths(TorchModel(torchvision.models.ResNet, block=1, layers=[1]))[2:4] == ["block", "layers"]
     squeezenet = TorchModel(torchvision.models.squeezenet1_1, dropout=0.1)
     assert squeezenet.build((3, 64, 64), 2).num_classes == 2, "its own `weights` keeps its default"
 
@@ -70,6 +70,7 @@ def test_json_names_the_target_and_gives_the_same_value(tmp_path: Path) -> None:
     assert values["model"] == {
         "class": "raytrain:TorchModel(helpers.plain_parts:Net)",
         "weights": "none",
+        "new_head": False,
         "width": 12,
         "widths": [8],
         "num_classes": None,
