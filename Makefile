@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test slow-test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-check bench-smoke clean
+.PHONY: setup train test slow-test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-augmentation bench-check bench-smoke clean
 
 setup: $(VENV)/.ready
 
@@ -70,6 +70,10 @@ bench-deterministic: setup
 
 bench-checkpoints: setup
 	$(BIN)/python benchmarks/checkpoints.py $(BENCH)
+
+# Augmentation by operations against torchvision v2, image by image.
+bench-augmentation: setup
+	$(BIN)/python benchmarks/augmentation.py $(BENCH)
 
 bench-check: setup
 	$(BIN)/python benchmarks/regression.py

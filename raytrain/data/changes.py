@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from raytrain import errors
-from raytrain.data.geometry import resized
+from raytrain.data.geometry import centre, resized
 from raytrain.data.operation import Operation
 
 Draws = Sequence[np.ndarray]
@@ -82,12 +82,15 @@ def _floats(images: torch.Tensor) -> torch.Tensor:
 
 
 def _centre(values: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return the middle `height` x `width` of [n, c, h, w]."""
+    """Return the middle `height` x `width` of what operations return, [n, c, h, w].
+
+    Raises:
+        UserError: it is smaller.
+    """
     has_height, has_width = values.shape[2:]
     if has_height < height or has_width < width:
         what = (
             f"operations leave {has_height} x {has_width} pixels, less than the {height} x {width} that the model sees"
         )
         raise errors.UserError(what, "in data.augment.operations", "let each return images of at least that size")
-    top, left = (has_height - height) // 2, (has_width - width) // 2
-    return values[:, :, top : top + height, left : left + width]
+    return centre(values, height, width)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch.nn.functional import grid_sample, interpolate, pad
 
-Interpolation = Literal["nearest", "bilinear"]
+from raytrain.data.operation import Interpolation
+
 Padding = Literal["constant", "edge", "reflect"]
 _ATTEMPTS = 10
 BOX_DRAWS = 2 * _ATTEMPTS + 2
@@ -199,3 +200,11 @@ def _blended(values: torch.Tensor, grid: torch.Tensor, fill: float) -> torch.Ten
     )
     share = found[:, -1:]
     return found[:, :-1].sub_(fill).mul_(share).add_(fill)  # as torchvision does it
+
+
+def centre(values: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return the middle `height` x `width` of [n, c, h, w]."""
+    if tuple(values.shape[2:]) == (height, width):
+        return values
+    top, left = (values.shape[2] - height) // 2, (values.shape[3] - width) // 2
+    return values[:, :, top : top + height, left : left + width]

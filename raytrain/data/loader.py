@@ -124,7 +124,6 @@ class Loader:
         shards: the number of shards of the rank's part of a batch; None does not cut it.
         on_device: whether to keep all arrays on the device; by default on a GPU with enough memory.
         sampler: which samples an epoch has, in training.
-        epochs: the number of epochs, on which the size of images may depend.
     """
 
     def __init__(
@@ -142,9 +141,9 @@ class Loader:
         shards: int | None = None,
         on_device: bool | None = None,
         sampler: Sampler = Sampler(),
-        epochs: int = 1,
     ):
-        self.epochs = epochs
+        self.epochs = 1
+        """Epochs of the run, on which the size of images may depend; its trainer sets the number."""
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.draw = drawing(sampler, index) if train else None
         size = sampler.size(index) if train else len(index)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from raytrain import errors
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
     from raytrain.data.source import Field
+
+Interpolation = Literal["nearest", "bilinear"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,17 @@ class Operation:
         Raises:
             UserError: it cannot.
         """
+
+
+def check_channels(image: Field, operation: Operation) -> None:
+    """Check that images are grey or RGB.
+
+    Raises:
+        UserError: they have another number of channels.
+    """
+    if image.shape[0] not in (1, 3):
+        raise errors.UserError(
+            f"{type(operation).__name__} takes images of 1 or 3 channels, and {image.name!r} has {image.shape[0]}",
+            "in data.augment.operations",
+            "leave it out: operations of geometry take any number of channels",
+        )

@@ -10,7 +10,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.config import Rule, at_least, check
 from raytrain.data.late import with_torch
-from raytrain.data.operation import Operation
+from raytrain.data.operation import Interpolation, Operation, check_channels
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +27,6 @@ _ANGLES: Rule = (
     "of at least 0, or with low <= high",
 )
 _BOX_DRAWS = 22
-Interpolation = Literal["nearest", "bilinear"]
-Fill = float
 Range = float | tuple[float, float]
 
 
@@ -38,7 +36,7 @@ class RandomCrop(Operation):
 
     padding: int = 0
     """Pixels added on each side before."""
-    fill: Fill = 0.0
+    fill: float = 0.0
     """Value of padded pixels, from 0 to 1; masks have a fill of their own."""
     padding_mode: Literal["constant", "edge", "reflect"] = "constant"
     """What is added: `fill`, the edge's pixels, or the image's reflection."""
@@ -144,7 +142,7 @@ class RandomAffine(Operation):
     """Range of the shear along x in degrees, and with four numbers also along y; a number d is (-d, d)."""
     interpolation: Interpolation = "nearest"
     """How images are sampled; masks take the nearest value."""
-    fill: Fill = 0.0
+    fill: float = 0.0
     """Value of what lies outside of the image, from 0 to 1; masks have a fill of their own."""
 
     draws: ClassVar[int] = 6
@@ -184,7 +182,7 @@ class RandomRotation(Operation):
     """Range of the angle in degrees, counter-clockwise; a number d is (-d, d)."""
     interpolation: Interpolation = "nearest"
     """How images are sampled; masks take the nearest value."""
-    fill: Fill = 0.0
+    fill: float = 0.0
     """Value of what lies outside of the image, from 0 to 1; masks have a fill of their own."""
 
     draws: ClassVar[int] = 1
@@ -231,7 +229,7 @@ class ColorJitter(Operation):
 
     def check(self, image: Field, masks: tuple[str, ...]) -> None:
         """Check the number of channels."""
-        _check_colours(image, self)
+        check_channels(image, self)
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return the images with other colours."""
@@ -265,7 +263,7 @@ class RandomGrayscale(Operation):
 
     def check(self, image: Field, masks: tuple[str, ...]) -> None:
         """Check the number of channels."""
-        _check_colours(image, self)
+        check_channels(image, self)
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return the images, some of them grey."""
@@ -352,15 +350,6 @@ def _between(draws: np.ndarray, ends: Range, around: float | None = None) -> np.
         ends = max(around - ends, 0.0) if around else -ends, around + ends
     low, high = ends
     return low + draws * (high - low)
-
-
-def _check_colours(image: Field, operation: Operation) -> None:
-    if image.shape[0] not in (1, 3):
-        raise errors.UserError(
-            f"{type(operation).__name__} takes images of 1 or 3 channels, and {image.name!r} has {image.shape[0]}",
-            "in data.augment.operations",
-            "leave it out: operations of geometry take any number of channels",
-        )
 
 
 def _too_large(name: str, value: int, image: Field, operation: Operation) -> errors.UserError:

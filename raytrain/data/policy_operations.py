@@ -11,8 +11,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.config import above, at_least, check
 from raytrain.data.late import with_torch
-from raytrain.data.operation import Operation
-from raytrain.data.operations import Fill, Interpolation
+from raytrain.data.operation import Interpolation, Operation, check_channels
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +30,7 @@ class _Policy(Operation):
         if image.dtype != "uint8":
             how = "leave it out: ColorJitter and operations of geometry take floats"
             raise errors.UserError(f"{name} changes images of uint8, and {image.name!r} is {image.dtype}", where, how)
-        if image.shape[0] not in (1, 3):
-            what = f"{name} takes images of 1 or 3 channels, and {image.name!r} has {image.shape[0]}"
-            raise errors.UserError(what, where, "leave it out")
+        check_channels(image, self)
         if masks:
             what = f"{name} rotates and shifts images, and would leave the mask {masks[0]!r} where it is"
             raise errors.UserError(what, where, "use RandomAffine and ColorJitter in its place")
@@ -51,7 +48,7 @@ class RandAugment(_Policy):
     """Number of strengths."""
     interpolation: Interpolation = "nearest"
     """How moved images are sampled."""
-    fill: Fill = 0.0
+    fill: float = 0.0
     """Value of what lies outside of a moved image, from 0 to 1."""
 
     def __post_init__(self) -> None:
@@ -82,7 +79,7 @@ class TrivialAugmentWide(_Policy):
     """Number of strengths."""
     interpolation: Interpolation = "nearest"
     """How moved images are sampled."""
-    fill: Fill = 0.0
+    fill: float = 0.0
     """Value of what lies outside of a moved image, from 0 to 1."""
 
     draws: ClassVar[int] = 3
@@ -115,7 +112,7 @@ class AugMix(_Policy):
     """Whether to change brightness, contrast, saturation and sharpness too."""
     interpolation: Interpolation = "bilinear"
     """How moved images are sampled."""
-    fill: Fill = 0.0
+    fill: float = 0.0
     """Value of what lies outside of a moved image, from 0 to 1."""
 
     def __post_init__(self) -> None:

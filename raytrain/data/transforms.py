@@ -9,6 +9,7 @@ import torch
 
 from raytrain import order
 from raytrain.data.augment import Augment
+from raytrain.data.geometry import centre
 
 DRAWS = 5
 """Random numbers of an image: two for the place of the crop, two for its size, one for the flip."""
@@ -163,10 +164,7 @@ def with_torchvision():
 
 def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:
     """Return the middle `side` x `side` of [n, c, h, w]; all of it for None."""
-    if side is None or tuple(images.shape[2:]) == (side, side):
-        return images
-    top, left = (images.shape[2] - side) // 2, (images.shape[3] - side) // 2
-    return images[:, :, top : top + side, left : left + side]
+    return images if side is None else centre(images, side, side)
 
 
 def full_range(dtype: str) -> int:

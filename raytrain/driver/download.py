@@ -53,11 +53,9 @@ def fetched(url: str) -> Path:
 def _kept(file: Path) -> str | None:
     """Return the hash of a file that was downloaded earlier; None if there is none, or it has changed."""
     with contextlib.suppress(OSError):
-        known, found = _note(file).read_text(), hashlib.sha256()
+        known = _note(file).read_text()
         with open(file, "rb") as opened:
-            while piece := opened.read(_CHUNK):
-                found.update(piece)
-        return known if known == found.hexdigest() else None
+            return known if known == hashlib.file_digest(opened, "sha256").hexdigest() else None
     return None
 
 

@@ -225,7 +225,7 @@ def make(
     if (experiment.unfreeze_epoch or 0) >= found.epochs:
         note = f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"
         found = replace(found, notes=(*found.notes, note))
-    _check_validations(found)
+    _check_length(found)
     _check_gpu_memory(found, sum(each.numel() * each.element_size() for each in module.state_dict().values()))
     return replace(found, notes=(*found.notes, *_check_budget(found)))
 
@@ -245,7 +245,7 @@ def _check_epoch(experiment: Experiment, index: Index) -> None:
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
 
 
-def _check_validations(plan: Plan) -> None:
+def _check_length(plan: Plan) -> None:
     """Check that a validation of `validate_every_steps`, and the end of the epoch `swa_start_epoch`, come before the
     run's end.
 

@@ -30,6 +30,7 @@ class TorchModel(Wrapped, Model):
         ("torch.nn", "Module"),
         functions=("torchvision.models.", "timm."),
         derived=("num_classes", "classes"),
+        replaced=("weights",),
     )
     """What it wraps."""
 

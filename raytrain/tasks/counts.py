@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from raytrain import errors
-from raytrain.config import Rule, at_least, check
+from raytrain.config import Rule
 from raytrain.data.batch import Batch
-from raytrain.tasks.metric import Direction, Kind, Metric
+from raytrain.tasks.metric import ClassMetric, Direction, Kind, Metric
 
 if TYPE_CHECKING:
     import torch
@@ -85,40 +85,19 @@ def check_weights(field: str, weights: tuple[float, ...], classes: int) -> None:
         raise errors.UserError(what, f"in task.{field}", f"give {classes} numbers, in the classes' order")
 
 
-def no_such_class(metric: Metric, of: int, classes: int) -> errors.UserError:
-    """Return the error for a metric of a class that there is not."""
-    what = f"{type(metric).__name__}(of={of}) names a class that there is not: the {classes} classes are 0 to"
-    return errors.UserError(f"{what} {classes - 1}", "in task.metrics", "give the number of a class")
-
-
 @dataclass(frozen=True)
-class _Ratio(Metric):
+class _Ratio(ClassMetric):
     """A ratio of counts, averaged over classes."""
 
     takes: ClassVar[tuple[Kind, ...]] = ("label", "labels", "mask")
-    word: ClassVar[str] = ""
 
     average: Literal["macro", "micro"] = "macro"
     """macro is the mean over the classes that occur in labels or answers; micro counts all classes together."""
-    of: int | None = None
-    """The number of one class, to measure it alone; None averages over all."""
-
-    def __post_init__(self) -> None:
-        check(self, of=at_least(0))
 
     @property
     def name(self) -> str:
         """The value's name, such as macro_f1, or f1_3 for class 3."""
-        return f"{self.average}_{self.word}" if self.of is None else f"{self.word}_{self.of}"
-
-    def declared(self) -> Mapping[str, Direction]:
-        """Return the value's name; the highest value is the best."""
-        return {self.name: "max"}
-
-    def check_classes(self, classes: int) -> None:
-        """Check that there is the class `of`."""
-        if self.of is not None and self.of >= classes:
-            raise no_such_class(self, self.of, classes)
+        return f"{self.average}_{self.word}" if self.of is None else super().name
 
     def sums(self, outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the counts of each class."""

@@ -8,44 +8,21 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from raytrain.config import at_least, check
 from raytrain.data.batch import Batch
-from raytrain.tasks.counts import no_such_class
-from raytrain.tasks.metric import Direction, Kind, Metric
+from raytrain.tasks.metric import ClassMetric, Kind
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class _Area(Metric):
+class _Area(ClassMetric):
     """An area below a curve: each class against the others, averaged over the classes that have an area.
 
     Keeps the scores of all samples, 4 bytes for each sample and class, on every rank while it evaluates.
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("label", "labels")
-    word: ClassVar[str] = ""
-
-    of: int | None = None
-    """The number of one class, such as 1 for the second of two, to measure it alone; None averages over all."""
-
-    def __post_init__(self) -> None:
-        check(self, of=at_least(0))
-
-    @property
-    def name(self) -> str:
-        """The value's name, such as auroc, or auroc_3 for class 3."""
-        return self.word if self.of is None else f"{self.word}_{self.of}"
-
-    def declared(self) -> Mapping[str, Direction]:
-        """Return the value's name; the highest value is the best."""
-        return {self.name: "max"}
-
-    def check_classes(self, classes: int) -> None:
-        """Check that there is the class `of`."""
-        if self.of is not None and self.of >= classes:
-            raise no_such_class(self, self.of, classes)
 
     def samples(self, outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the scores, float32 [n, classes] or [n, 1] for one class, and whether each is true, bool of that

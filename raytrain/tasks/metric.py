@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from raytrain.config import check
+from raytrain import errors
+from raytrain.config import at_least, check
 from raytrain.data.batch import Batch
 
 if TYPE_CHECKING:
@@ -75,3 +76,34 @@ class Metric:
                 gave them.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a values(found)")
+
+
+@dataclass(frozen=True)
+class ClassMetric(Metric):
+    """The base of metrics of each class, of which the value is one class's or an average."""
+
+    word: ClassVar[str] = ""
+    """The metric's part of the value's name."""
+
+    of: int | None = field(default=None, kw_only=True)
+    """The number of one class, such as 1 for the second of two, to measure it alone; None averages over all."""
+
+    def __post_init__(self) -> None:
+        check(self, of=at_least(0))
+
+    @property
+    def name(self) -> str:
+        """The value's name: `word`, with the number of the class that is measured alone."""
+        return self.word if self.of is None else f"{self.word}_{self.of}"
+
+    def declared(self) -> Mapping[str, Direction]:
+        """Return the value's name; the highest value is the best."""
+        return {self.name: "max"}
+
+    def check_classes(self, classes: int) -> None:
+        """Check that there is the class `of`."""
+        if self.of is not None and self.of >= classes:
+            what = (
+                f"{type(self).__name__}(of={self.of}) names a class that there is not: the {classes} classes are 0 to"
+            )
+            raise errors.UserError(f"{what} {classes - 1}", "in task.metrics", "give the number of a class")

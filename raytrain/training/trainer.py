@@ -107,7 +107,7 @@ class Trainer:
         self.strategy = e.parallel.setup(self.build, self.ranks, (e.accumulation, e.micro_batch))
         self.loaders = {split: self._loader(split) for split in self.readers}
         self.steps_per_epoch = self.loaders["train"].steps
-        self.epochs: Any = e.all_epochs(self.steps_per_epoch)
+        self.epochs = e.all_epochs(self.steps_per_epoch)
         self.loaders["train"].epochs = math.ceil(self.epochs)
         self.timing = Timing(e, self.steps_per_epoch, self.progress.spent)
         self.history = self.progress.validations(e.task)

@@ -37,6 +37,7 @@ class Wraps(NamedTuple):
         hidden: arguments that cannot be given, and what to do instead.
         derived: arguments that raytrain gives where the user does not; in the experiment they are None.
         shared: arguments that are also fields or methods of the wrapper.
+        replaced: optional arguments that keep their defaults, since a field of the wrapper does the same.
     """
 
     wanted: str
@@ -47,6 +48,7 @@ class Wraps(NamedTuple):
     hidden: tuple[tuple[str, str], ...] = ()
     derived: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
 
     def derives(self, kind: type) -> bool:
         """Return whether a class derives from `plain`; if PyTorch is not imported, none does."""
@@ -272,10 +274,8 @@ def _made(wrapper: Wrapper, target: Any, more: frozenset[tuple[str, Any]]) -> ty
         for name in wraps.derived[:1]:
             hints[name], values[name] = int | None, None
     hints = {name: hint for name, hint in hints.items() if name not in dict(wraps.hidden)}
-    own = {field.name for field in dataclasses.fields(wrapper)} - {*wraps.shared}  # type: ignore[arg-type]
-    optional = {name for name in hints if not (name in found.arguments and found.arguments[name].required)}
-    # An optional argument with the name of a field, such as torchvision's `weights`, keeps its default.
-    hints = {name: hint for name, hint in hints.items() if name not in own & optional}
+    required = {name for name, argument in found.arguments.items() if argument.required}
+    hints = {name: hint for name, hint in hints.items() if name not in wraps.replaced or name in required}
     used = {name for kind in wrapper.__mro__ for name in (*vars(kind), *inspect.get_annotations(kind))}
     for name in sorted((used & hints.keys()) - {*wraps.shared}):
         what = f"the argument {name!r} of {target.__name__} has a name that {wrapper.__name__} uses itself"
