@@ -237,7 +237,7 @@ def test_names_in_torchvisions_older_files_are_understood(name: str) -> None:
         ("list", "it holds no state dict of tensors"),
         ("empty", "the weights do not fit: "),
         ("text", "the weights do not fit: "),
-        ("pickle", "the file needs print, and loading that may run code"),
+        ("pickle", "the file needs divmod, and loading that may run code"),
         ("safetensors", "the weights do not fit: Error while deserializing header"),
         ("missing", "no such weights file"),
     ],
@@ -254,7 +254,7 @@ def test_misfit_weights_are_refused_in_plan_and_load(
                 "nested": {"state_dict": {"state_dict": pretrained.state_dict()}},
                 "numbers": {"a": 1.0},
                 "list": [1],
-                "pickle": print,
+                "pickle": divmod,
             }[content],
             file,
         )
