@@ -18,6 +18,8 @@ Space = dict[str, tuple[list[float] | None, bool]]
 """Changes by name: the magnitudes of all strengths (None for a change without), and whether they are signed."""
 _ALONE = ("Contrast", "Sharpness")
 """Changes that sum over pixels, in an order that may depend on the batch: they take one image at a time."""
+_MOVES = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+"""Changes that move pixels, and so masks too; the others leave masks alone."""
 
 
 def rand_augment_space(bins: int, height: int, width: int) -> Space:
@@ -58,10 +60,7 @@ def change(
         magnitudes: float64 [n].
         fill: the value of what lies outside of an image, from 0 to 1.
     """
-    groups: dict[tuple[str, float], list[int]] = defaultdict(list)
-    for place, (name, magnitude) in enumerate(zip(names, magnitudes.tolist(), strict=True)):
-        groups[name, magnitude].append(place)
-    for (name, magnitude), places in groups.items():
+    for (name, magnitude), places in _groups(names, magnitudes).items():
         for part in [[place] for place in places] if name in _ALONE else [places]:
             images = some(
                 images,
@@ -71,6 +70,34 @@ def change(
                 ),
             )
     return images
+
+
+def change_masks(masks: torch.Tensor, names: list[str], magnitudes: np.ndarray, fill: int) -> torch.Tensor:
+    """Move each mask as `change` moves its image, with nearest values.
+
+    Args:
+        masks: [n, channels, h, w] of any dtype, changed in place.
+        magnitudes: float64 [n].
+        fill: the value of what lies outside of a mask.
+    """
+    height, width = masks.shape[2:]
+    # What moves is the number of each row and column, in floats, so that values of any size and dtype stay as they are.
+    grid = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    grid = torch.stack(grid).float().to(masks.device)
+    for (name, magnitude), places in _groups(names, magnitudes).items():
+        if name in _MOVES:
+            row, column = _changed(grid, name, magnitude, "nearest", [-1.0]).long()
+            at = torch.tensor(places, device=masks.device)
+            masks[at] = masks[at][:, :, row, column].masked_fill_(row < 0, fill)  # -1, outside, is the last one here
+    return masks
+
+
+def _groups(names: list[str], magnitudes: np.ndarray) -> dict[tuple[str, float], list[int]]:
+    """Return the places of the images that get the same change of the same magnitude."""
+    groups: dict[tuple[str, float], list[int]] = defaultdict(list)
+    for place, (name, magnitude) in enumerate(zip(names, magnitudes.tolist(), strict=True)):
+        groups[name, magnitude].append(place)
+    return groups
 
 
 def _space(

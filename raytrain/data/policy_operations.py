@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
@@ -25,15 +26,12 @@ class _Policy(Operation):
     takes_bytes: ClassVar[bool] = True
 
     def check(self, image: Field, masks: tuple[str, ...]) -> None:
-        """Check that images have 1 or 3 channels of uint8, and that there are no masks."""
+        """Check that images have 1 or 3 channels of uint8."""
         name, where = type(self).__name__, "in data.augment.operations"
         if image.dtype != "uint8":
             how = "leave it out: ColorJitter and operations of geometry take floats"
             raise errors.UserError(f"{name} changes images of uint8, and {image.name!r} is {image.dtype}", where, how)
         check_channels(image, self)
-        if masks:
-            what = f"{name} rotates and shifts images, and would leave the mask {masks[0]!r} where it is"
-            raise errors.UserError(what, where, "use RandomAffine and ColorJitter in its place")
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,22 @@ class RandAugment(_Policy):
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return the changed images, of uint8."""
-        space = _policies().rand_augment_space(self.num_magnitude_bins, *images.shape[2:])
-        strength, found = np.full(len(draws), self.magnitude), _policies().to_bytes(images)
-        for column in range(0, self.draws, 2):
-            names, magnitudes = _chosen(space, draws[:, column], strength, draws[:, column + 1])
+        found = _policies().to_bytes(images)
+        for names, magnitudes in self._changes(images, draws):
             found = _policies().change(found, names, magnitudes, self.interpolation, self.fill)
         return found
+
+    def apply_to_masks(self, masks: torch.Tensor, draws: np.ndarray, side: int | None, fill: int) -> torch.Tensor:
+        """Return the masks, moved as the images are."""
+        for names, magnitudes in self._changes(masks, draws):
+            masks = _policies().change_masks(masks, names, magnitudes, fill)
+        return masks
+
+    def _changes(self, values: torch.Tensor, draws: np.ndarray) -> Iterator[tuple[list[str], np.ndarray]]:
+        space = _policies().rand_augment_space(self.num_magnitude_bins, *values.shape[2:])
+        strength = np.full(len(draws), self.magnitude)
+        for column in range(0, self.draws, 2):
+            yield _chosen(space, draws[:, column], strength, draws[:, column + 1])
 
 
 @dataclass(frozen=True)
@@ -89,11 +97,17 @@ class TrivialAugmentWide(_Policy):
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return the changed images, of uint8."""
+        found = _policies().to_bytes(images)
+        return _policies().change(found, *self._change(draws), self.interpolation, self.fill)
+
+    def apply_to_masks(self, masks: torch.Tensor, draws: np.ndarray, side: int | None, fill: int) -> torch.Tensor:
+        """Return the masks, moved as the images are."""
+        return _policies().change_masks(masks, *self._change(draws), fill)
+
+    def _change(self, draws: np.ndarray) -> tuple[list[str], np.ndarray]:
         space = _policies().trivial_augment_space(self.num_magnitude_bins)
         strength = (draws[:, 1] * self.num_magnitude_bins).astype(np.int64)
-        names, magnitudes = _chosen(space, draws[:, 0], strength, draws[:, 2])
-        found = _policies().to_bytes(images)
-        return _policies().change(found, names, magnitudes, self.interpolation, self.fill)
+        return _chosen(space, draws[:, 0], strength, draws[:, 2])
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,13 @@ class AugMix(_Policy):
             chain_depth=(lambda value: value == -1 or value >= 1, "of at least 1, or -1"),
             alpha=above(0),
         )
+
+    def check(self, image: Field, masks: tuple[str, ...]) -> None:
+        """Check that there are no masks, besides: a blend of an image in many places has no mask."""
+        super().check(image, masks)
+        if masks:
+            what = f"AugMix blends an image with moved ones, and would leave the mask {masks[0]!r} where it is"
+            raise errors.UserError(what, "in data.augment.operations", "use RandAugment in its place")
 
     @property
     def draws(self) -> int:  # type: ignore[override]

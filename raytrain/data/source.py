@@ -288,7 +288,7 @@ class Data:
             raise errors.UserError(
                 f"{self.augment.policy} rotates and shifts images, and would leave the mask {masks[0]!r} where it is",
                 f"in {type(self).__name__}",
-                "use --data.augment.policy none: masks share crop and flip only",
+                "write operations=(RandAugment(),) in its place, which move masks too",
             )
         for field in images:
             self._check_image(field)

@@ -69,7 +69,7 @@ def measured(results: Results, concurrent: object) -> str:
 
 def line(trial: Trial, results: Results) -> str:
     """Return a trial that has ended, in one line."""
-    done = f"epoch {trial.epochs:g}/{trial.of_epochs:g}" if trial.epochs is not None and trial.of_epochs else ""
+    done = f"{trial.done[1]} {trial.done[0]}" if "/" in trial.done[0] else ""
     seconds = "" if trial.seconds is None else f"{trial.seconds:.1f} s"
     rate = "" if trial.samples_per_second is None else f"{trial.samples_per_second:,.0f} samples/s"
     goals = zip(results.objectives, trial.objective, strict=False)
@@ -149,7 +149,9 @@ def _total(columns: Sequence[_Column], limit: int) -> int:
 
 
 def _columns(results: Results, rows: Sequence[Trial]) -> list[_Column]:
-    epochs = [f"{t.epochs or 0:g}/{t.of_epochs:g}" if t.of_epochs else f"{t.epochs or 0:g}" for t in rows]
+    units = {t.done[1] for t in results.trials}
+    unit = units.pop() if len(units) == 1 else "done"  # trials of an axis over steps may have one unit each
+    done = [t.done[0] if unit != "done" else f"{t.done[0]} {t.done[1]}s" for t in rows]
     goals = [
         _Column(
             _title(objective.name),
@@ -175,7 +177,7 @@ def _columns(results: Results, rows: Sequence[Trial]) -> list[_Column]:
         _Column("trial", marks, keep=5000),
         *axes,
         _Column("status", [t.word for t in rows], left=True, keep=5000),
-        _Column("epoch", epochs, keep=10),
+        _Column(unit, done, keep=10),
         *goals,
         *reversed(figures),
     ]

@@ -55,6 +55,8 @@ class Trial:
     objective: tuple[float | None, ...]
     epochs: float | None
     of_epochs: float | None
+    steps: float | None
+    of_steps: float | None
     val_accuracy: float | None
     val_loss: float | None
     samples_per_second: float | None
@@ -93,14 +95,21 @@ class Trial:
         return plain(WORDS.get(self.status, self.status))
 
     @property
+    def done(self) -> tuple[str, str]:
+        """How far it is, such as 2/3, and in what: epochs, or steps where its length is a number of steps."""
+        in_steps = self.of_steps is not None
+        done, of = (self.steps, self.of_steps) if in_steps else (self.epochs, self.of_epochs)
+        return f"{done or 0:.12g}" + (f"/{of:.12g}" if of else ""), "step" if in_steps else "epoch"
+
+    @property
     def counts(self) -> bool:
         """Whether it has a result that others can be compared with."""
         return self.status in ENDED_WELL and self.goal is not None
 
 
 FIGURES = (
-    *("epochs", "of_epochs", "val_accuracy", "val_loss", "samples_per_second", "seconds", "peak_memory_bytes"),
-    *("attempts", "started", "ended"),
+    *("epochs", "of_epochs", "steps", "of_steps", "val_accuracy", "val_loss", "samples_per_second", "seconds"),
+    *("peak_memory_bytes", "attempts", "started", "ended"),
 )
 """The figures of a trial, as sweep.json names them."""
 

@@ -89,11 +89,11 @@ def epochs(run: Path) -> list[dict[str, Any]]:
     return [row for row in validations(run) if row["kind"] == "epoch"]
 
 
-def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int | None) -> dict[str, Any]:
+def figures(run: Path, objectives: tuple[Objective, ...], base: Experiment) -> dict[str, Any]:
     """Return a trial's record with the figures of its run, as `sweep.json` lists it.
 
     Args:
-        of_epochs: the epochs of a whole trial; None where trials are counted in steps.
+        base: the sweep's experiment, whose `epochs` or `steps` are those of a whole trial where no axis sets them.
     """
     found, rows, summary = read(run) or {}, validations(run), known_json(run / "summary.json")
     if found.get("peak_memory_bytes"):
@@ -102,11 +102,14 @@ def figures(run: Path, objectives: tuple[Objective, ...], of_epochs: int | None)
     own = rows
     if found.get("taken"):  # leave out what it has from another trial
         own = [row for row in rows if row["epoch"] > found["taken"][-1]["epoch"]]
-    best = _best(own, objectives[0])
+    best, values = _best(own, objectives[0]), found.get("values", {})
+    of_steps = values.get("steps", base.steps)
     return found | {
         "objective": [objective.of(own, summary) if usable else None for objective in objectives],
         "epochs": sum(row["kind"] == "epoch" for row in rows),
-        "of_epochs": of_epochs,
+        "of_epochs": values.get("epochs", base.epochs) if of_steps is None else None,
+        "steps": summary.get("steps") or (rows[-1].get("step", 0) if rows else 0),
+        "of_steps": of_steps,
         "val_accuracy": best.get("val_accuracy"),
         "val_loss": best.get("val_loss"),
         "samples_per_second": summary.get("samples_per_second")

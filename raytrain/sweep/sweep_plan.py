@@ -79,13 +79,16 @@ class SweepPlan:
         )
         grid = all(isinstance(axis, Grid) for axis in s.axes) and s.count == len(combinations(s.axes))
         whole = type(s.scheduler) is Complete
+        compares = ""
+        if not whole and self.base.experiment.validate_every_steps:
+            compares = " (trials are compared at the ends of epochs, not at validations inside them)"
         values = {axis.path: config.get(self.base.experiment, axis.path) for axis in s.axes}
         example = ", ".join(f"{name}={value}" for name, value in values.items())
         own = {
             "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}; looking for "
             + " and ".join(f"the {superlative(o.mode)} {o.name}" for o in s.objectives),
             "search": ("every combination of the grid" if grid else type(s.search).__name__)
-            + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}"),
+            + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}{compares}"),
             "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
             + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
             + (f"; {_measured(self.concurrent)}" if any(o.of_machine for o in s.objectives) else ""),

@@ -150,10 +150,7 @@ class Trials:
         return found
 
     def _figures(self, number: int) -> dict[str, Any]:
-        e = self.sweep.experiment
-        in_steps = e.steps is not None or any(axis.path == "steps" for axis in self.sweep.axes)
-        of_epochs = None if in_steps else e.epochs
-        return record.figures(record.folder(self.path, number), self.objectives, of_epochs)
+        return record.figures(record.folder(self.path, number), self.objectives, self.sweep.experiment)
 
     def ranked(self, records: list[dict[str, Any]]) -> list[int]:
         """Return the numbers of the trials that have the first objective, best first; of those that are equal in it,

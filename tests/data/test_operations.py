@@ -276,6 +276,54 @@ def test_a_mask_moves_exactly_with_its_image(operation: Operation) -> None:
     assert torch.equal(arrays["mask"], mask) and not torch.equal(found["mask"], mask[:, 4:36, 4:36])
 
 
+MOVED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64])
+def test_policies_move_masks_as_torchvision_does(dtype: torch.dtype) -> None:
+    masks = images(6, 2, 20, 24).to(dtype)
+    fill = {torch.uint8: 255, torch.bool: 1, torch.int64: -1}[dtype]
+    spaces = policies.rand_augment_space(31, 20, 24), policies.trivial_augment_space(31)
+    for name, m in ((name, m) for space in spaces for name, (every, _) in space.items() for m in (every or [0.0])[::6]):
+        for magnitude in (m, -m) if name in MOVED else (m,):
+            affine = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0], "fill": fill}
+            if name in ("ShearX", "ShearY"):
+                degrees = float(np.degrees(np.arctan(magnitude)))
+                shear = [degrees, 0.0] if name == "ShearX" else [0.0, degrees]
+                expected = F.affine_mask(masks, **{**affine, "shear": shear, "center": [0, 0]})
+            elif name in ("TranslateX", "TranslateY"):
+                move = [int(magnitude), 0] if name == "TranslateX" else [0, int(magnitude)]
+                expected = F.affine_mask(masks, **{**affine, "translate": move})
+            else:
+                expected = F.rotate_mask(masks, magnitude, fill=[float(fill)]) if name == "Rotate" else masks
+            found = policies.change_masks(masks.clone(), [name] * 6, np.full(6, magnitude), fill)
+            assert found.dtype == dtype and torch.equal(found, expected), (name, magnitude)
+    large = torch.full((1, 1, 20, 24), 2**60 + 1)  # torchvision would round it
+    found = policies.change_masks(large, ["Rotate"], np.array([30.0]), -(2**60) - 1)
+    assert set(found.unique().tolist()) == {2**60 + 1, -(2**60) - 1}
+
+
+@pytest.mark.parametrize("operation", [RandAugment(num_ops=3), TrivialAugmentWide()])
+def test_policies_move_each_mask_with_its_image(operation: Operation) -> None:
+    values, numbers = images(60, 1, 20, 24), draws(operation, 60)
+    steps = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = policies.change
+        patch.setattr(policies, "change", lambda *given: steps.append(given[1:3]) or real(*given))
+        operation.apply(values.clone(), numbers, None)
+    found, moved = operation.apply_to_masks(values.clone(), numbers, None, 0), 0
+    for place, (mask, value) in enumerate(zip(found, values, strict=True)):
+        image = value[None]
+        for names, magnitudes in steps:
+            if names[place] in MOVED:
+                moved += 1
+                image = policies.change(image, [names[place]], magnitudes[[place]], "nearest", 0.0)
+        assert torch.equal(mask, image[0])
+        alone = operation.apply_to_masks(value[None].clone(), numbers[[place]], None, 0)
+        assert torch.equal(alone[0], mask)
+    assert moved > 10
+
+
 def test_colours_leave_masks_and_plain_fields_alone() -> None:
     fields = (
         Field("image", (3, 8, 8), kind="image"),
@@ -368,7 +416,7 @@ IMAGE, MASK = Field("image", (3, 8, 8), kind="image"), Field("mask", (8, 8), kin
             "RandAugment changes images of uint8, and 'image' is float32",
         ),
         (RandAugment(), (replace(IMAGE, shape=(4, 8, 8)),), "RandAugment takes images of 1 or 3 channels"),
-        (TrivialAugmentWide(), (IMAGE, MASK), "would leave the mask 'mask' where it is"),
+        (AugMix(), (IMAGE, MASK), "would leave the mask 'mask' where it is"),
         (ColorJitter(0.1), (replace(IMAGE, shape=(2, 8, 8)),), "ColorJitter takes images of 1 or 3 channels, .* has 2"),
         (GaussianBlur(kernel_size=17), (IMAGE,), "kernel_size = 17 .*images of 8 x 8"),
         (RandomCrop(padding=8, padding_mode="reflect"), (IMAGE,), "padding = 8 .*images of 8 x 8"),

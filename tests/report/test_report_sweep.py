@@ -313,6 +313,24 @@ def test_without_a_terminal_each_trial_is_one_line() -> None:
     ]
 
 
+def test_trials_that_are_counted_in_steps_show_steps() -> None:
+    short = [trial(n, {"lr": n / 10}, 0.5, epochs=0, of_epochs=None, steps=7 + n, of_steps=1_500_000) for n in range(2)]
+    console, logged = terminal(), log_file()
+    sweep.Table(console).finish(RunInfo(Path("s"), str(Path("s"))), answer(short))
+    head, *lines = said(console).splitlines()
+    assert "step" in head.split() and "epoch" not in head.split()
+    assert "7/1500000" in lines[0] and "8/1500000" in lines[1]
+    table = sweep.Table(logged)
+    table.trials([one | {"status": "running"} for one in short], ACCURACY, 1.0)
+    table.trials(short, ACCURACY, 1.0)
+    assert "  step 7/1500000  " in said(logged) and "epoch" not in said(logged)
+    both = terminal()
+    mixed = answer([short[0], trial(1, {"lr": 0.1}, 0.4)])
+    sweep.Table(both).finish(RunInfo(Path("s"), str(Path("s"))), mixed)
+    out = said(both)
+    assert "done" in out.splitlines()[0].split() and "7/1500000 steps" in out and "3/3 epochs" in out
+
+
 def test_what_came_of_a_sweep_and_what_to_type_next(tmp_path: Path) -> None:
     content, console = searched(40), log_file()
     path = saved(tmp_path / "my sweep", content)

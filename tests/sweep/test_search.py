@@ -177,12 +177,19 @@ def test_objectives_and_figures_see_validations_inside_epochs(tmp_path: Path) ->
     assert objective.parse("seconds", DIRECTIONS).of(rows, {}) == 10.0
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "trial.json").write_text(json.dumps({"status": "completed"}))
-    found = record.figures(tmp_path, (objective.parse("val_accuracy", DIRECTIONS),), None)
+    base = Experiment(model=MLP(), data=Digits(), epochs=5)
+    in_steps, of = replace(base, steps=22), (objective.parse("val_accuracy", DIRECTIONS),)
+    found = record.figures(tmp_path, of, in_steps)
     assert (found["objective"], found["epochs"], found["of_epochs"], found["seconds"]) == ([0.9], 2, None, 10.0)
+    assert (found["steps"], found["of_steps"]) == (22, 22)
     assert found["val_accuracy"] == 0.9 and [row["step"] for row in record.epochs(tmp_path)] == [10, 20]
     taken = {"status": "completed", "taken": [{"epoch": 2, "from": 1, "values": {}}]}
     (tmp_path / "trial.json").write_text(json.dumps(taken))
-    assert record.figures(tmp_path, (objective.parse("val_accuracy", DIRECTIONS),), None)["objective"] == [0.8]
+    assert record.figures(tmp_path, of, base)["objective"] == [0.8]
+    for values, lengths in (({}, (5, None)), ({"epochs": 7}, (7, None)), ({"steps": 40}, (None, 40))):
+        (tmp_path / "trial.json").write_text(json.dumps({"status": "completed", "values": values}))
+        found = record.figures(tmp_path, of, base)
+        assert (found["of_epochs"], found["of_steps"], found["epochs"], found["steps"]) == (*lengths, 2, 22)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,21 @@ from pathlib import Path
 import pytest
 from helpers.commands import fails, no_runs, without_ray
 
-from raytrain import ASHA, MLP, PBT, Choice, Digits, Experiment, Grid, HyperBand, Int, Scaling, Sweep, UserError
+from raytrain import (
+    ASHA,
+    MLP,
+    PBT,
+    Choice,
+    Complete,
+    Digits,
+    Experiment,
+    Grid,
+    HyperBand,
+    Int,
+    Scaling,
+    Sweep,
+    UserError,
+)
 from raytrain.driver.resources import Node, Resources
 from raytrain.sweep import sweep_plan
 from raytrain.sweep.space import Axis
@@ -41,6 +55,10 @@ def test_schedulers_count_the_epochs_that_steps_are(tmp_path: Path) -> None:
     in_steps = Sweep(replace(BASE, steps=50), (LR,), scheduler=ASHA())
     assert sweep_plan.make(in_steps, lambda: nodes(2), tmp_path).epochs == 3
     assert planned(tmp_path, nodes(2), LR).epochs == 4
+    note = "ASHA (trials are compared at the ends of epochs, not at validations inside them)"
+    inside = replace(in_steps, experiment=replace(in_steps.experiment, validate_every_steps=5))
+    for value, said in ((inside, True), (in_steps, False), (replace(inside, scheduler=Complete()), False)):
+        assert (note in dict(sweep_plan.make(value, lambda: nodes(2), tmp_path).lines(""))["search"]) is said
     short = replace(in_steps, experiment=replace(BASE, steps=23))
     with pytest.raises(UserError, match="ASHA has nothing to save: 1 epochs, 1 for all"):
         sweep_plan.make(short, lambda: nodes(2), tmp_path)
