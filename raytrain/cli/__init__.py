@@ -152,7 +152,7 @@ _COMMANDS = {
     "report": _Command("report", "Show a sweep again", "SWEEP"),
     "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
     "predict": _Command("tools", "Predict images", "RUN PATH ... [--out predictions.csv]"),
-    "export": _Command("tools", "Write the weights", "RUN FILE (.pth .safetensors .pt2)"),
+    "export": _Command("tools", "Write the model", "RUN FILE (.pth .safetensors .pt2 .onnx)"),
     "cluster": _Command("cluster", "Start a cluster", "init KIND [--out FILE] | check FILE | up FILE"),
     "submit": _Command("jobs", "Train on a cluster", "EXPERIMENT|SWEEP --address URL [--field value ...] [--no_wait]"),
     "status": _Command("jobs", "Look at jobs", "[JOB] --address URL [--json]"),

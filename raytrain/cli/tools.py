@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from raytrain.report import lr as lr_report
 from raytrain.report.console import show_evaluation
 from raytrain.run.run import Run
 from raytrain.tools import batch_size, batch_trials, inference, lr_range
+from raytrain.tools import export as exporting
 
 
 def lr(path: Path, value: Experiment, rising: Rising, file: Path | None, following: list[str]) -> None:
@@ -75,7 +77,17 @@ def _cell(name: str, value: Any) -> str | None:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def export(run: Run, file: Path, which: str) -> None:
-    """Write a run's weights."""
-    inference.export(run, file, which)
+def export(run: Run, file: Path, which: str) -> int:
+    """Write a run's weights or a program. The exit status is 1 if the program's outputs differ from the model's."""
+    found = exporting.export(run, file, which)
+    if found and not found.holds:
+        print(
+            f"error: {file} is not written: its outputs differ from the model's by up to {found.difference:.1e} on "
+            f"{found.samples} validation samples; export .pth or .safetensors",
+            file=sys.stderr,
+        )
+        return 1
     print(f"wrote {file}")
+    if found:
+        print(f"greatest difference to the run's model: {found.difference:.1e} on {found.samples} validation samples")
+    return 0

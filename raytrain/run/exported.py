@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -11,6 +12,10 @@ from torch import nn
 from raytrain import errors
 from raytrain.run.run import Run
 from raytrain.user_code import sources
+
+METADATA = "raytrain.json"
+"""The file in a .pt2 with the names of classes and the form of the input. Its program has the model as `model`, behind
+the preprocessing; older files have none, and their program is the model alone."""
 
 
 def open_model(path: str) -> nn.Module:
@@ -27,12 +32,17 @@ def open_model(path: str) -> nn.Module:
     if Path(where).suffix == ".pt2":
         if not os.path.isfile(where):
             raise errors.no_such_file(where, ".pt2 file")
+        extra = {METADATA: ""}
         try:
-            program = torch.export.load(where)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch, where the file is an older one, and of its unflatten
+                program = torch.export.load(where, extra_files=extra)
+                module = torch.export.unflatten(program).model if extra[METADATA] else program.module()
         except Exception as error:  # of many types, for a file that is damaged or of another version
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise errors.UserError(f"the file is no exported model: {reason}", where, "export it again") from None
-        return program.module().requires_grad_(False)  # it was traced in evaluation mode
+        assert isinstance(module, nn.Module)
+        return module.requires_grad_(False)  # it was traced in evaluation mode
     if os.path.isfile(where):
         how = "give the run's directory, or write a .pt2 file by `raytrain export`"
         raise errors.UserError("this file has no model's code, or is none", where, how)

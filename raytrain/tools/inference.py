@@ -1,11 +1,9 @@
-"""Evaluate, predict and export with a trained run, in this process, without Ray's workers."""
+"""Evaluate and predict with a trained run, in this process, without Ray's workers."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,8 +15,6 @@ import pyarrow as pa
 import torch
 from PIL import Image
 from pyarrow import csv, parquet
-from safetensors.torch import save
-from torch import nn
 
 from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state
@@ -27,11 +23,10 @@ from raytrain.data.checks import checked_indices, classes_differ
 from raytrain.data.image_files import EXTENSIONS
 from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct
-from raytrain.files import write_atomically
 from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
 from raytrain.tasks.task import Task
-from raytrain.tools.output import PREDICTIONS, WEIGHTS, check_output
+from raytrain.tools.output import PREDICTIONS, check_output, write_file
 from raytrain.tools.views import Averaged, Views, check_tta
 from raytrain.training.evaluation import evaluate as add_up
 from raytrain.training.precision import Precision, memory_format
@@ -70,7 +65,7 @@ def evaluate(
     classes = tuple(load_state(path)["classes"])
     if index.classes != classes:
         raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
-    _check_input(data, index, path)
+    check_input(data, index, path)
     views, device = check_tta(tta, e, index.input.kind), _device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(data, index)
@@ -145,7 +140,7 @@ def _split(run: Run, split: str, which: str) -> tuple[Data, Index, list[str]]:
     if split not in indices:
         raise _no_split(split, indices, getattr(data, "root", type(data).__name__))
     index = indices[split]
-    _check_input(data, index, run.checkpoint(which))
+    check_input(data, index, run.checkpoint(which))
     return data, index, index.names(np.arange(len(index)))
 
 
@@ -175,7 +170,7 @@ def _outputs(
                 yield from zip(batch.ids.tolist(), e.task.predictions(outputs, classes), strict=True)
 
 
-def _check_input(data: Data, index: Index, path: Path) -> None:
+def check_input(data: Data, index: Index, path: Path) -> None:
     """Check that the model of a checkpoint takes the input that the data gives.
 
     Raises:
@@ -215,11 +210,11 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
         names = classes if len(classes) == len(shares) else tuple(map(str, range(len(shares))))
         flat.append(found | dict(zip((f"p_{name}" for name in names), shares, strict=True)))
     if file.suffix == ".jsonl":
-        _write(file, "".join(json.dumps(row) + "\n" for row in flat).encode())
+        write_file(file, "".join(json.dumps(row) + "\n" for row in flat).encode())
         return
     content = io.BytesIO()
     (csv.write_csv if file.suffix == ".csv" else parquet.write_table)(pa.Table.from_pylist(flat), content)
-    _write(file, content.getbuffer())
+    write_file(file, content.getbuffer())
 
 
 def _write_mask(mask: np.ndarray, file: Path) -> None:
@@ -230,60 +225,7 @@ def _write_mask(mask: np.ndarray, file: Path) -> None:
         raise errors.cannot_write(file.parent, error.strerror or str(error)) from None
     content = io.BytesIO()
     Image.fromarray(mask if mask.dtype == np.uint8 else mask.astype(np.uint16)).save(content, "PNG")
-    _write(file, content.getbuffer())
-
-
-def _write(file: Path, content: bytes | memoryview) -> None:
-    """Replace a file that the user asked for; on failure, the old one stays.
-
-    Raises:
-        UserError: the place cannot be written.
-    """
-    try:
-        write_atomically(file, content)
-    except OSError as error:
-        raise errors.cannot_write(file, error.strerror or str(error)) from None
-
-
-def export(run: Run, file: Path, which: str = "best") -> None:
-    """Write the plain weights, by the file's suffix.
-
-    `.pth` is a state dict for `torch.load`, without any prefix, on the CPU; `.safetensors` the same tensors; `.pt2` a
-    `torch.export` program that takes a batch of the first field: float32 images [batch, channels, height, width].
-
-    Raises:
-        UserError: another suffix, or the place cannot be written.
-    """
-    check_output(file, WEIGHTS)
-    model = run.model(which)
-    program: Any = _traced(run, model, which) if file.suffix == ".pt2" else None
-    content = io.BytesIO()
-    if file.suffix == ".safetensors":
-        content.write(save({name: value.contiguous().clone() for name, value in model.state_dict().items()}))
-    elif file.suffix == ".pth":
-        torch.save(model.state_dict(), content)
-    else:
-        torch.export.save(program, content)
-    _write(file, content.getbuffer())
-
-
-def _traced(run: Run, model: nn.Module, which: str) -> torch.export.ExportedProgram:
-    state = load_state(run.checkpoint(which))
-    sample = torch.zeros(2, *state["sample"], dtype=getattr(torch, state.get("input_dtype", "float32")))
-    logged = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # where it fails, it prints and logs whole graphs besides what it raises
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            return torch.export.export(model, (sample,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    except Exception as error:  # torch.export refuses in many types what it cannot trace
-        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-        raise errors.UserError(
-            f"torch.export cannot trace the model: {reason}",
-            f"in {type(run.experiment.model).__name__}",
-            "correct what it names in the model, or export .pth or .safetensors",
-        ) from None
-    finally:
-        logging.disable(logged)
+    write_file(file, content.getbuffer())
 
 
 def _device() -> torch.device:

@@ -44,6 +44,7 @@ from raytrain.driver.plan import make
 from raytrain.driver.resources import Node, Resources
 from raytrain.tasks import losses as own
 from raytrain.tools import inference
+from raytrain.tools.export import export
 
 WEIGHTS = (1.0, 3.0, 0.5, 2.0)
 POSITIVE = (2.0, 1.0, 3.0, 0.5, 1.0)
@@ -211,7 +212,7 @@ def test_distillation_follows_a_run_or_an_exported_file(ranks: Ranks, tmp_path: 
     path = str(run.path)
     if exported:
         path = str(tmp_path / "teacher.pt2")
-        inference.export(run, Path(path))
+        export(run, Path(path))
     task = Distillation(teacher=path, temperature=3.0, alpha=0.7)
     e = Experiment(CNN(channels=(4,)), Digits(), task, SGD(lr=0.1), batch_size=64)
     expected = distilled_loop(e, run.model(), 22)

@@ -79,7 +79,7 @@ def test_mistakes_of_export(finished: Run, capsys: Capture, tmp_path: Path) -> N
     assert "unknown file type" in fails(capsys, "export", finished.path, tmp_path / "model.bin")
     assert "unknown file type" in fails(capsys, "export", finished.path, tmp_path / "model")
     (tmp_path / "file").touch()
-    for suffix in (".pth", ".safetensors", ".pt2"):
+    for suffix in (".pth", ".safetensors", ".pt2", ".onnx"):
         for place in (tmp_path / "missing", tmp_path / "file", Path("/proc")):
             said = fails(capsys, "export", finished.path, place / f"model{suffix}")
             assert (

@@ -20,7 +20,8 @@ from raytrain.data.prepare import Prepare
 from raytrain.data.transforms import DRAWS
 from raytrain.errors import UserError
 from raytrain.run.experiment_file import load, save
-from raytrain.tools.inference import evaluate, export, predict
+from raytrain.tools.export import export
+from raytrain.tools.inference import evaluate, predict
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 NAMES = ("segmentation", "tabular", "tokens")
@@ -155,8 +156,9 @@ def test_evaluate_and_export_work_and_predict_refuses(ranks: Ranks, table: Path,
     export(run, table.parent / "model.pt2", "last")
     program, data = torch.export.load(table.parent / "model.pt2").module(), run.experiment.data
     arrays = checked_read(data, data.index()["train"], np.arange(5))
-    given = next(iter(scaled({name: torch.from_numpy(array) for name, array in arrays.items()}).values()))
-    torch.testing.assert_close(program(given), run.model("last")(given), rtol=1e-4, atol=1e-5)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    stored, given = (next(iter(each.values())) for each in (tensors, scaled(tensors)))
+    torch.testing.assert_close(program(stored), run.model("last")(given), rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="predict needs a task that says what it predicts, and this run's task is "):
         predict(run, [str(table)])
 

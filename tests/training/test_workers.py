@@ -147,7 +147,7 @@ def test_autoencoder_metrics_are_exact_on_1_2_4_workers(ranks: Ranks, tmp_path: 
 
 
 def _export(run: Run, file: Path) -> Path:
-    from raytrain.tools.inference import export
+    from raytrain.tools.export import export
 
     export(run, file, "last")
     return file

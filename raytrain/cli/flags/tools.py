@@ -17,7 +17,7 @@ from raytrain.optim.schedules import Rising
 from raytrain.run.experiment_file import load
 from raytrain.run.run import Run
 from raytrain.tools.batch_size import Search as Trying
-from raytrain.tools.output import PLOTS, PREDICTIONS, WEIGHTS, check_output
+from raytrain.tools.output import PLOTS, PREDICTIONS, WEIGHTS, check_onnx, check_output
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,12 @@ def export(arguments: list[str]) -> tuple[Run, Path, str]:
         file: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE")]],
         checkpoint: Literal["best", "last"] = "best",
     ) -> tuple:
-        """Write a run's weights: plain parameter names without any prefix, tensors on the CPU.
+        """Write a run's weights, or a program with the preprocessing inside, which is compared with the run's model on
+        validation samples.
 
         Args:
-            file: The suffix chooses the format: .pth (a state dict), .safetensors or .pt2 (torch.export).
+            file: The suffix chooses the format: .pth (a state dict) and .safetensors have the weights, by plain names;
+                .pt2 (torch.export) and .onnx are programs from stored images to the model's outputs.
             checkpoint: The checkpoint to load.
         """
         return run, file, checkpoint
@@ -198,4 +200,6 @@ def export(arguments: list[str]) -> tuple[Run, Path, str]:
     path, file, which = parse(command, arguments, "raytrain export")
     found = Run(path)
     check_output(Path(file), WEIGHTS)
+    if Path(file).suffix == ".onnx":
+        check_onnx()
     return found, Path(file), which

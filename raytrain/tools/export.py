@@ -1,0 +1,235 @@
+"""Export a trained run: its weights, or a program that takes images as the data stores them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from raytrain import config, errors
+from raytrain.checkpoint.layout import load_state
+from raytrain.data import Index
+from raytrain.data.checks import checked_indices
+from raytrain.data.prepare import Prepare
+from raytrain.data.reader import Direct, Epoch
+from raytrain.data.transforms import Normalise, center_crop
+from raytrain.order import Shard
+from raytrain.run.exported import METADATA
+from raytrain.run.run import Run
+from raytrain.tools.inference import check_input
+from raytrain.tools.output import WEIGHTS, check_onnx, check_output, write_file
+
+TOLERANCE = 1e-4
+"""The largest difference of an exported program's outputs to the model's, for outputs of magnitude 1 or less; for
+larger ones times the largest magnitude."""
+_SAMPLES = 64
+_LARGEST = 2**31 - 1
+"""Bytes of a protocol buffer, which is what an .onnx file is."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How an exported program's outputs compare with those of the run's model, both on the CPU in float32.
+
+    Attributes:
+        samples: number of samples of the validation split that were compared.
+        difference: the greatest absolute difference of an output.
+        magnitude: the greatest absolute output of the run's model.
+    """
+
+    samples: int
+    difference: float
+    magnitude: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the difference is within the tolerance."""
+        return self.difference <= TOLERANCE * max(1.0, self.magnitude)
+
+
+class Deployed(nn.Module):
+    """A run's model behind its preprocessing.
+
+    Args:
+        model: takes prepared samples.
+        side: of the central square that the model sees; None for all of an image.
+        normalise: of images; None for input that the model takes as it is stored.
+    """
+
+    shift: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, model: nn.Module, side: int | None, normalise: Normalise | None):
+        super().__init__()
+        self.model, self.side, self.image = model, side, normalise is not None
+        if normalise is not None:
+            self.register_buffer("shift", normalise.shift, persistent=False)
+            self.register_buffer("scale", normalise.scale, persistent=False)
+
+    def forward(self, stored: torch.Tensor) -> Any:
+        """Return the model's outputs for a batch of samples as the data stores them."""
+        if self.image:
+            cut = center_crop(stored, self.side).to(torch.float32)
+            stored = (cut - self.shift) * self.scale  # the operations of Normalise, in its order
+        return self.model(stored)
+
+
+def export(run: Run, file: Path, which: str = "best") -> Parity | None:
+    """Write a run's weights or a program, by the file's suffix.
+
+    `.pth` is a state dict for `torch.load`, without any prefix, on the CPU; `.safetensors` has the same tensors. `.pt2`
+    (torch.export) and `.onnx` are programs that take a batch of the first field as the data stores it, such as uint8
+    images [batch, channels, height, width], crop and normalise it, and return the model's outputs.
+
+    Returns:
+        For a program, how its outputs compare with the model's. The file is written only if `holds`.
+
+    Raises:
+        UserError: another suffix, the place cannot be written, the data is not there or does not fit the model, the
+            model cannot be traced, or a package is missing.
+    """
+    check_output(file, WEIGHTS)
+    if file.suffix == ".onnx":
+        check_onnx()
+    model, content = run.model(which), io.BytesIO()
+    if file.suffix == ".safetensors":
+        content.write(save({name: value.contiguous().clone() for name, value in model.state_dict().items()}))
+    elif file.suffix == ".pth":
+        torch.save(model.state_dict(), content)
+    else:
+        return _export_program(run, model, file, which)
+    write_file(file, content.getbuffer())
+    return None
+
+
+def _export_program(run: Run, model: nn.Module, file: Path, which: str) -> Parity:
+    """Trace, compare and write."""
+    data = run.experiment.data
+    if getattr(data, "download", False):  # it was for training
+        data = config.replace(data, "download", False)
+    index = checked_indices(data)["val"]
+    check_input(data, index, run.checkpoint(which))
+    field, prepare = index.input, Prepare(data, index)
+    deployed = Deployed(model, data.input_side, prepare.normalise.get(field.name)).eval()
+    stored, expected = _expected(run, index, prepare, model)
+    path = run.checkpoint(which)
+    metadata = {
+        "classes": list(run.experiment.task.class_names(tuple(load_state(path)["classes"]))),
+        "input": {"name": field.name, "dtype": field.dtype, "shape": ["batch", *field.shape]},
+        "checkpoint": path.name,
+    }
+    program = _traced(run, deployed, stored[:2] if len(stored) > 1 else stored.repeat(2, *[1] * len(field.shape)))
+    write = _onnx if file.suffix == ".onnx" else _pt2
+    content, call = write(run, program, metadata)
+    parts = stored.split(5), expected.split(5)  # parts of two sizes, mostly
+    pairs = [(call(given), wanted) for given, wanted in zip(*parts, strict=True)]
+    worst = [float((found.double() - wanted.double()).abs().max()) for found, wanted in pairs]
+    difference = math.nan if any(map(math.isnan, worst)) else max(worst)
+    parity = Parity(len(stored), difference, float(expected.double().abs().max()))
+    if parity.holds:
+        write_file(file, content)
+    return parity
+
+
+def _expected(run: Run, index: Index, prepare: Prepare, model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return evenly chosen samples of a split as they are stored, and the model's outputs for them.
+
+    Raises:
+        UserError: no sample can be read, or the model returns something else than one tensor of floats.
+    """
+    chosen = index.take(np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLES)).astype(np.int64)))
+    epoch = Epoch(Shard(len(chosen), _SAMPLES, 0, 1), 0, None)
+    _, arrays = next(Direct(prepare.data, chosen).read(epoch))
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    name = index.input.name
+    if not len(tensors[name]):
+        raise errors.UserError("no sample of the validation split can be read", run.where, "repair the data")
+    with torch.inference_mode():
+        found = model(prepare.plain(tensors)[name])
+    if not isinstance(found, torch.Tensor) or not found.is_floating_point():
+        got = ", ".join(type(one).__name__ for one in pytree.tree_leaves(found)[:4])
+        what = f"the model must return one tensor of floats, got {type(found).__name__} of {got}"
+        raise errors.UserError(what, f"in {type(run.experiment.model).__name__}", "export .pth or .safetensors")
+    return tensors[name].clone(), found.clone()
+
+
+def _traced(run: Run, module: Deployed, sample: torch.Tensor) -> torch.export.ExportedProgram:
+    with _failures(run, "torch.export cannot trace the model", ".pth or .safetensors"):
+        shapes = ({0: torch.export.Dim("batch")},)
+        return torch.export.export(module, (sample,), dynamic_shapes=shapes, preserve_module_call_signature=("model",))
+
+
+Call = Callable[[torch.Tensor], torch.Tensor]
+"""Runs the written program on a batch."""
+
+
+def _pt2(run: Run, program: torch.export.ExportedProgram, metadata: dict[str, Any]) -> tuple[bytes, Call]:
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={METADATA: json.dumps(metadata)})
+    content.seek(0)
+    loaded = torch.export.load(content).module()
+
+    def call(given: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return loaded(given)
+
+    return content.getvalue(), call
+
+
+def _onnx(run: Run, program: torch.export.ExportedProgram, metadata: dict[str, Any]) -> tuple[bytes, Call]:
+    """Return the file and what runs it. The imports are of packages that only this needs."""
+    name = metadata["input"]["name"]
+    with _failures(run, "torch.onnx cannot translate the model", ".pt2, .pth or .safetensors"):
+        translated = torch.onnx.export(program, (), dynamo=True, input_names=[name], output_names=["outputs"])
+    assert translated is not None
+    model: Any = translated.model_proto
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
+    if model.ByteSize() > _LARGEST:
+        raise errors.UserError("an .onnx file holds at most 2 GiB", f"in {run.where}", "export .pt2")
+    content, runtime = model.SerializeToString(), importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return content, lambda given: torch.from_numpy(session.run(None, {name: given.numpy()})[0])
+
+
+@contextlib.contextmanager
+def _failures(run: Run, what: str, others: str) -> Iterator[None]:
+    """Silence an exporter, which prints and logs whole graphs besides what it raises, and turn what it raises into one
+    line."""
+    logged = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:  # exporters refuse in many types what they cannot take
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        raise errors.UserError(
+            f"{what}: {reason}",
+            f"in {type(run.experiment.model).__name__}",
+            f"correct what it names in the model, or export {others}",
+        ) from None
+    finally:
+        logging.disable(logged)
