@@ -143,12 +143,14 @@ class _Command:
 
 
 _COMMANDS = {
+    "new": _Command("new", "Write an experiment", "FOLDER [--out experiment.py]"),
     "train": _Command("train", "Train an experiment", "EXPERIMENT [--field value ...]"),
     "lr": _Command("tools", "Find a learning rate", "EXPERIMENT|RUN [--field value ...] [--out FILE]"),
     "batch": _Command("tools", "Find a micro-batch", "EXPERIMENT|RUN [--field value ...] [--memory GIB] [--json]"),
     "resume": _Command("train", "Resume a run", "RUN [--epochs N] [--steps N] [--scaling.workers N] [--experiment F]"),
     "sweep": _Command("sweep", "Run a sweep", "SWEEP [--field value ...] [--out runs] [--name N]"),
     "folds": _Command("sweep", "Cross-validate", "EXPERIMENT [--folds 5] [--field value ...] [--out runs] [--name N]"),
+    "runs": _Command("runs", "List runs and sweeps", "[DIR] [--sort KEY] [--json]"),
     "report": _Command("report", "Show a sweep again", "SWEEP"),
     "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
     "predict": _Command("tools", "Predict images", "RUN PATH ... [--out predictions.csv]"),

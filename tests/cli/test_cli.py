@@ -34,7 +34,7 @@ def write(path: Path, text: str) -> Path:
 
 def test_help_lists_every_command(capsys: Capture) -> None:
     named = {"train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "cluster", "doctor"}
-    named |= {"submit", "status", "logs", "stop", "folds"}
+    named |= {"submit", "status", "logs", "stop", "folds", "runs", "new"}
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
         assert all(re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE) for command in named), said
@@ -67,6 +67,7 @@ def test_help_fills_its_lines(capsys: Capture, monkeypatch: pytest.MonkeyPatch, 
         (["resume"], ["RUN", "--help"]),
         (["evaluate"], ["RUN", "--data.root", "--split {train,val,test}", "--checkpoint {best,last}", "--json"]),
         (["predict"], ["RUN", "PATH", "--out", "--checkpoint"]),
+        (["runs"], ["DIR", "--sort {when,name,metric,size}", "--json"]),
         (["doctor"], ["--address", "--out", "--json", "RAY_ADDRESS"]),
         (["export"], ["RUN", "FILE", "--checkpoint", ".pth", ".safetensors", ".pt2"]),
     ],

@@ -1,0 +1,34 @@
+"""The flags of the command runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from raytrain import errors
+from raytrain.cli.flags.parsing import parse
+
+
+def runs(arguments: list[str]) -> tuple[Path, str, bool]:
+    """Return the directory, the order, and whether JSON is wanted."""
+
+    def command(
+        directory: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[DIR]")]] = "runs",
+        sort: Literal["when", "name", "metric", "size"] = "when",
+        json: bool = False,
+    ) -> tuple[str, str, bool]:
+        """List the runs and sweeps below a directory: status, when written, progress, best metric and size.
+
+        Args:
+            directory: The directory to search.
+            sort: By name, or the newest, the highest metric or the largest first.
+            json: Print a JSON list.
+        """
+        return directory, sort, json
+
+    directory, sort, as_json = parse(command, arguments, "raytrain runs")
+    if not Path(directory).is_dir():
+        raise errors.no_such_file(directory, "folder")
+    return Path(directory), sort, as_json

@@ -1,0 +1,19 @@
+"""The command new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from raytrain.report.layout import show_next
+from raytrain.tools.new import check_new, experiment_text
+from raytrain.tools.output import write_file
+
+
+def new(folder: Path, out: Path) -> None:
+    """Write a first experiment file for a folder of images, and print the command that checks it."""
+    check_new(out)
+    write_file(out, experiment_text(folder, out).encode())
+    print(f"wrote {out}")
+    show_next(Console(highlight=False, soft_wrap=True), [["raytrain", "train", str(out), "--dry_run"]])

@@ -1,0 +1,188 @@
+"""The runs and sweeps below a directory, as a table or as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from raytrain import files
+from raytrain.report.layout import cell, columns
+from raytrain.report.trials import Results, number, plain
+from raytrain.run.lock import LOCK
+from raytrain.run.metrics_log import VALIDATED, read_metrics
+
+_SHORTEST = 8
+"""Columns that remain of a name, and of a metric, on a narrow terminal."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run or a sweep.
+
+    Attributes:
+        name: its path below the directory that was searched.
+        kind: run or sweep.
+        status: that of its summary; `running` while a process holds its lock, `unfinished` without a summary.
+        changed: seconds since 1970 at which its record was last written.
+        epochs, steps: how far a run has come; None where that is not known. A sweep has `trials` instead.
+        trials: number of trials of a sweep.
+        metric: the name of the metric that chooses the best checkpoint, or a sweep's first objective.
+        best: its best value.
+        bytes: size of all its files.
+    """
+
+    name: str
+    kind: str
+    status: str
+    changed: float
+    epochs: int | None
+    steps: int | None
+    trials: int | None
+    metric: str
+    best: float | None
+    bytes: int
+
+
+def find(root: Path) -> list[Found]:
+    """Return the runs and sweeps below a directory, itself included. Damaged ones are listed with what is known."""
+    found = []
+    for place, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if "sweep.json" in names or "experiment.json" in names:
+            folders.clear()  # its trials and folds are its own
+            path = Path(place)
+            name = os.path.relpath(place, root) if path != root else path.absolute().name
+            found.append((_sweep if "sweep.json" in names else _run)(path, plain(name)))
+    return found
+
+
+def _run(path: Path, name: str) -> Found:
+    summary, best, rows = files.known_json(path / "summary.json"), files.known_json(path / "best.json"), []
+    with contextlib.suppress(OSError, ValueError):
+        rows = read_metrics(path / "metrics.jsonl", kinds=VALIDATED)[0]
+    last = rows[-1] if rows else {}
+    task = files.known_json(path / "experiment.json").get("task")
+    metric = str(summary.get("monitor") or (task.get("monitor") if isinstance(task, dict) else None) or "")
+    status = str(summary.get("status") or "unfinished")
+    epochs, steps = (_first(number(summary.get(f"{key}s")), number(last.get(key))) for key in ("epoch", "step"))
+    return Found(
+        name,
+        "run",
+        "running" if _held(path) else plain(status),
+        _changed(path, "summary.json", "metrics.jsonl", "experiment.json"),
+        None if epochs is None else int(epochs),
+        None if steps is None else int(steps),
+        None,
+        plain(metric),
+        _first(number(summary.get(metric)), number(best.get(metric))),
+        _size(path),
+    )
+
+
+def _sweep(path: Path, name: str) -> Found:
+    results = Results.of(files.known_json(path / "sweep.json"))
+    best = next((trial.goal for trial in results.trials if trial.number == results.best), None)
+    status = "running" if _held(path) else results.status or "unfinished"
+    changed = _changed(path, "sweep.json")
+    metric = results.objectives[0].name
+    return Found(name, "sweep", status, changed, None, None, len(results.trials), metric, best, _size(path))
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _held(path: Path) -> bool:
+    """Return whether a process holds the lock of a run or a sweep."""
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _changed(path: Path, *names: str) -> float:
+    times = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            times.append((path / name).stat().st_mtime)
+    return max(times, default=0.0)
+
+
+def _size(path: Path) -> int:
+    return sum(_sizes(path))
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    for place, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):  # a run that goes on removes old checkpoints
+                yield os.lstat(os.path.join(place, name)).st_size
+
+
+def ordered(found: list[Found], by: str) -> list[Found]:
+    """Return runs by name, or with the newest, the largest or the highest metric first; those without one at the end.
+
+    Args:
+        by: name, when, metric or size.
+    """
+    if by == "name":
+        return sorted(found, key=lambda one: one.name)
+    keys = {"when": lambda one: one.changed, "metric": lambda one: one.best, "size": lambda one: one.bytes}
+    known = [one for one in found if keys[by](one) is not None]
+    return sorted(known, key=keys[by], reverse=True) + [one for one in found if keys[by](one) is None]
+
+
+def to_json(found: list[Found]) -> str:
+    """Return a JSON list of objects, with the time in ISO 8601."""
+    return json.dumps([asdict(one) | {"changed": _when(one, "%Y-%m-%dT%H:%M:%S%z")} for one in found])
+
+
+def show(found: list[Found], root: Path) -> None:
+    """Print one line for each, cut to the terminal's width."""
+    if not found:
+        print(f"no runs in {root}")
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    rows = [("name", "status", "written", "epochs/steps", "best", "size"), *map(_row, found)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    if (room := columns(console)) is not None:
+        for place in (4, 0):
+            over = sum(widths) + 2 * (len(widths) - 1) - room
+            widths[place] -= max(0, min(over, widths[place] - _SHORTEST))
+    for line, row in enumerate(rows):
+        cells = (
+            cell(text, width, left=place != 5) for place, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        text = Text("  ".join(cells)[:room].rstrip(), style="" if line else "bold")
+        console.print(text)
+
+
+def _row(one: Found) -> tuple[str, ...]:
+    counts: list[Any] = ["?" if count is None else count for count in (one.epochs, one.steps)]
+    progress = f"{one.trials} trials" if one.kind == "sweep" else "/".join(map(str, counts))
+    best = "" if one.best is None else f"{one.best:.4g} {one.metric.removeprefix('val_')}"
+    return one.name, one.status, _when(one, "%m-%d %H:%M"), progress, best, files.size(one.bytes)
+
+
+def _when(one: Found, form: str) -> str:
+    return datetime.fromtimestamp(one.changed).astimezone().strftime(form)

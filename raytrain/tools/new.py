@@ -1,0 +1,109 @@
+"""Write a first experiment file for a folder of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from raytrain import errors
+from raytrain.data import MNIST, Data, ImageFolder, Index
+from raytrain.data.checks import checked_indices
+from raytrain.data.image_files import pixel_size
+from raytrain.tools.output import check_output
+
+_SIZES = (32, 64, 96, 128, 160, 192, 224, 256)
+"""Sides of stored images to choose from: the largest that enlarges no typical image."""
+_LOOKED_AT = 32
+_UNEVEN = 1.5
+"""Ratio of the largest to the smallest class above which weights are suggested."""
+
+
+def check_new(out: Path) -> None:
+    """Check that a new experiment file can be written.
+
+    Raises:
+        UserError: there is one already, or its place cannot be written.
+    """
+    check_output(out, (".py",))
+    if out.exists() or out.is_symlink():
+        raise errors.UserError("the file exists", out, "give another name with --out FILE")
+
+
+def experiment_text(folder: Path, out: Path) -> str:
+    """Return the text of an experiment file for a folder of images, at most 25 lines.
+
+    Args:
+        folder: in a layout of ImageFolder, or with MNIST's files.
+        out: the file's name, for the command in its docstring.
+
+    Raises:
+        UserError: the folder has no such layout.
+    """
+    root = folder.expanduser().absolute()
+    mnist = (root / "MNIST" / "raw").is_dir()
+    data: Data = MNIST(str(root)) if mnist else ImageFolder(str(root))
+    found = checked_indices(data)
+    train, val = found["train"], found["val"]
+    counts = np.bincount(train.labels, minlength=len(train.classes))
+    if mnist:
+        model, source = "CNN(channels=(32, 64))", f"MNIST({str(root)!r})"
+    else:
+        side, channels = _form(root, train)
+        small = side <= 64
+        model = "CNN(channels=(32, 64, 128))" if small else 'Torchvision("resnet18")'
+        grey = ", channels=1" if channels == 1 else ""
+        source = f"ImageFolder({str(root)!r}, size={side}{grey}, augment=Augment(flip=0.5))"
+    names = {"Cosine", "Experiment", "SGD", *(each.split("(")[0] for each in (model, source))}
+    names |= set() if mnist else {"Augment"}
+    lines = [
+        f'"""{len(train):,} images to train on and {len(val):,} to validate on, in {len(counts)} classes.',
+        "",
+        f"    raytrain train {out}",
+        '"""',
+        "",
+        f"from raytrain import {', '.join(sorted(names, key=lambda name: (not name.isupper(), name)))}",
+        "",
+        *_comments(train.classes, counts),
+        "experiment = Experiment(",
+        f"    model={model},",
+        f"    data={source},",
+        "    optimizer=SGD(lr=0.05, momentum=0.9),",
+        "    schedule=Cosine(warmup_epochs=1),",
+        f"    batch_size={64 if len(train) >= 640 else 16},",
+        "    epochs=10,",
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _comments(classes: tuple[str, ...], counts: np.ndarray) -> list[str]:
+    """Return the images of each class, and weights where they are uneven."""
+    shown = errors.listed((f"{name!r} {count}" for name, count in zip(classes, counts, strict=True)), 12)
+    lines = [f"# Training images of each class: {shown}"]
+    present = counts[counts > 0]
+    if present.max() > _UNEVEN * present.min():
+        lines.append("# The classes are uneven: consider sampler=Balanced()")
+        if len(counts) <= 12 and len(present) == len(counts):
+            weights = ", ".join(f"{weight:.3g}" for weight in counts.sum() / (len(counts) * counts))
+            lines[-1] += f", or task=Classification(class_weights=({weights},))"
+    return lines
+
+
+def _form(root: Path, index: Index) -> tuple[int, int]:
+    """Return the side that fits typical images, and 1 channel where all that are looked at are grey."""
+    chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(np.int64))
+    paths = [str(root / name) for name in index.names(chosen)]
+    sides = sorted(min(size) for path in paths if (size := pixel_size(path)))
+    typical = sides[len(sides) // 2] if sides else _SIZES[-1]
+    side = max((size for size in _SIZES if size <= typical), default=typical)
+    return side, 1 if all(map(_is_grey, paths)) else 3
+
+
+def _is_grey(path: str) -> bool:
+    try:
+        with Image.open(path) as image:
+            return image.mode in ("1", "L", "LA", "I;16")
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return True  # a damaged file decides nothing

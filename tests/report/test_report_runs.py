@@ -1,0 +1,100 @@
+"""`raytrain runs`: what it lists, in which order, and that damage does not break it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.commands import fails, finished, succeeds, without_ray
+
+from raytrain import Run
+from raytrain.run.lock import Lock
+
+__all__ = ["finished", "without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+Capture = pytest.CaptureFixture[str]
+SWEEP = Path(__file__).parents[1] / "old_runs" / "sweep"
+
+
+@pytest.fixture
+def root(finished: Run, tmp_path: Path) -> Path:
+    """Runs in all states, and a sweep."""
+    runs = tmp_path / "runs"
+    outcomes = {
+        "good": {"status": "completed", "monitor": "val_accuracy", "val_accuracy": 0.9, "epochs": 3, "steps": 69},
+        "group/worse": {"status": "failed", "monitor": "val_accuracy", "val_accuracy": 0.25, "epochs": 1, "steps": 23},
+    }
+    for age, (name, outcome) in enumerate(outcomes.items()):
+        shutil.copytree(finished.path, runs / name)
+        (runs / name / "summary.json").write_text(json.dumps(outcome))
+        for file in ("summary.json", "metrics.jsonl", "experiment.json"):
+            os.utime(runs / name / file, (1e9 - age * 1e6, 1e9 - age * 1e6))
+    shutil.copytree(SWEEP, runs / "search")
+    return runs
+
+
+def listed(capsys: Capture, *arguments: object) -> list[dict]:
+    return json.loads(succeeds(capsys, "runs", *arguments, "--json"))
+
+
+def test_runs_and_sweeps_are_listed_without_trials(root: Path, capsys: Capture) -> None:
+    found = {one["name"]: one for one in listed(capsys, root)}
+    assert found.keys() == {"good", "group/worse", "search"}
+    good, worse, sweep = found["good"], found["group/worse"], found["search"]
+    assert (good["kind"], good["status"], good["epochs"], good["steps"]) == ("run", "completed", 3, 69)
+    assert (good["metric"], good["best"], worse["status"], worse["best"]) == ("val_accuracy", 0.9, "failed", 0.25)
+    assert good["bytes"] == sum(path.stat().st_size for path in (root / "good").rglob("*") if path.is_file())
+    answer = json.loads((SWEEP / "sweep.json").read_text())
+    assert (sweep["kind"], sweep["trials"], sweep["status"]) == ("sweep", len(answer["trials"]), answer["status"])
+    assert sweep["best"] == answer["trials"][answer["best"]]["objective"][0]
+
+
+def test_the_order_is_what_was_asked_for(root: Path, capsys: Capture) -> None:
+    def names(by: str) -> list[str]:
+        return [one["name"] for one in listed(capsys, root, "--sort", by) if one["kind"] == "run"]
+
+    (root / "none").mkdir()
+    (root / "none" / "experiment.json").write_text("{}")
+    assert names("name") == ["good", "group/worse", "none"]
+    assert names("when") == ["none", "good", "group/worse"]
+    assert names("metric") == ["good", "group/worse", "none"] and names("size")[-1] == "none"
+
+
+def test_damaged_runs_are_listed(root: Path, capsys: Capture) -> None:
+    for name, content in (("a", b"{"), ("b", b"[1]"), ("c", b"\xff\x00"), ("d", b'{"task": 3, "status": [1]}')):
+        (root / name).mkdir()
+        for file in ("experiment.json", "summary.json", "best.json", "metrics.jsonl"):
+            (root / name / file).write_bytes(content)
+    for name, content in (("s", b"{"), ("t", b'{"trials": 3, "objectives": [1], "best": "x"}')):
+        (root / name).mkdir()
+        (root / name / "sweep.json").write_bytes(content)
+    (root / "link").symlink_to(root / "missing")
+    found = {one["name"] for one in listed(capsys, root)}
+    assert found == {"good", "group/worse", "search", *"abcdst"}
+    assert len(succeeds(capsys, "runs", root).splitlines()) == 1 + len(found)
+
+
+def test_a_run_is_running_while_its_lock_is_held(root: Path, capsys: Capture) -> None:
+    def status() -> str:
+        return next(one["status"] for one in listed(capsys, root) if one["name"] == "good")
+
+    with Lock(root / "good"):
+        assert status() == "running"
+    assert status() == "completed"
+
+
+def test_lines_fit_80_columns(root: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "good").rename(root / ("long-" * 20))
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = succeeds(capsys, "runs", root).splitlines()
+    assert len(lines) == 4 and max(map(len, lines)) <= 80 and lines[0].startswith("name")
+    assert any("0.9" in line and "completed" in line and "3/69" in line for line in lines)
+
+
+def test_an_empty_folder_and_a_missing_one(tmp_path: Path, capsys: Capture) -> None:
+    assert succeeds(capsys, "runs", tmp_path) == f"no runs in {tmp_path}\n"
+    assert "no such folder" in fails(capsys, "runs", tmp_path / "missing")

@@ -1,0 +1,56 @@
+"""`raytrain new`: the experiment file fits the images and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.commands import fails, succeeds, without_ray
+from PIL import Image
+
+from raytrain import MNIST, ImageFolder
+from raytrain.run.experiment_file import load
+
+__all__ = ["without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+Capture = pytest.CaptureFixture[str]
+
+
+def images(root: Path, counts: dict[str, int], side: int, mode: str) -> Path:
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new(mode, (side, side + 9), number).save(root / name / f"{number}.png")
+    return root
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3)])
+def test_the_file_fits_the_folder_and_runs(tmp_path: Path, capsys: Capture, mode: str, channels: int) -> None:
+    root, out = images(tmp_path / 'it\'s "here"', {"ants": 40, "bees": 10}, 70, mode), tmp_path / "first.py"
+    said = succeeds(capsys, "new", root, "--out", out)
+    assert said.splitlines()[0] == f"wrote {out}" and f"raytrain train {out} --dry_run" in said
+    text = out.read_text()
+    assert len(text.splitlines()) <= 25 and "'ants' 32, 'bees' 8" in text and "class_weights=(0.625, 2.5,)" in text
+    assert np.average([0.625, 2.5], weights=[32, 8]) == 1
+    data = load(out)[0].data
+    assert isinstance(data, ImageFolder) and (data.root, data.size, data.channels) == (str(root), 64, channels)
+    assert "2 classes" in succeeds(capsys, "train", out, "--dry_run", "--scaling.workers", 0)
+    assert "the file exists" in fails(capsys, "new", root, "--out", out) and out.read_text() == text
+
+
+def test_even_classes_get_no_weights_and_mnist_is_known(tmp_path: Path, capsys: Capture, data_root: Path) -> None:
+    succeeds(capsys, "new", images(tmp_path / "even", {"a": 10, "b": 10}, 32, "RGB"), "--out", tmp_path / "even.py")
+    assert "uneven" not in (tmp_path / "even.py").read_text()
+    succeeds(capsys, "new", data_root / "mnist", "--out", tmp_path / "mnist.py")
+    assert load(tmp_path / "mnist.py")[0].data == MNIST(str(data_root / "mnist"))
+    succeeds(capsys, "train", tmp_path / "mnist.py", "--dry_run", "--scaling.workers", 0)
+
+
+def test_mistakes_write_nothing(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "no such folder" in fails(capsys, "new", tmp_path / "no", "--out", tmp_path / "x.py")
+    assert "no class folders" in fails(capsys, "new", tmp_path / "empty", "--out", tmp_path / "x.py")
+    assert "unknown file type" in fails(capsys, "new", tmp_path / "empty", "--out", tmp_path / "x.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
