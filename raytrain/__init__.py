@@ -53,7 +53,7 @@ from raytrain.data import (
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.hooks import Hook
-from raytrain.loggers import Held, Logger, RunInfo
+from raytrain.loggers import CSVLogger, Held, Logger, MLflow, RunInfo, TensorBoard
 from raytrain.models import CNN, MLP, Model, SimpleModel, Timm, TorchModel, Torchvision
 from raytrain.optim.combined import SequentialLR, WarmUp
 from raytrain.optim.optimizers import SGD, Adam, AdamW, Optimizer
@@ -126,11 +126,13 @@ __all__ = [
     "ASHA",
     "AUROC",
     "CNN",
+    "CSVLogger",
     "DDP",
     "F1",
     "FSDP",
     "MAE",
     "MLP",
+    "MLflow",
     "MNIST",
     "PB2",
     "PBT",
@@ -206,6 +208,7 @@ __all__ = [
     "Supervised",
     "Sweep",
     "Task",
+    "TensorBoard",
     "TensorParallel",
     "Timm",
     "TorchData",

@@ -27,6 +27,9 @@ def watched(first: Logger, loggers: Sequence[Logger] = ()) -> Iterator[Logger]:
     Args:
         first: called directly, such as the terminal.
         loggers: those of the user, each of which gets a thread.
+
+    Raises:
+        UserError: a logger lacks a package.
     """
     observer = Loggers(first, loggers) if loggers else first
     try:
@@ -41,6 +44,7 @@ class Loggers(Logger):
     def __init__(self, first: Logger, others: Sequence[Logger]):
         self.first, seen, self._feeds, self._patience = first, list[str](), list[Feed](), _HURRY
         for logger in others:
+            logger.check()
             seen.append(repr(logger))
             self._feeds.append(Feed(logger, seen.count(repr(logger)), first.note))
 

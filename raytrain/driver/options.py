@@ -17,5 +17,8 @@ class Options:
     """Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone."""
     dry_run: bool = False
     """Print the plan and stop."""
+    log: tuple[str, ...] = ()
+    """Follow the run, or each trial, with tensorboard, csv or mlflow, besides the experiment's loggers. A resumed run
+    keeps them."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""

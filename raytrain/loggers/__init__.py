@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from raytrain.loggers.base import Held, Logger, RunInfo
+from raytrain.loggers.csv_files import CSVLogger
+from raytrain.loggers.mlflow import MLflow
+from raytrain.loggers.tensorboard import TensorBoard
 
-__all__ = ["Held", "Logger", "RunInfo"]
+__all__ = ["CSVLogger", "Held", "Logger", "MLflow", "RunInfo", "TensorBoard"]

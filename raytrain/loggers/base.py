@@ -22,6 +22,7 @@ class RunInfo:
         steps_per_epoch: optimizer steps of an epoch.
         samples: training samples of an epoch.
         earlier: the rows of metrics.jsonl when the command began: those of a resumed run so far.
+        sweep: the name of the sweep that the run is a trial of.
     """
 
     path: Path
@@ -30,6 +31,7 @@ class RunInfo:
     steps_per_epoch: int = 0
     samples: int = 0
     earlier: Sequence[Mapping[str, Any]] = ()
+    sweep: str = ""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -64,6 +66,9 @@ class Logger:
     def state(self) -> dict[str, Any]:
         """What changes while it runs: files, clients, counts. It ends with the process."""
         return {}
+
+    def check(self) -> None:
+        """Called before anything starts: raise UserError if a package that the logger needs is not installed."""
 
     # A run or a sweep
 

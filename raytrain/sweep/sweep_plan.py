@@ -111,6 +111,8 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     Raises:
         UserError: the sweep cannot work.
     """
+    for logger in value.experiment.loggers:
+        logger.check()
     resources = find_resources()
     scalings = _scalings(value)
     _check_room(value, scalings, resources, streams=False)

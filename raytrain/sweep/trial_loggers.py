@@ -65,7 +65,7 @@ class TrialLoggers:
     def _begun(self, number: int, folder: Path) -> tuple[Loggers, RunInfo]:
         one = experiment_file.load(folder / "experiment.json")[0]
         samples = one.sampler.size(self.variants[record.reads(one)].indices["train"])
-        info = RunInfo(folder, str(folder), one, -(-samples // one.batch_size), samples)
+        info = RunInfo(folder, str(folder), one, -(-samples // one.batch_size), samples, (), self.path.name)
         return Loggers(_Notes(number, self.observer), one.loggers), info
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from raytrain import config, errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
+from raytrain.cli.flags.loggers import with_loggers
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
 from raytrain.data.folds import AXIS
 from raytrain.driver.options import Options
@@ -67,6 +68,7 @@ def folds(arguments: list[str]) -> tuple[Path, Sweep, Options, Path | None] | No
 
     about = f"{describe(source)}\n\n{STRATEGY_HELP}"
     value, options, count, concurrent = parse(parsed, arguments[1:], f"raytrain folds {path}", about)
+    value = with_loggers(value, options.log)
     if count < 2:
         raise errors.out_of_range("folds", count, "of at least 2", "the command line")
     split = dataclasses.replace(value.data.folds, count=count, fold=0)
@@ -120,4 +122,5 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
     parsed.__annotations__["options"] = Annotated[type(default), FLAT]
     about = f"{describe(source)}\n\n{STRATEGY_HELP}"
     given, options = parse(parsed, arguments[1:], f"raytrain {command} {path}", about)
-    return dataclasses.replace(value, **given), options, source
+    value = dataclasses.replace(value, **given)
+    return dataclasses.replace(value, experiment=with_loggers(value.experiment, options.log)), options, source

@@ -10,6 +10,7 @@ import tyro
 
 from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
+from raytrain.cli.flags.loggers import with_loggers
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
 from raytrain.driver.correction import Correction
 from raytrain.driver.options import Options
@@ -29,6 +30,8 @@ class Resume:
     """Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone."""
     dry_run: bool = False
     """Print the plan and stop."""
+    log: tuple[str, ...] = ()
+    """Follow the run with tensorboard, csv or mlflow, besides the experiment's loggers, from its first step on."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""
 
@@ -66,7 +69,7 @@ def parse_training(
     parsed.__annotations__["options"] = Annotated[type(default), FLAT]
     about = f"{describe(source)}\n\n{STRATEGY_HELP}"
     value, options = parse(parsed, arguments[1:], f"raytrain {command} {path}", about)
-    return value, options, source
+    return with_loggers(value, options.log), options, source
 
 
 def resume(arguments: list[str]) -> tuple[Run, Experiment, Options, Correction | None] | None:
@@ -92,4 +95,5 @@ def resume(arguments: list[str]) -> tuple[Run, Experiment, Options, Correction |
         return experiment, options
 
     value, given = parse(command, arguments[1:], f"raytrain resume {path}", f"Resumes a run.\n\n{STRATEGY_HELP}")
+    value = with_loggers(value, given.log)
     return found, value, Options(address=given.address, dry_run=given.dry_run, verbose=given.verbose), correction

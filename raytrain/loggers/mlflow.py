@@ -1,0 +1,150 @@
+"""MLflow's tracking."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raytrain import errors
+from raytrain.files import write_atomically
+from raytrain.loggers.base import Held, Logger, RunInfo
+from raytrain.loggers.rows import KINDS, lost, number, scalars
+
+_PARAMETERS, _METRICS, _LETTERS = 100, 1000, 6000
+"""What MLflow takes at most: parameters and metrics in a request, and characters of a value."""
+_STATUS = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "out_of_time": "KILLED"}
+"""MLflow's status of a run by raytrain's; that of all others is FAILED."""
+_ID, _WHERE = "raytrain.id", "raytrain.run"
+"""Tags by which a resumed run is found again."""
+
+
+@dataclass(frozen=True)
+class MLflow(Logger):
+    """Sends metrics, with the step, and the experiment's values as parameters to MLflow: one MLflow run for each run,
+    however often it is resumed. Parameters stay what the run began with; values that a resume changes become tags."""
+
+    tracking_uri: str = ""
+    """Where MLflow keeps its runs, such as http://HOST:5000. By default MLFLOW_TRACKING_URI, and without that the file
+    mlflow.db beside the run's directory, for all runs there."""
+    experiment: str = "raytrain"
+    """MLflow's experiment, which is made if it is missing."""
+
+    def check(self) -> None:
+        """Check that MLflow is installed, and a database's client for the default."""
+        needed = ["mlflow"] + ([] if self._given.startswith("http") else ["sqlalchemy", "alembic"])
+        for package in needed:
+            if importlib.util.find_spec(package) is None:
+                raise errors.extra_missing("MLflow", package, "mlflow")
+
+    def start(self, run: RunInfo, held: Held) -> None:
+        """Find the run in MLflow, or begin it, and read which rows after `held` are there."""
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is raised as well
+        uri = self._given or f"sqlite:///{run.path.parent.resolve()}/mlflow.db"
+        self.state["client"] = client = importlib.import_module("mlflow").MlflowClient(tracking_uri=uri)
+        found = self._run(run, held)
+        self.state["id"] = found.info.run_id
+        client.update_run(found.info.run_id, status="RUNNING")
+        self._parameters(run, found.data.params)
+        self.state["there"] = there = {
+            (name, metric.step)
+            for name in found.data.metrics
+            for metric in client.get_metric_history(found.info.run_id, name)
+        }
+        kept = {
+            number(row)
+            for row in run.earlier
+            if row["kind"] in KINDS and all((n, row["step"]) in there for n in _named(row))
+        }
+        self.log(lost(run, held, kept))
+
+    def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Send the metrics that are not there."""
+        metric, now = importlib.import_module("mlflow.entities").Metric, int(time.time() * 1000)
+        new = [
+            metric(name, value, now, row["step"])
+            for row in rows
+            if row["kind"] in KINDS
+            for name, value in _named(row).items()
+            if (name, row["step"]) not in self.state["there"]
+        ]
+        for some in _parts(new, _METRICS):
+            self.state["client"].log_batch(self.state["id"], metrics=some, synchronous=True)
+
+    def finish(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
+        """Set MLflow's status of the run."""
+        self._end(_STATUS.get(summary.get("status", ""), "FAILED"))
+
+    def close(self) -> None:
+        """Set the status of a run that failed."""
+        if "id" in self.state:
+            self._end("FAILED")
+
+    @property
+    def _given(self) -> str:
+        return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+
+    def _end(self, status: str) -> None:
+        self.state["client"].set_terminated(self.state.pop("id"), status)
+
+    def _run(self, run: RunInfo, held: Held) -> Any:
+        """Return MLflow's run: that of the id in the run's directory, or on another machine that of the run's URL."""
+        client = self.state["client"]
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            try:
+                client.create_experiment(self.experiment)
+            except Exception:  # another run was faster
+                if client.get_experiment_by_name(self.experiment) is None:
+                    raise
+            experiment = client.get_experiment_by_name(self.experiment)
+        file = run.path / "logs" / "mlflow-id"
+        tags = {_WHERE: run.where}
+        if file.is_file() or held == Held():
+            if not file.is_file():  # before the run is made: a kill between them leaves one run
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, uuid.uuid4().hex)
+            tags = {_ID: file.read_text()}
+        ((key, value),) = tags.items()
+        wanted = f"tags.`{key}` = '{_quoted(value)}'"
+        found = client.search_runs([experiment.experiment_id], wanted, max_results=1)
+        if found:
+            return client.get_run(found[0].info.run_id)
+        tags |= {_WHERE: run.where} | ({"raytrain.sweep": run.sweep} if run.sweep else {})
+        name = f"{run.sweep}/{run.path.name}" if run.sweep else run.path.name
+        return client.create_run(experiment.experiment_id, tags=tags, run_name=name)
+
+    def _parameters(self, run: RunInfo, there: Mapping[str, str]) -> None:
+        """Log the values of the experiment as parameters; as tags, where MLflow has another value."""
+        client, entities = self.state["client"], importlib.import_module("mlflow.entities")
+        values = {_name(path): str(value)[:_LETTERS] for path, value in run.values.items()}
+        new = [entities.Param(name, value) for name, value in values.items() if name not in there]
+        for some in _parts(new, _PARAMETERS):
+            client.log_batch(self.state["id"], params=some, synchronous=True)
+        for name, value in values.items():
+            if there.get(name, value) != value:
+                client.set_tag(self.state["id"], f"raytrain.{name}", value)
+
+
+def _named(row: Mapping[str, Any]) -> dict[str, float]:
+    return {_name(name): value for name, value in scalars(row).items()}
+
+
+def _name(name: str) -> str:
+    """Return a name with the letters that MLflow takes."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "\\'")
+
+
+def _parts(items: list[Any], count: int) -> list[list[Any]]:
+    return [items[first : first + count] for first in range(0, len(items), count)]
