@@ -91,6 +91,8 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
     assert result["count"] == 359 and result["accuracy"] == Run(home / "runs/first").summary["val_accuracy"]
     sh(the("raytrain export runs/first first.pth"), home)
     sh(the("raytrain export runs/first first.safetensors"), home)
+    assert "greatest difference" in sh(the("raytrain export runs/first first.onnx"), home)
+    assert "completed" in sh(the("raytrain runs"), home)
     assert (home / "first.pth").stat().st_size > 80_000 and (home / "first.safetensors").is_file()
     sh(the("raytrain predict"), home)
     lines = (home / "predictions.csv").read_text().splitlines()
