@@ -243,3 +243,5 @@ def test_flag_adds_each_logger_once() -> None:
     for folder in ("/tmp/x", "../x", ""):
         with pytest.raises(UserError, match="inside the run's directory"):
             TensorBoard(folder)
+    with pytest.raises(UserError, match="holds a password"):
+        MLflow("https://me:secret@host/")
