@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from raytrain import errors
 from raytrain.files import write_atomically
@@ -22,6 +23,7 @@ _PARAMETERS, _METRICS, _LETTERS = 100, 1000, 6000
 """What MLflow takes at most: parameters and metrics in a request, and characters of a value."""
 _STATUS = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "out_of_time": "KILLED"}
 """MLflow's status of a run by raytrain's; that of all others is FAILED."""
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _ID, _WHERE = "raytrain.id", "raytrain.run"
 """Tags by which a resumed run is found again."""
 
@@ -37,10 +39,17 @@ class MLflow(Logger):
     experiment: str = "raytrain"
     """MLflow's experiment, which is made if it is missing."""
 
+    def __post_init__(self) -> None:
+        if urlsplit(self.tracking_uri).password:  # the experiment's values are stored in many places
+            how = "leave it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_URI"
+            raise errors.UserError(
+                "tracking_uri holds a password, which all who see the run could read", "in MLflow", how
+            )
+
     def check(self) -> None:
-        """Check that MLflow is installed, and a database's client for the default."""
-        needed = ["mlflow"] + ([] if self._given.startswith("http") else ["sqlalchemy", "alembic"])
-        for package in needed:
+        """Check that MLflow is installed, and what it needs for a database."""
+        database = not self._given or self._given.startswith(_DATABASES)
+        for package in ("mlflow", *(("sqlalchemy", "alembic") if database else ())):
             if importlib.util.find_spec(package) is None:
                 raise errors.extra_missing("MLflow", package, "mlflow")
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.simulated_runs import EPOCH, VALUE, Killed, Simulated, feed_of
 
@@ -26,7 +27,7 @@ from raytrain.loggers.rows import KINDS, scalars
 
 STEPS = 100
 Points = Counter[tuple[str, int, float]]
-"""How often a tracker has a metric with a step and a value, rounded to float32's digits."""
+"""How often a tracker has a metric with a step and a value, as float32."""
 
 
 def wanted(run: Path) -> Points:
@@ -41,7 +42,7 @@ def rows_of(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def rounded(value: float) -> float:
-    return float(f"{value:.6g}")
+    return float(np.float32(value))
 
 
 def in_tensorboard(run: Path) -> Points:
@@ -242,3 +243,5 @@ def test_flag_adds_each_logger_once() -> None:
     for folder in ("/tmp/x", "../x", ""):
         with pytest.raises(UserError, match="inside the run's directory"):
             TensorBoard(folder)
+    with pytest.raises(UserError, match="holds a password"):
+        MLflow("https://me:secret@host/")
