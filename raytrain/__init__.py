@@ -52,7 +52,7 @@ from raytrain.data import (
 )
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
-from raytrain.hooks import Hook
+from raytrain.hooks import GradientNorm, Hook, LearningRates, StopOnDivergence, UpdateRatio
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.models import CNN, MLP, Model, SimpleModel, Timm, TorchModel, Torchvision
 from raytrain.optim.combined import SequentialLR, WarmUp
@@ -165,6 +165,7 @@ __all__ = [
     "ExponentialLR",
     "Field",
     "Folds",
+    "GradientNorm",
     "Grid",
     "Held",
     "History",
@@ -173,6 +174,7 @@ __all__ = [
     "ImageFolder",
     "Index",
     "Int",
+    "LearningRates",
     "LinearLR",
     "LogUniform",
     "Logger",
@@ -203,6 +205,7 @@ __all__ = [
     "Segmentation",
     "SimpleModel",
     "StepLR",
+    "StopOnDivergence",
     "Supervised",
     "Sweep",
     "Task",
@@ -215,6 +218,7 @@ __all__ = [
     "TorchSchedule",
     "Torchvision",
     "Uniform",
+    "UpdateRatio",
     "UserError",
     "WarmUp",
     "Weighted",
