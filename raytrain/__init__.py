@@ -52,7 +52,7 @@ from raytrain.data import (
 )
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
-from raytrain.hooks import Hook
+from raytrain.hooks import GradientNorm, Hook, LearningRates, StopOnDivergence, UpdateRatio
 from raytrain.loggers import CSVLogger, Held, Logger, MLflow, RunInfo, TensorBoard
 from raytrain.models import CNN, MLP, Model, SimpleModel, Timm, TorchModel, Torchvision
 from raytrain.optim.combined import SequentialLR, WarmUp
@@ -167,6 +167,7 @@ __all__ = [
     "ExponentialLR",
     "Field",
     "Folds",
+    "GradientNorm",
     "Grid",
     "Held",
     "History",
@@ -175,6 +176,7 @@ __all__ = [
     "ImageFolder",
     "Index",
     "Int",
+    "LearningRates",
     "LinearLR",
     "LogUniform",
     "Logger",
@@ -205,6 +207,7 @@ __all__ = [
     "Segmentation",
     "SimpleModel",
     "StepLR",
+    "StopOnDivergence",
     "Supervised",
     "Sweep",
     "Task",
@@ -218,6 +221,7 @@ __all__ = [
     "TorchSchedule",
     "Torchvision",
     "Uniform",
+    "UpdateRatio",
     "UserError",
     "WarmUp",
     "Weighted",

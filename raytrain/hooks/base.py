@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,12 @@ class Hook:
 
     def after_step(self, trainer: Any) -> Mapping[str, Any] | None:
         """Called when a step is done, whether or not the weights were updated."""
+
+    def after_losses(self, trainer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Called about twice a second, and before each validation and checkpoint, with the rows of the steps since the
+        last call, when their losses are known; on each rank, where columns of hooks are the rank's own. When it is
+        called depends on the machine, so `state` must not. It may call `trainer.timing.end(why)`, on all ranks alike,
+        to end the run with a validation and a checkpoint."""
 
     def after_validation(self, trainer: Any, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Called after each validation inside an epoch (`validate_every_steps`, or where the run ends within an epoch),

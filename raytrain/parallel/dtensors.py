@@ -110,28 +110,37 @@ class TensorSharded(Sharded):
     def reduce_gradients(self) -> None:
         """Sum over the replicas."""
         if self.mesh.size(0) > 1:
-            for gradient in (tensor for part in _gradients(self.module.parameters()) for tensor in part):
+            for gradient in (tensor for part in _local(_gradients(self.module.parameters())) for tensor in part):
                 dist.all_reduce(gradient, group=self.mesh.get_group("replica"))
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
         """As the base class. PyTorch's own function takes no mixture of sharded and plain tensors."""
-        shards, others = _gradients(parameters)
-        square = nn.utils.get_total_norm(shards).square().to(parameters[0].device)
-        dist.all_reduce(square, group=self.mesh.get_group("shard"))
-        norm = torch.sqrt(square + nn.utils.get_total_norm(others).square())
+        gradients = _gradients(parameters)
+        norm = self.norm(gradients)
         factor = torch.clamp(most / (norm + 1e-6), max=1.0)
-        for gradient in (*shards, *others):
+        for gradient in (tensor for part in _local(gradients) for tensor in part):
             gradient.mul_(factor)
         return norm
 
+    def norm(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """As the base class."""
+        shards, others = _local(tensors)
+        square = nn.utils.get_total_norm(shards).square().to(self.ranks.device)
+        dist.all_reduce(square, group=self.mesh.get_group("shard"))
+        return torch.sqrt(square + nn.utils.get_total_norm(others).square())
 
-def _gradients(parameters: Iterable[nn.Parameter]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return this rank's gradients: the shards of sharded parameters, and those of whole parameters."""
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _local(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return what this rank has of tensors: the shards of sharded ones, and those that are whole."""
     parts: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
-    for gradient in (parameter.grad for parameter in parameters):
-        if isinstance(gradient, DTensor):
-            (parts if gradient.placements[0].is_shard() else others).append(gradient.to_local())
-        elif gradient is not None:
-            others.append(gradient)
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            (parts if tensor.placements[0].is_shard() else others).append(tensor.to_local())
+        else:
+            others.append(tensor)
     return parts, others

@@ -94,11 +94,15 @@ class Stages(Strategy):
     def clip(self, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
         """As the base class, by the norm over all stages."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        square = nn.utils.get_total_norm(gradients).square().to(self.ranks.device)
-        dist.all_reduce(square, group=self.line)
-        norm = torch.sqrt(square)
+        norm = self.norm(gradients)
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
         return norm
+
+    def norm(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """As the base class, over all stages."""
+        square = nn.utils.get_total_norm(tensors).square().to(self.ranks.device)
+        dist.all_reduce(square, group=self.line)
+        return torch.sqrt(square)
 
     def answers(self, micro_batches: Iterable[Any], autocast: Autocast) -> Iterator[tuple[Any, nn.Module]]:
         """Yield micro-batches on the last rank of a pipeline, each with a model that only returns its output."""

@@ -133,6 +133,11 @@ class Strategy:
         scalar. A collective."""
         return self.unshard(nn.utils.clip_grad_norm_(parameters, most))
 
+    def norm(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Return the norm over all ranks, a scalar, of tensors that are sharded as this rank's parameters are, such as
+        its weights or gradients. A collective where `sharded`."""
+        return self.unshard(nn.utils.get_total_norm(tensors))
+
     def all_reduce(self, values: torch.Tensor) -> None:
         """Sum float64 [n] over the ranks, in place. A collective."""
         if self.ranks.world > 1:

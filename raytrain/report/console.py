@@ -138,6 +138,7 @@ class Console(Logger):
             *([f"epoch {epoch:,} of {self._epochs:,}"] if e.steps is None else []),
             *([f"step {steps:,} of {self._steps:,}"] if e.steps is not None or not whole else []),
             *(["stopped early"] if summary.get("stopped_early") else []),
+            *([summary["stopped_because"]] if summary.get("stopped_because") else []),
             *(["out of time"] if summary.get("out_of_time") else []),
             *[f"{text} {'at' if unit == 'step' else 'in'} {unit} {place:,}" if place else text for text in best],
             *([f"{summary['skipped_steps']:,} steps skipped"] if summary.get("skipped_steps") else []),

@@ -49,6 +49,11 @@ class Hooks:
         for hook in self._all:
             _add(columns, hook.after_step(trainer), type(hook).after_step, _STEP_COLUMNS)
 
+    def after_losses(self, trainer: Trainer, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Call each hook, if there are rows."""
+        for hook in self._all if rows else ():
+            hook.after_losses(trainer, rows)
+
     def after_validation(self, trainer: Trainer, row: dict[str, Any]) -> dict[str, Any]:
         """Call each hook's `after_epoch`, or its `after_validation` where the row is of a validation inside an epoch;
         return their columns for the row."""

@@ -55,6 +55,12 @@ class Precision:
         """Return a scalar loss to go back from, scaled where the precision needs it."""
         return self.scaler.scale(loss)
 
+    @property
+    def scale(self) -> float:
+        """What gradients are multiplied by until they are unscaled; 1 for all but fp16, where reading it waits for the
+        device."""
+        return self.scaler.get_scale()
+
     def unscale(self, optimizer: torch.optim.Optimizer, together: bool) -> None:
         """Unscale the gradients, and find out whether they overflowed.
 

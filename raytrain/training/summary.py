@@ -31,6 +31,7 @@ def of(trainer: Trainer, status: str) -> dict[str, Any]:
         "monitor": trainer.experiment.task.monitor,
         **progress.summary(),
         **({ending: True} if early else {}),
+        **({"stopped_because": trainer.timing.reason} if early and trainer.timing.reason else {}),
         "first_step_seconds": None if math.isnan(trainer.first_step_seconds) else trainer.first_step_seconds,
         "workers": trainer.ranks.world,
         "device": device.type,

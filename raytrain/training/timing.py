@@ -30,6 +30,7 @@ class Timing:
 
     Attributes:
         out_of_time: whether the run ends because of `max_hours`.
+        reason: why a hook ends the run; empty where none does.
     """
 
     def __init__(self, value: Experiment, steps_per_epoch: int, spent: float):
@@ -40,6 +41,16 @@ class Timing:
         self._most_seconds = None if hours is None else 3600 * hours
         self._saved = time.monotonic()
         self.out_of_time = self._out_of_time(spent)
+        self.reason = ""
+
+    def end(self, why: str) -> None:
+        """End the run with a validation and a checkpoint, on all ranks alike. The first reason counts."""
+        self.reason = self.reason or why
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run ends after the next validation, whatever is left to train."""
+        return self.out_of_time or bool(self.reason)
 
     def next_validation(self, step: int) -> int:
         """Return the first step after `step` that a validation follows: the last one of an epoch or of the run, or a
@@ -58,7 +69,7 @@ class Timing:
         """
         if validated == step:
             return self.next_validation(step) - step
-        return 0 if self.out_of_time or step >= self.last else self.next_validation(step - 1) - step
+        return 0 if self.ended or step >= self.last else self.next_validation(step - 1) - step
 
     def saves(self, step: int) -> bool:
         """Return whether `checkpoint.every_steps` asks for a checkpoint after a step. Each validation has its own."""

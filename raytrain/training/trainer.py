@@ -191,8 +191,8 @@ class Trainer:
     def over(self) -> bool:
         """Whether nothing is left to train and the last step is validated."""
         e, progress = self.experiment, self.progress
-        out_of_time = self.timing.out_of_time and progress.validated == progress.step
-        return out_of_time or progress.over(e.epochs, e.patience, e.steps)
+        ended = self.timing.ended and progress.validated == progress.step
+        return ended or progress.over(e.epochs, e.patience, e.steps)
 
     def batches(self) -> Iterator[Loaded]:
         """Return this rank's parts of the batches that are left before the next validation."""
@@ -289,9 +289,10 @@ class Trainer:
         self.clock = now
         if math.isnan(self.first_step_seconds) and rows:
             self.first_step_seconds = time.time() - self.command_started
+        self.hooks.after_losses(self, rows)
         if self.log and rows:
             self.log.write(rows)
-        return asked
+        return asked | (Ask.END if self.timing.reason else Ask.NOTHING)
 
     def _row(self, step: Reduced) -> dict[str, Any]:
         """Return a step's row of metrics.jsonl, and count the step.
