@@ -171,7 +171,7 @@ class Run:
 
 def _is_summary(found: dict[str, Any]) -> bool:
     """Return whether the content of a summary.json is valid; a damaged summary counts as missing."""
-    words = ("status", "monitor", "device", "precision", "error")
+    words = ("status", "monitor", "device", "precision", "error", "stopped_because")
     others = {name: value for name, value in found.items() if name not in (*words, "precision_milliseconds")}
     numbers = all(value is None or isinstance(value, int | float) for value in others.values())
     counts = all(type(found[name]) is int for name in ("epochs", "steps") if name in found)

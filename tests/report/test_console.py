@@ -147,6 +147,14 @@ def test_closing_line_says_that_time_ran_out(tmp_path: Path) -> None:
     assert "completed: epoch 2 of 3, out of time, best val_accuracy 0.5000 in epoch 1" in shown(console).splitlines()
 
 
+def test_closing_line_says_why_a_hook_ended_the_run(tmp_path: Path) -> None:
+    console, laid_out, why = pipe(), planned(replace(VALUE, epochs=3)), "the loss diverged"
+    ended = {"stopped_early": True, "stopped_because": why}
+    run = run_of(tmp_path, epochs=1, steps=30, val_accuracy=0.5, best_epoch=1, best_step=23, **ended)
+    console.finish(info(run, laid_out), run.summary)
+    assert "completed: epoch 2 of 3, stopped early, the loss diverged, best val_accuracy" in shown(console)
+
+
 def test_bar_counts_epochs_as_the_table_does(tmp_path: Path) -> None:
     laid_out, console = planned(replace(VALUE, epochs=44)), terminal()
     console.planned(laid_out.lines())

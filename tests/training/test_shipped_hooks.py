@@ -207,7 +207,9 @@ def ended(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """A run's summary, and its newest checkpoint's state."""
     newest = layout.newest(run / "checkpoints")
     assert newest is not None
-    return json.loads((run / "summary.json").read_text()), layout.load_state(newest)
+    summary = json.loads((run / "summary.json").read_text())
+    assert Run(run).summary == summary
+    return summary, layout.load_state(newest)
 
 
 @pytest.mark.parametrize("world", [1, 2])
