@@ -208,10 +208,11 @@ def test_a_file_has_a_line_for_each_fact(tmp_path: Path) -> None:
     console.finish(info(run, laid_out), run.summary)
     out = shown(console).splitlines()
     assert f"     run  {laid_out.run}" in out and f"the run is in {run.path}" in out
-    assert out[-3:] == [
+    assert out[-4:] == [
         f"next:  raytrain evaluate '{run.path}'",
         f"       raytrain predict '{run.path}' IMAGE ...",
         f"       raytrain export '{run.path}' model.pth",
+        f"       raytrain report '{run.path}'",
     ]
 
 
