@@ -52,7 +52,7 @@ svg .grid{stroke:var(--line);stroke-width:1}svg .curve{fill:none;stroke-width:2;
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin:.25rem 0;padding:0;font-size:.9rem}
 .legend svg{display:inline-block;width:2rem;height:.75rem;vertical-align:middle;margin-right:.4rem}
 details{margin:.5rem 0}summary{cursor:pointer;color:var(--link)}
-.scroll{overflow:auto;max-width:100%;max-height:28rem}
+.scroll{margin:.5rem 0 1rem;overflow:auto;max-width:100%;max-height:28rem}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--muted)}
 th,td{padding:.2rem .7rem .2rem 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}

@@ -67,7 +67,11 @@ def charts(runs: Sequence[Rows]) -> str:
         found = []
         for place, rows in enumerate(runs):
             per = rows.per_epoch if by_epochs else None
-            points = [(row["step"] / (per or 1), number(row.get(name))) for row in rows_of(rows) if name in row]
+            points = [
+                (row["step"] / per if per else row["step"], number(row.get(name)))
+                for row in rows_of(rows)
+                if name in row
+            ]
             size = math.ceil(len(points) / most)
             points = _means(points, size) if mean else _thinned(points, size)
             extra = f", mean of {size:,} steps" if mean and size > 1 else ""

@@ -119,7 +119,6 @@ def _summary(summary: dict[str, Any]) -> dict[str, str]:
         "seconds": "time of training",
         "samples_per_second": "samples/s",
         "peak_memory_bytes": "peak memory",
-        "first_step_seconds": "first step",
     }
     keys = ("seconds", "samples_per_second", "peak_memory_bytes", "epochs", "steps", "workers", "device", "precision")
     found = {names.get(key, key): _fact(key, summary[key]) for key in keys if summary.get(key) is not None}
@@ -150,15 +149,17 @@ def _validations(rows: Rows) -> str:
 def _experiment(run: Run) -> str:
     """Return what decided the run: what differs from defaults, the whole experiment, the data and the environment."""
     environment, state = known_json(run.path / "environment.json"), {}
+    last = str(known_json(run.path / "last.json").get("checkpoint", "none"))
     with contextlib.suppress(errors.UserError, OSError):
-        state = layout.load_state(run.checkpoints / Path(str(known_json(run.path / "last.json")["checkpoint"])).name)
+        state = layout.load_state(run.checkpoints / Path(last).name)
+    prints = environment.get("data_fingerprint")
     facts = [
         ("git commit", environment.get("git_commit")),
         ("command", shlex.join(map(str, found)) if isinstance(found := environment.get("command"), list) else None),
         ("began", environment.get("began")),
         ("classes", len(found) if isinstance(found := state.get("classes"), list) else None),
         ("shape of a sample", found if (found := state.get("sample")) else None),
-        *((f"fingerprint of {split}", value) for split, value in (environment.get("data_fingerprint") or {}).items()),
+        *((f"fingerprint of {split}", value) for split, value in (prints if isinstance(prints, dict) else {}).items()),
     ]
     known = [(name, public(str(value))) for name, value in facts if value]
     changed = [(path, _value(value)) for path, value in differing(run.experiment).items()]
