@@ -56,7 +56,7 @@ details{margin:.5rem 0}summary{cursor:pointer;color:var(--link)}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--muted)}
 th,td{padding:.2rem .7rem .2rem 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-td{min-width:3.5rem;max-width:32rem}th{overflow-wrap:normal}
+td,th{overflow-wrap:break-word}td{min-width:3.5rem;max-width:32rem}
 .number{text-align:right;white-space:nowrap;overflow-wrap:normal}
 pre{background:var(--panel);padding:.75rem;border-radius:.4rem;margin:.5rem 0;font-size:.85rem;overflow-wrap:normal}
 .matrix td,.matrix th{padding:.2rem .5rem;min-width:2.5rem}.matrix .hit{font-weight:700;background:var(--panel)}

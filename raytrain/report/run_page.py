@@ -23,6 +23,7 @@ from raytrain.report.trials import number
 from raytrain.run.run import Run
 
 _MOST_RUNS, _MOST_ROWS, _MOST_TEXT = 50, 500, 200_000
+_TITLES = {"seconds": "time of training", "samples_per_second": "samples/s", "peak_memory_bytes": "peak memory"}
 
 
 def write(runs: Sequence[Run], out: Path | None = None, evaluate: bool = False) -> Path:
@@ -70,7 +71,11 @@ def comparison(runs: Sequence[Run]) -> str:
     summaries = [run.summary for run in runs]
     monitors = list(dict.fromkeys(str(summary["monitor"]) for summary in summaries if "monitor" in summary))
     keys = ("steps", "epochs", "seconds", "samples_per_second", "peak_memory_bytes", "workers", "device", "precision")
-    shown = [("status", "status"), *((name, f"best {name}") for name in monitors), *((key, key) for key in keys)]
+    shown = [
+        ("status", "status"),
+        *((name, f"best {name}") for name in monitors),
+        *((key, _TITLES.get(key, key)) for key in keys),
+    ]
     results = []
     for name, summary in zip(names, summaries, strict=True):
         results.append((name, *(_fact(key, summary.get(key)) for key, _ in shown)))
@@ -84,7 +89,7 @@ def comparison(runs: Sequence[Run]) -> str:
     differences = [(path, *(_value(one[path]) if path in one else None for one in flat)) for path in paths]
     heading = table("Differences of the experiments", ("field", *names), differences)
     parts = [
-        ("results", "Results", table("Results", ("run", *(title.replace("_", " ") for _, title in shown)), results)),
+        ("results", "Results", table("Results", ("run", *(title for _, title in shown)), results)),
         ("curves", "Curves", charts(rows)),
         ("differences", "Differences", heading if paths else "<p>The experiments are equal.</p>"),
     ]
@@ -115,13 +120,8 @@ def _outcome(run: Run) -> str:
 
 def _summary(summary: dict[str, Any]) -> dict[str, str]:
     """Return the figures of a run's summary, for people."""
-    names = {
-        "seconds": "time of training",
-        "samples_per_second": "samples/s",
-        "peak_memory_bytes": "peak memory",
-    }
     keys = ("seconds", "samples_per_second", "peak_memory_bytes", "epochs", "steps", "workers", "device", "precision")
-    found = {names.get(key, key): _fact(key, summary[key]) for key in keys if summary.get(key) is not None}
+    found = {_TITLES.get(key, key): _fact(key, summary[key]) for key in keys if summary.get(key) is not None}
     return {name: cell(value) for name, value in found.items()}
 
 
