@@ -151,7 +151,7 @@ _COMMANDS = {
     "sweep": _Command("sweep", "Run a sweep", "SWEEP [--field value ...] [--out runs] [--name N]"),
     "folds": _Command("sweep", "Cross-validate", "EXPERIMENT [--folds 5] [--field value ...] [--out runs] [--name N]"),
     "runs": _Command("runs", "List runs and sweeps", "[DIR] [--sort KEY] [--json]"),
-    "report": _Command("report", "Show a sweep again", "SWEEP"),
+    "report": _Command("report", "Write an HTML report", "RUN ... [--out FILE] [--evaluate] | SWEEP"),
     "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
     "predict": _Command("tools", "Predict images", "RUN PATH ... [--out predictions.csv]"),
     "export": _Command("tools", "Write the model", "RUN FILE (.pth .safetensors .pt2 .onnx)"),

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytrain.report import sweep
+from raytrain import errors
+from raytrain.checkpoint import location
+from raytrain.report import run_page, sweep
+from raytrain.run.run import Run
 
 
-def report(path: Path) -> None:
-    """Print a sweep's table; write its trials.csv and plots again."""
-    sweep.report(path)
+def report(places: list[str], out: Path | None, evaluate: bool) -> None:
+    """Write the page of runs; or print a sweep's table, and write its trials.csv and plots again."""
+    first = Path(places[0])
+    if len(places) == 1 and not location.is_url(places[0]) and (first / "sweep.json").exists():
+        if out or evaluate:
+            raise errors.UserError("--out and --evaluate are for runs", places[0], "give the directory of a run")
+        return sweep.report(first)
+    print(f"wrote {run_page.write([Run(place) for place in places], out, evaluate)}")

@@ -106,7 +106,7 @@ class Console(Logger):
         predict = ("raytrain", "predict", where, "IMAGE", "...")
         predicts = isinstance(run.experiment.task, Classification)
         evaluate, export = ("raytrain", "evaluate", where), ("raytrain", "export", where, "model.pth")
-        show_next(self.console, [evaluate, *([predict] if predicts else []), export])
+        show_next(self.console, [evaluate, *([predict] if predicts else []), export, ("raytrain", "report", where)])
 
     def close(self) -> None:
         """Take the bar away, for what is printed after a failure."""

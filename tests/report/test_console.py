@@ -96,7 +96,7 @@ def test_table_and_closing_line_show_the_monitored_metric(tmp_path: Path) -> Non
     console.start(info(run, laid_out, []), Held())
     console.rows([{"kind": "step", "step": 3, "epoch": 1, "loss": 1.0, "lr": 0.04871}, {**ROW, "val_error": 0.0123}])
     console.finish(info(run, laid_out), run.summary)
-    titles, figures, *rest = shown(console).splitlines()[-7:]
+    titles, figures, *rest = shown(console).splitlines()[-8:]
     assert titles.split() == "epoch step lr train loss val loss val accuracy val error samples/s seconds".split()
     assert figures.split() == "1/3 3 0.0487 2.0000 0.5000 0.9877 0.0123 10 1.0".split()
     assert rest[0] == "completed: epoch 3 of 3, best val_error 0.0123 in epoch 2"
@@ -216,10 +216,11 @@ def test_a_file_has_a_line_for_each_fact(tmp_path: Path) -> None:
     console.finish(info(run, laid_out), run.summary)
     out = shown(console).splitlines()
     assert f"     run  {laid_out.run}" in out and f"the run is in {run.path}" in out
-    assert out[-3:] == [
+    assert out[-4:] == [
         f"next:  raytrain evaluate '{run.path}'",
         f"       raytrain predict '{run.path}' IMAGE ...",
         f"       raytrain export '{run.path}' model.pth",
+        f"       raytrain report '{run.path}'",
     ]
 
 

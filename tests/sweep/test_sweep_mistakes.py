@@ -93,7 +93,7 @@ def test_files_that_are_no_sweeps(capsys: Capture, tmp_path: Path, no_runs: Path
     assert "it is not JSON" in fails(capsys, "sweep", tmp_path, "--out", no_runs)
     assert "this is a sweep, and each of its trials is a run" in fails(capsys, "evaluate", tmp_path)
     assert "it is not JSON" in fails(capsys, "report", tmp_path)
-    assert "no sweep there" in fails(capsys, "report", tmp_path / "gone")
+    assert "no run there" in fails(capsys, "report", tmp_path / "gone")
 
 
 def test_a_dry_run_says_how_many_run_at_once_and_what_they_leave(

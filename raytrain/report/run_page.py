@@ -1,0 +1,240 @@
+"""An HTML page of a run, or of several that it compares."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raytrain import config, errors
+from raytrain.checkpoint import layout
+from raytrain.files import known_json, size
+from raytrain.report import run_classes
+from raytrain.report.console import clock
+from raytrain.report.files import write_whole
+from raytrain.report.html import cell, details, figures, page, safe, scroll, section, table
+from raytrain.report.run_curves import Rows, charts
+from raytrain.report.trials import number
+from raytrain.run.run import Run
+
+_MOST_RUNS, _MOST_ROWS, _MOST_TEXT = 50, 500, 200_000
+_TITLES = {"seconds": "time of training", "samples_per_second": "samples/s", "peak_memory_bytes": "peak memory"}
+
+
+def write(runs: Sequence[Run], out: Path | None = None, evaluate: bool = False) -> Path:
+    """Write the page of one run, or of several over each other, and return its place.
+
+    Args:
+        out: the file; by default report.html, for several runs comparison.html, in the directory of the first run. A
+            run at a URL has no directory here: its page goes to NAME-report.html in the working directory.
+        evaluate: compute the rows per class however long that takes.
+
+    Raises:
+        UserError: there are too many runs, a run cannot be read, or the place cannot be written.
+    """
+    if len(runs) > _MOST_RUNS:
+        how = "name fewer of them"
+        raise errors.UserError(f"a page compares at most {_MOST_RUNS} runs, got {len(runs)}", "", how)
+    name = "report" if len(runs) == 1 else "comparison"
+    first = runs[0]
+    file = out or (Path(f"{first.path.name}-{name}.html") if first.url else first.path / f"{name}.html")
+    text = single(first, evaluate) if len(runs) == 1 else comparison(runs)
+    write_whole(file, text.encode())
+    return file
+
+
+def single(run: Run, evaluate: bool = False) -> str:
+    """Return the page of one run."""
+    rows, summary = Rows.of(run, run.path.name), run.summary
+    classes = run_classes.section_of(run, _command(run), evaluate)
+    parts = [
+        ("curves", "Curves", charts([rows]) + _validations(rows)),
+        ("experiment", "What was run", _experiment(run)),
+        *([("classes", "Classes", classes)] if classes else []),
+        ("checkpoints", "Checkpoints", _checkpoints(run)),
+    ]
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in parts)
+    head = f"<h1>{safe(run.path.name)}</h1>{_outcome(run)}<nav aria-label='Sections'>{links}</nav>"
+    title = f"{run.path.name}: {summary['status']}"
+    return page(title, head + figures(_summary(summary)) + "".join(section(*part) for part in parts))
+
+
+def comparison(runs: Sequence[Run]) -> str:
+    """Return the page of several runs."""
+    names = _names(runs)
+    rows = [Rows.of(run, name) for run, name in zip(runs, names, strict=True)]
+    summaries = [run.summary for run in runs]
+    monitors = list(dict.fromkeys(str(summary["monitor"]) for summary in summaries if "monitor" in summary))
+    keys = ("steps", "epochs", "seconds", "samples_per_second", "peak_memory_bytes", "workers", "device", "precision")
+    shown = [
+        ("status", "status"),
+        *((name, f"best {name}") for name in monitors),
+        *((key, _TITLES.get(key, key)) for key in keys),
+    ]
+    results = []
+    for name, summary in zip(names, summaries, strict=True):
+        results.append((name, *(_fact(key, summary.get(key)) for key, _ in shown)))
+    flat = [config.leaves(run.experiment) for run in runs]
+    missing = object()
+    paths = [
+        path
+        for path in dict.fromkeys(path for one in flat for path in one)
+        if any(one.get(path, missing) != flat[0].get(path, missing) for one in flat[1:])
+    ]
+    differences = [(path, *(_value(one[path]) if path in one else None for one in flat)) for path in paths]
+    heading = table("Differences of the experiments", ("field", *names), differences)
+    parts = [
+        ("results", "Results", table("Results", ("run", *(title for _, title in shown)), results)),
+        ("curves", "Curves", charts(rows)),
+        ("differences", "Differences", heading if paths else "<p>The experiments are equal.</p>"),
+    ]
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in parts)
+    title = f"{len(runs)} runs compared"
+    body = f"<h1>{safe(title)}</h1><p class='muted'>{safe(', '.join(names))}</p>"
+    return page(title, f"{body}<nav aria-label='Sections'>{links}</nav>" + "".join(section(*part) for part in parts))
+
+
+def _command(run: Run, *words: str) -> str:
+    return shlex.join(["raytrain", "report", public(run.where), *words])
+
+
+def _outcome(run: Run) -> str:
+    """Return the status and the best value of the monitored metric."""
+    summary = run.summary
+    status, monitor = str(summary["status"]), summary.get("monitor")
+    kind = "good" if status == "completed" else "warn"
+    text = f'<strong class="{kind}">{safe(status)}</strong>'
+    if monitor and number(summary.get(monitor)) is not None:
+        text += f", best {safe(monitor)} <strong>{safe(cell(summary[monitor]))}</strong>"
+        text += f" in epoch {safe(summary['best_epoch'])}" if summary.get("best_epoch") else ""
+        text += f", step {safe(cell(summary['best_step']))}" if summary.get("best_step") else ""
+    if summary.get("error"):
+        text += f". {safe(summary['error'])}"
+    return f"<p>{text}</p>"
+
+
+def _summary(summary: dict[str, Any]) -> dict[str, str]:
+    """Return the figures of a run's summary, for people."""
+    keys = ("seconds", "samples_per_second", "peak_memory_bytes", "epochs", "steps", "workers", "device", "precision")
+    found = {_TITLES.get(key, key): _fact(key, summary[key]) for key in keys if summary.get(key) is not None}
+    return {name: cell(value) for name, value in found.items()}
+
+
+def _fact(key: str, value: Any) -> Any:
+    figure = number(value)
+    if figure is None:
+        return value
+    if key == "peak_memory_bytes":
+        return size(int(figure))
+    if key == "seconds":
+        return f"{figure:.1f} s" if figure < 60 else clock(figure)
+    return f"{figure:,.0f}" if key == "samples_per_second" else value
+
+
+def _validations(rows: Rows) -> str:
+    """Return the table of validations, with all digits."""
+    names = ("step", "epoch", "train_loss", *rows.metrics, "samples_per_second")
+    every = -(-len(rows.validations) // _MOST_ROWS) or 1
+    pairs = list(zip(rows.validations, rows.seconds, strict=True))
+    shown = [(*(row.get(name) for name in names), f"{at:.1f}") for row, at in [*pairs[:-1:every], *pairs[-1:]]]
+    caption = "Validations" + (f" (one of {every})" if every > 1 else "")
+    return details(caption, table(caption, (*names, "seconds so far"), shown, exact=True)) if shown else ""
+
+
+def _experiment(run: Run) -> str:
+    """Return what decided the run: what differs from defaults, the whole experiment, the data and the environment."""
+    environment, state = known_json(run.path / "environment.json"), {}
+    last = str(known_json(run.path / "last.json").get("checkpoint", "none"))
+    with contextlib.suppress(errors.UserError, OSError):
+        state = layout.load_state(run.checkpoints / Path(last).name)
+    prints = environment.get("data_fingerprint")
+    facts = [
+        ("git commit", environment.get("git_commit")),
+        ("command", shlex.join(map(str, found)) if isinstance(found := environment.get("command"), list) else None),
+        ("began", environment.get("began")),
+        ("classes", len(found) if isinstance(found := state.get("classes"), list) else None),
+        ("shape of a sample", found if (found := state.get("sample")) else None),
+        *((f"fingerprint of {split}", value) for split, value in (prints if isinstance(prints, dict) else {}).items()),
+    ]
+    known = [(name, public(str(value))) for name, value in facts if value]
+    changed = [(path, _value(value)) for path, value in differing(run.experiment).items()]
+    return (
+        table("Values that differ from the defaults", ("field", "value"), changed)
+        + table("Where it comes from", ("fact", "value"), known)
+        + _json("experiment.json", known_json(run.path / "experiment.json"))
+        + _json("environment.json", environment)
+    )
+
+
+def _json(name: str, content: dict[str, Any]) -> str:
+    text = public(json.dumps(content, indent=2, ensure_ascii=False))
+    text = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}\n..."
+    return details(name, scroll(name, f"<pre>{safe(text)}</pre>"))
+
+
+def _value(value: Any) -> str:
+    return public(value if isinstance(value, str) else json.dumps(value))
+
+
+def public(text: str) -> str:
+    """Return a text without the options and passwords of URLs, which may contain keys."""
+    text = re.sub(r"(\w+://[^\s\"'?]*)\?[^\s\"']*", r"\1?...", text)
+    return re.sub(r"(\w+://)[^\s\"'/@]+@", r"\1...@", text)
+
+
+def differing(value: Any, default: Any = None, path: str = "") -> dict[str, Any]:
+    """Return the fields of a dataclass whose values differ from the defaults, by dotted path; of one that has another
+    class than the default's, the name of the class under its own path.
+
+    Args:
+        default: the dataclass that `value` has the place of; one of another class counts as its class's defaults.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        now, name = getattr(value, field.name), f"{path}{field.name}"
+        if type(default) is type(value):
+            usual = getattr(default, field.name)
+        elif field.default_factory is not dataclasses.MISSING:
+            usual = field.default_factory()
+        else:
+            usual = field.default
+        items = now if isinstance(now, tuple) and any(map(dataclasses.is_dataclass, now)) else ()
+        if dataclasses.is_dataclass(now) and not isinstance(now, type):
+            if type(now) is not type(usual):
+                found[name] = type(now).__name__
+            found |= differing(now, usual, f"{name}.")
+        elif items:
+            if now != usual:
+                for place, item in enumerate(items):
+                    found[f"{name}.{place}"] = type(item).__name__
+                    found |= differing(item, None, f"{name}.{place}.")
+        elif now != usual:
+            found[name] = config.plain(now)
+    return found
+
+
+def _checkpoints(run: Run) -> str:
+    """Return the table of the checkpoints that are kept on this machine."""
+    marks = {which: known_json(run.path / f"{which}.json").get("checkpoint") for which in ("best", "last")}
+    rows = []
+    for name in layout.committed(run.checkpoints):
+        with contextlib.suppress(OSError):  # retention of a running run may remove it now
+            is_what = ", ".join(which for which, marked in marks.items() if marked == name)
+            rows.append((name, layout.step_of(name), size(layout.size_of(str(run.checkpoints / name))), is_what))
+    where = f"<p>All are at {safe(public(run.url))}; the table has those on this machine.</p>" if run.url else ""
+    if not rows:
+        return where or "<p>The run has no checkpoint.</p>"
+    return where + table("Checkpoints", ("checkpoint", "step", "size", "which"), rows)
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Return a name for each run: its directory's, with its parent's where two are equal, or a number."""
+    names = [run.path.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{run.path.absolute().parent.name}/{run.path.name}" for run in runs]
+    return [f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1)]

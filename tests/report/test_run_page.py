@@ -1,0 +1,244 @@
+"""The HTML page of runs: its numbers, its safety, and how a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import sync_playwright
+
+from raytrain import CNN, MNIST, SGD, Cosine, Experiment, Run, cli, errors
+from raytrain.report import html, run_classes, run_page
+from raytrain.report.run_curves import Rows, charts
+from tests.helpers.ranks import new_run
+
+HOSTILE = "<script>alert(1)</script>&\"'"
+BASE = Experiment(model=CNN(), data=MNIST(root="data"), optimizer=SGD(lr=0.1), epochs=2)
+VOID = {"meta", "link", "path", "circle", "br"}
+
+
+class Page(HTMLParser):
+    """The tables, texts and tags of a page; fails where tags do not match."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag == "table":
+            self.rows: list[list[str]] = []
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if "caption" in self.open:
+            self.tables[data] = self.rows
+        elif self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def a_run(folder: Path, experiment: Experiment = BASE, epochs: int = 2, steps: int = 5) -> Run:
+    """A run directory as a training leaves it, of made-up figures."""
+    path, rows, random = new_run(folder, experiment), [], np.random.default_rng(steps)
+    for epoch in range(1, epochs + 1):
+        for step in range((epoch - 1) * steps + 1, epoch * steps + 1):
+            loss = None if step == 2 else float(random.random())
+            rows.append({"kind": "step", "step": step, "epoch": epoch, "loss": loss, "lr": 0.1 / step})
+        seen = {name: float(random.random()) for name in ("train_loss", "val_loss", "val_accuracy")}
+        rows.append({"kind": "epoch", "epoch": epoch, "step": epoch * steps, **seen, "samples_per_second": 9.5})
+        rows[-1]["seconds"] = 1.25
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = {
+        "status": "completed",
+        "monitor": "val_accuracy",
+        "val_accuracy": 0.75,
+        "best_epoch": 2,
+        "epochs": epochs,
+    }
+    summary |= {"steps": epochs * steps, "seconds": 2.5, "samples_per_second": 9.5, "peak_memory_bytes": 2**30}
+    (path / "summary.json").write_text(json.dumps(summary | {"workers": 1, "device": "cpu"}))
+    (path / "environment.json").write_text(json.dumps({"git_commit": "abc123", "data_fingerprint": {"val": "f00d"}}))
+    return Run(path)
+
+
+def rows_of(run: Run, kind: str) -> list[dict]:
+    found = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    return [row for row in found if row["kind"] == kind]
+
+
+def test_the_tables_have_the_numbers_of_metrics_jsonl(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "one")
+    page = Page(run_page.single(run))
+    steps, epochs = rows_of(run, "step"), rows_of(run, "epoch")
+    wanted = [["training", str(row["step"]), "-" if row["loss"] is None else str(row["loss"])] for row in steps]
+    wanted += [["validation", str(row["step"]), str(row["val_loss"])] for row in epochs]
+    assert page.tables["Loss"][1:] == wanted
+    rates = [["learning rate", str(row["step"]), str(row["lr"])] for row in steps]
+    assert page.tables["Learning rate"][1:] == rates
+    names = page.tables["Validations"][0]
+    for shown, row in zip(page.tables["Validations"][1:], epochs, strict=True):
+        assert [shown[names.index(name)] for name in ("step", "train_loss", "val_accuracy")] == [
+            str(row[name]) for name in ("step", "train_loss", "val_accuracy")
+        ]
+    assert [row[-1] for row in page.tables["Validations"][1:]] == ["1.2", "2.5"]
+    assert ["git commit", "abc123"] in page.tables["Where it comes from"]
+    assert "0.7500" in page.texts and "1.0 GiB" in page.texts
+
+
+def test_a_long_run_is_drawn_by_means_of_its_steps(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "long", steps=1000)
+    losses = [row["loss"] for row in rows_of(run, "step")]
+    shown = Page(charts([Rows.of(run, "long")])).tables["Loss"][1:]
+    first = [row for row in shown if row[0] == "training, mean of 7 steps"]
+    assert len(first) == 286 and len(run_page.single(run)) < 100_000
+    assert float(first[0][2]) == pytest.approx(np.mean([x for x in losses[:7] if x is not None]))
+    assert [first[-1][1], float(first[-1][2])] == ["2000", pytest.approx(np.mean(losses[1995:]))]
+
+
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
+    run = a_run(tmp_path / HOSTILE.replace("/", "\\"), replace(BASE, data=MNIST(root=HOSTILE)))
+    (run.path / "environment.json").write_text(json.dumps({"command": [HOSTILE, "s3://me:word@x/y?key=s3cret"]}))
+    other = a_run(tmp_path / "other")
+    for text in (run_page.single(run), run_page.comparison([run, other])):
+        page = Page(text)
+        assert not {"script", "img", "iframe", "b"} & {tag for tag, _ in page.tags} and "<script" not in text
+        assert not [name for _, given in page.tags for name in given if name.startswith("on")]
+        assert HOSTILE in "".join(page.texts)
+        assert not [
+            found for found in re.findall(r'(?:src|href)="([^"]*)', text) if not found.startswith(("#", "data:,"))
+        ]
+        assert "s3cret" not in text and "me:word" not in text
+    assert "\\udcff" in html.safe("\udcff")
+
+
+def test_what_differs_from_the_defaults_is_listed() -> None:
+    assert run_page.differing(BASE) == {"model": "CNN", "data": "MNIST", "data.root": "data", "epochs": 2}
+    other = replace(BASE, optimizer=SGD(lr=0.2), schedule=Cosine(warmup_epochs=0.5), epochs=1)
+    found = run_page.differing(other)
+    assert found["optimizer.lr"] == 0.2 and found["schedule"] == "Cosine" and found["schedule.warmup_epochs"] == 0.5
+    assert "epochs" not in found
+
+
+def test_several_runs_are_compared(tmp_path: Path) -> None:
+    first = a_run(tmp_path / "a" / "run")
+    second = a_run(tmp_path / "b" / "run", replace(BASE, optimizer=SGD(lr=0.2)), steps=10)
+    page = Page(run_page.comparison([first, second]))
+    assert page.tables["Differences of the experiments"] == [
+        ["field", "a/run", "b/run"],
+        ["optimizer.lr", "0.1", "0.2"],
+    ]
+    assert [row[0] for row in page.tables["Results"]] == ["run", "a/run", "b/run"]
+    shown = page.tables["val_accuracy"][1:]
+    wanted = [row["val_accuracy"] for run in (first, second) for row in rows_of(run, "epoch")]
+    assert [float(row[2]) for row in shown] == wanted
+    assert [row[:2] for row in shown] == [["a/run", "1.0"], ["a/run", "2.0"], ["b/run", "1.0"], ["b/run", "2.0"]]
+    assert "The experiments are equal." in Page(run_page.comparison([first, first])).texts
+    with pytest.raises(errors.UserError, match="at most 50 runs"):
+        run_page.write([first] * 51)
+
+
+def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
+    run = Run(new_run(tmp_path / "new", BASE))
+    texts = Page(run_page.single(run)).texts
+    assert "unfinished" in texts and "The run has no metrics yet." in texts and "The run has no checkpoint." in texts
+
+
+def test_classes_are_shown_or_the_page_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(tmp_path / "one")
+    text = run_page.single(run)
+    assert "Not computed" in text and "--evaluate" in text and "<h2>Classes" in text  # there is no data
+    result = {"checkpoint": "step_00000010", "count": 10, "classes": ["a", "<b>"], "confusion": [[4, 1], [2, 3]]}
+    result["per_class"] = [{"class": name, "f1": 0.5} for name in ("a", "<b>")]
+    asked: list[bool] = []
+    monkeypatch.setattr(run_classes.inference, "evaluate", lambda run: asked.append(True) or result)
+    monkeypatch.setattr(run_classes, "checked_indices", lambda data: {"val": range(10_000)})
+    text = run_page.single(run)  # 10,000 samples at 9.5 a second
+    assert "it takes about 1,053 s" in text and not asked
+    page = Page(run_page.single(run, evaluate=True))
+    matrix = next(rows for caption, rows in page.tables.items() if caption.startswith("Confusion matrix"))
+    assert matrix == [["", "a", "<b>"], ["a", "4", "1"], ["<b>", "2", "3"]]
+    assert page.tables["Most frequent mistakes"][1:] == [["<b>", "a", "2"], ["a", "<b>", "1"]]
+
+
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, other = a_run(tmp_path / "one"), a_run(tmp_path / "two")
+    assert cli.run(["report", str(run.path)]) == 0
+    assert capsys.readouterr().out == f"wrote {run.path}/report.html\n"
+    Page((run.path / "report.html").read_text())
+    assert cli.run(["report", str(run.path), str(other.path), "--out", str(tmp_path / "x.html")]) == 0
+    assert "2 runs compared" in (tmp_path / "x.html").read_text()
+    capsys.readouterr()
+    assert cli.run(["report", str(run.path), "--out", str(tmp_path / "no" / "x.html")]) == 2
+    assert cli.run(["report"]) == 2
+    (tmp_path / "sweep.json").write_text("{}")
+    assert cli.run(["report", str(tmp_path), "--out", "x.html"]) == 2
+    assert all(line.startswith("error: ") for line in capsys.readouterr().err.splitlines())
+
+
+def _contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(("theme", "curves"), [(html.LIGHT, html.CURVES_LIGHT), (html.DARK, html.CURVES_DARK)])
+def test_texts_and_curves_have_contrast(theme: dict[str, str], curves: tuple[str, ...]) -> None:
+    texts = [theme[name] for name in ("ink", "muted", "link", "good", "warn")]
+    for colour in (*texts, *curves):
+        assert min(_contrast(colour, theme["ground"]), _contrast(colour, theme["panel"])) >= 4.5, colour
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
+def test_a_browser_shows_the_page_without_errors_or_overflow(tmp_path: Path) -> None:
+    long = replace(BASE, data=MNIST(root="/" + "long" * 60))
+    run, other = a_run(tmp_path / ("name" * 40), long, steps=40), a_run(tmp_path / "other")
+    files = [run_page.write([run]), run_page.write([run, other])]
+    said: list[str] = []
+    with sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for file in files:
+            for width in (390, 1440):
+                page = browser.new_page(viewport={"width": width, "height": 800})
+                page.on("console", lambda message: said.append(message.text))
+                page.on("pageerror", lambda error: said.append(str(error)))
+                page.goto(file.as_uri())
+                page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                tops = page.evaluate(
+                    "[...document.querySelectorAll('section')].map(s => s.getBoundingClientRect().top)"
+                )
+                assert len(tops) >= 3 and all(one < other for one, other in pairwise(tops))
+                page.keyboard.press("Tab")
+                assert page.evaluate("document.activeElement.getAttribute('href')") == "#" + page.evaluate(
+                    "document.querySelector('section').id"
+                )
+                page.close()
+        browser.close()
+    assert not said
