@@ -47,8 +47,8 @@ class StopOnDivergence(Hook):
             if loss is not None:
                 state["seen"] += 1
                 last = loss if state["smoothed"] is None else state["smoothed"]
-                state["smoothed"] = last + (loss - last) / min(state["seen"], self.steps)
-                state["best"] = min(state["smoothed"], state["smoothed"] if state["best"] is None else state["best"])
+                state["smoothed"] = smoothed = last + (loss - last) / min(state["seen"], self.steps)
+                state["best"] = smoothed if state["best"] is None else min(state["best"], smoothed)
         self._end(trainer)
 
     def _end(self, trainer: Any) -> None:

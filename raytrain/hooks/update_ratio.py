@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class UpdateRatio(Hook):
     """Adds the column `update_ratio`: the norm of a step's change of all trained weights, divided by the norm of the
-    weights before it. About 0.001 is usual; a value near 1 means that the learning rate is too high. It is 0 for a step
+    weights before it. A rule of thumb is 0.001 (see docs/hooks.md). It is 0 for a step
     that was skipped. In the steps that it measures it holds a copy of this rank's weights."""
 
     every: int = 10

@@ -35,9 +35,9 @@ class CSVLogger(Logger):
         again = lost(run, held, numbers)
         for kind, (columns, rows) in there.items():
             file = folder / f"{kind}.csv"
-            self.state[kind] = () if again else columns
-            if again or not rows:
-                self.state[kind] = ()
+            kept = rows and not again
+            self.state[kind] = columns if kept else ()
+            if not kept:
                 file.unlink(missing_ok=True)
             elif (text := _text(rows, columns, head=True)) != file.read_text():
                 write_atomically(file, text)

@@ -10,9 +10,9 @@ from typing import Any
 
 from raytrain.data.folds import AXIS
 from raytrain.files import known_json
-from raytrain.report.files import write_whole
 from raytrain.report.trials import Results, plain
 from raytrain.sweep import record
+from raytrain.tools.output import write_file
 
 
 def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
@@ -58,7 +58,7 @@ def write(path: Path, answer: dict[str, Any]) -> None:
     """
     found = summary(path, answer)
     if found is not None:
-        write_whole(path / "folds.json", (json.dumps(found, indent=2) + "\n").encode())
+        write_file(path / "folds.json", (json.dumps(found, indent=2) + "\n").encode())
 
 
 def lines(path: Path, answer: dict[str, Any]) -> list[str]:

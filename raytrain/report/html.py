@@ -95,6 +95,12 @@ def section(name: str, title: str, content: str) -> str:
     return f'<section id="{name}"><h2>{safe(title)}</h2>{content}</section>\n'
 
 
+def navigation(parts: Iterable[tuple[str, str, str]]) -> str:
+    """Return links to sections, which are the arguments of `section`."""
+    links = "".join(f'<a href="#{name}">{safe(title)}</a>' for name, title, _ in parts)
+    return f"<nav aria-label='Sections'>{links}</nav>"
+
+
 def details(title: str, content: str) -> str:
     """Return content that is shown when it is opened."""
     return f"<details><summary>{safe(title)}</summary>{content}</details>"

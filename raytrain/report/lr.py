@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from raytrain.loggers import Logger
 from raytrain.report.console import terminal
-from raytrain.report.files import write_whole
 from raytrain.report.layout import show as show_line
 from raytrain.report.layout import show_facts, show_next
+from raytrain.tools.output import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,8 +70,8 @@ def write(curve: Curve, tested: Path, file: Path) -> None:
     rows.writerow(("step", "lr", "loss", "smoothed"))
     points = zip(curve.lr.tolist(), curve.loss.tolist(), curve.smoothed.tolist(), strict=True)
     rows.writerows((step, *point) for step, point in enumerate(points, 1))
-    write_whole(file, plot.getvalue())
-    write_whole(file.with_suffix(".csv"), text.getvalue().encode())
+    write_file(file, plot.getvalue())
+    write_file(file.with_suffix(".csv"), text.getvalue().encode())
 
 
 def show(curve: Curve, file: Path | None, command: Sequence[str], scale: float = 1.0) -> None:

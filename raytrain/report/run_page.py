@@ -16,11 +16,11 @@ from raytrain.checkpoint import layout
 from raytrain.files import known_json, size
 from raytrain.report import run_classes
 from raytrain.report.console import clock
-from raytrain.report.files import write_whole
-from raytrain.report.html import cell, details, figures, page, safe, scroll, section, table
+from raytrain.report.html import cell, details, figures, navigation, page, safe, scroll, section, table
 from raytrain.report.run_curves import Rows, charts
 from raytrain.report.trials import number
 from raytrain.run.run import Run
+from raytrain.tools.output import write_file
 
 _MOST_RUNS, _MOST_ROWS, _MOST_TEXT = 50, 500, 200_000
 _TITLES = {"seconds": "time of training", "samples_per_second": "samples/s", "peak_memory_bytes": "peak memory"}
@@ -44,7 +44,7 @@ def write(runs: Sequence[Run], out: Path | None = None, evaluate: bool = False) 
     first = runs[0]
     file = out or (Path(f"{first.path.name}-{name}.html") if first.url else first.path / f"{name}.html")
     text = single(first, evaluate) if len(runs) == 1 else comparison(runs)
-    write_whole(file, text.encode())
+    write_file(file, text.encode())
     return file
 
 
@@ -58,10 +58,8 @@ def single(run: Run, evaluate: bool = False) -> str:
         *([("classes", "Classes", classes)] if classes else []),
         ("checkpoints", "Checkpoints", _checkpoints(run)),
     ]
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in parts)
-    head = f"<h1>{safe(run.path.name)}</h1>{_outcome(run)}<nav aria-label='Sections'>{links}</nav>"
-    title = f"{run.path.name}: {summary['status']}"
-    return page(title, head + figures(_summary(summary)) + "".join(section(*part) for part in parts))
+    head = f"<h1>{safe(run.path.name)}</h1>{_outcome(run)}{navigation(parts)}{figures(_summary(summary))}"
+    return page(f"{run.path.name}: {summary['status']}", head + "".join(section(*part) for part in parts))
 
 
 def comparison(runs: Sequence[Run]) -> str:
@@ -93,10 +91,9 @@ def comparison(runs: Sequence[Run]) -> str:
         ("curves", "Curves", charts(rows)),
         ("differences", "Differences", heading if paths else "<p>The experiments are equal.</p>"),
     ]
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in parts)
     title = f"{len(runs)} runs compared"
-    body = f"<h1>{safe(title)}</h1><p class='muted'>{safe(', '.join(names))}</p>"
-    return page(title, f"{body}<nav aria-label='Sections'>{links}</nav>" + "".join(section(*part) for part in parts))
+    head = f"<h1>{safe(title)}</h1><p class='muted'>{safe(', '.join(names))}</p>{navigation(parts)}"
+    return page(title, head + "".join(section(*part) for part in parts))
 
 
 def _command(run: Run, *words: str) -> str:

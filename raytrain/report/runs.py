@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +17,7 @@ from rich.text import Text
 from raytrain import files
 from raytrain.report.layout import cell, columns
 from raytrain.report.trials import Results, number, plain
-from raytrain.run.lock import LOCK
+from raytrain.run.lock import held
 from raytrain.run.metrics_log import VALIDATED, read_metrics
 
 _SHORTEST = 8
@@ -70,7 +68,8 @@ def find(root: Path) -> list[Found]:
 def _run(path: Path, name: str) -> Found:
     summary, best, rows = files.known_json(path / "summary.json"), files.known_json(path / "best.json"), []
     with contextlib.suppress(OSError, ValueError):
-        rows = read_metrics(path / "metrics.jsonl", kinds=VALIDATED)[0]
+        if "steps" not in summary:  # the rows of a run that has ended say no more
+            rows = read_metrics(path / "metrics.jsonl", kinds=VALIDATED)[0]
     last = rows[-1] if rows else {}
     task = files.known_json(path / "experiment.json").get("task")
     metric = str(summary.get("monitor") or (task.get("monitor") if isinstance(task, dict) else None) or "")
@@ -79,7 +78,7 @@ def _run(path: Path, name: str) -> Found:
     return Found(
         name,
         "run",
-        "running" if _held(path) else plain(status),
+        "running" if held(path) else plain(status),
         _changed(path, "summary.json", "metrics.jsonl", "experiment.json"),
         None if epochs is None else int(epochs),
         None if steps is None else int(steps),
@@ -93,7 +92,7 @@ def _run(path: Path, name: str) -> Found:
 def _sweep(path: Path, name: str) -> Found:
     results = Results.of(files.known_json(path / "sweep.json"))
     best = next((trial.goal for trial in results.trials if trial.number == results.best), None)
-    status = "running" if _held(path) else results.status or "unfinished"
+    status = "running" if held(path) else results.status or "unfinished"
     changed = _changed(path, "sweep.json")
     metric = results.objectives[0].name
     return Found(name, "sweep", status, changed, None, None, len(results.trials), metric, best, _size(path))
@@ -101,23 +100,6 @@ def _sweep(path: Path, name: str) -> Found:
 
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
-
-
-def _held(path: Path) -> bool:
-    """Return whether a process holds the lock of a run or a sweep."""
-    try:
-        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _changed(path: Path, *names: str) -> float:
@@ -129,14 +111,12 @@ def _changed(path: Path, *names: str) -> float:
 
 
 def _size(path: Path) -> int:
-    return sum(_sizes(path))
-
-
-def _sizes(path: Path) -> Iterator[int]:
+    total = 0
     for place, _, names in os.walk(path):
         for name in names:
             with contextlib.suppress(OSError):  # a run that goes on removes old checkpoints
-                yield os.lstat(os.path.join(place, name)).st_size
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
 
 
 def ordered(found: list[Found], by: str) -> list[Found]:

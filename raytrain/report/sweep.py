@@ -19,10 +19,10 @@ from raytrain import errors
 from raytrain.loggers import Logger, RunInfo
 from raytrain.report import folds, sweep_table
 from raytrain.report.console import show_plan, terminal
-from raytrain.report.files import write_whole
 from raytrain.report.layout import columns, show, show_next
 from raytrain.report.trials import FIGURES, Results, plain
 from raytrain.run.lock import Lock
+from raytrain.tools.output import write_file
 
 _FINAL_ROWS, _WHAT_HAPPENED = 30, 4
 _LOG_WIDTH = 160  # columns of a table that goes to a file
@@ -220,7 +220,7 @@ def write_csv(path: Path, answer: dict[str, Any]) -> Path:
             )
         )
     file = path / "trials.csv"
-    write_whole(file, buffer.getvalue().encode(errors="backslashreplace"))
+    write_file(file, buffer.getvalue().encode(errors="backslashreplace"))
     return file
 
 

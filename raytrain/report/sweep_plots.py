@@ -11,9 +11,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from raytrain import errors
-from raytrain.report.files import write_whole
 from raytrain.report.plots import accuracy_time, importance, parallel_coordinates, pareto
 from raytrain.report.trials import Results
+from raytrain.tools.output import write_file
 
 
 def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
@@ -49,7 +49,7 @@ def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
                     (folder / name).unlink(missing_ok=True)
                     continue
                 figure.savefig(image, format="png")
-            write_whole(folder / name, image.getvalue())
+            write_file(folder / name, image.getvalue())
             written.append(folder / name)
     except OSError as error:
         raise errors.cannot_write(folder, error.strerror or str(error)) from None

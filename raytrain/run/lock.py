@@ -18,6 +18,23 @@ LOCK, WRITER_LOCK = "lock", "writer.lock"
 `flock`s, which NFS passes on to other hosts (Linux from 2.6.12 on)."""
 
 
+def held(run: Path) -> bool:
+    """Return whether a process holds the lock of a run or a sweep, without taking it or writing there."""
+    try:
+        descriptor = os.open(run / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class Lock:
     """Reserves a directory for one process. The system releases the lock when the process ends in any way."""
 

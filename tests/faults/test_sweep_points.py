@@ -15,9 +15,9 @@ from harness.faults.writes import Writes, one_line, run, watching
 
 from raytrain.driver import resources
 from raytrain.report import sweep_plots
-from raytrain.report.files import write_whole
 from raytrain.sweep import driver, record, tuning
 from raytrain.sweep.trials import Trials
+from raytrain.tools.output import write_file
 
 pytestmark = pytest.mark.usefixtures("every_write_told")
 
@@ -93,7 +93,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(driver, "Session", NoRay)
     monkeypatch.setattr(tuning, "run", train)
     monkeypatch.setattr(tuning, "read", lambda *_: {})
-    monkeypatch.setattr(sweep_plots, "write_plots", lambda path, _: write_whole(path / "picture.png", b"a picture"))
+    monkeypatch.setattr(sweep_plots, "write_plots", lambda path, _: write_file(path / "picture.png", b"a picture"))
     return numbers
 
 
