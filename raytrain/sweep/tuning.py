@@ -193,7 +193,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
     """Return Tune's tuner for the trials that have not ended; None where there are none."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     s = trials.sweep
-    scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.epochs)
+    scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
     for one in trials.records():
         trials.repeat(one["number"], one)
     waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended]
@@ -235,7 +235,10 @@ def _trainable(trials: Trials, shelf: dict[str, Any]) -> Any:
     share = min(1.0, scaling.gpus_per_worker or 1.0)
     limits = trial.Limits(None if gib is None else int(gib * 2**30), trials.sweep.timeout_seconds, share)
     folder = str(trials.path.absolute())
-    return tune.with_parameters(trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits)
+    unit = trials.sweep.scheduler.unit_steps
+    return tune.with_parameters(
+        trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits, unit=unit
+    )
 
 
 def _population(trials: Trials, waiting: list[int]) -> dict[str, Any]:
