@@ -24,7 +24,7 @@ from raytrain import errors
 from raytrain.checkpoint import remote, storage
 from raytrain.data import Index
 from raytrain.data.loader import Reader
-from raytrain.data.reader import Resident
+from raytrain.data.reader import Part, Resident
 from raytrain.data.streaming import Streaming
 from raytrain.driver import gpu_errors, logs
 from raytrain.driver.blame import last_place, misses_another, to_edit
@@ -85,7 +85,7 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
     ):
         indices: dict[str, Index] = ray.get(job.indices)
         if job.images:
-            readers: dict[str, Reader] = {split: Resident(_fetched(job.images[split])) for split in indices}
+            readers: dict[str, Reader] = {split: _resident(job.images[split]) for split in indices}
         else:
             cpus, waits = _data_cpus(job)
             data = job.experiment.data
@@ -100,6 +100,11 @@ def _fetched(reference: Any) -> Any:
     while not ray.wait([reference], timeout=1)[0]:
         doing.tick()
     return ray.get(reference)
+
+
+def _resident(reference: Any) -> Resident:
+    found = _fetched(reference)
+    return Resident(_fetched(found.arrays), found.rows) if isinstance(found, Part) else Resident(found)
 
 
 def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:

@@ -14,6 +14,7 @@ from ray import tune
 from ray.tune import schedulers
 from ray.tune.search import Searcher
 
+from raytrain.data.reader import Part
 from raytrain.driver import reading
 from raytrain.driver.interrupts import Interrupts
 from raytrain.driver.ray_internals import ray_train
@@ -21,7 +22,7 @@ from raytrain.driver.room import why_no_room
 from raytrain.driver.skipped import write_skipped
 from raytrain.experiment import Scaling
 from raytrain.loggers import Logger
-from raytrain.sweep import record, trial
+from raytrain.sweep import fold_data, record, trial
 from raytrain.sweep.attempt import Data
 from raytrain.sweep.sweep_plan import SweepPlan
 from raytrain.sweep.trial import number_of
@@ -35,7 +36,7 @@ _ROOM_SECONDS = 30.0
 
 
 def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
-    """Read the data of each variant into the object store, once for all trials.
+    """Read the data of each variant into the object store, once for all trials; folds share one copy.
 
     Args:
         path: the sweep's directory, for the list of skipped samples.
@@ -44,7 +45,18 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
         The data of each variant, by its key.
     """
     shelf, skipped = {}, {}
+    for keys in fold_data.groups(planned.variants):
+        shared = fold_data.read({key: planned.variants[key] for key in keys})
+        if shared is None:
+            continue
+        arrays = ray.put(shared.arrays)
+        for key, parts in shared.parts.items():
+            images = {split: ray.put(Part(arrays, rows)) for split, (_, rows) in parts.items()}
+            shelf[key] = Data(ray.put({split: index for split, (index, _) in parts.items()}), images)
+        skipped |= {"train": shared.bad} if shared.bad else {}
     for key, variant in planned.variants.items():
+        if key in shelf:
+            continue
         found, images, bad = reading.read(variant.experiment.data, variant.indices, variant.mode)
         shelf[key] = Data(ray.put(found), images)
         skipped |= {split: samples for split, samples in bad.items() if samples}

@@ -328,7 +328,9 @@ def test_schedulers_count_in_epochs_or_in_steps() -> None:
     assert [scheduler.unit_steps for scheduler in units] == [5, 6, 7, 8]
     assert ASHA().unit_steps is PBT().unit_steps is None
     for kind, values in ((ASHA, {"grace_epochs": 2, "grace_steps": 10}), (PBT, {"every_epochs": 2, "every_steps": 10})):
-        with pytest.raises(UserError, match=r"_epochs and \w+_steps both say when trials are compared, in \w+; leave one"):
+        with pytest.raises(
+            UserError, match=r"_epochs and \w+_steps both say when trials are compared, in \w+; leave one"
+        ):
             kind(**values)
     # All trials validate after the same steps, whatever their batches.
     Sweep(IN_STEPS, (Grid("batch_size", (32, 64)),), scheduler=ASHA(grace_steps=10))
