@@ -28,6 +28,7 @@ from raytrain.data.reader import Part, Resident
 from raytrain.data.streaming import Streaming
 from raytrain.driver import gpu_errors, logs
 from raytrain.driver.blame import last_place, misses_another, to_edit
+from raytrain.driver.gate import Gate
 from raytrain.driver.guard import end_now
 from raytrain.driver.job import Job
 from raytrain.driver.network import answers
@@ -92,6 +93,7 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
             readers = {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
         weights: Any = ray.get(job.weights) if job.weights is not None else None
         started = job.command_started
+        hooks = [*hooks, Gate()] if job.gated else hooks
         Trainer(job.experiment, job.run, indices, readers, weights, ranks, started, there, hooks).fit()
 
 

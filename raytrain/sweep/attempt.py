@@ -2,7 +2,7 @@
 
 With one worker the loop runs in a thread of this process, which has kept torch loaded and the images mapped since
 the last trial; after a validation it waits for `next`. With more, it runs in Ray Train's workers, whose metrics are
-read.
+read, and which wait likewise (`driver.gate`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import ray
 from raytrain import errors
 from raytrain.checkpoint import layout
 from raytrain.data import Index
-from raytrain.driver import endings, gpu_errors, initial_weights
+from raytrain.driver import endings, gate, gpu_errors, initial_weights
 from raytrain.driver.interrupts import Leave
 from raytrain.driver.job import Job
 from raytrain.driver.worker import work
@@ -82,7 +82,7 @@ class Attempt:
     def __init__(self, run: Path, value: Experiment, data: Data, limits: Limits):
         self.run, self.value, self.data, self.limits = run, value, data, limits
         self.skip = 0
-        self._steps = value.all_steps(data.steps_per_epoch(value))
+        self._steps, self._validated = value.all_steps(data.steps_per_epoch(value)), 0
         self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._go, self._stop = threading.Semaphore(0), threading.Event()
         self._thread: threading.Thread | None = None
@@ -105,6 +105,8 @@ class Attempt:
         Raises:
             RunFailed: its workers were lost; a new attempt may succeed.
         """
+        if self.value.scaling.ranks > 1:
+            gate.let(self.run, self._validated)
         if self._thread is None:
             self._replay()
             self._thread = threading.Thread(target=self._train, daemon=True, name="trial")
@@ -117,6 +119,7 @@ class Attempt:
             raise what
         if kind == "end":
             return None, what
+        self._validated = what["step"]
         # Of several workers the step alone tells: Tune must see that the trial has ended, or it might stop it.
         if what.pop("last", False) or (self.value.scaling.ranks > 1 and what["step"] >= self._steps):
             kind, end = self._take()
@@ -134,6 +137,7 @@ class Attempt:
                 (self.run / "stop").touch()
             self._go.release()
             self._thread.join()
+            (self.run / gate.GO).unlink(missing_ok=True)
             if (record.read(self.run) or {}).get("status") == "running":
                 record.update(self.run, status="paused")
             (self.run / "stop").unlink(missing_ok=True)
@@ -144,7 +148,15 @@ class Attempt:
         """Return the last validation's checkpoint once it is fully written; the loop must wait after it."""
         if self._trainer is not None and self._trainer.writer is not None:
             self._trainer.writer.background.wait()
+        elif self._thread is not None and self.value.scaling.ranks > 1:
+            wanted = layout.name_of(self._validated)
+            while self._thread.is_alive() and self._validated and not self._has(wanted):
+                time.sleep(0.05)
         return layout.newest(self.run / "checkpoints")
+
+    def _has(self, name: str) -> bool:
+        """Return whether there is a checkpoint of that name, or a newer one."""
+        return any(path.parent.name >= name for path in self.run.glob("checkpoints/step_*/manifest.json"))
 
     def _take(self) -> tuple[str, Any]:
         """Return the next message of the loop; with workers in other processes, the next row of their metrics."""
@@ -235,6 +247,7 @@ class Attempt:
             time.time(),
             own_output=True,
             watched=False,
+            gated=self.value.scaling.ranks > 1,
         )
 
     def validated(self, trainer: Trainer, row: Mapping[str, Any]) -> bool:
