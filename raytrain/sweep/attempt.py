@@ -66,7 +66,8 @@ class Data:
 
     def steps_per_epoch(self, value: Experiment) -> int:
         """Return the optimizer steps of an epoch of a trial that reads this."""
-        return -(-value.sampler.size(ray.get(self.indices)["train"]) // value.batch_size)
+        indices: dict[str, Index] = ray.get(self.indices)
+        return -(-value.sampler.size(indices["train"]) // value.batch_size)
 
 
 class Attempt:

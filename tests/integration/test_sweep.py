@@ -229,6 +229,7 @@ def test_asha_stops_trials_inside_an_epoch_and_decides_alike_after_a_kill(tmp_pa
     rows = [raytrain.Run(found.path / "trials" / f"{n:04d}").metrics("validation") for n in range(5)]
     accuracy = [dict(zip(one["step"].to_pylist(), one["val_accuracy"].to_pylist(), strict=True)) for one in rows]
     ends, rungs = [], {step: [] for step in (10, 20, 40)}
+    step = 0
     for number in range(5):  # successive halving, by what each trial had after these steps
         for step, before in rungs.items():
             before.append(accuracy[number][step])
