@@ -66,7 +66,7 @@ def test_schedulers_count_the_epochs_that_steps_are(tmp_path: Path) -> None:
     assert sweep_plan.make(in_epochs, lambda: nodes(2), tmp_path).length == 10, "92 steps"
     for every, said in ((None, 23), (12, 12)):
         rare = replace(in_units, experiment=replace(BASE, steps=50, validate_every_steps=every))
-        with pytest.raises(UserError, match=f"ASHA compares trials after 10 steps, and they validate after {said};"):
+        with pytest.raises(UserError, match=f"ASHA compares trials after 10 steps, and they validate after {said}, in"):
             sweep_plan.make(rare, lambda: nodes(2), tmp_path)
     short = replace(in_steps, experiment=replace(BASE, steps=23))
     with pytest.raises(UserError, match="ASHA has nothing to save: 1 epochs, 1 for all"):
