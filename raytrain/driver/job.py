@@ -30,6 +30,8 @@ class Job:
     url: str | None = None
     watched: bool = True
     """Whether each rank watches itself; a sweep watches its trials."""
+    baseline: dict[str, float] | None = None
+    """What a constant answer scores, for the summary."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The experiment comes first: what follows may hold the user's classes too.

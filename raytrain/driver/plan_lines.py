@@ -36,13 +36,13 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
         ),
         *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
         _length(plan, f"about {rows:,.0f} samples per rank; {e.precision}"),
-        *([("baseline", plan.baseline)] if plan.baseline else []),
+        *([("baseline", plan.baseline.line)] if plan.baseline.line else []),
         ("memory", _memory(plan)),
         ("run", plan.run),
         *_ignored(plan),
         *skipped(plan),
     ]
-    return found + [("note", note) for note in plan.notes]
+    return found + [("note", note) for note in (*plan.notes, plan.baseline.note) if note]
 
 
 def skipped(plan: Plan) -> list[tuple[str, str]]:

@@ -119,6 +119,9 @@ def _summary(summary: dict[str, Any]) -> dict[str, str]:
     """Return the figures of a run's summary, for people."""
     keys = ("seconds", "samples_per_second", "peak_memory_bytes", "epochs", "steps", "workers", "device", "precision")
     found = {_TITLES.get(key, key): _fact(key, summary[key]) for key in keys if summary.get(key) is not None}
+    monitor, floor = str(summary.get("monitor")), summary.get("baseline", {})
+    if monitor in floor:
+        found[f"{monitor} of a constant answer"] = floor[monitor]
     return {name: cell(value) for name, value in found.items()}
 
 

@@ -46,7 +46,8 @@ def evaluate(
         tta: test-time augmentation: `flip`, or the number of views of each image whose probabilities are averaged.
 
     Returns:
-        The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated.
+        The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated;
+        `baseline`, what a constant answer scores on the run's own validation split, where the run's summary has it.
 
     Raises:
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
@@ -83,6 +84,9 @@ def evaluate(
         "checkpoint": path.name,
         "skipped": reader.skipped,
     } | ({"views": views} if tta else {})
+    floor = {name.removeprefix("val_"): value for name, value in run.summary.get("baseline", {}).items()}
+    if root is None and split == "val" and (known := {name: floor[name] for name in result if name in floor}):
+        result["baseline"] = known
     if "confusion" in sums:
         result |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
     if table := e.task.per_class(sums, classes):

@@ -315,35 +315,37 @@ def test_the_baseline_is_what_a_constant_answer_scores() -> None:
     index = e.data.index()
     best = np.bincount(index["train"].labels).argmax()
     share = float((index["val"].labels == best).mean())
-    text = plan(e).baseline
+    planned = plan(e)
+    text = planned.baseline.line
+    assert planned.baseline.scores["val_accuracy"] == pytest.approx(share) and not planned.baseline.note
     assert f"val_accuracy {share:.4g}," in text and text.endswith(f"by always {'abcd'[best]!r}")
-    assert ("baseline", text) in plan(e).lines()
+    assert ("baseline", text) in planned.lines()
 
     arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s]))) for s in index}
     e = TASKS["huber"][0]
     index = e.data.index()
     arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s])))["size"] for s in index}
     mae = np.abs(arrays["val"] - np.quantile(arrays["train"], 0.5)).mean()
-    assert baseline(e, index).startswith(f"val_mae {mae:.4g},")
+    assert baseline(e, index).line.startswith(f"val_mae {mae:.4g},")
     squares = replace(e, task=Regression())
     mse = ((arrays["val"] - arrays["train"].mean()) ** 2).mean()
-    assert baseline(squares, index).startswith(f"val_loss {mse:.4g},")
-    assert baseline(squares, index).endswith(f"by always the mean, {arrays['train'].mean():.4g}")
+    assert baseline(squares, index).line.startswith(f"val_loss {mse:.4g},")
+    assert baseline(squares, index).line.endswith(f"by always the mean, {arrays['train'].mean():.4g}")
 
     e = TASKS["masks"][0]
     index = e.data.index()
     arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s])))["mask"] for s in index}
     best = np.bincount(arrays["train"][arrays["train"] < 255]).argmax()
     valid = arrays["val"][arrays["val"] < 255]
-    assert f"val_pixel_accuracy {(valid == best).mean():.4g}" in baseline(e, index)
-    assert f"every pixel of class {'abcd'[best]}" in baseline(e, index)
+    assert f"val_pixel_accuracy {(valid == best).mean():.4g}" in baseline(e, index).line
+    assert f"every pixel of class {'abcd'[best]}" in baseline(e, index).line
 
     e = TASKS["tags"][0]
     index = e.data.index()
     arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s])))["tags"].astype(float) for s in index}
     shares = arrays["train"].mean(0)
     loss = -(arrays["val"] * np.log(shares) + (1 - arrays["val"]) * np.log(1 - shares)).mean()
-    assert baseline(e, index).startswith(f"val_loss {loss:.4g},")
+    assert baseline(e, index).line.startswith(f"val_loss {loss:.4g},")
 
 
 def test_a_task_without_a_constant_answer_has_no_baseline() -> None:
@@ -353,4 +355,17 @@ def test_a_task_without_a_constant_answer_has_no_baseline() -> None:
             return model(batch.images).square().sum(), len(batch)
 
     e = replace(TASKS["labels"][0], task=Own())
-    assert baseline(e, e.data.index()) == ""
+    found = baseline(e, e.data.index())
+    assert not found.scores and not found.line and "Own has no `constant(" in found.note
+
+
+def test_a_baseline_that_cannot_be_scored_says_why_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> torch.Tensor:
+        raise ValueError("no\nanswer")
+
+    monkeypatch.setattr(Classification, "constant", broken)
+    planned = plan(TASKS["labels"][0])
+    (note,) = [text for name, text in planned.lines() if name == "note" and "baseline" in text]
+    assert note.endswith("could not be scored (ValueError: no answer)")
+    monkeypatch.setattr(Classification, "constant", lambda *_: None)
+    assert "knows no constant answer" in baseline(planned.experiment, planned.indices).note
