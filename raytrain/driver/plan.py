@@ -195,8 +195,9 @@ def make(
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     experiment = model_input.normalised(experiment, train.input)
-    experiment.task.check_data(train)
+    experiment = experiment.bound(train)
     experiment = replace(experiment, task=experiment.task.absolute())
+    experiment.task.check_data(train)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     _check_epoch(experiment, train)
     module = check_model(experiment, sample, len(train.classes), dtype)

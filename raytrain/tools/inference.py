@@ -67,6 +67,7 @@ def evaluate(
     if index.classes != classes:
         raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
     check_input(data, index, path)
+    e = e.bound(index)
     views, device = check_tta(tta, e, index.input.kind), _device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(data, index)
@@ -156,7 +157,7 @@ def _outputs(
     run: Run, data: Data, index: Index, classes: tuple[str, ...], which: str, tta: str
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the predictions of each sample of an index."""
-    e, device = run.experiment, _device()
+    e, device = run.experiment.bound(index), _device()
     views = check_tta(tta, e, index.input.kind)
     layout = memory_format(e.memory_format)
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]

@@ -69,6 +69,7 @@ class Trainer:
         hooks: Sequence[Hook] = (),
         baseline: dict[str, float] | None = None,
     ):
+        value = value.bound(indices["train"])
         self.experiment, self.ranks, self.indices, self.readers = value, ranks, indices, readers
         self.hooks = Hooks(value.hooks, hooks)
         self.run, self.command_started, self.storage = Run(run), command_started, storage
@@ -79,8 +80,7 @@ class Trainer:
             keep_memory()
         check_device(value.precision, ranks.device)
         self.precision = Precision(value.precision, ranks.device)
-        self.averages = averages.of(value)
-        self.progress = Progress()
+        self.averages, self.progress = averages.of(value), Progress()
         self.log: MetricsLog | None = None
         self.writer: CheckpointWriter | None = None
         self.stop_request, self.stopping = StopRequest(run), False
