@@ -17,7 +17,7 @@ from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.data.sampler import check_sampler
-from raytrain.driver import first_step, initial_weights, model_input, plan_lines
+from raytrain.driver import first_step, initial_weights, model_input, plan_lines, teacher_check
 from raytrain.driver.baseline import UNKNOWN, Baseline, baseline
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
@@ -196,8 +196,9 @@ def make(
     train = indices["train"]
     experiment = model_input.normalised(experiment, train.input)
     experiment = experiment.bound(train)
-    experiment = replace(experiment, task=experiment.task.absolute())
     experiment.task.check_data(train)
+    experiment = replace(experiment, task=experiment.task.absolute())
+    teacher_check.check(experiment.task, train.classes)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     _check_epoch(experiment, train)
     module = check_model(experiment, sample, len(train.classes), dtype)

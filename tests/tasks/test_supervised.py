@@ -39,9 +39,11 @@ from raytrain import (
     order,
 )
 from raytrain.data.checks import checked_read
+from raytrain.driver import teacher_check
 from raytrain.driver.baseline import baseline
 from raytrain.driver.plan import make
 from raytrain.driver.resources import Node, Resources
+from raytrain.run.exported import classes_of
 from raytrain.tasks import losses as own
 from raytrain.tools import inference
 from raytrain.tools.export import export
@@ -285,6 +287,38 @@ def plan(e: Experiment) -> Any:
 )
 def test_what_does_not_fit_the_task_is_refused_in_the_plan(e: Experiment, message: str) -> None:
     with pytest.raises(UserError, match=message):
+        plan(e)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_teacher_of_other_names_or_another_order_is_refused_in_the_plan(tmp_path: Path, exported: bool) -> None:
+    run = teacher(tmp_path / "teacher")
+    path = str(run.path)
+    if exported:
+        path = str(tmp_path / "teacher.pt2")
+        export(run, Path(path))
+    e = Experiment(CNN(channels=(4,)), Digits(), Distillation(teacher=path), batch_size=64)
+    classes = e.data.index()["train"].classes
+    assert classes_of(path) == classes and plan(e).notes is not None
+    for others, message in (
+        ((*classes[:-1], "ten"), r"knows other classes .*: it lacks ten and the data lacks 9, in task.teacher /"),
+        (classes[:-1], r"other classes than the data has: the data lacks 9, in"),
+        (classes[::-1], r"in another order: class 0 is '0' there, and '9' in the data, in task.teacher"),
+    ):
+        with pytest.raises(UserError, match=message):
+            teacher_check.check(e.task, others)
+
+
+def test_a_teacher_from_a_file_without_names_is_compared_by_its_outputs(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()
+    program = torch.export.export(
+        module, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False
+    )
+    torch.export.save(program, tmp_path / "plain.pt2")
+    (tmp_path / "broken.pt2").write_bytes(b"PK")
+    assert classes_of(str(tmp_path / "plain.pt2")) == () == classes_of(str(tmp_path / "broken.pt2"))
+    e = Experiment(CNN(channels=(4,)), Digits(), Distillation(teacher=str(tmp_path / "plain.pt2")), batch_size=64)
+    with pytest.raises(UserError, match=r"the teacher gives \[2, 3\] and the model \[2, 10\], in task.teacher"):
         plan(e)
 
 
