@@ -31,4 +31,6 @@ def check(task: Task, classes: tuple[str, ...]) -> None:
         place = next(place for place, name in enumerate(known) if name != classes[place])
         what = "the teacher has the data's classes in another order: "
         what += f"class {place} is {known[place]!r} there, and {classes[place]!r} in the data"
-    raise errors.UserError(what, f"in task.teacher {task.teacher}", "take a teacher of the same classes, in their order")
+    raise errors.UserError(
+        what, f"in task.teacher {task.teacher}", "take a teacher of the same classes, in their order"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from helpers.cut_runs import cut_between_steps_rank, rows, weights
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 from helpers.scenes import CLASSES, experiment
@@ -35,11 +36,12 @@ from raytrain import (
     Run,
     Segmentation,
     Task,
+    TorchMetric,
     UserError,
     order,
 )
 from raytrain.data.checks import checked_read
-from raytrain.driver import teacher_check
+from raytrain.driver import plan_lines, teacher_check
 from raytrain.driver.baseline import baseline
 from raytrain.driver.plan import make
 from raytrain.driver.resources import Node, Resources
@@ -299,7 +301,8 @@ def test_a_teacher_of_other_names_or_another_order_is_refused_in_the_plan(tmp_pa
         export(run, Path(path))
     e = Experiment(CNN(channels=(4,)), Digits(), Distillation(teacher=path), batch_size=64)
     classes = e.data.index()["train"].classes
-    assert classes_of(path) == classes and plan(e).notes is not None
+    assert classes_of(path) == classes
+    plan(e)
     for others, message in (
         ((*classes[:-1], "ten"), r"knows other classes .*: it lacks ten and the data lacks 9, in task.teacher /"),
         (classes[:-1], r"other classes than the data has: the data lacks 9, in"),
@@ -339,6 +342,42 @@ def test_weights_that_are_none_are_refused(wrong: tuple[float, ...]) -> None:
     ):
         with pytest.raises(UserError, match="finite numbers of at least 0, not all 0"):
             make_task()
+
+
+# The plan's line about the task
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        (Classification(), None),
+        (Classification(class_weights=WEIGHTS), "Classification(class_weights=(1.0, 3.0, 0.5, 2.0))"),
+        (
+            Classification("val_f1_b", metrics=(F1(of="b"), F1(average="micro"), AUROC())),
+            "Classification(monitor='val_f1_b', metrics=(F1(of='b'), F1(average='micro'), AUROC()))",
+        ),
+        (
+            Classification(
+                metrics=(
+                    TorchMetric(torchmetrics.classification.MulticlassCohenKappa, weights="linear", direction="max"),
+                )
+            ),
+            "Classification(metrics=(TorchMetric(MulticlassCohenKappa, direction='max', weights='linear'),))",
+        ),
+    ],
+)
+def test_the_plan_shows_what_differs_from_a_tasks_defaults(task: Task, line: str | None) -> None:
+    shown = dict(plan(experiment(task, "mask", CLASSES)).lines())
+    assert shown.get("task") == line
+
+
+def test_the_plan_shows_another_task_and_cuts_long_tuples() -> None:
+    assert dict(plan(TASKS["huber"][0]).lines())["task"] == (
+        "Regression(monitor='val_mae', error='huber', huber_delta=0.3)"
+    )
+    assert dict(plan(experiment(Segmentation(), "mask", CLASSES, True)).lines())["task"] == "Segmentation()"
+    e = replace(TASKS["labels"][0], task=MultiLabel(pos_weight=(2.0,) * 30))
+    assert plan_lines._code(e.task) == f"MultiLabel(pos_weight=({'2.0, ' * 12}...))"
 
 
 # Baseline
