@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchmetrics
 from helpers.cut_runs import cut_between_steps_rank, rows, weights
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 from helpers.scenes import CLASSES, experiment
 from torch import nn
 from torch.nn import functional
+from torchmetrics.classification import MulticlassCohenKappa
 from torchvision.ops import sigmoid_focal_loss
 
 from raytrain import (
@@ -357,11 +357,7 @@ def test_weights_that_are_none_are_refused(wrong: tuple[float, ...]) -> None:
             "Classification(monitor='val_f1_b', metrics=(F1(of='b'), F1(average='micro'), AUROC()))",
         ),
         (
-            Classification(
-                metrics=(
-                    TorchMetric(torchmetrics.classification.MulticlassCohenKappa, weights="linear", direction="max"),
-                )
-            ),
+            Classification(metrics=(TorchMetric(MulticlassCohenKappa, weights="linear", direction="max"),)),
             "Classification(metrics=(TorchMetric(MulticlassCohenKappa, direction='max', weights='linear'),))",
         ),
     ],
