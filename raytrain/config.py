@@ -93,6 +93,26 @@ def paths(config: Any, prefix: str = "") -> list[str]:
     return [p for f in dataclasses.fields(config) for p in paths(getattr(config, f.name), f"{prefix}{f.name}.")]
 
 
+def changed(config: Any, default: Any = None) -> dict[str, tuple[Any, Any]]:
+    """Return the fields of a dataclass that differ from their defaults, by name: (value, default).
+
+    Args:
+        default: the dataclass that `config` has the place of; one of another class counts as its class's defaults.
+    """
+    found = {}
+    for field in dataclasses.fields(config):
+        now = getattr(config, field.name)
+        if type(default) is type(config):
+            usual = getattr(default, field.name)
+        elif field.default_factory is not dataclasses.MISSING:
+            usual = field.default_factory()
+        else:
+            usual = field.default
+        if now != usual:
+            found[field.name] = now, usual
+    return found
+
+
 def leaves(config: Any) -> dict[str, Any]:
     """Return the values of all leaf fields by dotted path, and under `path.class` the class of each open field."""
     flat: dict[str, Any] = {}

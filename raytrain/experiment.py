@@ -9,7 +9,7 @@ from typing import Literal
 
 from raytrain import errors
 from raytrain.config import above, at_least, check
-from raytrain.data import Data, Sampler
+from raytrain.data import Data, Index, Sampler
 from raytrain.hooks import Hook
 from raytrain.loggers import Logger
 from raytrain.models import Model
@@ -278,6 +278,11 @@ class Experiment:
         if self.ema_decay is not None and self.swa_start_epoch is not None:
             what = "ema_decay and swa_start_epoch ask for two averages of the weights"
             raise errors.UserError(what, "in Experiment", "leave one of them out")
+
+    def bound(self, index: Index) -> Experiment:
+        """Return the experiment with its task bound to the classes of an index; see `Task.bound`."""
+        task = self.task.bound(index)
+        return self if task is self.task else replace(self, task=task)
 
     def all_steps(self, steps_per_epoch: int) -> int:
         """Return the optimizer steps of a whole run."""

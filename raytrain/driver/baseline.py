@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from raytrain import errors
 from raytrain.data import Index
 from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_read
@@ -24,25 +26,48 @@ _STEP_VALUES = 4_000_000
 """Values of the constant outputs that are compared at once."""
 
 
-def baseline(e: Experiment, indices: dict[str, Index]) -> str:
-    """Return what the best constant answer to the training samples scores on those of validation: values by the names
-    of metrics.jsonl, and the answer; an empty string if the task knows no such answer, or it cannot be scored."""
+@dataclass(frozen=True)
+class Baseline:
+    """What the best constant answer to the training samples scores on those of validation.
+
+    Attributes:
+        scores: finite values by the names of metrics.jsonl; empty if they are not known.
+        line: the scores and the answer, for people; empty if they are not known.
+        note: why they are not known; empty if they are.
+    """
+
+    scores: dict[str, float]
+    line: str
+    note: str
+
+
+UNKNOWN = Baseline({}, "", "")
+"""That of a run for which nobody asked, such as a sweep's trial."""
+
+
+def baseline(e: Experiment, indices: dict[str, Index]) -> Baseline:
+    """Return the scores of the best constant answer; without scores if the task knows no such answer, or it cannot be
+    scored."""
+    kind = type(e.task).__name__
     if not isinstance(e.task, Supervised) or type(e.task).constant is Supervised.constant:
-        return ""
+        return Baseline({}, "", f"no baseline: {kind} has no `constant(wanted, classes)`, a constant answer to score")
     try:
-        return _scored(e, e.task, indices)
-    except Exception:  # such as a sample that cannot be read: it is no reason not to train
-        return ""
+        found = _scored(e, e.task, indices)
+    except Exception as error:  # such as a sample that cannot be read: it is no reason not to train
+        reason = errors.one_line(f"{type(error).__name__}: {error}")
+        return Baseline({}, "", f"no baseline: the constant answer of {kind} could not be scored ({reason})")
+    return found or Baseline({}, "", f"no baseline: {kind} knows no constant answer to these samples")
 
 
-def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> str:
+def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> Baseline | None:
     train, val = (_batch(e, task, indices[split]) for split in ("train", "val"))
     wanted, target = task.wanted(train), task.wanted(val)
     classes, names = len(indices["train"].classes), indices["train"].classes
     if not wanted.is_floating_point():
         classes = max(classes, int(wanted.max()) + 1, int(target.max()) + 1)
     answer = task.constant(wanted, classes)
-    assert answer is not None
+    if answer is None:
+        return None
     # Of a mask, [classes, 1, 1] is one answer for all pixels.
     shape = torch.Size((*answer.shape[:-2], *target.shape[-2:])) if answer.ndim == 3 else answer.shape
     outputs, sums, step = answer.expand(len(val), *shape), Sums(), max(1, _STEP_VALUES // max(1, shape.numel()))
@@ -57,7 +82,7 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> str:
     scores = ", ".join(f"{name} {found[name]:.4g}" for name in first if name in found)
     few = len(val) < len(indices["val"]) or len(train) < len(indices["train"])
     of = f" (of {len(train):,} and {len(val):,} samples)" if few else ""
-    return f"{scores}, by {task.constant_words(answer, names)}{of}"
+    return Baseline(found, f"{scores}, by {task.constant_words(answer, names)}{of}", "")
 
 
 def _batch(e: Experiment, task: Supervised, index: Index) -> Batch:

@@ -32,6 +32,8 @@ class Job:
     """Whether each rank watches itself; a sweep watches its trials."""
     gated: bool = False
     """Whether the workers wait after each validation until `driver.gate` lets them train on."""
+    baseline: dict[str, float] | None = None
+    """What a constant answer scores, for the summary."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The experiment comes first: what follows may hold the user's classes too.

@@ -17,8 +17,8 @@ from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.data.sampler import check_sampler
-from raytrain.driver import first_step, initial_weights, model_input, plan_lines
-from raytrain.driver.baseline import baseline
+from raytrain.driver import first_step, initial_weights, model_input, plan_lines, teacher_check
+from raytrain.driver.baseline import UNKNOWN, Baseline, baseline
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
 from raytrain.driver.resources import Resources
@@ -55,7 +55,7 @@ class Plan:
             found, and once all have been read, all of them.
         notes: what the user should know.
         run: the run's directory, or `<out>/<stem>-N` while it has no number.
-        baseline: what a constant answer scores, for people; empty if that is not known.
+        baseline: what a constant answer scores.
     """
 
     experiment: Experiment
@@ -68,7 +68,7 @@ class Plan:
     bad: dict[str, list[BadSample]]
     notes: tuple[str, ...]
     run: str
-    baseline: str = ""
+    baseline: Baseline = UNKNOWN
 
     @property
     def steps_per_epoch(self) -> int:
@@ -195,8 +195,10 @@ def make(
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     experiment = model_input.normalised(experiment, train.input)
+    experiment = experiment.bound(train)
     experiment.task.check_data(train)
     experiment = replace(experiment, task=experiment.task.absolute())
+    teacher_check.check(experiment.task, train.classes)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     _check_epoch(experiment, train)
     module = check_model(experiment, sample, len(train.classes), dtype)
@@ -220,7 +222,7 @@ def make(
     )
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
-    floor = baseline(experiment, indices) if surveyed is None else ""
+    floor = baseline(experiment, indices) if surveyed is None else UNKNOWN
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor)
     if (experiment.unfreeze_epoch or 0) >= found.epochs:
         note = f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"

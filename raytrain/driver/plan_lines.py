@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
+from raytrain import config
 from raytrain.data import Folds, Index
 from raytrain.data.sampler import drawing
 from raytrain.experiment import Experiment
 from raytrain.files import size
 from raytrain.parallel import STRATEGIES
+from raytrain.tasks.classification import Classification
+from raytrain.user_code.wrappers import Wrapped
 
 if TYPE_CHECKING:
     from raytrain.driver.plan import Plan
+
+_MOST_SHOWN = 12
+"""Values of a tuple that a line shows."""
 
 
 def lines(plan: Plan) -> list[tuple[str, str]]:
@@ -25,6 +32,7 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
     found = [
         ("model", _model(plan)),
         ("data", f"{type(e.data).__name__}: {splits}; {_arrays(train, shape)}"),
+        *([("task", _code(e.task))] if e.task != Classification() else []),
         *([("folds", _folds(e.data.folds))] if e.data.folds.count else []),
         *([("sampler", f"{type(e.sampler).__name__}: {plan.samples_per_epoch:,} samples per epoch")] if drawn else []),
         ("workers", _workers(plan)),
@@ -36,13 +44,13 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
         ),
         *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
         _length(plan, f"about {rows:,.0f} samples per rank; {e.precision}"),
-        *([("baseline", plan.baseline)] if plan.baseline else []),
+        *([("baseline", plan.baseline.line)] if plan.baseline.line else []),
         ("memory", _memory(plan)),
         ("run", plan.run),
         *_ignored(plan),
         *skipped(plan),
     ]
-    return found + [("note", note) for note in plan.notes]
+    return found + [("note", note) for note in (*plan.notes, plan.baseline.note) if note]
 
 
 def skipped(plan: Plan) -> list[tuple[str, str]]:
@@ -65,6 +73,19 @@ def _ignored(plan: Plan) -> list[tuple[str, str]]:
             are = "are not images" if count > 1 else "is not an image"
             found.append(("ignored", f"{_count(count, 'file')} of {split} {are}: {names}"))
     return found
+
+
+def _code(value: Any) -> str:
+    """Return a value as an experiment file has it: of dataclasses, the fields that differ from their defaults."""
+    if isinstance(value, Wrapped):  # whose repr is that already
+        return repr(value)
+    if isinstance(value, tuple):
+        shown = [*map(_code, value[:_MOST_SHOWN]), *(["..."] if len(value) > _MOST_SHOWN else [])]
+        return f"({', '.join(shown)}{',' if len(value) == 1 else ''})"
+    if dataclasses.is_dataclass(value):
+        fields = [f"{name}={_code(now)}" for name, (now, _) in config.changed(value).items()]
+        return f"{type(value).__name__}({', '.join(fields)})"
+    return repr(value)
 
 
 def _model(plan: Plan) -> str:

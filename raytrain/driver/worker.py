@@ -92,9 +92,9 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
             data = job.experiment.data
             readers = {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
         weights: Any = ray.get(job.weights) if job.weights is not None else None
-        started = job.command_started
+        started, floor = job.command_started, job.baseline
         hooks = [*hooks, Gate()] if job.gated else hooks
-        Trainer(job.experiment, job.run, indices, readers, weights, ranks, started, there, hooks).fit()
+        Trainer(job.experiment, job.run, indices, readers, weights, ranks, started, there, hooks, floor).fit()
 
 
 def _fetched(reference: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from raytrain.config import check
 from raytrain.models.base import Model, _weights
+from raytrain.user_code.upgrades import old_order
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from raytrain.models.weights import Fit
 
 
+# Until 0.1 the second argument was `weights`, which is a string; `freeze` is none.
+@old_order(("name", "weights", "freeze"), lambda given: len(given) > 1 and isinstance(given[1], str))
 @dataclass(frozen=True)
 class Torchvision(Model):
     """A classification model of torchvision with its head replaced by one for the data's classes."""

@@ -291,8 +291,12 @@ def show_plan(console: RichConsole, lines: Sequence[tuple[str, str]]) -> None:
 
 def show_evaluation(result: dict[str, Any], where: str) -> None:
     """Print the figures of an evaluated run, and the samples that were left out."""
+    floor = {name: f" (a constant answer: {_figure(name, one)})" for name, one in result.get("baseline", {}).items()}
     facts = [
-        (name.replace("_", " "), _figure(name, value) if isinstance(value, float) else f"{value:,}")
+        (
+            name.replace("_", " "),
+            (_figure(name, value) if isinstance(value, float) else f"{value:,}") + floor.get(name, ""),
+        )
         for name, value in result.items()
         if isinstance(value, int | float)
     ]

@@ -119,6 +119,9 @@ def _summary(summary: dict[str, Any]) -> dict[str, str]:
     """Return the figures of a run's summary, for people."""
     keys = ("seconds", "samples_per_second", "peak_memory_bytes", "epochs", "steps", "workers", "device", "precision")
     found = {_TITLES.get(key, key): _fact(key, summary[key]) for key in keys if summary.get(key) is not None}
+    monitor, floor = str(summary.get("monitor")), summary.get("baseline", {})
+    if monitor in floor:
+        found[f"{monitor} of a constant answer"] = floor[monitor]
     return {name: cell(value) for name, value in found.items()}
 
 
@@ -192,25 +195,18 @@ def differing(value: Any, default: Any = None, path: str = "") -> dict[str, Any]
         default: the dataclass that `value` has the place of; one of another class counts as its class's defaults.
     """
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        now, name = getattr(value, field.name), f"{path}{field.name}"
-        if type(default) is type(value):
-            usual = getattr(default, field.name)
-        elif field.default_factory is not dataclasses.MISSING:
-            usual = field.default_factory()
-        else:
-            usual = field.default
+    for field, (now, usual) in config.changed(value, default).items():
+        name = f"{path}{field}"
         items = now if isinstance(now, tuple) and any(map(dataclasses.is_dataclass, now)) else ()
         if dataclasses.is_dataclass(now) and not isinstance(now, type):
             if type(now) is not type(usual):
                 found[name] = type(now).__name__
             found |= differing(now, usual, f"{name}.")
         elif items:
-            if now != usual:
-                for place, item in enumerate(items):
-                    found[f"{name}.{place}"] = type(item).__name__
-                    found |= differing(item, None, f"{name}.{place}.")
-        elif now != usual:
+            for place, item in enumerate(items):
+                found[f"{name}.{place}"] = type(item).__name__
+                found |= differing(item, None, f"{name}.{place}.")
+        else:
             found[name] = config.plain(now)
     return found
 

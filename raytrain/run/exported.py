@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
+import zipfile
 from pathlib import Path
 
 import torch
@@ -16,6 +18,25 @@ from raytrain.user_code import sources
 METADATA = "raytrain.json"
 """The file in a .pt2 with the names of classes and the form of the input. Its program has the model as `model`, behind
 the preprocessing; older files have none, and their program is the model alone."""
+
+
+def classes_of(path: str) -> tuple[str, ...]:
+    """Return the names of the classes that a model for `open_model` was trained on, in the order of its outputs; none
+    for a file that does not name them, or is no .pt2 file.
+
+    Raises:
+        UserError: there is no such run, or it has no checkpoint.
+    """
+    where = os.path.expanduser(path)
+    if not os.path.isfile(where):
+        return Run(where).classes()
+    try:
+        with zipfile.ZipFile(where) as archive:
+            named = next(name for name in archive.namelist() if name.split("/")[-1] == METADATA)
+            found = json.loads(archive.read(named))["classes"]
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+    except (OSError, zipfile.BadZipFile, StopIteration, ValueError, KeyError, TypeError):
+        return ()
 
 
 def open_model(path: str) -> nn.Module:

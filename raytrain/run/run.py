@@ -93,8 +93,8 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The outcome: `status`, `val_accuracy` (the best), `epochs`, `steps`, `seconds` and more; `status` is
-        `unfinished` while there is none."""
+        """The outcome: `status`, `val_accuracy` (the best), `epochs`, `steps`, `seconds`, `baseline` (what a constant
+        answer scores, by metric) and more; `status` is `unfinished` while there is none."""
         found = known_json(self.path / "summary.json")
         return found if _is_summary(found) else {"status": "unfinished"}
 
@@ -173,7 +173,9 @@ def _is_summary(found: dict[str, Any]) -> bool:
     """Return whether the content of a summary.json is valid; a damaged summary counts as missing."""
     words = ("status", "monitor", "device", "precision", "error", "stopped_because")
     others = {name: value for name, value in found.items() if name not in (*words, "precision_milliseconds")}
-    numbers = all(value is None or isinstance(value, int | float) for value in others.values())
+    floor = others.pop("baseline", {})
+    scores = isinstance(floor, dict) and all(isinstance(value, int | float) for value in floor.values())
+    numbers = scores and all(value is None or isinstance(value, int | float) for value in others.values())
     counts = all(type(found[name]) is int for name in ("epochs", "steps") if name in found)
     texts = all(isinstance(found[name], str) for name in words if name in found)
     complete = "status" in found and ("epochs" in found or found["status"] != "completed")

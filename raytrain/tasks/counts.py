@@ -96,7 +96,7 @@ class _Ratio(ClassMetric):
 
     @property
     def name(self) -> str:
-        """The value's name, such as macro_f1, or f1_3 for class 3."""
+        """The value's name, such as macro_f1, or f1_3 for class 3 and f1_cat for class "cat"."""
         return f"{self.average}_{self.word}" if self.of is None else super().name
 
     def sums(self, outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
@@ -107,8 +107,8 @@ class _Ratio(ClassMetric):
     def values(self, found: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return the ratio; not a number where nothing was counted."""
         counts = [np.atleast_1d(found[name]) for name in ("right", "answered", "actual")]
-        if self.of is not None:
-            counts = [each[self.of : self.of + 1] for each in counts]
+        if (number := self.number) is not None:
+            counts = [each[number : number + 1] for each in counts]
         elif self.average == "micro":
             counts = [each.sum(keepdims=True) for each in counts]
         right, answered, actual = counts

@@ -29,7 +29,7 @@ class _Area(ClassMetric):
         shape. The scores of labels are probabilities."""
         classes, target = outputs.shape[1], batch["target"]
         self.check_classes(classes)
-        chosen = slice(None) if self.of is None else slice(self.of, self.of + 1)
+        chosen = slice(None) if (number := self.number) is None else slice(number, number + 1)
         if target.is_floating_point():
             return {"scores": outputs.float()[:, chosen], "true": target[:, chosen] > 0.5}
         numbers = target.new_tensor(range(classes))[chosen]

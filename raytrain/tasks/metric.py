@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from raytrain import errors
-from raytrain.config import at_least, check
+from raytrain.config import Rule, check
 from raytrain.data.batch import Batch
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ class Metric:
     def declared(self) -> Mapping[str, Direction]:
         """Return the names of the metric's values with their directions."""
         return self.directions
+
+    def bound(self, classes: tuple[str, ...]) -> Self:
+        """Return the metric for classes of these names, in the order of the model's outputs. By default the metric
+        itself: override it where a field names a class.
+
+        Raises:
+            UserError: a field names none of them.
+        """
+        return self
 
     def check_classes(self, classes: int) -> None:
         """Check, before anything starts, that the metric suits a number of classes. No-op by default.
@@ -78,6 +88,12 @@ class Metric:
         raise NotImplementedError(f"{type(self).__name__} needs a values(found)")
 
 
+_CLASS: Rule = (
+    lambda of: of != "" if isinstance(of, str) else of >= 0,
+    "the name of a class, or a number of at least 0",
+)
+
+
 @dataclass(frozen=True)
 class ClassMetric(Metric):
     """The base of metrics of each class, of which the value is one class's or an average."""
@@ -85,16 +101,47 @@ class ClassMetric(Metric):
     word: ClassVar[str] = ""
     """The metric's part of the value's name."""
 
-    of: int | None = field(default=None, kw_only=True)
-    """The number of one class, such as 1 for the second of two, to measure it alone; None averages over all."""
+    _place: ClassVar[int | None] = None
+    """The number of the class that `of` names, in what `bound` returns. It is no field: it follows from the data, so it
+    is neither saved nor compared."""
+
+    of: int | str | None = field(default=None, kw_only=True)
+    """One class that is measured alone: its name, such as "cat", or its number, such as 1 for the second of two; None
+    averages over all."""
 
     def __post_init__(self) -> None:
-        check(self, of=at_least(0))
+        check(self, of=_CLASS)
 
     @property
     def name(self) -> str:
-        """The value's name: `word`, with the number of the class that is measured alone."""
+        """The value's name: `word`, with the name or the number of the class that is measured alone, as `of` has it."""
         return self.word if self.of is None else f"{self.word}_{self.of}"
+
+    @property
+    def number(self) -> int | None:
+        """The number of the class that is measured alone.
+
+        Raises:
+            UserError: `of` is a name, and the metric is not bound to classes.
+        """
+        if isinstance(self.of, str) and self._place is None:
+            raise self._unknown("a class, and the metric knows no classes", "call bound(classes) first")
+        return self._place if isinstance(self.of, str) else self.of
+
+    def bound(self, classes: tuple[str, ...]) -> Self:
+        """Return the metric with the number of the class that `of` names."""
+        if not isinstance(self.of, str):
+            return self
+        if self.of not in classes:
+            how = f"{errors.nearest(self.of, classes)}the classes are {errors.listed(classes, 20)}"
+            how = how if classes else "the data names no classes: give the number of a class"
+            raise self._unknown("a class that there is not", how)
+        found = copy.copy(self)
+        object.__setattr__(found, "_place", classes.index(self.of))
+        return found
+
+    def _unknown(self, what: str, how: str) -> errors.UserError:
+        return errors.UserError(f"{type(self).__name__}(of={self.of!r}) names {what}", "in task.metrics", how)
 
     def declared(self) -> Mapping[str, Direction]:
         """Return the value's name; the highest value is the best."""
@@ -102,8 +149,6 @@ class ClassMetric(Metric):
 
     def check_classes(self, classes: int) -> None:
         """Check that there is the class `of`."""
-        if self.of is not None and self.of >= classes:
-            what = (
-                f"{type(self).__name__}(of={self.of}) names a class that there is not: the {classes} classes are 0 to"
-            )
-            raise errors.UserError(f"{what} {classes - 1}", "in task.metrics", "give the number of a class")
+        if self.number is not None and self.number >= classes:
+            what = f"a class that there is not: the {classes} classes are 0 to {classes - 1}"
+            raise self._unknown(what, "give the number of a class")

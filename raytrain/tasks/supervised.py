@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from raytrain import errors
 from raytrain.config import check
@@ -69,6 +69,13 @@ class Supervised(Task):
         for metric in self.metrics:
             found |= {f"val_{name}": direction for name, direction in metric.declared().items()}
         return found
+
+    def bound(self, index: Index) -> Self:
+        """Return the task with metrics that know the numbers of the classes that they name."""
+        classes = self.class_names(index.classes)
+        metrics = tuple(metric.bound(classes) for metric in self.metrics)
+        same = all(one is other for one, other in zip(metrics, self.metrics, strict=True))
+        return self if same else replace(self, metrics=metrics)
 
     def wanted(self, batch: Batch) -> torch.Tensor:
         """Return what the outputs are compared with, as metrics get it: see `Metric.sums`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from raytrain import errors
 from raytrain.config import check
@@ -101,6 +101,15 @@ class Task:
     def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of what `probabilities` are of: the data's classes by default."""
         return classes
+
+    def bound(self, index: Index) -> Self:
+        """Return the task for the data of an index, whose `classes` are those of training: of each process that trains
+        or evaluates, and of the plan. By default the task itself.
+
+        Raises:
+            UserError: a field names a class that there is not.
+        """
+        return self
 
     def check_data(self, index: Index) -> None:
         """Check, before anything starts, that the training samples have what the task needs. No-op by default.

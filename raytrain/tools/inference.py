@@ -46,7 +46,8 @@ def evaluate(
         tta: test-time augmentation: `flip`, or the number of views of each image whose probabilities are averaged.
 
     Returns:
-        The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated.
+        The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated;
+        `baseline`, what a constant answer scores on the run's own validation split, where the run's summary has it.
 
     Raises:
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
@@ -66,6 +67,7 @@ def evaluate(
     if index.classes != classes:
         raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
     check_input(data, index, path)
+    e = e.bound(index)
     views, device = check_tta(tta, e, index.input.kind), _device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(data, index)
@@ -83,6 +85,9 @@ def evaluate(
         "checkpoint": path.name,
         "skipped": reader.skipped,
     } | ({"views": views} if tta else {})
+    floor = {name.removeprefix("val_"): value for name, value in run.summary.get("baseline", {}).items()}
+    if root is None and split == "val" and (known := {name: floor[name] for name in result if name in floor}):
+        result["baseline"] = known
     if "confusion" in sums:
         result |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
     if table := e.task.per_class(sums, classes):
@@ -152,7 +157,7 @@ def _outputs(
     run: Run, data: Data, index: Index, classes: tuple[str, ...], which: str, tta: str
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the predictions of each sample of an index."""
-    e, device = run.experiment, _device()
+    e, device = run.experiment.bound(index), _device()
     views = check_tta(tta, e, index.input.kind)
     layout = memory_format(e.memory_format)
     model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]

@@ -37,4 +37,5 @@ def of(trainer: Trainer, status: str) -> dict[str, Any]:
         "device": device.type,
         "precision": trainer.experiment.precision,
         "peak_memory_bytes": int(peak.item()),
+        **({"baseline": trainer.baseline} if trainer.baseline else {}),
     }

@@ -53,6 +53,7 @@ class Trainer:
         command_started: Unix time at which the user's command began.
         storage: the run's files at a URL; `run` is then a directory of this machine alone.
         hooks: further hooks, called after the experiment's.
+        baseline: what a constant answer scores, for the summary.
     """
 
     def __init__(
@@ -66,23 +67,23 @@ class Trainer:
         command_started: float,
         storage: Storage | None = None,
         hooks: Sequence[Hook] = (),
+        baseline: dict[str, float] | None = None,
     ):
+        value = value.bound(indices["train"])
         self.experiment, self.ranks, self.indices, self.readers = value, ranks, indices, readers
         self.hooks = Hooks(value.hooks, hooks)
         self.run, self.command_started, self.storage = Run(run), command_started, storage
-        self.stop_request = StopRequest(run)
         self.sample, self.classes = value.data.sample(indices["train"]), indices["train"].classes
-        self.weights = weights
+        self.weights, self.baseline = weights, baseline
         torch.set_num_threads(value.scaling.threads_per_worker or 1)
         if ranks.device.type == "cpu" and not value.parallel.sharded:  # sharding is there to save memory
             keep_memory()
         check_device(value.precision, ranks.device)
         self.precision = Precision(value.precision, ranks.device)
-        self.averages = averages.of(value)
-        self.progress = Progress()
+        self.averages, self.progress = averages.of(value), Progress()
         self.log: MetricsLog | None = None
         self.writer: CheckpointWriter | None = None
-        self.stopping = False
+        self.stop_request, self.stopping = StopRequest(run), False
         self.first_step_seconds = math.nan
 
     # A whole training

@@ -62,3 +62,27 @@ def old_argument(
         return kind
 
     return decorate
+
+
+def old_order(names: tuple[str, ...], is_old: Callable[[tuple[Any, ...]], bool]) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that lets a class accept positional arguments in the order of an older version, which copies
+    of experiment files in runs may have.
+
+    Args:
+        names: the arguments' names in that order.
+        is_old: whether positional arguments are in that order; the present one must not be mistaken for it.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        init: Callable[..., None] = kind.__init__
+
+        @wraps(init)
+        def accept(self: T, *args: Any, **arguments: Any) -> None:
+            if is_old(args) and len(args) <= len(names) and not arguments.keys() & set(names[: len(args)]):
+                args, arguments = (), dict(zip(names, args, strict=False)) | arguments
+            init(self, *args, **arguments)
+
+        kind.__init__ = accept
+        return kind
+
+    return decorate

@@ -54,6 +54,7 @@ def test_help_fills_its_lines(capsys: Capture, monkeypatch: pytest.MonkeyPatch, 
             continued += 1
             assert len(line) + 1 + len(more[2].split()[0]) > 78, line
     assert continued
+    assert all(line or after for line, after in itertools.pairwise(lines)), "one empty line is enough"
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,7 @@ def test_run_from_python_repeats_bit_for_bit(tmp_path: Path) -> None:
     run = raytrain.train(BASE, out=str(tmp_path), name="first", quiet=True)
     assert run.summary["status"] == "completed" and run.summary["workers"] == 2
     assert run.summary["val_accuracy"] == max(run.metrics()["val_accuracy"].to_pylist()) > 0.9
+    assert run.summary["baseline"]["val_accuracy"] < 0.15, "what a constant answer scores"
     for figure in ("val_loss", "seconds", "samples_per_second", "first_step_seconds", "peak_memory_bytes"):
         assert run.summary[figure] > 0
     assert run.metrics("step").num_rows == run.summary["steps"] == 69 and run.summary["epochs"] == 3

@@ -77,6 +77,7 @@ def a_run(folder: Path, experiment: Experiment = BASE, epochs: int = 2, steps: i
         "val_accuracy": 0.75,
         "best_epoch": 2,
         "epochs": epochs,
+        "baseline": {"val_accuracy": 0.125, "val_loss": 2.0},
     }
     summary |= {"steps": epochs * steps, "seconds": 2.5, "samples_per_second": 9.5, "peak_memory_bytes": 2**30}
     (path / "summary.json").write_text(json.dumps(summary | {"workers": 1, "device": "cpu"}))
@@ -105,7 +106,7 @@ def test_the_tables_have_the_numbers_of_metrics_jsonl(tmp_path: Path) -> None:
         ]
     assert [row[-1] for row in page.tables["Validations"][1:]] == ["1.2", "2.5"]
     assert ["git commit", "abc123"] in page.tables["Where it comes from"]
-    assert "0.7500" in page.texts and "1.0 GiB" in page.texts
+    assert "0.7500" in page.texts and "1.0 GiB" in page.texts and "0.1250" in page.texts
 
 
 def test_a_long_run_is_drawn_by_means_of_its_steps(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 from helpers.scenes import CLASSES, experiment
 from torch import nn
 from torch.nn import functional
+from torchmetrics.classification import MulticlassCohenKappa
 from torchvision.ops import sigmoid_focal_loss
 
 from raytrain import (
@@ -35,13 +36,16 @@ from raytrain import (
     Run,
     Segmentation,
     Task,
+    TorchMetric,
     UserError,
     order,
 )
 from raytrain.data.checks import checked_read
+from raytrain.driver import plan_lines, teacher_check
 from raytrain.driver.baseline import baseline
 from raytrain.driver.plan import make
 from raytrain.driver.resources import Node, Resources
+from raytrain.run.exported import classes_of
 from raytrain.tasks import losses as own
 from raytrain.tools import inference
 from raytrain.tools.export import export
@@ -288,6 +292,39 @@ def test_what_does_not_fit_the_task_is_refused_in_the_plan(e: Experiment, messag
         plan(e)
 
 
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_teacher_of_other_names_or_another_order_is_refused_in_the_plan(tmp_path: Path, exported: bool) -> None:
+    run = teacher(tmp_path / "teacher")
+    path = str(run.path)
+    if exported:
+        path = str(tmp_path / "teacher.pt2")
+        export(run, Path(path))
+    e = Experiment(CNN(channels=(4,)), Digits(), Distillation(teacher=path), batch_size=64)
+    classes = e.data.index()["train"].classes
+    assert classes_of(path) == classes
+    plan(e)
+    for others, message in (
+        ((*classes[:-1], "ten"), r"knows other classes .*: it lacks ten and the data lacks 9, in task.teacher /"),
+        (classes[:-1], r"other classes than the data has: the data lacks 9, in"),
+        (classes[::-1], r"in another order: class 0 is '0' there, and '9' in the data, in task.teacher"),
+    ):
+        with pytest.raises(UserError, match=message):
+            teacher_check.check(e.task, others)
+
+
+def test_a_teacher_from_a_file_without_names_is_compared_by_its_outputs(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()
+    program = torch.export.export(
+        module, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False
+    )
+    torch.export.save(program, tmp_path / "plain.pt2")
+    (tmp_path / "broken.pt2").write_bytes(b"PK")
+    assert classes_of(str(tmp_path / "plain.pt2")) == () == classes_of(str(tmp_path / "broken.pt2"))
+    e = Experiment(CNN(channels=(4,)), Digits(), Distillation(teacher=str(tmp_path / "plain.pt2")), batch_size=64)
+    with pytest.raises(UserError, match=r"the teacher gives \[2, 3\] and the model \[2, 10\], in task.teacher"):
+        plan(e)
+
+
 def test_a_teacher_of_other_classes_is_refused() -> None:
     task = Distillation(teacher="x")
     task.start(lambda path: nn.Linear(4, 3), torch.device("cpu"))
@@ -307,6 +344,38 @@ def test_weights_that_are_none_are_refused(wrong: tuple[float, ...]) -> None:
             make_task()
 
 
+# The plan's line about the task
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        (Classification(), None),
+        (Classification(class_weights=WEIGHTS), "Classification(class_weights=(1.0, 3.0, 0.5, 2.0))"),
+        (
+            Classification("val_f1_b", metrics=(F1(of="b"), F1(average="micro"), AUROC())),
+            "Classification(monitor='val_f1_b', metrics=(F1(of='b'), F1(average='micro'), AUROC()))",
+        ),
+        (
+            Classification(metrics=(TorchMetric(MulticlassCohenKappa, weights="linear", direction="max"),)),
+            "Classification(metrics=(TorchMetric(MulticlassCohenKappa, direction='max', weights='linear'),))",
+        ),
+    ],
+)
+def test_the_plan_shows_what_differs_from_a_tasks_defaults(task: Task, line: str | None) -> None:
+    shown = dict(plan(experiment(task, "mask", CLASSES)).lines())
+    assert shown.get("task") == line
+
+
+def test_the_plan_shows_another_task_and_cuts_long_tuples() -> None:
+    assert dict(plan(TASKS["huber"][0]).lines())["task"] == (
+        "Regression(monitor='val_mae', error='huber', huber_delta=0.3)"
+    )
+    assert dict(plan(experiment(Segmentation(), "mask", CLASSES, True)).lines())["task"] == "Segmentation()"
+    e = replace(TASKS["labels"][0], task=MultiLabel(pos_weight=(2.0,) * 30))
+    assert plan_lines._code(e.task) == f"MultiLabel(pos_weight=({'2.0, ' * 12}...))"
+
+
 # Baseline
 
 
@@ -315,35 +384,37 @@ def test_the_baseline_is_what_a_constant_answer_scores() -> None:
     index = e.data.index()
     best = np.bincount(index["train"].labels).argmax()
     share = float((index["val"].labels == best).mean())
-    text = plan(e).baseline
+    planned = plan(e)
+    text = planned.baseline.line
+    assert planned.baseline.scores["val_accuracy"] == pytest.approx(share) and not planned.baseline.note
     assert f"val_accuracy {share:.4g}," in text and text.endswith(f"by always {'abcd'[best]!r}")
-    assert ("baseline", text) in plan(e).lines()
+    assert ("baseline", text) in planned.lines()
 
     arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s]))) for s in index}
     e = TASKS["huber"][0]
     index = e.data.index()
     arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s])))["size"] for s in index}
     mae = np.abs(arrays["val"] - np.quantile(arrays["train"], 0.5)).mean()
-    assert baseline(e, index).startswith(f"val_mae {mae:.4g},")
+    assert baseline(e, index).line.startswith(f"val_mae {mae:.4g},")
     squares = replace(e, task=Regression())
     mse = ((arrays["val"] - arrays["train"].mean()) ** 2).mean()
-    assert baseline(squares, index).startswith(f"val_loss {mse:.4g},")
-    assert baseline(squares, index).endswith(f"by always the mean, {arrays['train'].mean():.4g}")
+    assert baseline(squares, index).line.startswith(f"val_loss {mse:.4g},")
+    assert baseline(squares, index).line.endswith(f"by always the mean, {arrays['train'].mean():.4g}")
 
     e = TASKS["masks"][0]
     index = e.data.index()
     arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s])))["mask"] for s in index}
     best = np.bincount(arrays["train"][arrays["train"] < 255]).argmax()
     valid = arrays["val"][arrays["val"] < 255]
-    assert f"val_pixel_accuracy {(valid == best).mean():.4g}" in baseline(e, index)
-    assert f"every pixel of class {'abcd'[best]}" in baseline(e, index)
+    assert f"val_pixel_accuracy {(valid == best).mean():.4g}" in baseline(e, index).line
+    assert f"every pixel of class {'abcd'[best]}" in baseline(e, index).line
 
     e = TASKS["tags"][0]
     index = e.data.index()
     arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s])))["tags"].astype(float) for s in index}
     shares = arrays["train"].mean(0)
     loss = -(arrays["val"] * np.log(shares) + (1 - arrays["val"]) * np.log(1 - shares)).mean()
-    assert baseline(e, index).startswith(f"val_loss {loss:.4g},")
+    assert baseline(e, index).line.startswith(f"val_loss {loss:.4g},")
 
 
 def test_a_task_without_a_constant_answer_has_no_baseline() -> None:
@@ -353,4 +424,17 @@ def test_a_task_without_a_constant_answer_has_no_baseline() -> None:
             return model(batch.images).square().sum(), len(batch)
 
     e = replace(TASKS["labels"][0], task=Own())
-    assert baseline(e, e.data.index()) == ""
+    found = baseline(e, e.data.index())
+    assert not found.scores and not found.line and "Own has no `constant(" in found.note
+
+
+def test_a_baseline_that_cannot_be_scored_says_why_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> torch.Tensor:
+        raise ValueError("no\nanswer")
+
+    monkeypatch.setattr(Classification, "constant", broken)
+    planned = plan(TASKS["labels"][0])
+    (note,) = [text for name, text in planned.lines() if name == "note" and "baseline" in text]
+    assert note.endswith("could not be scored (ValueError: no answer)")
+    monkeypatch.setattr(Classification, "constant", lambda *_: None)
+    assert "knows no constant answer" in baseline(planned.experiment, planned.indices).note

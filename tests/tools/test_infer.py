@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,19 @@ def test_no_sample_is_lost_however_many_chunks_there_are(
 
 def test_evaluate_prints_a_table_for_people(finished: Run, capsys: Capture) -> None:
     said = succeeds(capsys, "evaluate", finished.path)
-    assert "step_00000030 on val" in said and "accuracy" in said and "359" in said
+    assert "step_00000030 on val" in said and "accuracy" in said and "359" in said and "constant" not in said
+
+
+def test_evaluate_prints_what_a_constant_answer_scores(
+    finished: Run, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floor = {"val_accuracy": 0.125, "val_loss": 2.25, "val_of_an_older_task": 1.0}
+    monkeypatch.setattr(Run, "summary", {"status": "completed", "epochs": 2, "baseline": floor})
+    said = succeeds(capsys, "evaluate", finished.path)
+    assert re.search(r"accuracy +\S+ \(a constant answer: 0.1250\)\n", said), said
+    result = json.loads(succeeds(capsys, "evaluate", finished.path, "--json"))
+    assert result["baseline"] == {"accuracy": 0.125, "loss": 2.25}
+    assert "constant" not in succeeds(capsys, "evaluate", finished.path, "--split", "train"), "it is of validation"
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ def parse(command: Callable, arguments: list[str], usage: str, description: str 
 
 
 class _Folded:
-    """Standard output that folds the description of tyro's help, where each paragraph is one line."""
+    """Standard output that folds the description of tyro's help, where each paragraph is one line, and leaves one empty
+    line where tyro writes several."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -92,7 +93,7 @@ class _Folded:
     def write(self, text: str) -> int:
         width = shutil.get_terminal_size().columns
         lines = [wrapped(line) if len(line) > width and _PROSE.match(line) else line for line in text.split("\n")]
-        return self._stream.write("\n".join(lines))
+        return self._stream.write(re.sub(r"\n(?:[ \t]*\n){2,}", "\n\n", "\n".join(lines)))
 
     def flush(self) -> None:
         self._stream.flush()

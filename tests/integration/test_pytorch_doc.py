@@ -1,0 +1,59 @@
+"""docs/pytorch.md: the plain script and the experiment that replaces it both run, on a few images."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from raytrain import Run
+
+PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
+
+
+def block_after(sentence: str) -> str:
+    """The indented block that follows a sentence of the page."""
+    _, _, rest = PAGE.read_text().partition(sentence)
+    lines = rest.splitlines()[1:]
+    after = [place for place, line in enumerate(lines) if line and not line.startswith("    ")]
+    end = after[0] if after else len(lines)  # the last block ends with the page
+    return textwrap.dedent("\n".join(lines[:end])).strip() + "\n"
+
+
+def changed(text: str, before: str, after: str) -> str:
+    assert text.count(before) == 1, before
+    return text.replace(before, after)
+
+
+def succeeds(folder: Path, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_script_and_its_experiment_both_train(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for name, light in (("dark", 60), ("light", 200)):
+            (tmp_path / "shapes" / split / name).mkdir(parents=True)
+            for number in range(4):
+                image = random.integers(0, 50, (150, 150, 3), np.uint8) + np.uint8(light)
+                Image.fromarray(image).save(tmp_path / "shapes" / split / name / f"{number}.png")
+    script = block_after("A training script for a folder of images:\n")
+    experiment, _, _ = block_after("resumes, exports and is swept:\n").partition("\nraytrain train ")
+    assert len(experiment.splitlines()) <= 25 and len(script.splitlines()) > 2 * len(experiment.splitlines())
+    script = changed(changed(script, "range(20)", "range(1)"), "DataLoader(train, 32, shuffle=True, num_workers=4)",
+                     "DataLoader(train, 32, shuffle=True)")  # fmt: skip
+    (tmp_path / "script.py").write_text(changed(script, "DataLoader(val, 64, num_workers=4)", "DataLoader(val, 64)"))
+    (tmp_path / "shapes.py").write_text(experiment)
+    assert succeeds(tmp_path, "script.py").startswith("epoch 1: F1 ") and (tmp_path / "best.pth").is_file()
+    flags = ("--epochs", "1", "--scaling.workers", "0", "--model.hidden", "128", "--name", "run")
+    succeeds(tmp_path, "-m", "raytrain.cli", "train", "shapes.py", *flags)
+    summary = Run(tmp_path / "runs" / "run").summary
+    assert summary["status"] == "completed" and "val_macro_f1" in summary
