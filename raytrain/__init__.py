@@ -53,7 +53,7 @@ from raytrain.data import (
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
 from raytrain.hooks import GradientNorm, Hook, LearningRates, StopOnDivergence, UpdateRatio
-from raytrain.loggers import CSVLogger, Held, Logger, MLflow, RunInfo, TensorBoard
+from raytrain.loggers import CSVLogger, Held, Logger, MLflow, RunInfo, TensorBoard, WandB
 from raytrain.models import CNN, MLP, Model, SimpleModel, Timm, TorchModel, Torchvision
 from raytrain.optim.combined import SequentialLR, WarmUp
 from raytrain.optim.optimizers import SGD, Adam, AdamW, Optimizer
@@ -223,6 +223,7 @@ __all__ = [
     "Uniform",
     "UpdateRatio",
     "UserError",
+    "WandB",
     "WarmUp",
     "Weighted",
     "load_experiment",

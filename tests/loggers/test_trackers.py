@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.simulated_runs import EPOCH, VALUE, Killed, Simulated, feed_of
+from helpers.wandb_server import synced
 
-from raytrain import CSVLogger, Held, Logger, MLflow, TensorBoard, UserError
+from raytrain import CSVLogger, Held, Logger, MLflow, TensorBoard, UserError, WandB
 from raytrain.cli.flags.loggers import with_loggers
 from raytrain.driver import feed as feeds
 from raytrain.driver.feed import Feed
@@ -80,7 +81,16 @@ def in_mlflow(run: Path) -> Points:
     return Counter((point.key, point.step, rounded(point.value)) for point in points)
 
 
-ALL = [(TensorBoard(), in_tensorboard), (CSVLogger(), in_csv), (MLflow(), in_mlflow)]
+def in_wandb(run: Path) -> Points:
+    found = synced(run / "logs/wandb")
+    assert len(found.ids) == 1 and len({line["_step"] for line in found.lines}) == len(found.lines)
+    assert found.config["optimizer"]["value"]["lr"] == 0.1 and "lr_scaling" in found.config
+    assert found.summary["step/loss"] == pytest.approx(1 / found.lines[-1]["_step"])
+    names = [(line["_step"], name, value) for line in found.lines for name, value in line.items()]
+    return Counter((name, step, rounded(value)) for step, name, value in names if name[0] != "_")
+
+
+ALL = [(TensorBoard(), in_tensorboard), (CSVLogger(), in_csv), (MLflow(), in_mlflow), (WandB(), in_wandb)]
 
 
 @pytest.fixture(autouse=True)
@@ -116,8 +126,9 @@ def test_tracker_holds_every_row_once_through_twenty_kills(
     feed._try(feed._conclude)
     feed.logger.close()
     assert kills >= 12, "the others are between two batches"
-    assert read(run.path) == wanted(run.path)
-    assert {step for _, step, _ in read(run.path)} == set(range(1, STEPS + 1))
+    found = read(run.path)
+    assert found == wanted(run.path)
+    assert {step for _, step, _ in found} == set(range(1, STEPS + 1))
 
 
 def kill(patch: pytest.MonkeyPatch, feed: Feed, where: str, batches: int) -> None:
@@ -155,6 +166,9 @@ def torn(feed: Feed) -> None:
     if "writer" in state:
         with open(state["file"], "ab") as file:
             file.write(b"\x20\x00\x00\x00\x00\x00\x00\x00torn")
+    elif "file" in state:
+        with open(state["file"], "ab") as file:
+            file.write(b"\x20\x00\x00\x00\x20\x00\x01torn")
     elif "folder" in state and (state["folder"] / "step.csv").is_file():
         with open(state["folder"] / "step.csv", "a") as file:
             file.write("9")
@@ -173,7 +187,7 @@ def test_tracker_that_was_lost_is_filled_from_the_run(tmp_path: Path, logger: Lo
     (tmp_path / "elsewhere").mkdir()
     run.path = run.path.rename(tmp_path / "elsewhere" / "run")  # where another mlflow.db begins
     run.resume()
-    for folder in ("tensorboard", "csv"):
+    for folder in ("tensorboard", "csv", "wandb"):
         shutil.rmtree(run.path / "logs" / folder, ignore_errors=True)
     run.train()
     run.save()
@@ -224,7 +238,7 @@ def test_mlflow_has_parameters_a_status_and_what_a_resume_changed(tmp_path: Path
     assert one.data.tags["raytrain.sweep"] == "s" and one.info.run_name == "s/run"
 
 
-@pytest.mark.parametrize(("logger", "package"), [(TensorBoard(), "tensorboardX"), (MLflow(), "mlflow")])
+@pytest.mark.parametrize(("logger", "package"), [(TensorBoard(), "tensorboardX"), (MLflow(), "mlflow"), (WandB(), "wandb")])
 def test_missing_package_is_said_before_anything_starts(
     logger: Logger, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
