@@ -23,7 +23,8 @@ _AROUND = 16
 
 @dataclass(frozen=True)
 class TensorBoard(Logger):
-    """Writes the metrics as scalars over the steps for TensorBoard, and the experiment's values as a text.
+    """Writes the metrics as scalars over the steps for TensorBoard, and the experiment's values as a text and as
+    hyperparameters.
 
     Each command begins an event file. It cuts the earlier ones back to the rows that count, so that each is there once.
     """
@@ -56,6 +57,7 @@ class TensorBoard(Logger):
         if text:
             indented = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown's form of code
             self._write(summary=importlib.import_module("tensorboardX.summary").text("experiment", indented))
+            self._hparams(run)
         if held.step and not again:  # tells a TensorBoard that is open to forget what was cut off
             log = importlib.import_module("tensorboardX.proto.event_pb2").SessionLog
             self._write(step=held.step + 1, session_log=log(status=log.START))
@@ -71,10 +73,22 @@ class TensorBoard(Logger):
                 self._write(step=row["step"], summary=summaries(value=values))
         self.state["writer"].flush()  # to the disk
 
+    def finish(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
+        """Write that the session of the hyperparameters has ended; the next command removes that."""
+        self._hparams(None)
+
     def close(self) -> None:
         """Close the event file."""
         if writer := self.state.pop("writer", None):
             writer.close()
+
+    def _hparams(self, run: RunInfo | None) -> None:
+        """Write the beginning of the session that TensorBoard's table of hyperparameters has for the run, or its end.
+        TensorBoard finds the metrics itself: they are the scalars."""
+        values = run.values if run else {}
+        plain = {name: one if isinstance(one, bool | int | float | str) else str(one) for name, one in values.items()}
+        _, start, end = importlib.import_module("tensorboardX.summary").hparams(plain, {})
+        self._write(summary=start if run else end)
 
     def _write(self, **content: Any) -> None:
         event = importlib.import_module("tensorboardX.proto.event_pb2").Event
