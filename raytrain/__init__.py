@@ -52,7 +52,15 @@ from raytrain.data import (
 )
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
-from raytrain.hooks import GradientNorm, Hook, LearningRates, StopOnDivergence, UpdateRatio
+from raytrain.hooks import (
+    GradientNorm,
+    Hook,
+    LearningRates,
+    SampleImages,
+    StopOnDivergence,
+    SystemMetrics,
+    UpdateRatio,
+)
 from raytrain.loggers import CSVLogger, Held, Logger, MLflow, RunInfo, TensorBoard, WandB
 from raytrain.models import CNN, MLP, Model, SimpleModel, Timm, TorchModel, Torchvision
 from raytrain.optim.combined import SequentialLR, WarmUp
@@ -200,6 +208,7 @@ __all__ = [
     "Regression",
     "Run",
     "RunInfo",
+    "SampleImages",
     "Sampler",
     "Scaling",
     "Schedule",
@@ -208,6 +217,7 @@ __all__ = [
     "SimpleModel",
     "StepLR",
     "StopOnDivergence",
+    "SystemMetrics",
     "Supervised",
     "Sweep",
     "Task",

@@ -42,7 +42,7 @@ class TensorBoard(Logger):
 
     def start(self, run: RunInfo, held: Held) -> None:
         """Cut the event files back, and begin a new one."""
-        folder = run.path / self.folder
+        self.state["run"], folder = run.path, run.path / self.folder
         folder.mkdir(parents=True, exist_ok=True)
         there: set[tuple[str, int]] = set()
         for file in _files(folder):
@@ -70,6 +70,7 @@ class TensorBoard(Logger):
         for row in rows:
             if row["kind"] in KINDS:
                 values = [summaries.Value(tag=tag, simple_value=value) for tag, value in scalars(row).items()]
+                values += [summaries.Value(tag="samples", image=one) for one in self._pictures(row)]
                 self._write(step=row["step"], summary=summaries(value=values))
         self.state["writer"].flush()  # to the disk
 
@@ -81,6 +82,16 @@ class TensorBoard(Logger):
         """Close the event file."""
         if writer := self.state.pop("writer", None):
             writer.close()
+
+    def _pictures(self, row: Mapping[str, Any]) -> list[Any]:
+        """Return the picture that the hook SampleImages made at the end of a row's epoch, if it did."""
+        file = self.state["run"] / "samples" / f"epoch_{row['epoch']:04d}.png"
+        if row["kind"] != "epoch" or not file.is_file():
+            return []
+        raw = file.read_bytes()
+        width, height = (int.from_bytes(raw[at : at + 4], "big") for at in (16, 20))  # of the header, IHDR
+        image = importlib.import_module("tensorboardX.proto.summary_pb2").Summary.Image
+        return [image(width=width, height=height, colorspace=3, encoded_image_string=raw)]
 
     def _hparams(self, run: RunInfo | None) -> None:
         """Write the beginning of the session that TensorBoard's table of hyperparameters has for the run, or its end.
