@@ -84,7 +84,8 @@ class SampleImages(Hook):
                 whole.paste(tile.resize((width, height), image.Resampling.NEAREST), (left, number * (height + 4)))
             for number, line in enumerate(lines):
                 at = (left + 2, max(map(len, rows)) * (height + 4) + number * _LINE)
-                pen.text(at, line[: max(1, width // 6)], fill="black")
+                wrong = number == 1 and said[column].get("label", truths[column]) != truths[column]
+                pen.text(at, line[: max(1, width // 6)], fill="red" if wrong else "black")
         file = io.BytesIO()
         whole.save(file, "PNG")
         return file.getvalue()
@@ -125,4 +126,4 @@ def _text(truth: Any, found: Mapping[str, Any]) -> list[str]:
     said = [
         one if isinstance(one, str) else f"{one:.3g}" for one in found.values() if isinstance(one, str | float | int)
     ]
-    return [str(truth) if truth is not None else "", "> " + " ".join(said)]
+    return [str(truth) if truth is not None else "", "> " + ", ".join(said)]

@@ -63,9 +63,10 @@ class MLflow(Logger):
 
     def start(self, run: RunInfo, held: Held) -> None:
         """Find the run in MLflow, or begin it, and read up to which step its metrics are there."""
+        mlflow = importlib.import_module("mlflow")  # which sets the level of its messages
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is raised as well
         uri = self._given or f"sqlite:///{run.path.parent.resolve()}/mlflow.db"
-        self.state["client"] = client = importlib.import_module("mlflow").MlflowClient(tracking_uri=uri)
+        self.state["client"] = client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = self._experiment_id()
         parent = self._enter(run, experiment) if run.sweep else None
         found = self._run(run, held, experiment, parent)

@@ -242,7 +242,9 @@ def test_tensorboard_shows_the_hyperparameters_of_runs_below_a_folder(tmp_path: 
     from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
     from tensorboard.context import RequestContext
     from tensorboard.plugins.base_plugin import TBContext
-    from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups
+    from tensorboard.plugins.hparams import backend_context, get_experiment, list_session_groups
+
+    api: Any = importlib.import_module("tensorboard.plugins.hparams.api_pb2")
 
     for number in range(2):
         run = Simulated(tmp_path / f"{number:04}", STEPS)
@@ -259,11 +261,11 @@ def test_tensorboard_shows_the_hyperparameters_of_runs_below_a_folder(tmp_path: 
     found = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
     found.Reload()
     context = backend_context.Context(TBContext(data_provider=data_provider.MultiplexerDataProvider(found, "")))
-    whole = get_experiment.Handler(RequestContext(), context, "", api_pb2.GetExperimentRequest()).run()
+    whole = get_experiment.Handler(RequestContext(), context, "", api.GetExperimentRequest()).run()
     assert "epoch/val_loss" in {one.name.tag for one in whole.metric_infos}
-    wanted = api_pb2.ListSessionGroupsRequest(slice_size=10, allowed_statuses=[1])  # those that ended
-    wanted.col_params.extend(api_pb2.ColParams(hparam=one.name) for one in whole.hparam_infos)
-    wanted.col_params.extend(api_pb2.ColParams(metric=one.name) for one in whole.metric_infos)
+    wanted = api.ListSessionGroupsRequest(slice_size=10, allowed_statuses=[1])  # those that ended
+    wanted.col_params.extend(api.ColParams(hparam=one.name) for one in whole.hparam_infos)
+    wanted.col_params.extend(api.ColParams(metric=one.name) for one in whole.metric_infos)
     groups = list_session_groups.Handler(RequestContext(), context, "", wanted).run().session_groups
     rates = {
         group.hparams["optimizer.lr"].number_value: {m.name.tag: m.training_step for m in group.metric_values}

@@ -54,7 +54,9 @@ def test_columns_and_pictures_leave_the_bits_of_two_ranks(ranks: Ranks, tmp_path
     with Image.open(files[1]) as opened:
         picture = np.asarray(opened)
     assert picture.shape == (96 + 4 + 28, 4 * 100, 3)
-    images = e.data.read(e.data.index()["val"], np.arange(7))[:, 0]  # rank 0 has every second one, or the first ones
+    stored = e.data.read(e.data.index()["val"], np.arange(7))
+    assert isinstance(stored, np.ndarray)
+    images = stored[:, 0]  # rank 0 has every second one, or the first ones
     tiles = [picture[6:96:12, column * 100 + 6 : column * 100 + 96 : 12, 0] for column in range(4)]
     assert any(all(np.abs(tile.astype(int) - image).max() <= 1 for tile, image in zip(tiles, some, strict=True))
                for some in (images[:4], images[::2]))  # fmt: skip
@@ -72,7 +74,7 @@ def test_columns_and_pictures_leave_the_bits_of_two_ranks(ranks: Ranks, tmp_path
 @pytest.mark.parametrize(
     ("e", "height"),
     [
-        (experiment(Segmentation(), "mask", CLASSES, True), 2 * 100 + 28),
+        (experiment(Segmentation(), "mask", CLASSES, True), 3 * 100 + 28),
         (experiment(MultiLabel(target="tags"), "tags", 5), 100 + 28),
         (experiment(Regression(target="sizes"), "sizes", 2), 100 + 28),
     ],
