@@ -53,8 +53,16 @@ from raytrain.data import (
 )
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Checkpoint, Experiment, Scaling
-from raytrain.hooks import GradientNorm, Hook, LearningRates, StopOnDivergence, UpdateRatio
-from raytrain.loggers import CSVLogger, Held, Logger, MLflow, RunInfo, TensorBoard
+from raytrain.hooks import (
+    GradientNorm,
+    Hook,
+    LearningRates,
+    SampleImages,
+    StopOnDivergence,
+    SystemMetrics,
+    UpdateRatio,
+)
+from raytrain.loggers import CSVLogger, Held, Logger, MLflow, RunInfo, TensorBoard, WandB
 from raytrain.models import CNN, MLP, Model, SimpleModel, Timm, TorchModel, Torchvision
 from raytrain.optim.combined import SequentialLR, WarmUp
 from raytrain.optim.optimizers import SGD, Adam, AdamW, Optimizer
@@ -202,6 +210,7 @@ __all__ = [
     "Regression",
     "Run",
     "RunInfo",
+    "SampleImages",
     "Sampler",
     "Scaling",
     "Schedule",
@@ -210,6 +219,7 @@ __all__ = [
     "SimpleModel",
     "StepLR",
     "StopOnDivergence",
+    "SystemMetrics",
     "Supervised",
     "Sweep",
     "Task",
@@ -225,6 +235,7 @@ __all__ = [
     "Uniform",
     "UpdateRatio",
     "UserError",
+    "WandB",
     "WarmUp",
     "Weighted",
     "load_experiment",

@@ -18,7 +18,7 @@ class Options:
     dry_run: bool = False
     """Print the plan and stop."""
     log: tuple[str, ...] = ()
-    """Follow the run, or each trial, with tensorboard, csv or mlflow, besides the experiment's loggers. A resumed run
-    keeps them."""
+    """Follow the run, or each trial, with tensorboard, csv, mlflow or wandb, besides the experiment's loggers. A
+    resumed run keeps them."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""

@@ -6,5 +6,6 @@ from raytrain.loggers.base import Held, Logger, RunInfo
 from raytrain.loggers.csv_files import CSVLogger
 from raytrain.loggers.mlflow import MLflow
 from raytrain.loggers.tensorboard import TensorBoard
+from raytrain.loggers.wandb import WandB
 
-__all__ = ["CSVLogger", "Held", "Logger", "MLflow", "RunInfo", "TensorBoard"]
+__all__ = ["CSVLogger", "Held", "Logger", "MLflow", "RunInfo", "TensorBoard", "WandB"]

@@ -7,10 +7,12 @@ import importlib.util
 import logging
 import os
 import re
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,12 +28,18 @@ _STATUS = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLE
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _ID, _WHERE = "raytrain.id", "raytrain.run"
 """Tags by which a resumed run is found again."""
+_PARENT = "mlflow.parentRunId"
+_UNDER_WAY: dict[str, int] = {}
+"""How many trials of this process are under way below each parent."""
+_LOCK = threading.Lock()
+"""Held while a sweep's parent is found, begun or ended: each trial's logger has a thread of its own."""
 
 
 @dataclass(frozen=True)
 class MLflow(Logger):
     """Sends metrics, with the step, and the experiment's values as parameters to MLflow: one MLflow run for each run,
-    however often it is resumed. Parameters stay what the run began with; values that a resume changes become tags."""
+    however often it is resumed. Parameters stay what the run began with; values that a resume changes become tags. The
+    trials of a sweep are children of one run."""
 
     tracking_uri: str = ""
     """Where MLflow keeps its runs, such as http://HOST:5000. By default MLFLOW_TRACKING_URI, and without that the file
@@ -54,23 +62,23 @@ class MLflow(Logger):
                 raise errors.extra_missing("MLflow", package, "mlflow")
 
     def start(self, run: RunInfo, held: Held) -> None:
-        """Find the run in MLflow, or begin it, and read which rows after `held` are there."""
+        """Find the run in MLflow, or begin it, and read up to which step its metrics are there."""
+        mlflow = importlib.import_module("mlflow")  # which sets the level of its messages
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is raised as well
         uri = self._given or f"sqlite:///{run.path.parent.resolve()}/mlflow.db"
-        self.state["client"] = client = importlib.import_module("mlflow").MlflowClient(tracking_uri=uri)
-        found = self._run(run, held)
+        self.state["client"] = client = mlflow.MlflowClient(tracking_uri=uri)
+        experiment = self._experiment_id()
+        parent = self._enter(run, experiment) if run.sweep else None
+        found = self._run(run, held, experiment, parent)
         self.state["id"] = found.info.run_id
         client.update_run(found.info.run_id, status="RUNNING")
         self._parameters(run, found.data.params)
-        self.state["there"] = there = {
-            (name, metric.step)
-            for name in found.data.metrics
-            for metric in client.get_metric_history(found.info.run_id, name)
-        }
+        # The newest of each metric: they are sent in the order of their steps, so those before it are there too.
+        self.state["last"] = last = {metric.key: metric.step for metric in found.data.to_proto().metrics}
         kept = {
             number(row)
             for row in run.earlier
-            if row["kind"] in KINDS and all((n, row["step"]) in there for n in _named(row))
+            if row["kind"] in KINDS and all(row["step"] <= last.get(name, -1) for name in _named(row))
         }
         self.log(lost(run, held, kept))
 
@@ -82,7 +90,7 @@ class MLflow(Logger):
             for row in rows
             if row["kind"] in KINDS
             for name, value in _named(row).items()
-            if (name, row["step"]) not in self.state["there"]
+            if row["step"] > self.state["last"].get(name, -1)
         ]
         for some in _parts(new, _METRICS):
             self.state["client"].log_batch(self.state["id"], metrics=some, synchronous=True)
@@ -93,7 +101,7 @@ class MLflow(Logger):
 
     def close(self) -> None:
         """Set the status of a run that failed."""
-        if "id" in self.state:
+        if self.state.keys() & {"id", "parent"}:
             self._end("FAILED")
 
     @property
@@ -101,10 +109,26 @@ class MLflow(Logger):
         return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
 
     def _end(self, status: str) -> None:
-        self.state["client"].set_terminated(self.state.pop("id"), status)
+        client, parent, own = self.state["client"], self.state.pop("parent", None), self.state.pop("id", None)
+        if own:
+            client.set_terminated(own, status)
+        if parent:
+            with _LOCK:
+                _UNDER_WAY[parent] -= 1
+                if not _UNDER_WAY[parent]:  # a trial that fails does not make the sweep fail
+                    client.set_terminated(parent, "FINISHED" if status == "FAILED" else status)
 
-    def _run(self, run: RunInfo, held: Held) -> Any:
-        """Return MLflow's run: that of the id in the run's directory, or on another machine that of the run's URL."""
+    def _enter(self, run: RunInfo, experiment: str) -> str:
+        """Return the id of the sweep's run, and count the trial as under way."""
+        client, where = self.state["client"], run.path.parent
+        with _LOCK:
+            found = self._found_or_begun(experiment, {_ID: _kept_id(where / "mlflow-id")}, run.sweep, {})
+            self.state["parent"] = parent = found.info.run_id
+            _UNDER_WAY[parent] = _UNDER_WAY.get(parent, 0) + 1
+            client.update_run(parent, status="RUNNING")
+        return parent
+
+    def _experiment_id(self) -> str:
         client = self.state["client"]
         experiment = client.get_experiment_by_name(self.experiment)
         if experiment is None:
@@ -114,21 +138,24 @@ class MLflow(Logger):
                 if client.get_experiment_by_name(self.experiment) is None:
                     raise
             experiment = client.get_experiment_by_name(self.experiment)
+        return experiment.experiment_id
+
+    def _run(self, run: RunInfo, held: Held, experiment: str, parent: str | None) -> Any:
+        """Return MLflow's run: that of the id in the run's directory, or on another machine that of the run's URL."""
         file = run.path / "logs" / "mlflow-id"
-        tags = {_WHERE: run.where}
-        if file.is_file() or held == Held():
-            if not file.is_file():  # before the run is made: a kill between them leaves one run
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(file, uuid.uuid4().hex)
-            tags = {_ID: file.read_text()}
+        tags = {_ID: _kept_id(file)} if file.is_file() or held == Held() else {_WHERE: run.where}
+        sweep = {"raytrain.sweep": run.sweep, _PARENT: parent} if parent else {}
+        name = f"{run.sweep}/{run.path.name}" if run.sweep else run.path.name
+        return self._found_or_begun(experiment, tags, name, {_WHERE: run.where, **sweep})
+
+    def _found_or_begun(self, experiment: str, tags: dict[str, str], name: str, more: dict[str, str]) -> Any:
+        """Return MLflow's run that has a tag; if there is none, begin it with more of them."""
+        client = self.state["client"]
         ((key, value),) = tags.items()
-        wanted = f"tags.`{key}` = '{_quoted(value)}'"
-        found = client.search_runs([experiment.experiment_id], wanted, max_results=1)
+        found = client.search_runs([experiment], f"tags.`{key}` = '{_quoted(value)}'", max_results=1)
         if found:
             return client.get_run(found[0].info.run_id)
-        tags |= {_WHERE: run.where} | ({"raytrain.sweep": run.sweep} if run.sweep else {})
-        name = f"{run.sweep}/{run.path.name}" if run.sweep else run.path.name
-        return client.create_run(experiment.experiment_id, tags=tags, run_name=name)
+        return client.create_run(experiment, tags=tags | more, run_name=name)
 
     def _parameters(self, run: RunInfo, there: Mapping[str, str]) -> None:
         """Log the values of the experiment as parameters; as tags, where MLflow has another value."""
@@ -140,6 +167,14 @@ class MLflow(Logger):
         for name, value in values.items():
             if there.get(name, value) != value:
                 client.set_tag(self.state["id"], f"raytrain.{name}", value)
+
+
+def _kept_id(file: Path) -> str:
+    """Return the id in a file. A new one is written before the run is made: a kill between them leaves one run."""
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, uuid.uuid4().hex)
+    return file.read_text()
 
 
 def _named(row: Mapping[str, Any]) -> dict[str, float]:

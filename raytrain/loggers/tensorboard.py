@@ -23,7 +23,8 @@ _AROUND = 16
 
 @dataclass(frozen=True)
 class TensorBoard(Logger):
-    """Writes the metrics as scalars over the steps for TensorBoard, and the experiment's values as a text.
+    """Writes the metrics as scalars over the steps for TensorBoard, and the experiment's values as a text and as
+    hyperparameters.
 
     Each command begins an event file. It cuts the earlier ones back to the rows that count, so that each is there once.
     """
@@ -41,7 +42,7 @@ class TensorBoard(Logger):
 
     def start(self, run: RunInfo, held: Held) -> None:
         """Cut the event files back, and begin a new one."""
-        folder = run.path / self.folder
+        self.state["run"], folder = run.path, run.path / self.folder
         folder.mkdir(parents=True, exist_ok=True)
         there: set[tuple[str, int]] = set()
         for file in _files(folder):
@@ -56,6 +57,7 @@ class TensorBoard(Logger):
         if text:
             indented = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown's form of code
             self._write(summary=importlib.import_module("tensorboardX.summary").text("experiment", indented))
+            self._hparams(run)
         if held.step and not again:  # tells a TensorBoard that is open to forget what was cut off
             log = importlib.import_module("tensorboardX.proto.event_pb2").SessionLog
             self._write(step=held.step + 1, session_log=log(status=log.START))
@@ -68,13 +70,36 @@ class TensorBoard(Logger):
         for row in rows:
             if row["kind"] in KINDS:
                 values = [summaries.Value(tag=tag, simple_value=value) for tag, value in scalars(row).items()]
+                values += [summaries.Value(tag="samples", image=one) for one in self._pictures(row)]
                 self._write(step=row["step"], summary=summaries(value=values))
         self.state["writer"].flush()  # to the disk
+
+    def finish(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
+        """Write that the session of the hyperparameters has ended; the next command removes that."""
+        self._hparams(None)
 
     def close(self) -> None:
         """Close the event file."""
         if writer := self.state.pop("writer", None):
             writer.close()
+
+    def _pictures(self, row: Mapping[str, Any]) -> list[Any]:
+        """Return the picture that the hook SampleImages made at the end of a row's epoch, if it did."""
+        file = self.state["run"] / "samples" / f"epoch_{row['epoch']:04d}.png"
+        if row["kind"] != "epoch" or not file.is_file():
+            return []
+        raw = file.read_bytes()
+        width, height = (int.from_bytes(raw[at : at + 4], "big") for at in (16, 20))  # of the header, IHDR
+        image = importlib.import_module("tensorboardX.proto.summary_pb2").Summary.Image
+        return [image(width=width, height=height, colorspace=3, encoded_image_string=raw)]
+
+    def _hparams(self, run: RunInfo | None) -> None:
+        """Write the beginning of the session that TensorBoard's table of hyperparameters has for the run, or its end.
+        TensorBoard finds the metrics itself: they are the scalars."""
+        values = run.values if run else {}
+        plain = {name: one if isinstance(one, bool | int | float | str) else str(one) for name, one in values.items()}
+        _, start, end = importlib.import_module("tensorboardX.summary").hparams(plain, {})
+        self._write(summary=start if run else end)
 
     def _write(self, **content: Any) -> None:
         event = importlib.import_module("tensorboardX.proto.event_pb2").Event

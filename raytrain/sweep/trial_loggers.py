@@ -10,6 +10,7 @@ from raytrain.driver.plan import Plan
 from raytrain.files import known_json
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.run import experiment_file
+from raytrain.run.metrics_log import read_metrics
 from raytrain.sweep import record
 
 
@@ -65,7 +66,8 @@ class TrialLoggers:
     def _begun(self, number: int, folder: Path) -> tuple[Loggers, RunInfo]:
         one = experiment_file.load(folder / "experiment.json")[0]
         samples = one.sampler.size(self.variants[record.reads(one)].indices["train"])
-        info = RunInfo(folder, str(folder), one, -(-samples // one.batch_size), samples, (), self.path.name)
+        earlier, _ = read_metrics(folder / "metrics.jsonl")
+        info = RunInfo(folder, str(folder), one, -(-samples // one.batch_size), samples, earlier, self.path.name)
         return Loggers(_Notes(number, self.observer), one.loggers), info
 
 

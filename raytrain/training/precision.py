@@ -56,10 +56,11 @@ class Precision:
         return self.scaler.scale(loss)
 
     @property
-    def scale(self) -> float:
-        """What gradients are multiplied by until they are unscaled; 1 for all but fp16, where reading it waits for the
-        device."""
-        return self.scaler.get_scale()
+    def scale(self) -> float | torch.Tensor:
+        """What gradients are multiplied by until they are unscaled: a tensor of one number in fp16, which the step
+        after changes in place; 1 for all else."""
+        scale = self.scaler._scale  # `get_scale` would wait for the device
+        return self.scaler.get_scale() if scale is None else scale
 
     def unscale(self, optimizer: torch.optim.Optimizer, together: bool) -> None:
         """Unscale the gradients, and find out whether they overflowed.

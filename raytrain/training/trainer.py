@@ -321,7 +321,7 @@ class Trainer:
         e = self.experiment
         doing.begin("validating", self.progress.step)
         self.strategy.broadcast_buffers()
-        with self._averaged():
+        with self.averaged():
             sums = evaluate(e.task, self.strategy, self.loaders[split], self.precision, e.micro_batch)
         doing.begin("adding up the validation's metrics", self.progress.step)
         return e.task.results(sums.reduce(self.ranks.device))
@@ -368,7 +368,7 @@ class Trainer:
     def snapshot(self) -> dict[str, Any] | None:
         """Return copies of a checkpoint's tensors on rank 0, None on others. A collective."""
         strategy = self.strategy
-        with self._averaged():
+        with self.averaged():
             model = strategy.gather({"model": strategy.module.state_dict()})
         rest = {"optimizer": self.optimizer.state_dict()}
         if self.averages:
@@ -377,7 +377,7 @@ class Trainer:
         return model | rest if model and rest else None
 
     @contextlib.contextmanager
-    def _averaged(self) -> Iterator[None]:
+    def averaged(self) -> Iterator[None]:
         """The context in which the model has its averaged weights, where there are any."""
         if self.averages is None:
             yield

@@ -47,6 +47,7 @@ def test_fp32_is_plain_torch_bit_for_bit() -> None:
 def test_fp16_scales_gradients_and_brings_them_back() -> None:
     precision, (model, optimizer) = Precision("fp16", CPU), model_and_optimizer()
     precision.scaled(model(torch.ones(2, 4)).sum()).backward()
+    assert isinstance(precision.scale, torch.Tensor) and precision.scale.item() == precision.scaler.get_scale() == 65536
     assert model.weight.grad is not None
     assert torch.equal(model.weight.grad, torch.full((3, 4), 2.0 * 65536))
     precision.unscale(optimizer, together=False)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from raytrain import errors
 from raytrain.experiment import Experiment
-from raytrain.loggers import CSVLogger, Logger, MLflow, TensorBoard
+from raytrain.loggers import CSVLogger, Logger, MLflow, TensorBoard, WandB
 
-_LOGGERS: dict[str, Logger] = {"tensorboard": TensorBoard(), "csv": CSVLogger(), "mlflow": MLflow()}
+_LOGGERS: dict[str, Logger] = {"tensorboard": TensorBoard(), "csv": CSVLogger(), "mlflow": MLflow(), "wandb": WandB()}
 
 
 def with_loggers(value: Experiment, names: Sequence[str]) -> Experiment:
