@@ -1,0 +1,103 @@
+"""How long a run spends on what: the seconds of each phase on the rank that the others wait for.
+
+`watchdog.doing` measures each activity of a rank. `LossLog.reduce` sends the seconds along with the losses, so that no
+further collective and no wait for a device is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from raytrain.watchdog import (
+    BACKWARD,
+    EXCHANGING,
+    FORWARD,
+    HOOK,
+    MEETING,
+    MOVING,
+    PREPARING,
+    SETTLING,
+    WAITING,
+    doing,
+)
+
+PHASES = {
+    "data": "waiting for data",
+    "augment": "augmentation and normalisation",
+    "compute": "forward, backward and update",
+    "exchange": "exchange between ranks",
+    "checkpoint": "checkpoints",
+    "hooks": "hooks",
+    "validation": "validation",
+}
+"""The phases, and what they are for people. metrics.jsonl and summary.json have them as `seconds_data` and so on."""
+COLUMN = "seconds_"
+"""What the names of these columns begin with."""
+
+_OF = {
+    WAITING: "data",
+    MOVING: "data",
+    PREPARING: "augment",
+    FORWARD: "compute",
+    BACKWARD: "compute",
+    "updating the weights": "compute",
+    "between two steps": "compute",
+    "adding up losses": "compute",  # the host waits for the device
+    EXCHANGING: "exchange",
+    MEETING: "exchange",
+    SETTLING: "checkpoint",
+    "writing a checkpoint": "checkpoint",
+    HOOK: "hooks",
+}
+"""The phase of each activity. Validation has a clock of its own (`Trainer._validate`), whose parts do not count."""
+_TIMED = tuple(name for name in PHASES if name != "validation")
+_VALIDATING = ("validating", "adding up the validation's metrics")
+_CENTURY = 3.2e9
+
+
+def taken() -> list[float]:
+    """Return this rank's seconds of each phase but validation since the last call."""
+    found = dict.fromkeys(_TIMED, 0.0)
+    for phase, parts in doing.spent().items():
+        for what, seconds in parts.items():
+            if (what == HOOK or phase not in _VALIDATING) and (name := _OF.get(what)):
+                found[name] += seconds
+    return list(found.values())
+
+
+def slowest(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the seconds of the rank that holds the others back: they wait for it in exchanges, and it waits least.
+
+    A mean over ranks would call a rank's slow disk an exchange, since all others wait for that rank.
+
+    Args:
+        seconds: what `taken` returned on each rank, one after the other.
+    """
+    size, place = len(_TIMED), _TIMED.index("exchange")
+    ranks = [seconds[start : start + size] for start in range(0, len(seconds), size)]
+    return dict(zip(_TIMED, min(ranks, key=lambda rank: rank[place]), strict=True))
+
+
+def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums of the seconds of each phase; a phase that is missing counts 0."""
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in PHASES if name in one or name in other}
+
+
+def columns(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the columns of a row; `seconds_hooks` only where there are hooks."""
+    return {f"{COLUMN}{name}": value for name, value in seconds.items() if name != "hooks" or value}
+
+
+def read(row: Mapping[str, object]) -> dict[str, float]:
+    """Return the seconds of each phase of a row or a summary; those of an older version have none, and a damaged figure
+    is left out."""
+    found = {name: row.get(f"{COLUMN}{name}") for name in PHASES}
+    return {name: float(v) for name, v in found.items() if isinstance(v, int | float) and 0 <= v < _CENTURY}
+
+
+def are_seconds(values: Mapping[object, object]) -> bool:
+    """Return whether a checkpoint's values are seconds of phases."""
+    return values.keys() <= PHASES.keys() and all(
+        type(value) in (int, float) and math.isfinite(value) for value in values.values()
+    )
