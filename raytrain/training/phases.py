@@ -24,12 +24,12 @@ from raytrain.watchdog import (
 
 PHASES = {
     "data": "waiting for data",
-    "augment": "augmentation and normalisation",
-    "compute": "forward, backward and update",
-    "exchange": "exchange between ranks",
-    "checkpoint": "checkpoints",
-    "hooks": "hooks",
-    "validation": "validation",
+    "augment": "augmenting and normalising",
+    "compute": "computing",
+    "exchange": "exchanging gradients",
+    "checkpoint": "waiting for checkpoints",
+    "hooks": "calling hooks",
+    "validation": "validating",
 }
 """The phases, and what they are for people. metrics.jsonl and summary.json have them as `seconds_data` and so on."""
 COLUMN = "seconds_"

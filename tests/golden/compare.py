@@ -53,6 +53,8 @@ def outcome(case: Case, checkout: Path) -> dict[str, Any]:
             rewind(run, case.resume_at)
             call(checkout, folder, "resume", str(run), *case.resume_flags)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for row in rows:
+            row.pop("milliseconds", None)
         found: dict[str, Any] = {"rows": [without_times(row) for row in rows]}
         call(checkout, folder, "export", str(run), f"{folder}/weights.safetensors")
         found["exported"] = digest(Path(folder, "weights.safetensors"))

@@ -12,4 +12,4 @@ def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_time(name: str) -> bool:
-    return name.partition("_")[0] in ("seconds", "milliseconds") or name == "samples_per_second"
+    return name.partition("_")[0] == "seconds" or name == "samples_per_second"
