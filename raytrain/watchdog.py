@@ -82,7 +82,7 @@ class Activity:
         self.ticks = 0
         self.known: set[str] = set()
         self._spent: dict[str, dict[str, float]] = {}
-        self._phase, self._parts, self._since = self.what, self._spent.setdefault(self.what, {}), time.perf_counter()
+        self._parts, self._since = self._spent.setdefault(self.what, {}), time.perf_counter()
 
     def begin(self, phase: Phase, step: int) -> None:
         """Begin a phase. All ranks do so in the same order.
@@ -92,7 +92,7 @@ class Activity:
         """
         self._end()
         self.what, self.position = phase, (step, _ORDER[phase], 0)
-        self._phase, self._parts = phase, self._spent.setdefault(phase, {})
+        self._parts = self._spent.setdefault(phase, {})
         self.ticks += 1
 
     def at(self, what: str) -> None:
@@ -107,12 +107,10 @@ class Activity:
         self.ticks += 1
 
     def spent(self) -> dict[str, dict[str, float]]:
-        """Return the seconds of each part of each phase since the last call: `[phase][part]`, where the part before the
-        first one has the phase's name. Called by the thread that trains."""
+        """Return the seconds so far of each part of each phase: `[phase][part]`, where the part before the first one
+        has the phase's name. Called by the thread that trains."""
         self._end()
-        found, self._spent = self._spent, {}
-        self._parts = self._spent.setdefault(self._phase, {})
-        return found
+        return {phase: dict(parts) for phase, parts in self._spent.items()}
 
     def _end(self) -> None:
         """Count the time of the activity that ends."""

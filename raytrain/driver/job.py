@@ -30,6 +30,8 @@ class Job:
     url: str | None = None
     watched: bool = True
     """Whether each rank watches itself; a sweep watches its trials."""
+    profile: int = 0
+    """Steps to trace; see `Profiling`."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The experiment comes first: what follows may hold the user's classes too.

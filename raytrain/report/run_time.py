@@ -162,9 +162,11 @@ def section(rows: Sequence[Mapping[str, Any]], value: Experiment, device: str) -
     ]
     caption = "Seconds of each phase" + (f" (one epoch of {every})" if every > 1 else "")
     said = f"<p>{safe(found.line[:1].upper() + found.line[1:])}.</p>" if found else ""
-    note = "<p class='muted'>Seconds of the worker that the others wait for. On a GPU the exchange is a part of compute."
+    note = (
+        "<p class='muted'>Seconds of the worker that the others wait for. On a GPU the exchange is a part of compute."
+    )
     note += " A checkpoint after an epoch counts in the next one.</p>"
-    heads = ("epoch", "sum", *(PHASES[name] for name in names))
+    heads = ("epoch", "sum", *names)
     return said + _bars(shown, names) + table(caption, heads, lines) + note
 
 

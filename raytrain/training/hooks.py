@@ -75,7 +75,7 @@ class Hooks:
             hook.after_epoch_saved(trainer, row)
 
     def _begin(self) -> None:
-        if self._all:
+        if self._declared:
             doing.at(HOOK)
 
     def state_dict(self) -> list[dict[str, Any]]:

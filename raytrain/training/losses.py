@@ -76,6 +76,7 @@ class LossLog:
         self.strategy, self.task = strategy, task
         self.unit: float | None = None
         self.seconds: dict[str, float] = {}
+        self.clock = phases.Clock()
         self._steps: list[Step] = []
         self._every, self._last = 1, time.monotonic()
 
@@ -118,7 +119,7 @@ class LossLog:
         tail = [float(ask), max(1.0, min(_MOST_STEPS, every))] if ranks.rank == 0 else [0.0, 0.0]
         tail += [self.unit or 0.0, float(self.unit is not None)]  # known on ranks that have had samples
         losses = torch.cat([step.loss for step in steps]).cpu() if steps else torch.empty(0, dtype=torch.float64)
-        spent = phases.taken()  # the device has been waited for, and other ranks have not
+        spent = list(self.clock.phases().values())  # the device has been waited for, and other ranks have not
         own = [0.0] * (len(spent) * ranks.rank) + spent + [0.0] * (len(spent) * (ranks.world - 1 - ranks.rank))
         sums = torch.cat([losses, torch.tensor([*tail, *own], dtype=torch.float64)]).to(ranks.device)
         doing.at(MEETING)

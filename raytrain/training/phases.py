@@ -49,21 +49,43 @@ _OF = {
     SETTLING: "checkpoint",
     "writing a checkpoint": "checkpoint",
     HOOK: "hooks",
+    "validating": "validation",
 }
-"""The phase of each activity. Validation has a clock of its own (`Trainer._validate`), whose parts do not count."""
-_TIMED = tuple(name for name in PHASES if name != "validation")
+"""The phase of each activity."""
 _VALIDATING = ("validating", "adding up the validation's metrics")
 _CENTURY = 3.2e9
 
 
-def taken() -> list[float]:
-    """Return this rank's seconds of each phase but validation since the last call."""
-    found = dict.fromkeys(_TIMED, 0.0)
-    for phase, parts in doing.spent().items():
-        for what, seconds in parts.items():
-            if (what == HOOK or phase not in _VALIDATING) and (name := _OF.get(what)):
-                found[name] += seconds
-    return list(found.values())
+class Clock:
+    """The seconds of this rank's activities since it was last read."""
+
+    def __init__(self) -> None:
+        self._before = doing.spent()
+
+    def activities(self) -> dict[str, float]:
+        """Return the seconds of each activity outside of validation since the last call, and all of validation as
+        `validating`; activities that take no time of the run, such as a trial's wait for its sweep, are left out."""
+        now, before = doing.spent(), self._before
+        self._before, found = now, dict[str, float]()
+        for phase, parts in now.items():
+            for part, seconds in parts.items():
+                what = _VALIDATING[0] if phase in _VALIDATING and part != HOOK else part
+                passed = seconds - before.get(phase, {}).get(part, 0.0)
+                if what in _OF and passed > 0:
+                    found[what] = found.get(what, 0.0) + passed
+        return found
+
+    def phases(self) -> dict[str, float]:
+        """Return the seconds of each phase since the last call."""
+        return grouped(self.activities())
+
+
+def grouped(activities: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each of `PHASES`, from those of activities."""
+    found = dict.fromkeys(PHASES, 0.0)
+    for what, seconds in activities.items():
+        found[_OF[what]] += seconds
+    return found
 
 
 def slowest(seconds: Sequence[float]) -> dict[str, float]:
@@ -72,11 +94,11 @@ def slowest(seconds: Sequence[float]) -> dict[str, float]:
     A mean over ranks would call a rank's slow disk an exchange, since all others wait for that rank.
 
     Args:
-        seconds: what `taken` returned on each rank, one after the other.
+        seconds: of each of `PHASES`, of each rank, one after the other.
     """
-    size, place = len(_TIMED), _TIMED.index("exchange")
-    ranks = [seconds[start : start + size] for start in range(0, len(seconds), size)]
-    return dict(zip(_TIMED, min(ranks, key=lambda rank: rank[place]), strict=True))
+    size = len(PHASES)
+    ranks = [dict(zip(PHASES, seconds[n : n + size], strict=True)) for n in range(0, len(seconds), size)]
+    return min(ranks, key=lambda rank: rank["exchange"])
 
 
 def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

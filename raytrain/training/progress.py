@@ -84,7 +84,7 @@ class Progress:
         return self.seconds + self.epoch_seconds + self.epoch_validating
 
     def spend(self, seconds: float, each: Mapping[str, float]) -> None:
-        """Count seconds of training, and those of each phase."""
+        """Count seconds of training, and those of each phase; validation has a clock of its own."""
         self.epoch_seconds += seconds
         self.epoch_phases = added(self.epoch_phases, each)  # a new dict: a checkpoint may be writing the old one
 

@@ -165,7 +165,7 @@ class Trainer:
 
     def train(self) -> str:
         """Train up to the end or a request to stop, within `started`; see `fit`."""
-        doing.spent()  # what it took to start does not count
+        self.losses.clock.activities()  # what it took to start does not count
         while not self.over:
             self.clock = time.monotonic()
             freezing.train_mode(self.strategy.module, self.experiment.freeze)
