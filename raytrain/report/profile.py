@@ -16,9 +16,7 @@ from raytrain.report.run_time import bottleneck
 from raytrain.run.metrics_log import VALIDATED, read_metrics
 from raytrain.run.run import Run
 from raytrain.training.phases import PHASES, grouped, read
-
-FOLDER, FIGURES, WARM_UP = "profile", "logs/profile.json", 10
-"""As in `training/profiling.py`, which imports torch."""
+from raytrain.training.profiling import FIGURES, FOLDER, WARM_UP
 
 
 def show_profile(run: Run, value: Experiment) -> None:
@@ -53,11 +51,8 @@ def show_profile(run: Run, value: Experiment) -> None:
     between = value.validate_every_steps or found["steps_per_epoch"]
     seconds = epoch_of(rank, between, _validation(run))
     if seconds["validation"]:
-        share = seconds["validation"] / math.fsum(seconds.values())
-        text = (
-            f"a validation takes {seconds['validation']:.2f} s, {share:.0%} of the time if it follows {between:,} steps"
-        )
-        show(console, "", text)
+        took, share = seconds["validation"], seconds["validation"] / math.fsum(seconds.values())
+        show(console, "", f"a validation takes {took:.2f} s, {share:.0%} of the time if it follows {between:,} steps")
     if slow := bottleneck(seconds, value, found["device"]):
         show(console, "bottleneck: ", slow.line)
     show(console, "", f"traces for Perfetto or chrome://tracing: {run.where}/{FOLDER}/rank*.json.gz")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,8 +28,8 @@ _EXCHANGES = ("nccl", "gloo", "c10d::")
 
 @dataclass(frozen=True)
 class Profiling(Hook):
-    """Trace steps with torch.profiler, from the warm-up's end on or up to the run's end. Whoever drives the trainer adds
-    this hook: it is no part of the experiment, returns no columns and has no state in checkpoints.
+    """Trace steps with torch.profiler after a warm-up, or up to the run's end. Whoever drives the trainer adds this
+    hook: it is no part of the experiment, returns no columns and has no state in checkpoints.
 
     Each rank writes a trace for chrome://tracing or Perfetto; rank 0 writes the figures of all ranks.
     """
@@ -54,8 +54,8 @@ class Profiling(Hook):
 
     def after_validation(self, trainer: Any, row: Mapping[str, Any]) -> None:
         """End the trace with the run."""
-        with _uncounted():
-            if trainer.over and self.state["tracing"]:
+        if trainer.over and self.state["tracing"]:
+            with _uncounted():
                 self._end(trainer, self.steps - self.state["left"])
 
     def after_epoch(self, trainer: Any, row: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Profiling(Hook):
         self.after_validation(trainer, row)
 
     def _begin(self, trainer: Any) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # it complains of a missing GPU
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it complains of a missing GPU
         on_gpu = trainer.ranks.device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         self.state.update({"left": self.steps, "tracing": profile(activities=activities)})
@@ -107,7 +107,7 @@ class Profiling(Hook):
 
 
 @contextlib.contextmanager
-def _uncounted() -> Any:
+def _uncounted() -> Iterator[None]:
     """The context in which the profiler's own work is no time of the run."""
     before = doing.what
     doing.at("profiling")
