@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from raytrain.watchdog import (
     BACKWARD,
@@ -118,7 +119,7 @@ def read(row: Mapping[str, object]) -> dict[str, float]:
     return {name: float(v) for name, v in found.items() if isinstance(v, int | float) and 0 <= v < _CENTURY}
 
 
-def are_seconds(values: Mapping[object, object]) -> bool:
+def are_seconds(values: Mapping[Any, Any]) -> bool:
     """Return whether a checkpoint's values are seconds of phases."""
     return values.keys() <= PHASES.keys() and all(
         type(value) in (int, float) and math.isfinite(value) for value in values.values()

@@ -141,7 +141,7 @@ def _spans(tracing: Any) -> list[Span]:
     return [
         Span(one.name, one.time_range.start, one.time_range.end)
         for one in tracing.events()
-        if one.device_type == torch.autograd.DeviceType.CUDA
+        if one.device_type.name == "CUDA" and not one.is_user_annotation  # which spans idle time too
     ]
 
 
