@@ -76,12 +76,13 @@ class Profiling(Hook):
         activities, tracing, ranks = self.state["clock"].activities(), self.state["tracing"], trainer.ranks
         self.state.update({"tracing": None, "left": -1})
         tracing.stop()
+        on_gpu = ranks.device.type == "cuda"
         own = {
             "rank": ranks.rank,
             "steps": steps,
             "activities": activities,
-            "operators": _operators(tracing),
-            "device": device_seconds(_spans(tracing)) if ranks.device.type == "cuda" else None,
+            "operators": _operators(tracing, on_gpu),
+            "device": device_seconds(_spans(tracing)) if on_gpu else None,
         }
         with contextlib.suppress(OSError):  # storage that refuses a trace ends no run
             self._write_trace(trainer, tracing)
@@ -115,17 +116,13 @@ def _uncounted() -> Iterator[None]:
     doing.at(before)
 
 
-def _operators(tracing: Any) -> list[dict[str, Any]]:
+def _operators(tracing: Any, on_gpu: bool) -> list[dict[str, Any]]:
     """Return the operators with the longest own time, on the device where there is one, in seconds."""
-    found = [
-        {
-            "name": one.key,
-            "calls": one.count,
-            "seconds": (one.self_device_time_total or one.self_cpu_time_total) / 1e6,
-        }
-        for one in tracing.key_averages()
-        if not one.key.startswith("ProfilerStep")
-    ]
+    found = []
+    for one in tracing.key_averages():
+        own = one.self_device_time_total if on_gpu else one.self_cpu_time_total
+        if own and not (on_gpu and one.is_user_annotation):
+            found.append({"name": one.key, "calls": one.count, "seconds": own / 1e6})
     return sorted(found, key=lambda one: -one["seconds"])[:_MOST_OPERATORS]
 
 
