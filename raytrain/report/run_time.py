@@ -84,7 +84,7 @@ def _advice(phase: str, share: float, fields: Mapping[str, Any], device: str) ->
     return {
         "data": lambda: _for_data(fields),
         "augment": lambda: _for_augmentation(fields, device),
-        "exchange": lambda: _for_exchange(fields),
+        "exchange": lambda: _for_exchange(fields, device),
         "checkpoint": lambda: _for_checkpoints(fields, fewer),
         "validation": lambda: _for_validation(fields, fewer),
         "hooks": lambda: "let the hooks do less, or do it in fewer steps",
@@ -112,9 +112,10 @@ def _for_augmentation(fields: Mapping[str, Any], device: str) -> str:
     return ", or ".join(found)
 
 
-def _for_exchange(fields: Mapping[str, Any]) -> str:
+def _for_exchange(fields: Mapping[str, Any], device: str) -> str:
     found = [f"exchange less often with a larger --batch_size, such as {2 * int(fields.get('batch_size', 0))}"]
-    if fields.get("parallel.compression") == "none" and fields.get("parallel.reduction") != "shared":
+    sent = device != "cpu" or fields.get("parallel.reduction") == "torch"  # not in shared memory
+    if sent and fields.get("parallel.compression") == "none":
         found.append("send half the bytes with --parallel.compression bf16")
     return ", or ".join([*found, "use fewer workers or a faster network"])
 

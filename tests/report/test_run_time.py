@@ -27,7 +27,7 @@ SPARSE = replace(BASE, validate_every_steps=50)
         ("data", BASE, "--data.mode resident"),
         ("augment", BASE, "data.augment"),
         ("exchange", BASE, "--batch_size, such as 64"),
-        ("exchange", replace(BASE, parallel=DDP()), "--parallel.compression bf16"),
+        ("exchange", replace(BASE, parallel=DDP(reduction="torch")), "--parallel.compression bf16"),
         ("checkpoint", OFTEN, "--checkpoint.every_steps 190"),
         ("validation", SPARSE, "--validate_every_steps 950"),
         ("hooks", BASE, "hooks"),
