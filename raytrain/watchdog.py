@@ -34,7 +34,15 @@ Phase = Literal[
     "ending the run",
 ]
 """What a rank does, in the order from one step's end to the next."""
+PREPARING: Phase = "preparing a batch"
+EXCHANGING: Phase = "exchanging gradients"
 WAITING, FORWARD, BACKWARD = "waiting for data", "in a forward pass", "in a backward pass"
+MOVING, MEETING, SETTLING, HOOK = (
+    "moving a batch to its device",
+    "exchanging losses",
+    "waiting for a checkpoint",
+    "in a hook",
+)
 """Parts of phases."""
 
 _ORDER = {phase: number for number, phase in enumerate(get_args(Phase))}
@@ -59,6 +67,9 @@ class Activity:
         position: (step, number of the phase, parts of the phase begun); the slower of two ranks has the smaller one.
         ticks: changes with every sign of progress.
         known: all activities that have ended.
+
+    It also measures how long each activity takes, for `spent`, on the host's clock: what a GPU computes takes time
+    where the host waits for it.
     """
 
     def __init__(self) -> None:
@@ -70,6 +81,8 @@ class Activity:
         self.position = (0, 0, 0)
         self.ticks = 0
         self.known: set[str] = set()
+        self._spent: dict[str, dict[str, float]] = {}
+        self._parts, self._since = self._spent.setdefault(self.what, {}), time.perf_counter()
 
     def begin(self, phase: Phase, step: int) -> None:
         """Begin a phase. All ranks do so in the same order.
@@ -77,13 +90,14 @@ class Activity:
         Args:
             step: optimizer steps done.
         """
-        self.known.add(self.what)
+        self._end()
         self.what, self.position = phase, (step, _ORDER[phase], 0)
+        self._parts = self._spent.setdefault(phase, {})
         self.ticks += 1
 
     def at(self, what: str) -> None:
         """Begin a part of the phase, such as a forward pass."""
-        self.known.add(self.what)
+        self._end()
         step, phase, part = self.position
         self.what, self.position = what, (step, phase, part + 1)
         self.ticks += 1
@@ -91,6 +105,19 @@ class Activity:
     def tick(self) -> None:
         """Give a sign of progress within a part, such as a chunk of a file; from any thread."""
         self.ticks += 1
+
+    def spent(self) -> dict[str, dict[str, float]]:
+        """Return the seconds so far of each part of each phase: `[phase][part]`, where the part before the first one
+        has the phase's name. Called by the thread that trains."""
+        self._end()
+        return {phase: dict(parts) for phase, parts in self._spent.items()}
+
+    def _end(self) -> None:
+        """Count the time of the activity that ends."""
+        now, what = time.perf_counter(), self.what
+        self.known.add(what)
+        self._parts[what] = self._parts.get(what, 0.0) + now - self._since
+        self._since = now
 
 
 doing = Activity()

@@ -147,6 +147,7 @@ _COMMANDS = {
     "train": _Command("train", "Train an experiment", "EXPERIMENT [--field value ...]"),
     "lr": _Command("tools", "Find a learning rate", "EXPERIMENT|RUN [--field value ...] [--out FILE]"),
     "batch": _Command("tools", "Find a micro-batch", "EXPERIMENT|RUN [--field value ...] [--memory GIB] [--json]"),
+    "profile": _Command("profile", "Find the bottleneck", "EXPERIMENT [--steps 20] [--field value ...]"),
     "resume": _Command("train", "Resume a run", "RUN [--epochs N] [--steps N] [--scaling.workers N] [--experiment F]"),
     "sweep": _Command("sweep", "Run a sweep", "SWEEP [--field value ...] [--out runs] [--name N]"),
     "folds": _Command("sweep", "Cross-validate", "EXPERIMENT [--folds 5] [--field value ...] [--out runs] [--name N]"),

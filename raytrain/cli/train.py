@@ -13,6 +13,7 @@ from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
 from raytrain.report.console import Console
+from raytrain.report.profile import show_profile
 from raytrain.run.run import Run
 
 
@@ -33,6 +34,7 @@ def trained(
     started: float,
     loggers: Sequence[Logger] = (),
     quiet: bool = False,
+    profiled: Experiment | None = None,
 ) -> Run | None:
     """Train an experiment and return its run; None for a dry run.
 
@@ -41,9 +43,13 @@ def trained(
         started: the Unix time at which the user's wait began.
         loggers: follow the run besides those of the experiment.
         quiet: print nothing.
+        profiled: the experiment that a profile is about, if not this one.
     """
     with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
-        return fit.train(value, options, observer, source, started)
+        run = fit.train(value, options, observer, source, started)
+    if run and options.profile and not quiet:
+        show_profile(run, profiled or value)
+    return run
 
 
 def resumed(
@@ -57,4 +63,7 @@ def resumed(
 ) -> Run:
     """Resume a run with a changed experiment; the other arguments are those of `trained`."""
     with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
-        return fit.resume(run, value, options, observer, started, correction)
+        run = fit.resume(run, value, options, observer, started, correction)
+    if options.profile and not options.dry_run:
+        show_profile(run, value)
+    return run

@@ -20,7 +20,7 @@ from raytrain.data.prepare import Prepare, Tensors
 from raytrain.data.reader import Epoch, Resident
 from raytrain.data.sampler import Sampler, drawing
 from raytrain.data.source import Data, Index
-from raytrain.watchdog import awaited
+from raytrain.watchdog import MOVING, PREPARING, awaited, doing
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Of glibc's malloc.h."""
@@ -97,6 +97,7 @@ class Loaded:
         """Yield batches of at most `size` samples."""
         for start in range(0, len(self.ids), size):
             part = self.rows(slice(start, start + size))
+            doing.at(PREPARING)
             yield Batch(self.prepare(part.arrays, part.keys), part.ids)
 
     def passes(self, size: int, together: bool) -> Iterator[Pass]:
@@ -108,6 +109,7 @@ class Loaded:
         for number in range(-(-len(self.ids) // size) + 1, count + 1):
             zeros = {name: array.new_zeros((1, *array.shape[1:])) for name, array in self.arrays.items()}
             none = np.zeros(1, np.int64)
+            doing.at(PREPARING)
             yield Pass(Batch(self.prepare(zeros, none), none), number == count, blank=True)
 
 
@@ -181,6 +183,7 @@ class Loader:
         """Yield (ids, arrays) of each step, on the device."""
         if self.on_device is None:
             for ids, arrays in awaited(self.reader.read(way)):
+                doing.at(MOVING)
                 tensors = {name: self._to_device(array) for name, array in arrays.items()}
                 if self.labels is not None:
                     tensors["label"] = self._to_device(self.labels[ids])

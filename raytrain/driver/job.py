@@ -34,6 +34,8 @@ class Job:
     """Whether the workers wait after each validation until `driver.gate` lets them train on."""
     baseline: dict[str, float] | None = None
     """What a constant answer scores, for the summary."""
+    profile: int = 0
+    """Steps to trace; see `Profiling`."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The experiment comes first: what follows may hold the user's classes too.

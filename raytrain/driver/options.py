@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import tyro
+
 
 @dataclass(frozen=True)
 class Options:
@@ -20,5 +22,10 @@ class Options:
     log: tuple[str, ...] = ()
     """Follow the run, or each trial, with tensorboard, csv, mlflow or wandb, besides the experiment's loggers. A
     resumed run keeps them."""
+    profile: bool = False
+    """Trace 20 steps after the first 10 of this command on each worker, and print what takes their time; not for a
+    sweep. The run's results stay the same."""
+    profile_steps: tyro.conf.Suppress[int] = 20
+    """Steps to trace."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""

@@ -38,6 +38,7 @@ from raytrain.hooks import Hook
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.lock import WRITER_LOCK, Lock
 from raytrain.run.metrics_log import note
+from raytrain.training.profiling import Profiling
 from raytrain.training.trainer import Trainer
 from raytrain.user_code import places
 from raytrain.watchdog import Hang, Hung, Watchdog, doing
@@ -91,6 +92,8 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
             cpus, waits = _data_cpus(job)
             data = job.experiment.data
             readers = {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
+        if job.profile:
+            hooks = (*hooks, Profiling(job.profile))
         weights: Any = ray.get(job.weights) if job.weights is not None else None
         started, floor = job.command_started, job.baseline
         hooks = [*hooks, Gate()] if job.gated else hooks

@@ -18,6 +18,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from raytrain.loggers import Held, Logger, RunInfo
+from raytrain.report import run_time
 from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
 from raytrain.report.output import Output
 from raytrain.run import copies
@@ -99,6 +100,8 @@ class Console(Logger):
         show(self.console, f"{status}: ", ", ".join(self._facts(summary)), before_style=style)
         for one in copies.replaced(run.path):
             show(self.console, "", f"code replaced after step {one['step']:,}: {', '.join(one['changed'])}")
+        if slow := run_time.line(summary, run.experiment):
+            show(self.console, "", slow)
         show(self.console, "", f"the run is {'in' if where == str(run.path) else 'at'} {where}")
         if status != "completed":
             show_next(self.console, [("raytrain", "resume", where)])

@@ -14,7 +14,7 @@ from typing import Any
 from raytrain import config, errors
 from raytrain.checkpoint import layout
 from raytrain.files import known_json, size
-from raytrain.report import run_classes
+from raytrain.report import run_classes, run_time
 from raytrain.report.console import clock
 from raytrain.report.html import cell, details, figures, navigation, page, safe, scroll, section, table
 from raytrain.report.run_curves import Rows, charts
@@ -52,8 +52,10 @@ def single(run: Run, evaluate: bool = False) -> str:
     """Return the page of one run."""
     rows, summary = Rows.of(run, run.path.name), run.summary
     classes = run_classes.section_of(run, _command(run), evaluate)
+    times = run_time.section(rows.validations, run.experiment, str(summary.get("device")))
     parts = [
         ("curves", "Curves", charts([rows]) + _validations(rows)),
+        *([("time", "Time spent", times)] if times else []),
         ("experiment", "What was run", _experiment(run)),
         *([("classes", "Classes", classes)] if classes else []),
         ("checkpoints", "Checkpoints", _checkpoints(run)),

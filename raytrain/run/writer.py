@@ -20,7 +20,7 @@ from raytrain.checkpoint.storage import Storage
 from raytrain.experiment import Checkpoint
 from raytrain.files import append, write_atomically
 from raytrain.run.metrics_log import NOTES, MetricsLog
-from raytrain.watchdog import doing
+from raytrain.watchdog import SETTLING, doing
 
 _REFUSALS = "logs/checkpoints.log"
 _WAIT = 0.005
@@ -95,6 +95,7 @@ class CheckpointWriter:
         """Wait, just before the weights change, for the checkpoint that is being written: this bounds the lost work to
         one checkpoint interval. Training waits at most 0.5 % of its time."""
         if not self._written.is_set():
+            doing.at(SETTLING)
             now = time.monotonic()
             left = _WAIT * (now - self.began) - self._waited
             self._written.wait(min(max(left, 0.0), _LONGEST))

@@ -13,6 +13,7 @@ from raytrain import errors
 from raytrain.hooks import Hook
 from raytrain.user_code import places
 from raytrain.user_code.shipping import fresh
+from raytrain.watchdog import HOOK, doing
 
 if TYPE_CHECKING:
     from raytrain.training.trainer import Trainer
@@ -40,17 +41,20 @@ class Hooks:
     def after_backward(self, trainer: Trainer) -> dict[str, Any]:
         """Call each hook, and return their columns for the step's row."""
         columns: dict[str, Any] = {}
+        self._begin()
         for hook in self._all:
             _add(columns, hook.after_backward(trainer), type(hook).after_backward, _STEP_COLUMNS)
         return columns
 
     def after_step(self, trainer: Trainer, columns: dict[str, Any]) -> None:
         """Call each hook, and add their columns to those of `after_backward`."""
+        self._begin()
         for hook in self._all:
             _add(columns, hook.after_step(trainer), type(hook).after_step, _STEP_COLUMNS)
 
     def after_losses(self, trainer: Trainer, rows: Sequence[Mapping[str, Any]]) -> None:
         """Call each hook, if there are rows."""
+        self._begin()
         for hook in self._all if rows else ():
             hook.after_losses(trainer, rows)
 
@@ -59,17 +63,24 @@ class Hooks:
         return their columns for the row."""
         method = "after_epoch" if row["kind"] == "epoch" else "after_validation"
         columns: dict[str, Any] = {}
+        self._begin()
         for hook in self._all:
             _add(columns, getattr(hook, method)(trainer, row), getattr(type(hook), method), (*row, "checkpoint"))
         return {name: read(value) for name, value in columns.items()}
 
     def after_saved(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        """Call each hook's `after_epoch_saved`, or its `after_validation_saved`, as in `after_validation`."""
+        """Call each hook's `after_epoch_saved`, or its `after_validation_saved`, as in `after_validation`.
+        A trial waits for its sweep there, which is not time of the run."""
+        doing.at("between two epochs")
         for hook in self._all:
             if row["kind"] == "epoch":
                 hook.after_epoch_saved(trainer, row)
             else:
                 hook.after_validation_saved(trainer, row)
+
+    def _begin(self) -> None:
+        if self._declared:
+            doing.at(HOOK)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return copies of the states of the experiment's hooks.

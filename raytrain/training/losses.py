@@ -11,8 +11,10 @@ import torch
 from raytrain import errors
 from raytrain.parallel.strategy import Strategy
 from raytrain.tasks.task import Task
+from raytrain.training import phases
 from raytrain.training.timing import Ask
 from raytrain.user_code import places
+from raytrain.watchdog import MEETING, doing
 
 _REDUCE_SECONDS = 0.5
 """Seconds between reductions of losses. In each, the host waits for the device, and all ranks wait for each other."""
@@ -60,18 +62,21 @@ class Reduced:
 
 class LossLog:
     """Keeps steps until their losses are reduced. In the same collective all ranks agree on two more things: what rank
-    0 asks for, such as to stop, and after how many steps to reduce next.
+    0 asks for, such as to stop, and after how many steps to reduce next. They also learn each other's seconds.
 
     Losses are float64 sums of a few float32 values, exact but for the last bits if the values are of very different
     size. So it does not matter when they are reduced, nor, for the slots of a deterministic strategy, on which ranks.
 
     Attributes:
         unit: what the task counts for one sample: 1, or for example its pixels. None before the first step.
+        seconds: those of each phase between the last two reductions, of the rank that holds the others back.
     """
 
     def __init__(self, strategy: Strategy, task: Task):
         self.strategy, self.task = strategy, task
         self.unit: float | None = None
+        self.seconds: dict[str, float] = {}
+        self.clock = phases.Clock()
         self._steps: list[Step] = []
         self._every, self._last = 1, time.monotonic()
 
@@ -114,9 +119,14 @@ class LossLog:
         tail = [float(ask), max(1.0, min(_MOST_STEPS, every))] if ranks.rank == 0 else [0.0, 0.0]
         tail += [self.unit or 0.0, float(self.unit is not None)]  # known on ranks that have had samples
         losses = torch.cat([step.loss for step in steps]).cpu() if steps else torch.empty(0, dtype=torch.float64)
-        sums = torch.cat([losses, torch.tensor(tail, dtype=torch.float64)]).to(ranks.device)
+        spent = list(self.clock.phases().values())  # the device has been waited for, and other ranks have not
+        own = [0.0] * (len(spent) * ranks.rank) + spent + [0.0] * (len(spent) * (ranks.world - 1 - ranks.rank))
+        sums = torch.cat([losses, torch.tensor([*tail, *own], dtype=torch.float64)]).to(ranks.device)
+        doing.at(MEETING)
         self.strategy.all_reduce(sums)
-        *values, asked, every, units, holders = sums.tolist()
+        *values, asked, every, units, holders = (found := sums.tolist())[: -len(own)]
+        doing.at("adding up losses")
+        self.seconds = phases.slowest(found[-len(own) :])
         if self.unit is None and holders:
             self.unit = units / holders
         self._every, self._last = int(every), time.monotonic()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from raytrain.optim.schedules import History
 from raytrain.tasks.task import Task
+from raytrain.training.phases import added, are_seconds, columns
 
 
 @dataclass
@@ -36,6 +38,10 @@ class Progress:
     train_samples: int = 0
     seconds: float = 0.0
     """Seconds of training and validation in the epochs that are done."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Of these, the seconds of each of `phases.PHASES`; a checkpoint after an epoch counts in the next one."""
+    epoch_phases: dict[str, float] = field(default_factory=dict)
+    """The seconds of each phase in this epoch so far, without validation."""
     best: dict[str, Any] = field(default_factory=dict)
     """The best validation's row and the name of its checkpoint."""
     history: list[list[Any]] = field(default_factory=list)
@@ -62,6 +68,8 @@ class Progress:
         if "validated" not in values:  # of an older version, which validated at the end of epochs only
             found.validated = 0 if found.epoch_seconds else found.step
             found.stalled = found.epoch - found.best.get("epoch", found.epoch)
+        if not all(map(are_seconds, (found.phases, found.epoch_phases))):
+            raise ValueError("the progress has other phases")
         if min(found.step, found.epoch, found.epoch_samples, found.validated, found.stalled) < 0:
             raise ValueError("the progress is negative")
         if found.validated > found.step:
@@ -74,6 +82,11 @@ class Progress:
     def spent(self) -> float:
         """Seconds of training and validation of the whole run so far."""
         return self.seconds + self.epoch_seconds + self.epoch_validating
+
+    def spend(self, seconds: float, each: Mapping[str, float]) -> None:
+        """Count seconds of training, and those of each phase; validation has a clock of its own."""
+        self.epoch_seconds += seconds
+        self.epoch_phases = added(self.epoch_phases, each)  # a new dict: a checkpoint may be writing the old one
 
     def add(self, loss: float, samples: int) -> None:
         """Count a step: the sum of its samples' losses, and how many there were."""
@@ -109,6 +122,7 @@ class Progress:
             **found,
             "samples_per_second": self.epoch_samples / max(self.epoch_seconds, 1e-9),
             "seconds": self.epoch_seconds + self.epoch_validating,
+            **columns(self._spent_in_epoch),
         }
         value, best = row[task.monitor], self.best.get(task.monitor)
         self.history = [*self.history, [self.step, value]]  # a new list: a checkpoint may be writing the old one
@@ -129,9 +143,16 @@ class Progress:
             self.train_seconds += self.epoch_seconds
             self.train_samples += self.epoch_samples
         self.seconds += row["seconds"]
+        self.phases = added(self.phases, self._spent_in_epoch)
         self.epoch += 1
         self.epoch_loss, self.epoch_samples, self.epoch_seconds, self.epoch_validating = 0.0, 0, 0.0, 0.0
+        self.epoch_phases = {}
         return row
+
+    @property
+    def _spent_in_epoch(self) -> dict[str, float]:
+        """Seconds of each phase in this epoch so far; none of a run of an older version."""
+        return self.epoch_phases and self.epoch_phases | {"validation": self.epoch_validating}
 
     def validations(self, task: Task) -> History:
         """Return the validations so far, for the schedule."""
@@ -159,6 +180,7 @@ class Progress:
             **({"skipped_steps": self.skipped} if self.skipped else {}),
             **({"precision_milliseconds": self.tried} if self.tried else {}),
             "seconds": self.spent,
+            **columns(added(self.phases, self._spent_in_epoch)),
             "samples_per_second": samples / seconds if seconds else None,
         }
 

@@ -166,6 +166,7 @@ class Trainer:
 
     def train(self) -> str:
         """Train up to the end or a request to stop, within `started`; see `fit`."""
+        self.losses.clock.activities()  # what it took to start does not count
         while not self.over:
             self.clock = time.monotonic()
             freezing.train_mode(self.strategy.module, self.experiment.freeze)
@@ -221,9 +222,9 @@ class Trainer:
         columns = self.hooks.after_backward(self)
         zero = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         found = torch.stack([losses.get(slot, zero) for slot in range(strategy.slots)])
-        doing.begin("updating the weights", progress.step)
         if self.writer:
             self.writer.settle()
+        doing.begin("updating the weights", progress.step)
         updated = self._update()
         for parameter in self.parameters:  # all that the optimizer's zero_grad does, but for its hooks
             parameter.grad = None
@@ -285,7 +286,7 @@ class Trainer:
         self.timing.out_of_time |= bool(asked & Ask.END)
         rows = [self._row(step) for step in steps]
         now = time.monotonic()
-        self.progress.epoch_seconds += now - self.clock
+        self.progress.spend(now - self.clock, self.losses.seconds)
         self.clock = now
         if math.isnan(self.first_step_seconds) and rows:
             self.first_step_seconds = time.time() - self.command_started

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import DIGITS
+from helpers.times import without_times
 
 from raytrain import cli
 from raytrain.run.lock import Lock
@@ -142,8 +143,7 @@ def content(run: Path) -> dict[str, object]:
 
 
 def rows(path: Path) -> list[dict[str, object]]:
-    times = ("samples_per_second", "seconds", "data_seconds", "time")
-    return [{name: row[name] for name in row if name not in times} for row in read_metrics(path / "metrics.jsonl")[0]]
+    return [without_times(row) for row in read_metrics(path / "metrics.jsonl")[0]]
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from harness.faults.writes import Writes, one_line, run
 from helpers.commands import DIGITS
+from helpers.times import without_times
 from PIL import Image
 
 from raytrain import order
@@ -20,8 +21,6 @@ from raytrain.run import copies
 from raytrain.run.metrics_log import read_metrics
 
 pytestmark = pytest.mark.usefixtures("every_write_told")
-
-_TIMES = ("samples_per_second", "seconds", "data_seconds", "time")
 
 
 def train(folder: Path, writes: Writes, epochs: int = 2, file: Path | str = DIGITS) -> int | None:
@@ -61,7 +60,7 @@ def code(path: Path) -> dict[str, bytes]:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in row if name not in _TIMES} for row in read_metrics(path / "metrics.jsonl")[0]]
+    return [without_times(row) for row in read_metrics(path / "metrics.jsonl")[0]]
 
 
 def weights(path: Path) -> dict[str, str]:

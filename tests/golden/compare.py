@@ -17,11 +17,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 from cases import CASES, Case
+from helpers.times import without_times
 
 HERE = Path(__file__).parents[2]
 _COMMAND = "import sys; from raytrain.cli import main; main()"
-_TIMES = ("seconds", "samples_per_second", "milliseconds")
 
 
 def main(other: Path, names: list[str]) -> int:
@@ -51,9 +53,9 @@ def outcome(case: Case, checkout: Path) -> dict[str, Any]:
             rewind(run, case.resume_at)
             call(checkout, folder, "resume", str(run), *case.resume_flags)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        found: dict[str, Any] = {
-            "rows": [{name: value for name, value in row.items() if name not in _TIMES} for row in rows]
-        }
+        for row in rows:
+            row.pop("milliseconds", None)
+        found: dict[str, Any] = {"rows": [without_times(row) for row in rows]}
         call(checkout, folder, "export", str(run), f"{folder}/weights.safetensors")
         found["exported"] = digest(Path(folder, "weights.safetensors"))
         last = json.loads((run / "last.json").read_text())["checkpoint"]

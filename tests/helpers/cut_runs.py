@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from helpers.ranks import train_rank
+from helpers.times import without_times
 from raytrain import (
     CNN,
     Augment,
@@ -86,4 +87,4 @@ def weights(run: Path) -> str:
 def rows(run: Path) -> list[dict]:
     """All metrics but the times of steps and epochs."""
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
+    return [without_times(row) for row in found]

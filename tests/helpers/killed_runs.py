@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.times import without_times
 from raytrain import Run
 
 
@@ -20,7 +21,7 @@ def command(*arguments: str) -> list[str]:
 
 def rows(run: Path) -> list[dict]:
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
+    return [without_times(row) for row in found]
 
 
 def weights(run: Path) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.times import without_times
 from torch import nn
 
 import raytrain
@@ -59,7 +60,7 @@ BASE = Experiment(
 
 def rows(run: Path) -> list[dict]:
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
+    return [without_times(row) for row in found]
 
 
 @pytest.mark.usefixtures("cluster")

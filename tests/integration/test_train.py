@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.times import without_times
 from PIL import Image
 from torch import nn
 
@@ -68,7 +69,7 @@ class Recording(Classification):
 
 def rows(run: Path) -> list[dict]:
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
+    return [without_times(row) for row in found]
 
 
 def recorded(experiment: Experiment, folder: Path, name: str, **changes: object) -> list[list]:

@@ -68,6 +68,7 @@ def folds(arguments: list[str]) -> tuple[Path, Sweep, Options, Path | None] | No
 
     about = f"{describe(source)}\n\n{STRATEGY_HELP}"
     value, options, count, concurrent = parse(parsed, arguments[1:], f"raytrain folds {path}", about)
+    _refuse_profile(options)
     value = with_loggers(value, options.log)
     if count < 2:
         raise errors.out_of_range("folds", count, "of at least 2", "the command line")
@@ -122,5 +123,12 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
     parsed.__annotations__["options"] = Annotated[type(default), FLAT]
     about = f"{describe(source)}\n\n{STRATEGY_HELP}"
     given, options = parse(parsed, arguments[1:], f"raytrain {command} {path}", about)
+    _refuse_profile(options)
     value = dataclasses.replace(value, **given)
     return dataclasses.replace(value, experiment=with_loggers(value.experiment, options.log)), options, source
+
+
+def _refuse_profile(options: Options) -> None:
+    if options.profile:
+        how = "profile one of its experiments with `raytrain profile EXPERIMENT`"
+        raise errors.UserError("--profile is for a run, not for a sweep", "", how)

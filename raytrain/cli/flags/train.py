@@ -32,6 +32,8 @@ class Resume:
     """Print the plan and stop."""
     log: tuple[str, ...] = ()
     """Follow the run with tensorboard, csv or mlflow, besides the experiment's loggers, from its first step on."""
+    profile: bool = False
+    """Trace 20 steps after the first 10 of this command on each worker, and print what takes their time."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""
 
@@ -96,4 +98,5 @@ def resume(arguments: list[str]) -> tuple[Run, Experiment, Options, Correction |
 
     value, given = parse(command, arguments[1:], f"raytrain resume {path}", f"Resumes a run.\n\n{STRATEGY_HELP}")
     value = with_loggers(value, given.log)
-    return found, value, Options(address=given.address, dry_run=given.dry_run, verbose=given.verbose), correction
+    options = Options(address=given.address, dry_run=given.dry_run, profile=given.profile, verbose=given.verbose)
+    return found, value, options, correction

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.s3_server import Gate, Server, settings
+from helpers.times import without_times
 
 from harness.faults.paced import memory
 from raytrain import Run
@@ -305,7 +306,7 @@ class Story:
 def outcome(run: Path) -> tuple[list[dict[str, Any]], str]:
     """Every row of a run but for times, and the final weights' sha256."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rows = [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in rows]
+    rows = [without_times(row) for row in rows]
     weights = (Run(run).checkpoint("last") / layout.MODEL).read_bytes()
     return rows, hashlib.sha256(weights).hexdigest()
 

@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from helpers.times import without_times
+
 from raytrain.sweep import record
 
 EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
@@ -26,7 +28,6 @@ TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
 """What goes on, in its order: up to the line `starting Ray`, up to `reading the data`, up to the first trial that
 trains, up to the last trial's end, and behind it."""
-_TIMES = ("seconds", "samples_per_second")
 GONE_SECONDS = 30
 """By then nothing of a killed driver's Ray is there, but for its two agents."""
 AGENTS_SECONDS = 120
@@ -266,8 +267,8 @@ def run(path: Path) -> dict[str, Any]:
 def _without(values: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
-        for name, value in values.items()
-        if name not in (*_TIMES, "attempts", "pid", "started", "ended", "peak_memory_bytes", "first_step_seconds")
+        for name, value in without_times(values).items()
+        if name not in ("attempts", "pid", "started", "ended", "peak_memory_bytes", "first_step_seconds")
     }
 
 
