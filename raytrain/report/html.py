@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ nav{display:flex;flex-wrap:wrap;gap:.25rem 1rem}
 figure{margin:0;background:var(--panel);border-radius:.4rem;padding:.75rem;min-width:0}
 svg{display:block;width:100%;height:auto}
 svg text{fill:var(--muted);font:12px system-ui,sans-serif}
+svg .rule{stroke:var(--muted);stroke-width:1.5;stroke-dasharray:5 4;fill:none}
+svg .dots{fill:none;stroke-width:4.5;stroke-linecap:round;stroke-opacity:.55}svg .pale{fill-opacity:.45}
 svg .grid{stroke:var(--line);stroke-width:1}svg .curve{fill:none;stroke-width:2;stroke-linejoin:round}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin:.25rem 0;padding:0;font-size:.9rem}
 .legend svg{display:inline-block;width:2rem;height:.75rem;vertical-align:middle;margin-right:.4rem}
@@ -61,6 +64,13 @@ td,th{overflow-wrap:break-word}td{min-width:3.5rem;max-width:32rem}
 pre{background:var(--panel);padding:.75rem;border-radius:.4rem;margin:.5rem 0;font-size:.85rem;overflow-wrap:normal}
 .matrix td,.matrix th{padding:.2rem .5rem;min-width:2.5rem}.matrix .hit{font-weight:700;background:var(--panel)}
 .matrix .miss{box-shadow:inset 0 0 0 2px var(--warn)}
+.samples{list-style:none;padding:0;margin:.5rem 0;display:grid;gap:.75rem;
+grid-template-columns:repeat(auto-fill,minmax(min(100%,11rem),1fr))}
+.samples li{background:var(--panel);border-radius:.4rem;padding:.75rem;min-width:0;font-size:.85rem}
+.samples img{display:block;width:100%;max-height:14rem;object-fit:contain;margin-bottom:.5rem;background:var(--ground)}
+.samples .small{image-rendering:pixelated}.samples strong{font-size:.95rem}
+.samples.wide{grid-template-columns:repeat(auto-fill,minmax(min(100%,27rem),1fr))}
+td,th,dd,li,strong,figcaption,h1,caption{unicode-bidi:isolate}
 @media(max-width:600px){svg text{font-size:15px}.legend{font-size:.85rem}}
 @media print{.scroll{max-height:none}}
 """
@@ -71,6 +81,12 @@ def safe(value: object) -> str:
     escape."""
     text = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in str(value))
     return html.escape(text)
+
+
+def public(text: str) -> str:
+    """Return a text without the options and passwords of URLs, which may contain keys."""
+    text = re.sub(r"(\w+://[^\s\"'?]*)\?[^\s\"']*", r"\1?...", text)
+    return re.sub(r"(\w+://)[^\s\"'/@]+@", r"\1...@", text)
 
 
 def page(title: str, body: str) -> str:

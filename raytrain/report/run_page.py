@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any
 from raytrain import config, errors
 from raytrain.checkpoint import layout
 from raytrain.files import known_json, size
-from raytrain.report import run_classes
+from raytrain.report import run_evaluation, run_facts
 from raytrain.report.console import clock
-from raytrain.report.html import cell, details, figures, navigation, page, safe, scroll, section, table
+from raytrain.report.html import cell, details, figures, navigation, page, public, safe, scroll, section, table
 from raytrain.report.run_curves import Rows, charts
 from raytrain.report.trials import number
 from raytrain.run.run import Run
@@ -43,19 +42,23 @@ def write(runs: Sequence[Run], out: Path | None = None, evaluate: bool = False) 
     name = "report" if len(runs) == 1 else "comparison"
     first = runs[0]
     file = out or (Path(f"{first.path.name}-{name}.html") if first.url else first.path / f"{name}.html")
-    text = single(first, evaluate) if len(runs) == 1 else comparison(runs)
+    text = single(first, None if evaluate else run_evaluation.QUICK) if len(runs) == 1 else comparison(runs)
     write_file(file, text.encode())
     return file
 
 
-def single(run: Run, evaluate: bool = False) -> str:
-    """Return the page of one run."""
+def single(run: Run, limit: float | None = run_evaluation.QUICK) -> str:
+    """Return the page of one run.
+
+    Args:
+        limit: see `run_evaluation.sections_of`.
+    """
     rows, summary = Rows.of(run, run.path.name), run.summary
-    classes = run_classes.section_of(run, _command(run), evaluate)
+    found = run_evaluation.sections_of(run, _command(run), limit)
     parts = [
         ("curves", "Curves", charts([rows]) + _validations(rows)),
         ("experiment", "What was run", _experiment(run)),
-        *([("classes", "Classes", classes)] if classes else []),
+        *found,
         ("checkpoints", "Checkpoints", _checkpoints(run)),
     ]
     head = f"<h1>{safe(run.path.name)}</h1>{_outcome(run)}{navigation(parts)}{figures(_summary(summary))}"
@@ -145,26 +148,12 @@ def _validations(rows: Rows) -> str:
 
 def _experiment(run: Run) -> str:
     """Return what decided the run: what differs from defaults, the whole experiment, the data and the environment."""
-    environment, state = known_json(run.path / "environment.json"), {}
-    last = str(known_json(run.path / "last.json").get("checkpoint", "none"))
-    with contextlib.suppress(errors.UserError, OSError):
-        state = layout.load_state(run.checkpoints / Path(last).name)
-    prints = environment.get("data_fingerprint")
-    facts = [
-        ("git commit", environment.get("git_commit")),
-        ("command", shlex.join(map(str, found)) if isinstance(found := environment.get("command"), list) else None),
-        ("began", environment.get("began")),
-        ("classes", len(found) if isinstance(found := state.get("classes"), list) else None),
-        ("shape of a sample", found if (found := state.get("sample")) else None),
-        *((f"fingerprint of {split}", value) for split, value in (prints if isinstance(prints, dict) else {}).items()),
-    ]
-    known = [(name, public(str(value))) for name, value in facts if value]
     changed = [(path, _value(value)) for path, value in differing(run.experiment).items()]
     return (
         table("Values that differ from the defaults", ("field", "value"), changed)
-        + table("Where it comes from", ("fact", "value"), known)
+        + run_facts.tables(run)
         + _json("experiment.json", known_json(run.path / "experiment.json"))
-        + _json("environment.json", environment)
+        + _json("environment.json", known_json(run.path / "environment.json"))
     )
 
 
@@ -176,12 +165,6 @@ def _json(name: str, content: dict[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     return public(value if isinstance(value, str) else json.dumps(value))
-
-
-def public(text: str) -> str:
-    """Return a text without the options and passwords of URLs, which may contain keys."""
-    text = re.sub(r"(\w+://[^\s\"'?]*)\?[^\s\"']*", r"\1?...", text)
-    return re.sub(r"(\w+://)[^\s\"'/@]+@", r"\1...@", text)
 
 
 def differing(value: Any, default: Any = None, path: str = "") -> dict[str, Any]:
