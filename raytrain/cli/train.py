@@ -12,6 +12,7 @@ from raytrain.driver.observe import watched
 from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
+from raytrain.report import run_page
 from raytrain.report.console import Console
 from raytrain.run.run import Run
 
@@ -43,7 +44,7 @@ def trained(
         quiet: print nothing.
     """
     with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
-        return fit.train(value, options, observer, source, started)
+        return fit.train(value, options, observer, source, started, run_page.at_end)
 
 
 def resumed(
@@ -57,4 +58,4 @@ def resumed(
 ) -> Run:
     """Resume a run with a changed experiment; the other arguments are those of `trained`."""
     with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
-        return fit.resume(run, value, options, observer, started, correction)
+        return fit.resume(run, value, options, observer, started, correction, run_page.at_end)

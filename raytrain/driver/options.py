@@ -20,5 +20,7 @@ class Options:
     log: tuple[str, ...] = ()
     """Follow the run, or each trial, with tensorboard, csv or mlflow, besides the experiment's loggers. A resumed run
     keeps them."""
+    report: bool = True
+    """Write report.html into the directory at the end: see `raytrain report`. Trials have none."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""

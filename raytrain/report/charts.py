@@ -74,6 +74,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
+        """Return the place of a value."""
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         part = ((math.log(value) if self.log else value) - low) / ((high - low) or 1.0)
         return round(self.first + part * (self.last - self.first), 1)

@@ -99,7 +99,8 @@ class Console(Logger):
         show(self.console, f"{status}: ", ", ".join(self._facts(summary)), before_style=style)
         for one in copies.replaced(run.path):
             show(self.console, "", f"code replaced after step {one['step']:,}: {', '.join(one['changed'])}")
-        show(self.console, "", f"the run is {'in' if where == str(run.path) else 'at'} {where}")
+        page = ", with report.html" if (run.path / "report.html").is_file() else ""
+        show(self.console, "", f"the run is {'in' if where == str(run.path) else 'at'} {where}{page}")
         if status != "completed":
             show_next(self.console, [("raytrain", "resume", where)])
             return

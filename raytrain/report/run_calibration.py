@@ -30,10 +30,11 @@ def diagram(metric: ExpectedCalibrationError, sums: Mapping[str, np.ndarray]) ->
     for low, high, mean, right, count in zip(edges[:-1], edges[1:], confidence, accuracy, samples, strict=True):
         if not count:
             continue
+        tall = max(1.0, 40 * float(np.log1p(count) / np.log1p(most)))
         left, width = across(low) + 1, across(high) - across(low) - 2
         name = f"<title>confidence {low:.2f} to {high:.2f}: {right:.1%} right of {count:,.0f}</title>"
         drawn.append(_bar("d0", left, up(right), width, _BOTTOM - up(right), name))
-        drawn.append(_bar("d0 pale", left, _COUNTS - (tall := max(1, 40 * count / most)), width, tall, name))
+        drawn.append(_bar("d0 pale", left, _COUNTS - tall, width, tall, name))
         drawn.append(f'<path class="curve c1" d="M{left:g} {up(mean):g}h{width:g}"/>')
     label = f"Reliability diagram: accuracy by confidence; expected calibration error {value:.4f}"
     svg = f'<svg viewBox="0 0 {WIDTH} {_HEIGHT}" role="img" aria-label="{safe(label)}">{"".join(drawn)}</svg>'
@@ -45,7 +46,8 @@ def diagram(metric: ExpectedCalibrationError, sums: Mapping[str, np.ndarray]) ->
     return (
         f"<figure><h3>Reliability</h3>{svg}"
         f"<p>Expected calibration error <strong>{value:.4f}</strong> ({metric.bins} bins)</p>"
-        "<p class='muted'>Bars: share of right answers among the samples of each confidence, and below their number. "
+        "<p class='muted'>Bars: share of right answers among the samples of each confidence, and below their number, "
+        "on a logarithmic scale. "
         "Lines across the bars: the mean confidence. Where a bar ends below its line, the model is too sure.</p>"
         f"{numbers}</figure>\n"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raytrain.report.html import safe, scroll, table
+from raytrain.report.html import columns, safe, scroll, table
 
 _MOST_CELLS, _MOST_CLASSES, _MOST_PAIRS = 30, 1000, 20
 
@@ -19,11 +19,11 @@ def shown(result: dict[str, Any]) -> str:
         named = sorted(rows, key=lambda row: row["f1"])[:_MOST_CLASSES]
         more = f" (the {_MOST_CLASSES:,} of {len(rows):,} with the lowest f1)"
     whole = table(f"Per class{more}", list(rows[0]), [list(row.values()) for row in named])
-    return whole + (_confusion(result["confusion"], result["classes"]) if "confusion" in result else "")
+    return columns(whole, *(_confusion(result["confusion"], result["classes"]) if "confusion" in result else ()))
 
 
-def _confusion(counts: list[list[int]], classes: list[str]) -> str:
-    """Return the confusion matrix, and of many classes the pairs that are confused most."""
+def _confusion(counts: list[list[int]], classes: list[str]) -> tuple[str, ...]:
+    """Return the confusion matrix, if the classes are not many, and the pairs that are confused most."""
     mistakes = [
         (count, true, said)
         for true, row in enumerate(counts)
@@ -34,7 +34,7 @@ def _confusion(counts: list[list[int]], classes: list[str]) -> str:
     worst = [(classes[true], classes[said], count) for count, true, said in mistakes[:_MOST_PAIRS]]
     pairs = table("Most frequent mistakes", ("class", "predicted as", "samples"), worst) if worst else ""
     if len(classes) > _MOST_CELLS:
-        return pairs
+        return (pairs,)
     top = mistakes[0][0] if mistakes else 0
     head = "".join(f'<th scope="col" class="number">{safe(name)}</th>' for name in classes)
     body = ""
@@ -49,4 +49,4 @@ def _confusion(counts: list[list[int]], classes: list[str]) -> str:
         f'<table class="matrix"><caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
-    return scroll("Confusion matrix", whole) + pairs
+    return scroll("Confusion matrix", whole), pairs

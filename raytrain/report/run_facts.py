@@ -17,8 +17,8 @@ from raytrain.run.run import Run
 _MOST_CLASSES, _MOST_NODES = 12, 4
 
 
-def tables(run: Run) -> str:
-    """Return what a run was made of: its code, its data and the software and machine that it began on."""
+def tables(run: Run) -> list[str]:
+    """Return what a run was made of: tables of its code, its data, and the software and machine that it began on."""
     environment = known_json(run.path / "environment.json")
     parts = {
         "Code": [
@@ -32,10 +32,10 @@ def tables(run: Run) -> str:
             *_machine(environment.get("resources")),
         ],
     }
-    found = ""
+    found = []
     for title, facts in parts.items():
         known = [(name, public(str(value))) for name, value in facts if value not in (None, "")]
-        found += table(title, ("fact", "value"), known) if known else ""
+        found += [table(title, ("fact", "value"), known)] if known else []
     return found
 
 

@@ -6,22 +6,25 @@ import contextlib
 import dataclasses
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors
-from raytrain.checkpoint import layout
+from raytrain.checkpoint import layout, remote
 from raytrain.files import known_json, size
 from raytrain.report import run_evaluation, run_facts
 from raytrain.report.console import clock
-from raytrain.report.html import cell, details, figures, navigation, page, public, safe, scroll, section, table
+from raytrain.report.html import cell, columns, details, figures, navigation, page, public, safe, scroll, section, table
 from raytrain.report.run_curves import Rows, charts
-from raytrain.report.trials import number
+from raytrain.report.trials import cut, number
 from raytrain.run.run import Run
 from raytrain.tools.output import write_file
 
 _MOST_RUNS, _MOST_ROWS, _MOST_TEXT = 50, 500, 200_000
+_MOST_COLUMNS, _MOST_CELLS, _MOST_NAME = 100, 20_000, 60
+_AT_END = 2.0
+"""Most seconds of predictions at the end of a run."""
 _TITLES = {"seconds": "time of training", "samples_per_second": "samples/s", "peak_memory_bytes": "peak memory"}
 
 
@@ -47,6 +50,22 @@ def write(runs: Sequence[Run], out: Path | None = None, evaluate: bool = False) 
     return file
 
 
+def at_end(run: Run, say: Callable[[str], None]) -> None:
+    """Write the page of a run that has just ended into its directory, and at its URL. Predictions are
+    computed where they are quick on this machine's CPU, and a failure is one line.
+
+    Args:
+        say: is called with that line.
+    """
+    try:
+        quick = run.url is None and run.summary.get("device") == "cpu" and run.summary["status"] == "completed"
+        write_file(run.path / "report.html", single(run, _AT_END if quick else 0.0).encode())
+        if not remote.silence(run.path):
+            remote.conclude(run.path, "report.html")
+    except Exception as error:  # the run is good, whatever its page lacks
+        say(f"no report was written: {errors.one_line(str(error) or type(error).__name__)}")
+
+
 def single(run: Run, limit: float | None = run_evaluation.QUICK) -> str:
     """Return the page of one run.
 
@@ -67,7 +86,7 @@ def single(run: Run, limit: float | None = run_evaluation.QUICK) -> str:
 
 def comparison(runs: Sequence[Run]) -> str:
     """Return the page of several runs."""
-    names = _names(runs)
+    names = [cut(name, _MOST_NAME) for name in _names(runs)]
     rows = [Rows.of(run, name) for run, name in zip(runs, names, strict=True)]
     summaries = [run.summary for run in runs]
     monitors = list(dict.fromkeys(str(summary["monitor"]) for summary in summaries if "monitor" in summary))
@@ -138,8 +157,8 @@ def _fact(key: str, value: Any) -> Any:
 
 def _validations(rows: Rows) -> str:
     """Return the table of validations, with all digits."""
-    names = ("step", "epoch", "train_loss", *rows.metrics, "samples_per_second")
-    every = -(-len(rows.validations) // _MOST_ROWS) or 1
+    names = ("step", "epoch", "train_loss", *rows.metrics[:_MOST_COLUMNS], "samples_per_second")
+    every = -(-len(rows.validations) // min(_MOST_ROWS, _MOST_CELLS // len(names))) or 1
     pairs = list(zip(rows.validations, rows.seconds, strict=True))
     shown = [(*(row.get(name) for name in names), f"{at:.1f}") for row, at in [*pairs[:-1:every], *pairs[-1:]]]
     caption = "Validations" + (f" (one of {every})" if every > 1 else "")
@@ -150,8 +169,7 @@ def _experiment(run: Run) -> str:
     """Return what decided the run: what differs from defaults, the whole experiment, the data and the environment."""
     changed = [(path, _value(value)) for path, value in differing(run.experiment).items()]
     return (
-        table("Values that differ from the defaults", ("field", "value"), changed)
-        + run_facts.tables(run)
+        columns(table("Values that differ from the defaults", ("field", "value"), changed), *run_facts.tables(run))
         + _json("experiment.json", known_json(run.path / "experiment.json"))
         + _json("environment.json", known_json(run.path / "environment.json"))
     )
@@ -201,8 +219,8 @@ def differing(value: Any, default: Any = None, path: str = "") -> dict[str, Any]
 def _checkpoints(run: Run) -> str:
     """Return the table of the checkpoints that are kept on this machine."""
     marks = {which: known_json(run.path / f"{which}.json").get("checkpoint") for which in ("best", "last")}
-    rows = []
-    for name in layout.committed(run.checkpoints):
+    rows, found = [], layout.committed(run.checkpoints)
+    for name in found[-_MOST_ROWS:]:
         with contextlib.suppress(OSError):  # retention of a running run may remove it now
             is_what = ", ".join(which for which, marked in marks.items() if marked == name)
             rows.append((name, layout.step_of(name), size(layout.size_of(str(run.checkpoints / name))), is_what))

@@ -104,7 +104,7 @@ def test_the_tables_have_the_numbers_of_metrics_jsonl(tmp_path: Path) -> None:
             str(row[name]) for name in ("step", "train_loss", "val_accuracy")
         ]
     assert [row[-1] for row in page.tables["Validations"][1:]] == ["1.2", "2.5"]
-    assert ["git commit", "abc123"] in page.tables["Where it comes from"]
+    assert ["git commit", "abc123"] in page.tables["Code"]
     assert "0.7500" in page.texts and "1.0 GiB" in page.texts
 
 

@@ -32,6 +32,8 @@ class Resume:
     """Print the plan and stop."""
     log: tuple[str, ...] = ()
     """Follow the run with tensorboard, csv or mlflow, besides the experiment's loggers, from its first step on."""
+    report: bool = True
+    """Write report.html into the run's directory at its end: see `raytrain report`."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""
 
@@ -96,4 +98,5 @@ def resume(arguments: list[str]) -> tuple[Run, Experiment, Options, Correction |
 
     value, given = parse(command, arguments[1:], f"raytrain resume {path}", f"Resumes a run.\n\n{STRATEGY_HELP}")
     value = with_loggers(value, given.log)
-    return found, value, Options(address=given.address, dry_run=given.dry_run, verbose=given.verbose), correction
+    kept = Options(address=given.address, dry_run=given.dry_run, report=given.report, verbose=given.verbose)
+    return found, value, kept, correction
