@@ -174,8 +174,7 @@ def _run(
     """Start Ray, read the data, train, and report the end. An existing run stays unchanged until the workers start.
 
     Args:
-        kept: the experiment to save.
-        correction: the code to save, in place of the run's own.
+        kept, correction: the experiment to save, and the code to save in place of the run's own.
     """
     path, interrupted = run.path, False
     with Interrupts(path) as interrupts:
@@ -214,9 +213,7 @@ def _run(
             _summarise(path, planned, "failed", str(failure))
             raise failure from error
         finally:
-            _tidy(run, session)
-            if report and options.report and interrupts.saves and run.summary["status"] in ("completed", "failed"):
-                report(run, observer.note)
+            _tidy(run, session, report if options.report and interrupts.saves else None, observer)
         if run.summary["status"] == "unfinished":
             raise RunFailed("the workers ended without a summary", path, None)
         observer.finish(planned.info(run), run.summary)
@@ -225,11 +222,13 @@ def _run(
     return run
 
 
-def _tidy(run: Run, session: Session) -> None:
-    """Remove a request to stop, and leave in the logs what a person reads."""
+def _tidy(run: Run, session: Session, report: Report | None, observer: Logger) -> None:
+    """Remove a request to stop, leave in the logs what a person reads, and write the page of a run that has ended."""
     with contextlib.suppress(OSError):
         (run.path / "stop").unlink(missing_ok=True)
     session.keep_logs(run.path / "logs", run.summary["status"] not in ("completed", "interrupted"))
+    if report and run.summary["status"] in ("completed", "failed"):
+        report(run, observer.note)
 
 
 def _keep_traceback(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,18 +88,19 @@ def evaluate(
     strategy = Strategy(model, RankContext(0, 1, device))
     task = _Watched(e.task, watch) if watch and type(e.task).sums is Supervised.sums else e.task
     sums = add_up(task, strategy, loader, Precision(e.precision, device), e.micro_batch).reduce(device)
-    result: dict[str, Any] = {**e.task.results(sums)}
-    result |= {
-        "count": int(sums["count"]) if "count" in sums else len(index),
-        "split": split,
-        "checkpoint": path.name,
-        "skipped": reader.skipped,
-    } | ({"views": views} if tta else {})
+    facts = {"split": split, "checkpoint": path.name, "skipped": reader.skipped} | ({"views": views} if tta else {})
+    count = int(sums["count"]) if "count" in sums else len(index)
+    return {**e.task.results(sums), "count": count, **facts, **_by_class(e.task, sums, classes)}
+
+
+def _by_class(task: Task, sums: Mapping[str, np.ndarray], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the confusion matrix and the rows per class, of a task that has them."""
+    found: dict[str, Any] = {}
     if "confusion" in sums:
-        result |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
-    if table := e.task.per_class(sums, classes):
-        result["per_class"] = table
-    return result
+        found |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
+    if table := task.per_class(sums, classes):
+        found["per_class"] = table
+    return found
 
 
 class _Watched(Task):

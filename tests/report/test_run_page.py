@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,74 +13,11 @@ import numpy as np
 import pytest
 from playwright.sync_api import sync_playwright
 
-from raytrain import CNN, MNIST, SGD, Cosine, Experiment, Run, cli, errors
-from raytrain.report import html, run_classes, run_page
+from raytrain import MNIST, SGD, Cosine, Run, cli, errors
+from raytrain.report import html, run_evaluation, run_page
 from raytrain.report.run_curves import Rows, charts
+from tests.helpers.pages import BASE, HOSTILE, Page, a_run
 from tests.helpers.ranks import new_run
-
-HOSTILE = "<script>alert(1)</script>&\"'"
-BASE = Experiment(model=CNN(), data=MNIST(root="data"), optimizer=SGD(lr=0.1), epochs=2)
-VOID = {"meta", "link", "path", "circle", "br"}
-
-
-class Page(HTMLParser):
-    """The tables, texts and tags of a page; fails where tags do not match."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self.texts: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open, self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag == "table":
-            self.rows: list[list[str]] = []
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-        if "caption" in self.open:
-            self.tables[data] = self.rows
-        elif self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
-
-
-def a_run(folder: Path, experiment: Experiment = BASE, epochs: int = 2, steps: int = 5) -> Run:
-    """A run directory as a training leaves it, of made-up figures."""
-    path, rows, random = new_run(folder, experiment), [], np.random.default_rng(steps)
-    for epoch in range(1, epochs + 1):
-        for step in range((epoch - 1) * steps + 1, epoch * steps + 1):
-            loss = None if step == 2 else float(random.random())
-            rows.append({"kind": "step", "step": step, "epoch": epoch, "loss": loss, "lr": 0.1 / step})
-        seen = {name: float(random.random()) for name in ("train_loss", "val_loss", "val_accuracy")}
-        rows.append({"kind": "epoch", "epoch": epoch, "step": epoch * steps, **seen, "samples_per_second": 9.5})
-        rows[-1]["seconds"] = 1.25
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary = {
-        "status": "completed",
-        "monitor": "val_accuracy",
-        "val_accuracy": 0.75,
-        "best_epoch": 2,
-        "epochs": epochs,
-    }
-    summary |= {"steps": epochs * steps, "seconds": 2.5, "samples_per_second": 9.5, "peak_memory_bytes": 2**30}
-    (path / "summary.json").write_text(json.dumps(summary | {"workers": 1, "device": "cpu"}))
-    (path / "environment.json").write_text(json.dumps({"git_commit": "abc123", "data_fingerprint": {"val": "f00d"}}))
-    return Run(path)
 
 
 def rows_of(run: Run, kind: str) -> list[dict]:
@@ -169,15 +105,15 @@ def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
 def test_classes_are_shown_or_the_page_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run(tmp_path / "one")
     text = run_page.single(run)
-    assert "Not computed" in text and "--evaluate" in text and "<h2>Classes" in text  # there is no data
+    assert "Not computed" in text and "--evaluate" in text and "<h2>Validation" in text  # there is no data
     result = {"checkpoint": "step_00000010", "count": 10, "classes": ["a", "<b>"], "confusion": [[4, 1], [2, 3]]}
     result["per_class"] = [{"class": name, "f1": 0.5} for name in ("a", "<b>")]
     asked: list[bool] = []
-    monkeypatch.setattr(run_classes.inference, "evaluate", lambda run: asked.append(True) or result)
-    monkeypatch.setattr(run_classes, "checked_indices", lambda data: {"val": range(10_000)})
+    monkeypatch.setattr(run_evaluation.inference, "evaluate", lambda run, watch: asked.append(True) or result)
+    monkeypatch.setattr(run_evaluation, "checked_indices", lambda data: {"val": range(10_000)})
     text = run_page.single(run)  # 10,000 samples at 9.5 a second
     assert "it takes about 1,053 s" in text and not asked
-    page = Page(run_page.single(run, evaluate=True))
+    page = Page(run_page.single(run, limit=None))
     matrix = next(rows for caption, rows in page.tables.items() if caption.startswith("Confusion matrix"))
     assert matrix == [["", "a", "<b>"], ["a", "4", "1"], ["<b>", "2", "3"]]
     assert page.tables["Most frequent mistakes"][1:] == [["<b>", "a", "2"], ["a", "<b>", "1"]]
