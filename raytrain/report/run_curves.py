@@ -83,7 +83,7 @@ def charts(runs: Sequence[Rows]) -> str:
             label = f"{said}{extra}" if len(runs) == 1 else f"{rows.name}{f': {said}{extra}' if said else ''}"
             if any(value is not None for _, value in points):
                 dashed = place // 6
-                found.append(Curve(label, points, place, dashed, dots=not mean and len(points) <= 60))
+                found.append(Curve(label, points, place, dashed, dots=not mean and name != "lr" and len(points) <= 60))
         return found
 
     losses = curves(lambda rows: rows.steps, "loss", "training", True)

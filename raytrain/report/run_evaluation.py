@@ -193,7 +193,7 @@ class _Seen:
             shares = output.softmax(0)
             best, label = int(shares.argmax()), int(wanted)
             answer = f"{classes[label]}, taken for {classes[best]}" if best != label else f"{classes[label]}, right"
-            facts = (("p of the answer", f"{shares[best]:.4f}"), ("p of the label", f"{shares[label]:.4f}"))
+            facts = (("p(answer)", f"{shares[best]:.4f}"), ("p(label)", f"{shares[label]:.4f}"))
         elif isinstance(self.task, Segmentation):
             counted = wanted >= 0
             right = ((output == wanted) & counted).sum() / counted.sum().clamp_min(1)

@@ -23,7 +23,7 @@ from raytrain.tools.output import write_file
 
 _MOST_RUNS, _MOST_ROWS, _MOST_TEXT = 50, 500, 200_000
 _MOST_COLUMNS, _MOST_CELLS, _MOST_NAME = 100, 20_000, 60
-_AT_END = 2.0
+_AT_END = 1.0
 """Most seconds of predictions at the end of a run."""
 _TITLES = {"seconds": "time of training", "samples_per_second": "samples/s", "peak_memory_bytes": "peak memory"}
 

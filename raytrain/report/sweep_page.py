@@ -149,7 +149,7 @@ def _trials(results: Results, ranked: Sequence[Trial]) -> str:
     heads = ("trial", "status", *names, *(axis.name for axis in results.axes), "done")
     heads += (*(UNITS.get(name, name) for name in shown), "error")
     values = range(2 + len(names), 2 + len(names) + len(results.axes))
-    numeric = {at for at, axis in zip(values, results.axes, strict=True) if axis.levels is None}
+    numeric = {at for at, axis in zip(values, results.axes, strict=True) if all(map(_is_number, axis.levels or ()))}
     numeric |= {*range(2, 2 + len(names)), *range(values.stop, values.stop + 1 + len(shown))}
     if not any(trial.error for trial in ranked):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
@@ -157,6 +157,14 @@ def _trials(results: Results, ranked: Sequence[Trial]) -> str:
     return table(
         f"Trials, the best first{f' ({left:,} more are in trials.csv)' if left else ''}", heads, rows, right=numeric
     )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(value: Any) -> str:
