@@ -68,7 +68,7 @@ pre{background:var(--panel);padding:.75rem;border-radius:.4rem;margin:.5rem 0;fo
 .matrix td,.matrix th{padding:.2rem .5rem;min-width:2.5rem}.matrix .hit{font-weight:700;background:var(--panel)}
 .matrix .miss{box-shadow:inset 0 0 0 2px var(--warn)}
 .samples{list-style:none;padding:0;margin:.5rem 0;display:grid;gap:.75rem;
-grid-template-columns:repeat(auto-fill,minmax(min(100%,9rem),1fr))}
+grid-template-columns:repeat(auto-fill,minmax(min(100%,10rem),1fr))}
 .samples li{background:var(--panel);border-radius:.4rem;padding:.75rem;min-width:0;font-size:.85rem}
 .samples img{display:block;width:100%;height:9rem;object-fit:contain;margin-bottom:.5rem;background:var(--ground)}
 .samples.wide img{height:14rem}
@@ -156,8 +156,10 @@ def table(
             for place, value in enumerate(row[1:], 1)
         ]
         body.append(f'<tr><th scope="row">{safe(_cut(cell(row[0], exact)))}</th>{"".join(cells)}</tr>')
-    right = ' class="number"'
-    head = "".join(f'<th scope="col"{right if n in numeric else ""}>{safe(name)}</th>' for n, name in enumerate(names))
+    aligned = ' class="number"'
+    head = "".join(
+        f'<th scope="col"{aligned if n in numeric else ""}>{safe(name)}</th>' for n, name in enumerate(names)
+    )
     whole = f"<table><caption>{safe(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
     return scroll(caption, f"{whole}</table>")
 

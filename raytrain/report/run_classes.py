@@ -44,9 +44,9 @@ def _confusion(counts: list[list[int]], classes: list[str]) -> tuple[str, ...]:
             mark = " hit" if true == said else " miss" if count and 2 * count > top else ""
             cells += f'<td class="number{mark}">{count:,}</td>'
         body += f'<tr><th scope="row">{safe(classes[true])}</th>{cells}</tr>'
-    caption = "Confusion matrix: rows are the true classes, columns the predicted ones; framed: the largest mistakes"
+    said = "Rows: the true classes. Columns: the predicted ones. Framed: the largest mistakes."
     whole = (
-        f'<table class="matrix"><caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>'
+        f'<table class="matrix"><caption>Confusion matrix</caption><thead><tr><td></td>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
-    return scroll("Confusion matrix", whole), pairs
+    return f"<div>{scroll('Confusion matrix', whole)}<p class='muted'>{said}</p></div>", pairs

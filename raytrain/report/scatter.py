@@ -54,8 +54,8 @@ def scatter(
     if not points:
         return ""
     ys = [point.y for point in points]
+    low, high = _span([*ys, *(point.x for point in points)])
     if equal:
-        low, high = _span([*ys, *(point.x for point in points)])
         across, up = Scale(low, high, LEFT, WIDTH - RIGHT), Scale(low, high, HEIGHT - BOTTOM, TOP)
     else:
         across, up = _across(points, names, log), Scale(*_span(ys), HEIGHT - BOTTOM, TOP)

@@ -83,14 +83,14 @@ def _objectives(results: Results, ranked: Sequence[Trial]) -> str:
         title = f"{objective.name} over trials"
         found += scatter(title, "trial", objective.name, points, steps=steps, what="which", note=note)
     if len(results.objectives) == 2:
-        names = [objective.name for objective in results.objectives]
+        first, second = (objective.name for objective in results.objectives)
         both = [(trial, [value for value in trial.objective if value is not None]) for trial in counted]
         points = [
-            Point(*values, f"trial {trial.number}", trial.number in results.marked)
+            Point(values[0], values[1], f"trial {trial.number}", trial.number in results.marked)
             for trial, values in both
             if len(values) == 2
         ]
-        found += scatter("Both objectives", *names, points, what="which", note="Large: the Pareto front.")
+        found += scatter("Both objectives", first, second, points, what="which", note="Large: the Pareto front.")
     return found
 
 
