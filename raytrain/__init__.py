@@ -267,6 +267,7 @@ def train(
     address: str | None = None,
     loggers: Sequence[Logger] = (),
     quiet: bool = False,
+    report: bool = True,
     verbose: bool = False,
 ) -> Run:
     """Train an experiment, as `raytrain train` does.
@@ -279,6 +280,7 @@ def train(
         loggers: follow the run besides the experiment's loggers. `raytrain resume` calls the experiment's loggers
             again, but not these.
         quiet: print nothing.
+        report: write report.html at the end.
         verbose: show Ray's own messages.
 
     Returns:
@@ -292,7 +294,7 @@ def train(
     started = time.time()
     _refuse_while_loading()
     command, _ = _commands()
-    options = command.Options(out, name, address, verbose=verbose)
+    options = command.Options(out, name, address, report=report, verbose=verbose)
     run = command.trained(experiment, options, _source(experiment), started, loggers, quiet)
     assert run is not None
     return run
@@ -305,6 +307,7 @@ def resume(
     address: str | None = None,
     loggers: Sequence[Logger] = (),
     quiet: bool = False,
+    report: bool = True,
     verbose: bool = False,
     **changes: object,
 ) -> Run:
@@ -328,7 +331,7 @@ def resume(
     value = correction.experiment if correction else run.experiment
     for path, change in changes.items():
         value = _config.replace(value, path, change)
-    options = command.Options(address=address, verbose=verbose)
+    options = command.Options(address=address, report=report, verbose=verbose)
     return command.resumed(run, value, options, correction, started, loggers, quiet)
 
 
@@ -340,6 +343,7 @@ def sweep(
     address: str | None = None,
     loggers: Sequence[Logger] = (),
     quiet: bool = False,
+    report: bool = True,
     verbose: bool = False,
 ) -> SweepRun:
     """Run a sweep, as `raytrain sweep` does.
@@ -351,6 +355,7 @@ def sweep(
         address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
         loggers: follow the sweep as a whole; the experiment's loggers follow each trial.
         quiet: print nothing.
+        report: write report.html at the end.
         verbose: show Ray's own messages.
 
     Returns:
@@ -363,7 +368,7 @@ def sweep(
     started = time.time()
     _refuse_while_loading()
     _, command = _commands()
-    options = command.Options(out, name, address, verbose=verbose)
+    options = command.Options(out, name, address, report=report, verbose=verbose)
     done = command.swept(value, options, _source(value.experiment), started, loggers, quiet)
     assert done is not None
     return done

@@ -203,12 +203,12 @@ def newest(path: Path) -> str:
         return ""
 
 
-def conclude(path: Path) -> None:
-    """Upload the driver's summary of a run whose workers wrote none."""
+def conclude(path: Path, name: str = "summary.json") -> None:
+    """Upload a file that the driver writes at the end: the summary of a run whose workers wrote none, or a report."""
     url = url_of(path)
     if url is not None:
         with contextlib.suppress(OSError, errors.UserError):
-            Storage(url).write("summary.json", path / "summary.json")
+            Storage(url).write(name, path / name)
 
 
 def at_work(url: str) -> tuple[Storage, Path]:

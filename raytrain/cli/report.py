@@ -11,7 +11,7 @@ from raytrain.run.run import Run
 
 
 def report(places: list[str], out: Path | None, evaluate: bool) -> None:
-    """Write the page of runs; or print a sweep's table, and write its trials.csv and plots again."""
+    """Write the page of runs; or print a sweep's table, and write its page, trials.csv and plots again."""
     first = Path(places[0])
     if len(places) == 1 and not location.is_url(places[0]) and (first / "sweep.json").exists():
         if out or evaluate:

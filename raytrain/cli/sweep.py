@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from raytrain.cli.started import command_started
 from raytrain.driver.observe import watched
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
+from raytrain.report import sweep_page
 from raytrain.report.sweep import Table, write_files
 from raytrain.sweep import Sweep, driver
 from raytrain.sweep.sweep_run import SweepRun
@@ -31,7 +33,18 @@ def swept(
         quiet: print nothing.
     """
     with watched(Logger() if quiet else Table(), loggers) as observer:
-        return driver.sweep(wanted, options, observer, source, started, write_files)
+        return driver.sweep(wanted, options, observer, source, started, _files(options, observer))
+
+
+def _files(options: Options, observer: Logger) -> Callable[[Path, dict[str, Any]], None]:
+    """Return what writes the files of a sweep that has ended."""
+
+    def write(path: Path, answer: dict[str, Any]) -> None:
+        write_files(path, answer)
+        if options.report:
+            sweep_page.at_end(path, answer, observer.note)
+
+    return write
 
 
 def folds(path: Path, wanted: Sweep, options: Options, source: Path | None) -> None:
@@ -48,4 +61,4 @@ def sweep(path: Path, wanted: Sweep, options: Options, source: Path | None) -> N
         swept(wanted, options, source, command_started())
         return
     with watched(Table()) as observer:
-        driver.resume(path, wanted, options, observer, command_started(), write_files)
+        driver.resume(path, wanted, options, observer, command_started(), _files(options, observer))

@@ -12,6 +12,7 @@ from raytrain.driver.observe import watched
 from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
+from raytrain.report import run_page
 from raytrain.report.console import Console
 from raytrain.report.profile import show_profile
 from raytrain.run.run import Run
@@ -46,7 +47,7 @@ def trained(
         profiled: the experiment that a profile is about, if not this one.
     """
     with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
-        run = fit.train(value, options, observer, source, started)
+        run = fit.train(value, options, observer, source, started, run_page.at_end)
     if run and options.profile and not quiet:
         show_profile(run, profiled or value)
     return run
@@ -63,7 +64,7 @@ def resumed(
 ) -> Run:
     """Resume a run with a changed experiment; the other arguments are those of `trained`."""
     with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
-        run = fit.resume(run, value, options, observer, started, correction)
+        run = fit.resume(run, value, options, observer, started, correction, run_page.at_end)
     if options.profile and not options.dry_run:
         show_profile(run, value)
     return run

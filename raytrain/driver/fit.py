@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,18 +38,26 @@ from raytrain.run.metrics_log import read_metrics
 from raytrain.run.run import Run
 from raytrain.user_code import places, sources
 
+Report = Callable[[Run, Callable[[str], None]], None]
+"""Writes the page of a run that has ended; it is called with the run and with what prints a line."""
 _ASIDE = ".*.*.[0-9]*"
 """Files that a killed command was writing."""
 
 
 def train(
-    value: Experiment, options: Options, observer: Logger, source: Path | None, command_started: float
+    value: Experiment,
+    options: Options,
+    observer: Logger,
+    source: Path | None,
+    command_started: float,
+    report: Report | None = None,
 ) -> Run | None:
     """Train an experiment in a new run directory.
 
     Args:
         source: the Python file that the experiment came from, of which the run keeps a copy.
         command_started: Unix time at which the user's command began.
+        report: called when the run has completed or failed, if the options want a report.
 
     Returns:
         The run, or None after a dry run.
@@ -84,7 +92,7 @@ def train(
             observer.planned(planned.lines())
             try:
                 remote.publish(path)
-                return _run(Run(path), planned, kept, session, options, observer, command_started)
+                return _run(Run(path), planned, kept, session, options, observer, command_started, report)
             except errors.UserError:  # found while the data was read, before training
                 discard(path)
                 raise
@@ -97,12 +105,14 @@ def resume(
     observer: Logger,
     command_started: float,
     correction: Correction | None = None,
+    report: Report | None = None,
 ) -> Run:
     """Resume a run from its newest checkpoint.
 
     Args:
         value: the run's experiment, perhaps with other epochs, steps, scaling, checkpoint or data.root.
         correction: the code to go on with, in place of the run's own; `value` has its classes.
+        report: as for `train`.
 
     Raises:
         UserError: it is complete or still running, its data has changed, or `value` or the code changes what must stay.
@@ -126,7 +136,7 @@ def resume(
             if options.dry_run:
                 return run
             kept = with_threads(value, planned)
-            return _run(run, planned, kept, session, options, observer, command_started, correction)
+            return _run(run, planned, kept, session, options, observer, command_started, report, correction)
 
 
 @contextlib.contextmanager
@@ -158,13 +168,13 @@ def _run(
     options: Options,
     observer: Logger,
     command_started: float,
+    report: Report | None,
     correction: Correction | None = None,
 ) -> Run:
     """Start Ray, read the data, train, and report the end. An existing run stays unchanged until the workers start.
 
     Args:
-        kept: the experiment to save.
-        correction: the code to save, in place of the run's own.
+        kept, correction: the experiment to save, and the code to save in place of the run's own.
     """
     path, interrupted = run.path, False
     with Interrupts(path) as interrupts:
@@ -203,7 +213,7 @@ def _run(
             _summarise(path, planned, "failed", str(failure))
             raise failure from error
         finally:
-            _tidy(run, session)
+            _tidy(run, session, report if options.report and interrupts.saves else None, observer)
         if run.summary["status"] == "unfinished":
             raise RunFailed("the workers ended without a summary", path, None)
         observer.finish(planned.info(run), run.summary)
@@ -212,11 +222,13 @@ def _run(
     return run
 
 
-def _tidy(run: Run, session: Session) -> None:
-    """Remove a request to stop, and leave in the logs what a person reads."""
+def _tidy(run: Run, session: Session, report: Report | None, observer: Logger) -> None:
+    """Remove a request to stop, leave in the logs what a person reads, and write the page of a run that has ended."""
     with contextlib.suppress(OSError):
         (run.path / "stop").unlink(missing_ok=True)
     session.keep_logs(run.path / "logs", run.summary["status"] not in ("completed", "interrupted"))
+    if report and run.summary["status"] in ("completed", "failed"):
+        report(run, observer.note)
 
 
 def _keep_traceback(path: Path) -> None:

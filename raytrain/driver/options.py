@@ -27,5 +27,7 @@ class Options:
     sweep. The run's results stay the same."""
     profile_steps: tyro.conf.Suppress[int] = 20
     """Steps to trace."""
+    report: bool = True
+    """Write report.html into the directory at the end: see `raytrain report`. Trials have none."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from raytrain.report.html import CURVES_LIGHT, cell, details, safe, table
 
-_WIDTH, _HEIGHT = 480, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 42, 44
+WIDTH, HEIGHT = 480, 270
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 42, 44
 _LOG_RATIO = 30
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
@@ -46,26 +46,26 @@ def chart(title: str, y: str, x: str, curves: Sequence[Curve], per_epoch: float 
         return ""
     values = [value for _, value in finite]
     log = min(values) > 0 and max(values) / min(values) > _LOG_RATIO and "loss" in y
-    across = _Scale(0.0, max(at for at, _ in finite) or 1.0, _LEFT, _WIDTH - _RIGHT)
+    across = Scale(0.0, max(at for at, _ in finite) or 1.0, LEFT, WIDTH - RIGHT)
     low, high = min(values), max(values)
     margin = (high - low) * 0.05 or abs(high) * 0.05 or 0.5
     if log:
-        up = _Scale(low / 1.1, high * 1.1, _HEIGHT - _BOTTOM, _TOP, log=True)
+        up = Scale(low / 1.1, high * 1.1, HEIGHT - BOTTOM, TOP, log=True)
     else:
-        up = _Scale(0.0 if low >= 0 and low < margin * 4 else low - margin, high + margin, _HEIGHT - _BOTTOM, _TOP)
-    drawn = [*_grid(across, up, x, f"{y}{' (log scale)' if log else ''}", per_epoch)]
+        up = Scale(0.0 if low >= 0 and low < margin * 4 else low - margin, high + margin, HEIGHT - BOTTOM, TOP)
+    drawn = [*grid(across, up, x, f"{y}{' (log scale)' if log else ''}", per_epoch)]
     for curve in curves:
         drawn += _drawn(curve, across, up)
     label = f"{title}: {', '.join(curve.name for curve in curves)}, by {x}"
-    svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{safe(label)}">{"".join(drawn)}</svg>'
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{safe(label)}">{"".join(drawn)}</svg>'
     rows = [(curve.name, at, value) for curve in curves for at, value in curve.points]
     numbers = details("Data", table(title, ("curve", x, y), rows, exact=True))
     return f"<figure><h3>{safe(title)}</h3>{svg}{_legend(curves)}{numbers}</figure>\n"
 
 
 @dataclass(frozen=True)
-class _Scale:
-    """Places of values on an axis."""
+class Scale:
+    """Places of values on an axis: `low` and `high` are at `first` and `last`."""
 
     low: float
     high: float
@@ -74,6 +74,7 @@ class _Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
+        """Return the place of a value."""
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         part = ((math.log(value) if self.log else value) - low) / ((high - low) or 1.0)
         return round(self.first + part * (self.last - self.first), 1)
@@ -92,27 +93,38 @@ class _Scale:
         return [number * step for number in range(first, last + 1)]
 
 
-def _grid(across: _Scale, up: _Scale, x: str, y: str, per_epoch: float | None) -> list[str]:
-    """Return the axes with their ticks and labels."""
-    bottom, found = _HEIGHT - _BOTTOM, []
+def grid(
+    across: Scale,
+    up: Scale,
+    x: str,
+    y: str,
+    per_epoch: float | None = None,
+    named: Sequence[tuple[float, str]] = (),
+) -> list[str]:
+    """Return the axes with their ticks and labels.
+
+    Args:
+        named: places on the horizontal axis with their names, in place of numbers.
+    """
+    bottom, found = HEIGHT - BOTTOM, []
     for value in up.ticks(5):
         place = up(value)
-        found.append(f'<path class="grid" d="M{_LEFT} {place}H{_WIDTH - _RIGHT}"/>')
-        found.append(f'<text x="{_LEFT - 6}" y="{place + 4:g}" text-anchor="end">{_short(value)}</text>')
-    for value in across.ticks(4):
-        found.append(f'<text x="{across(value)}" y="{bottom + 17}" text-anchor="middle">{_short(value)}</text>')
-    found.append(f'<text x="{(_LEFT + _WIDTH) / 2:g}" y="{_HEIGHT - 6}" text-anchor="middle">{safe(x)}</text>')
+        found.append(f'<path class="grid" d="M{LEFT} {place}H{WIDTH - RIGHT}"/>')
+        found.append(f'<text x="{LEFT - 6}" y="{place + 4:g}" text-anchor="end">{short(value)}</text>')
+    for value, text in named or [(value, short(value)) for value in across.ticks(4)]:
+        found.append(f'<text x="{across(value)}" y="{bottom + 17}" text-anchor="middle">{safe(text)}</text>')
+    found.append(f'<text x="{(LEFT + WIDTH) / 2:g}" y="{HEIGHT - 6}" text-anchor="middle">{safe(x)}</text>')
     found.append(f'<text x="4" y="13">{safe(y)}</text>')
     if per_epoch:
-        above = _Scale(0.0, across.high / per_epoch, _LEFT, _WIDTH - _RIGHT)
-        found.append(f'<text x="{_WIDTH - _RIGHT}" y="13" text-anchor="end">epochs</text>')
+        above = Scale(0.0, across.high / per_epoch, LEFT, WIDTH - RIGHT)
+        found.append(f'<text x="{WIDTH - RIGHT}" y="13" text-anchor="end">epochs</text>')
         for value in above.ticks(4):
-            found.append(f'<text x="{above(value)}" y="{_TOP - 10}" text-anchor="middle">{_short(value)}</text>')
-            found.append(f'<path class="grid" d="M{above(value)} {_TOP - 6}V{bottom}"/>')
+            found.append(f'<text x="{above(value)}" y="{TOP - 10}" text-anchor="middle">{short(value)}</text>')
+            found.append(f'<path class="grid" d="M{above(value)} {TOP - 6}V{bottom}"/>')
     return found
 
 
-def _drawn(curve: Curve, across: _Scale, up: _Scale) -> list[str]:
+def _drawn(curve: Curve, across: Scale, up: Scale) -> list[str]:
     number, found = curve.colour % len(CURVES_LIGHT), []
     for known, group in itertools.groupby(curve.points, lambda point: point[1] is not None):
         places = [(across(at), up(value), at, value) for at, value in group if value is not None]
@@ -144,7 +156,8 @@ def _dash(curve: Curve) -> str:
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """Return the label of a tick."""
     if abs(value) >= 1e6 or 0 < abs(value) < 1e-4:
         return f"{value:.3g}"
     return f"{round(value, 10):,.10g}" if abs(value) < 1e4 else f"{value:,.0f}"

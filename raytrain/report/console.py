@@ -102,7 +102,8 @@ class Console(Logger):
             show(self.console, "", f"code replaced after step {one['step']:,}: {', '.join(one['changed'])}")
         if slow := run_time.line(summary, run.experiment):
             show(self.console, "", slow)
-        show(self.console, "", f"the run is {'in' if where == str(run.path) else 'at'} {where}")
+        page = ", with report.html" if (run.path / "report.html").is_file() else ""
+        show(self.console, "", f"the run is {'in' if where == str(run.path) else 'at'} {where}{page}")
         if status != "completed":
             show_next(self.console, [("raytrain", "resume", where)])
             return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 LIGHT = {
@@ -32,6 +33,9 @@ CURVES_LIGHT = ("#0b5fa5", "#b03a00", "#14692f", "#7a35b0", "#7a5600", "#a3195b"
 CURVES_DARK = ("#7dbcf5", "#ff9d6b", "#74d391", "#cba6f7", "#e3c04f", "#f58fb8")
 """The colours of curves in each theme, with the same contrast."""
 
+_LONGEST = 600
+"""Characters of a table's cell."""
+
 _STYLE = """
 *{box-sizing:border-box}
 body{margin:0 auto;padding:1rem;max-width:75rem;background:var(--ground);color:var(--ink);
@@ -48,6 +52,8 @@ nav{display:flex;flex-wrap:wrap;gap:.25rem 1rem}
 figure{margin:0;background:var(--panel);border-radius:.4rem;padding:.75rem;min-width:0}
 svg{display:block;width:100%;height:auto}
 svg text{fill:var(--muted);font:12px system-ui,sans-serif}
+svg .rule{stroke:var(--muted);stroke-width:1.5;stroke-dasharray:5 4;fill:none}
+svg .dots{fill:none;stroke-width:4.5;stroke-linecap:round;stroke-opacity:.55}svg .pale{fill-opacity:.45}
 svg .grid{stroke:var(--line);stroke-width:1}svg .curve{fill:none;stroke-width:2;stroke-linejoin:round}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin:.25rem 0;padding:0;font-size:.9rem}
 .legend svg{display:inline-block;width:2rem;height:.75rem;vertical-align:middle;margin-right:.4rem}
@@ -61,6 +67,16 @@ td,th{overflow-wrap:break-word}td{min-width:3.5rem;max-width:32rem}
 pre{background:var(--panel);padding:.75rem;border-radius:.4rem;margin:.5rem 0;font-size:.85rem;overflow-wrap:normal}
 .matrix td,.matrix th{padding:.2rem .5rem;min-width:2.5rem}.matrix .hit{font-weight:700;background:var(--panel)}
 .matrix .miss{box-shadow:inset 0 0 0 2px var(--warn)}
+.samples{list-style:none;padding:0;margin:.5rem 0;display:grid;gap:.75rem;
+grid-template-columns:repeat(auto-fill,minmax(min(100%,10rem),1fr))}
+.samples li{background:var(--panel);border-radius:.4rem;padding:.75rem;min-width:0;font-size:.85rem}
+.samples img{display:block;width:100%;height:9rem;object-fit:contain;margin-bottom:.5rem;background:var(--ground)}
+.samples.wide img{height:14rem}
+.samples .small{image-rendering:pixelated}.samples strong{font-size:.95rem}
+.samples.wide{grid-template-columns:repeat(auto-fill,minmax(min(100%,27rem),1fr))}
+.columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,27rem),1fr));gap:0 2rem;align-items:start}
+.columns>*{min-width:0}
+td,th,dd,li,strong,figcaption,h1,caption{unicode-bidi:isolate}
 @media(max-width:600px){svg text{font-size:15px}.legend{font-size:.85rem}}
 @media print{.scroll{max-height:none}}
 """
@@ -71,6 +87,12 @@ def safe(value: object) -> str:
     escape."""
     text = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in str(value))
     return html.escape(text)
+
+
+def public(text: str) -> str:
+    """Return a text without the options and passwords of URLs, which may contain keys."""
+    text = re.sub(r"(\w+://[^\s\"'?]*)\?[^\s\"']*", r"\1?...", text)
+    return re.sub(r"(\w+://)[^\s\"'/@]+@", r"\1...@", text)
 
 
 def page(title: str, body: str) -> str:
@@ -101,6 +123,11 @@ def navigation(parts: Iterable[tuple[str, str, str]]) -> str:
     return f"<nav aria-label='Sections'>{links}</nav>"
 
 
+def columns(*parts: str) -> str:
+    """Return tables beside each other, where there is room."""
+    return f'<div class="columns">{"".join(parts)}</div>'
+
+
 def details(title: str, content: str) -> str:
     """Return content that is shown when it is opened."""
     return f"<details><summary>{safe(title)}</summary>{content}</details>"
@@ -111,20 +138,28 @@ def scroll(name: str, content: str) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{safe(name)}">{content}</div>'
 
 
-def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[Any]], exact: bool = False) -> str:
+def table(
+    caption: str, names: Sequence[str], rows: Iterable[Sequence[Any]], exact: bool = False, right: Collection[int] = ()
+) -> str:
     """Return a table; the first cell of each row is its heading.
 
     Args:
         exact: write floats with all their digits, as in metrics.jsonl.
+        right: the columns, counted from 0, of texts that end in numbers; numbers are aligned right as they are.
     """
-    numeric: set[int] = set()
+    numeric = {*right}
     body = []
     for row in rows:
         numeric |= {place for place, value in enumerate(row) if place and _is_number(value)}
-        cells = [f"<td{_right(value)}>{safe(cell(value, exact))}</td>" for value in row[1:]]
-        body.append(f'<tr><th scope="row">{safe(cell(row[0], exact))}</th>{"".join(cells)}</tr>')
-    right = ' class="number"'
-    head = "".join(f'<th scope="col"{right if n in numeric else ""}>{safe(name)}</th>' for n, name in enumerate(names))
+        cells = [
+            f"<td{_right(value, place in right)}>{safe(_cut(cell(value, exact)))}</td>"
+            for place, value in enumerate(row[1:], 1)
+        ]
+        body.append(f'<tr><th scope="row">{safe(_cut(cell(row[0], exact)))}</th>{"".join(cells)}</tr>')
+    aligned = ' class="number"'
+    head = "".join(
+        f'<th scope="col"{aligned if n in numeric else ""}>{safe(name)}</th>' for n, name in enumerate(names)
+    )
     whole = f"<table><caption>{safe(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
     return scroll(caption, f"{whole}</table>")
 
@@ -148,8 +183,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _right(value: Any) -> str:
-    return ' class="number"' if _is_number(value) or value is None else ""
+def _right(value: Any, wanted: bool) -> str:
+    return ' class="number"' if wanted or _is_number(value) or value is None else ""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _colours(named: Mapping[str, str], curves: Sequence[str]) -> str:

@@ -9,12 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from raytrain.report.charts import Curve, chart
-from raytrain.report.trials import number
+from raytrain.report.html import safe
+from raytrain.report.trials import cut, number
 from raytrain.run.metrics_log import VALIDATED, read_metrics, seconds_at
 from raytrain.run.run import Run
 
-_POINTS, _ALL_POINTS = 300, 3000
-"""The most points of a curve, and of all curves of a chart."""
+_POINTS, _ALL_POINTS, _PAGE_POINTS = 300, 3000, 15_000
+"""The most points of a curve, of all curves of a chart, and of a page."""
+_MOST_CHARTS = 40
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ def charts(runs: Sequence[Rows]) -> str:
     by_epochs = len(lengths) > 1 and None not in lengths
     x = "epochs" if by_epochs else "steps"
     kinds = 2 if len(runs) > 1 else 1
-    most = max(16, min(_POINTS, _ALL_POINTS // (kinds * len(runs))))
+    names = list(dict.fromkeys(name for rows in runs for name in rows.metrics if name != "val_loss"))
+    left, names = names[_MOST_CHARTS:], names[:_MOST_CHARTS]
+    drawable = (len(names) + 3) * len(runs)
+    most = max(6, min(_POINTS, _ALL_POINTS // (kinds * len(runs)), _PAGE_POINTS // drawable))
 
     def curves(rows_of: Callable[[Rows], Iterable[dict[str, Any]]], name: str, said: str, mean: bool) -> list[Curve]:
         found = []
@@ -78,7 +83,7 @@ def charts(runs: Sequence[Rows]) -> str:
             label = f"{said}{extra}" if len(runs) == 1 else f"{rows.name}{f': {said}{extra}' if said else ''}"
             if any(value is not None for _, value in points):
                 dashed = place // 6
-                found.append(Curve(label, points, place, dashed, dots=not mean and len(points) <= 60))
+                found.append(Curve(label, points, place, dashed, dots=not mean and name != "lr" and len(points) <= 60))
         return found
 
     losses = curves(lambda rows: rows.steps, "loss", "training", True)
@@ -89,13 +94,16 @@ def charts(runs: Sequence[Rows]) -> str:
     else:
         drawn = [chart("Training loss", "loss", x, losses, per_epoch)]
         drawn.append(chart("val_loss", "val_loss", x, checked, per_epoch))
-    names = dict.fromkeys(name for rows in runs for name in rows.metrics if name != "val_loss")
     for name in names:
         said = name if len(runs) == 1 else ""
         drawn.append(chart(name, name, x, curves(lambda rows: rows.validations, name, said, False), per_epoch))
     rates = curves(lambda rows: rows.steps, "lr", "learning rate" if len(runs) == 1 else "", False)
     drawn.append(chart("Learning rate", "learning rate", x, rates, per_epoch))
     found = "".join(drawn)
+    if left:
+        found += (
+            f"<p class='muted'>{len(left):,} more metrics are in metrics.jsonl: {safe(cut(', '.join(left), 500))}</p>"
+        )
     return f'<div class="charts">{found}</div>' if found else "<p>The run has no metrics yet.</p>"
 
 

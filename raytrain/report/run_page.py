@@ -5,24 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors
-from raytrain.checkpoint import layout
+from raytrain.checkpoint import layout, remote
 from raytrain.files import known_json, size
-from raytrain.report import run_classes, run_time
+from raytrain.report import run_evaluation, run_facts, run_time
 from raytrain.report.console import clock
-from raytrain.report.html import cell, details, figures, navigation, page, safe, scroll, section, table
+from raytrain.report.html import cell, columns, details, figures, navigation, page, public, safe, scroll, section, table
 from raytrain.report.run_curves import Rows, charts
-from raytrain.report.trials import number
+from raytrain.report.trials import cut, number
 from raytrain.run.run import Run
 from raytrain.tools.output import write_file
 
 _MOST_RUNS, _MOST_ROWS, _MOST_TEXT = 50, 500, 200_000
+_MOST_COLUMNS, _MOST_CELLS, _MOST_NAME = 100, 20_000, 60
+_AT_END = 1.0
+"""Most seconds of predictions at the end of a run."""
 _TITLES = {"seconds": "time of training", "samples_per_second": "samples/s", "peak_memory_bytes": "peak memory"}
 
 
@@ -43,21 +45,41 @@ def write(runs: Sequence[Run], out: Path | None = None, evaluate: bool = False) 
     name = "report" if len(runs) == 1 else "comparison"
     first = runs[0]
     file = out or (Path(f"{first.path.name}-{name}.html") if first.url else first.path / f"{name}.html")
-    text = single(first, evaluate) if len(runs) == 1 else comparison(runs)
+    text = single(first, None if evaluate else run_evaluation.QUICK) if len(runs) == 1 else comparison(runs)
     write_file(file, text.encode())
     return file
 
 
-def single(run: Run, evaluate: bool = False) -> str:
-    """Return the page of one run."""
+def at_end(run: Run, say: Callable[[str], None]) -> None:
+    """Write the page of a run that has just ended into its directory, and at its URL. Predictions are
+    computed where they are quick on this machine's CPU, and a failure is one line.
+
+    Args:
+        say: is called with that line.
+    """
+    try:
+        quick = run.url is None and run.summary.get("device") == "cpu" and run.summary["status"] == "completed"
+        write_file(run.path / "report.html", single(run, _AT_END if quick else 0.0).encode())
+        if not remote.silence(run.path):
+            remote.conclude(run.path, "report.html")
+    except Exception as error:  # the run is good, whatever its page lacks
+        say(f"no report was written: {errors.one_line(str(error) or type(error).__name__)}")
+
+
+def single(run: Run, limit: float | None = run_evaluation.QUICK) -> str:
+    """Return the page of one run.
+
+    Args:
+        limit: see `run_evaluation.sections_of`.
+    """
     rows, summary = Rows.of(run, run.path.name), run.summary
-    classes = run_classes.section_of(run, _command(run), evaluate)
+    found = run_evaluation.sections_of(run, _command(run), limit)
     times = run_time.section(rows.validations, run.experiment, str(summary.get("device")))
     parts = [
         ("curves", "Curves", charts([rows]) + _validations(rows)),
         *([("time", "Time spent", times)] if times else []),
         ("experiment", "What was run", _experiment(run)),
-        *([("classes", "Classes", classes)] if classes else []),
+        *found,
         ("checkpoints", "Checkpoints", _checkpoints(run)),
     ]
     head = f"<h1>{safe(run.path.name)}</h1>{_outcome(run)}{navigation(parts)}{figures(_summary(summary))}"
@@ -66,7 +88,7 @@ def single(run: Run, evaluate: bool = False) -> str:
 
 def comparison(runs: Sequence[Run]) -> str:
     """Return the page of several runs."""
-    names = _names(runs)
+    names = [cut(name, _MOST_NAME) for name in _names(runs)]
     rows = [Rows.of(run, name) for run, name in zip(runs, names, strict=True)]
     summaries = [run.summary for run in runs]
     monitors = list(dict.fromkeys(str(summary["monitor"]) for summary in summaries if "monitor" in summary))
@@ -140,8 +162,8 @@ def _fact(key: str, value: Any) -> Any:
 
 def _validations(rows: Rows) -> str:
     """Return the table of validations, with all digits."""
-    names = ("step", "epoch", "train_loss", *rows.metrics, "samples_per_second")
-    every = -(-len(rows.validations) // _MOST_ROWS) or 1
+    names = ("step", "epoch", "train_loss", *rows.metrics[:_MOST_COLUMNS], "samples_per_second")
+    every = -(-len(rows.validations) // min(_MOST_ROWS, _MOST_CELLS // len(names))) or 1
     pairs = list(zip(rows.validations, rows.seconds, strict=True))
     shown = [(*(row.get(name) for name in names), f"{at:.1f}") for row, at in [*pairs[:-1:every], *pairs[-1:]]]
     caption = "Validations" + (f" (one of {every})" if every > 1 else "")
@@ -150,26 +172,11 @@ def _validations(rows: Rows) -> str:
 
 def _experiment(run: Run) -> str:
     """Return what decided the run: what differs from defaults, the whole experiment, the data and the environment."""
-    environment, state = known_json(run.path / "environment.json"), {}
-    last = str(known_json(run.path / "last.json").get("checkpoint", "none"))
-    with contextlib.suppress(errors.UserError, OSError):
-        state = layout.load_state(run.checkpoints / Path(last).name)
-    prints = environment.get("data_fingerprint")
-    facts = [
-        ("git commit", environment.get("git_commit")),
-        ("command", shlex.join(map(str, found)) if isinstance(found := environment.get("command"), list) else None),
-        ("began", environment.get("began")),
-        ("classes", len(found) if isinstance(found := state.get("classes"), list) else None),
-        ("shape of a sample", found if (found := state.get("sample")) else None),
-        *((f"fingerprint of {split}", value) for split, value in (prints if isinstance(prints, dict) else {}).items()),
-    ]
-    known = [(name, public(str(value))) for name, value in facts if value]
     changed = [(path, _value(value)) for path, value in differing(run.experiment).items()]
     return (
-        table("Values that differ from the defaults", ("field", "value"), changed)
-        + table("Where it comes from", ("fact", "value"), known)
+        columns(table("Values that differ from the defaults", ("field", "value"), changed), *run_facts.tables(run))
         + _json("experiment.json", known_json(run.path / "experiment.json"))
-        + _json("environment.json", environment)
+        + _json("environment.json", known_json(run.path / "environment.json"))
     )
 
 
@@ -181,12 +188,6 @@ def _json(name: str, content: dict[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     return public(value if isinstance(value, str) else json.dumps(value))
-
-
-def public(text: str) -> str:
-    """Return a text without the options and passwords of URLs, which may contain keys."""
-    text = re.sub(r"(\w+://[^\s\"'?]*)\?[^\s\"']*", r"\1?...", text)
-    return re.sub(r"(\w+://)[^\s\"'/@]+@", r"\1...@", text)
 
 
 def differing(value: Any, default: Any = None, path: str = "") -> dict[str, Any]:
@@ -216,8 +217,8 @@ def differing(value: Any, default: Any = None, path: str = "") -> dict[str, Any]
 def _checkpoints(run: Run) -> str:
     """Return the table of the checkpoints that are kept on this machine."""
     marks = {which: known_json(run.path / f"{which}.json").get("checkpoint") for which in ("best", "last")}
-    rows = []
-    for name in layout.committed(run.checkpoints):
+    rows, found = [], layout.committed(run.checkpoints)
+    for name in found[-_MOST_ROWS:]:
         with contextlib.suppress(OSError):  # retention of a running run may remove it now
             is_what = ", ".join(which for which, marked in marks.items() if marked == name)
             rows.append((name, layout.step_of(name), size(layout.size_of(str(run.checkpoints / name))), is_what))

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from raytrain import errors
 from raytrain.loggers import Logger, RunInfo
-from raytrain.report import folds, sweep_table
+from raytrain.report import folds, sweep_page, sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.layout import columns, show, show_next
 from raytrain.report.trials import FIGURES, Results, plain
@@ -100,7 +100,7 @@ class Table(Logger):
         done = results.status == "completed"
         style = "bold green" if done else "bold yellow"
         show(self.console, f"{results.status}: ", sweep_table.outcome(results), before_style=style)
-        files = [name for name in ("folds.json", "trials.csv", "plots") if (path / name).exists()]
+        files = [name for name in ("report.html", "folds.json", "trials.csv", "plots") if (path / name).exists()]
         self._print(
             f"the sweep is in {path}"
             + (f", with {' and '.join([', '.join(files[:-1]), files[-1]]).removeprefix(' and ')}" if files else "")
@@ -250,7 +250,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def report(path: Path, console: RichConsole | None = None) -> None:
-    """Read a sweep again: writes its trials.csv and plots anew and prints its table.
+    """Read a sweep again: writes its page, trials.csv and plots anew, and prints its table.
 
     Args:
         path: the sweep's directory.
@@ -265,6 +265,7 @@ def report(path: Path, console: RichConsole | None = None) -> None:
             if record.get("status") in ("running", "pending", "paused"):
                 record["status"] = "interrupted"
     write_files(path, answer)
+    sweep_page.write(path, answer)
     Table(console or terminal()).finish(RunInfo(path, str(path)), answer)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,19 @@ import pyarrow as pa
 import torch
 from PIL import Image
 from pyarrow import csv, parquet
+from torch import nn
 
 from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state
 from raytrain.data import Data, Folds, ImageFolder, Index
+from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_indices, classes_differ
 from raytrain.data.image_files import EXTENSIONS
 from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct
 from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
+from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
 from raytrain.tools.output import PREDICTIONS, check_output, write_file
 from raytrain.tools.views import Averaged, Views, check_tta
@@ -35,7 +38,13 @@ _CHUNK = 256
 
 
 def evaluate(
-    run: Run, root: str | None = None, split: str = "val", which: str = "best", tta: str = ""
+    run: Run,
+    root: str | None = None,
+    split: str = "val",
+    which: str = "best",
+    tta: str = "",
+    *,
+    watch: Callable[[torch.Tensor, Batch], None] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint on a whole split, every sample counted once.
 
@@ -44,6 +53,8 @@ def evaluate(
         split: train, val or test.
         which: best or last.
         tta: test-time augmentation: `flip`, or the number of views of each image whose probabilities are averaged.
+        watch: called with the model's outputs [n, ...] for each batch, and the batch, if the run's task is a Supervised
+            one that evaluates in the usual way.
 
     Returns:
         The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated;
@@ -77,22 +88,39 @@ def evaluate(
     if tta:
         loader.prepare, model = Views(loader.prepare, tta, views, e.seed), Averaged(model, layout)
     strategy = Strategy(model, RankContext(0, 1, device))
-    sums = add_up(e.task, strategy, loader, Precision(e.precision, device), e.micro_batch).reduce(device)
-    result: dict[str, Any] = {**e.task.results(sums)}
-    result |= {
-        "count": int(sums["count"]) if "count" in sums else len(index),
-        "split": split,
-        "checkpoint": path.name,
-        "skipped": reader.skipped,
-    } | ({"views": views} if tta else {})
-    floor = {name.removeprefix("val_"): value for name, value in run.summary.get("baseline", {}).items()}
-    if root is None and split == "val" and (known := {name: floor[name] for name in result if name in floor}):
-        result["baseline"] = known
+    task = _Watched(e.task, watch) if watch and type(e.task).sums is Supervised.sums else e.task
+    sums = add_up(task, strategy, loader, Precision(e.precision, device), e.micro_batch).reduce(device)
+    facts = {"split": split, "checkpoint": path.name, "skipped": reader.skipped} | ({"views": views} if tta else {})
+    count = int(sums["count"]) if "count" in sums else len(index)
+    result = e.task.results(sums)
+    own = root is None and split == "val"
+    floor = {name.removeprefix("val_"): value for name, value in run.summary.get("baseline", {}).items() if own}
+    known = {name: floor[name] for name in result if name in floor}
+    base = {"baseline": known} if known else {}
+    return {**result, "count": count, **facts, **base, **_by_class(e.task, sums, classes)}
+
+
+def _by_class(task: Task, sums: Mapping[str, np.ndarray], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the confusion matrix and the rows per class, of a task that has them."""
+    found: dict[str, Any] = {}
     if "confusion" in sums:
-        result |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
-    if table := e.task.per_class(sums, classes):
-        result["per_class"] = table
-    return result
+        found |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
+    if table := task.per_class(sums, classes):
+        found["per_class"] = table
+    return found
+
+
+class _Watched(Task):
+    """A task whose outputs someone looks at."""
+
+    def __init__(self, task: Task, watch: Callable[[torch.Tensor, Batch], None]):
+        vars(self).update(task=task, watch=watch)  # a task is frozen
+
+    def sums(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Return the task's sums, after one forward pass."""
+        outputs = model(batch.input)
+        vars(self)["watch"](outputs, batch)
+        return vars(self)["task"].compare(outputs, batch)
 
 
 def predict(

@@ -56,3 +56,4 @@ def test_failed_rank_is_named_over_storage(s3: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1 and "error: the run failed: rank 0: KeyError: 'of the user'" in done.stderr
     assert "Traceback" not in done.stderr and Run(f"{s3}/runs/fails").summary["status"] == "failed"
+    assert "report.html" in Storage(f"{s3}/runs/fails").names()

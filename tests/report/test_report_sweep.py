@@ -343,7 +343,7 @@ def test_what_came_of_a_sweep_and_what_to_type_next(tmp_path: Path) -> None:
     figures = f"best val_accuracy {best['val_accuracy']:.4f} (trial {best['number']})"
     assert out[-5:] == [
         f"completed: 40 trials (34 completed, 6 infeasible), 41.2 s, {figures}",
-        f"the sweep is in {path}, with trials.csv and plots",
+        f"the sweep is in {path}, with report.html, trials.csv and plots",
         f"next:  raytrain train '{path}/trials/{best['number']:04d}/experiment.json'",
         f"       raytrain evaluate '{path}/trials/{best['number']:04d}'",
         f"       raytrain export '{path}/trials/{best['number']:04d}' model.pth",

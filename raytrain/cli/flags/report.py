@@ -20,11 +20,11 @@ def report(arguments: list[str]) -> tuple[list[str], Path | None, bool]:
         evaluate: bool = False,
     ) -> tuple[list[str], Path | None, bool]:
         """Write an HTML page of a run, or of several over each other; or print a sweep's table, and write its
-        trials.csv and plots again.
+        page, trials.csv and plots again.
 
         Args:
             places: The directories of runs, or one sweep's.
-            out: The page of runs. Default: report.html in the run's directory, comparison.html for several.
+            out: The page of runs. Default: report.html in the run's directory, comparison.html for several runs.
             evaluate: Compute the rows per class of a run however long that takes.
         """
         return places, out, evaluate

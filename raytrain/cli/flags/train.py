@@ -34,6 +34,8 @@ class Resume:
     """Follow the run with tensorboard, csv or mlflow, besides the experiment's loggers, from its first step on."""
     profile: bool = False
     """Trace 20 steps after the first 10 of this command on each worker, and print what takes their time."""
+    report: bool = True
+    """Write report.html into the run's directory at its end: see `raytrain report`."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""
 
@@ -98,5 +100,11 @@ def resume(arguments: list[str]) -> tuple[Run, Experiment, Options, Correction |
 
     value, given = parse(command, arguments[1:], f"raytrain resume {path}", f"Resumes a run.\n\n{STRATEGY_HELP}")
     value = with_loggers(value, given.log)
-    options = Options(address=given.address, dry_run=given.dry_run, profile=given.profile, verbose=given.verbose)
+    options = Options(
+        address=given.address,
+        dry_run=given.dry_run,
+        profile=given.profile,
+        report=given.report,
+        verbose=given.verbose,
+    )
     return found, value, options, correction

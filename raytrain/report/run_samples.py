@@ -1,0 +1,110 @@
+"""The samples of a validation that have the highest loss, with their pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from raytrain.report.html import cell, safe, table
+from raytrain.report.trials import cut
+
+_SIDE, _SMALL, _NAME = 224, 64, 80
+"""Pixels of a picture's longer side at the most; up to which it is kept exactly; characters of a sample's name."""
+PALETTE = ((230, 75, 53), (0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0))
+"""Colours of the classes of a mask, from class 1 on, repeated; class 0, most often the background, has none."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of the validation split, and what the model made of it.
+
+    Attributes:
+        number: in the split.
+        loss: of this sample.
+        facts: what to say of it, by name.
+        answer: a few words for its picture: what it is and what it was taken for.
+        image: float32 [channels, height, width] from 0 to 1, as the model saw it; None if the input is no image.
+        masks: int [height, width], the true classes of the pixels (-1 does not count) and the model's.
+    """
+
+    number: int
+    loss: float
+    facts: tuple[tuple[str, str], ...]
+    answer: str
+    image: np.ndarray | None = None
+    masks: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def gallery(samples: Sequence[Sample], names: Sequence[str]) -> str:
+    """Return the samples as a list with their pictures, or as a table where there are none.
+
+    Args:
+        names: of the samples.
+    """
+    if not samples:
+        return ""
+    named = list(zip(samples, (cut(name, _NAME) for name in names), strict=True))
+    if samples[0].image is None:
+        heads = [name for name, _ in samples[0].facts]
+        rows = [(name, *(value for _, value in one.facts), one.loss) for one, name in named]
+        return table("Samples with the highest loss", ("sample", *heads, "loss"), rows)
+    items = ""
+    for one, name in named:
+        facts = "".join(f"<div>{safe(key)} {safe(value)}</div>" for key, value in one.facts)
+        picture = _picture(one, f"{name}: {one.answer}")
+        items += (
+            f"<li>{picture}<strong>{safe(one.answer)}</strong>{facts}<div>loss {safe(cell(one.loss))}</div>"
+            f'<div class="muted">{safe(name)}</div></li>'
+        )
+    wide = samples[0].masks is not None
+    said = "<p class='muted'>Left: the true mask. Right: the model's.</p>" if wide else ""
+    return f'{said}<ul class="samples{" wide" if wide else ""}">{items}</ul>'
+
+
+def _picture(one: Sample, said: str) -> str:
+    """Return a sample's picture as HTML, with its bytes inside."""
+    assert one.image is not None
+    seen = _thumbnail(one.image)
+    if one.masks is not None:
+        sides = [_overlaid(seen, mask) for mask in one.masks]
+        seen = Image.new("RGB", (2 * seen.width + 4, seen.height), (128, 128, 128))
+        seen.paste(sides[0], (0, 0))
+        seen.paste(sides[1], (sides[0].width + 4, 0))
+    small, content = max(one.image.shape[1:]) <= _SMALL, io.BytesIO()
+    if small:
+        seen.save(content, "PNG", optimize=True)
+    else:
+        seen.save(content, "JPEG", quality=80)
+    source = f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(content.getvalue()).decode()}"
+    kind = ' class="small"' if small else ""
+    return f'<img{kind} src="{source}" alt="{safe(said)}" width="{seen.width}" height="{seen.height}">'
+
+
+def _thumbnail(image: np.ndarray) -> Image.Image:
+    """Return float [channels, height, width] as a picture: one channel as greys, else the first three as colours."""
+    pixels = (np.nan_to_num(image).clip(0, 1) * 255 + 0.5).astype(np.uint8)
+    if len(pixels) >= 3:
+        found = Image.fromarray(np.ascontiguousarray(pixels[:3].transpose(1, 2, 0)))
+    else:
+        found = Image.fromarray(pixels[0])
+    found.thumbnail((_SIDE, _SIDE))
+    return found
+
+
+def _overlaid(seen: Image.Image, mask: np.ndarray) -> Image.Image:
+    """Return a picture with the classes of its pixels in colours over it."""
+    table = np.array([PALETTE[number % len(PALETTE)] for number in range(max(1, int(mask.max())))], np.uint8)
+    shown = mask > 0
+    colours = np.zeros((*mask.shape, 3), np.uint8)
+    colours[shown] = table[mask[shown] - 1]
+    size = seen.size
+    over = Image.fromarray(colours).resize(size, Image.Resampling.NEAREST)
+    alpha = Image.fromarray(np.where(shown, 140, 0).astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
+    under = seen.convert("RGB")
+    under.paste(over, (0, 0), alpha)
+    return under

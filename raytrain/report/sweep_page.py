@@ -1,0 +1,183 @@
+"""An HTML page of a sweep: its trials, what they reached, and which values led there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from raytrain import errors
+from raytrain.report import folds, sweep_table
+from raytrain.report.console import clock
+from raytrain.report.html import figures, navigation, page, public, safe, scroll, section, table
+from raytrain.report.run_curves import Rows, charts
+from raytrain.report.scatter import Point, scatter
+from raytrain.report.trials import UNITS, Axis, Results, Trial, cut, figure, number, text
+from raytrain.run.run import Run
+from raytrain.tools.output import write_file
+
+_MOST_TRIALS, _MOST_AXES, _MOST_CURVES, _MOST_TEXT = 500, 12, 6, 200
+_FIGURES = ("seconds", "samples_per_second", "peak_memory_bytes")
+
+
+def write(path: Path, answer: dict[str, Any]) -> Path:
+    """Write `report.html` into a sweep's directory and return its place.
+
+    Args:
+        answer: the content of its sweep.json.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    write_file(path / "report.html", whole(path, answer).encode())
+    return path / "report.html"
+
+
+def at_end(path: Path, answer: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Write the page of a sweep that has just ended; a failure is one line, which `say` is called with."""
+    try:
+        write(path, answer)
+    except Exception as error:  # the sweep is good, whatever its page lacks
+        say(f"no report was written: {errors.one_line(str(error) or type(error).__name__)}")
+
+
+def whole(path: Path, answer: dict[str, Any]) -> str:
+    """Return the page."""
+    results = Results.of(answer)
+    kind = "good" if results.status == "completed" else "warn"
+    outcome = f'<p><strong class="{kind}">{safe(results.status)}</strong>, {safe(sweep_table.outcome(results))}</p>'
+    counts = {word: f"{count:,}" for word, count in results.counted().items()}
+    took = {} if results.seconds is None else {"time": clock(results.seconds)}
+    ranked = results.ranked()[:_MOST_TRIALS]
+    plots = _objectives(results, ranked) + _parameters(results, ranked)
+    lines = "\n".join(folds.lines(path, answer))
+    parts = [
+        *([("folds", "Folds", scroll("Folds", f"<pre>{safe(lines)}</pre>"))] if lines else []),
+        *([("results", "Objective and parameters", f'<div class="charts">{plots}</div>')] if plots else []),
+        *([("best", "Best trial", _best(path, results))] if results.best is not None else []),
+        ("trials", "Trials", _trials(results, ranked)),
+        *([("curves", "Curves of the best trials", found)] if (found := _curves(path, ranked)) else []),
+    ]
+    head = f"<h1>{safe(path.absolute().name)}</h1>{outcome}{navigation(parts)}"
+    head += figures({"trials": f"{len(results.trials):,}", **counts, **took})
+    return page(f"{path.absolute().name}: {results.status}", head + "".join(section(*part) for part in parts))
+
+
+def _objectives(results: Results, ranked: Sequence[Trial]) -> str:
+    """Return the objectives over the trials, with the best so far; and two objectives over each other."""
+    found, counted = "", sorted((trial for trial in ranked if trial.counts), key=lambda trial: trial.number)
+    for place, objective in enumerate(results.objectives):
+        pairs = [(trial, trial.objective[place]) for trial in counted if place < len(trial.objective)]
+        known = [(trial, value) for trial, value in pairs if value is not None]
+        points = [
+            Point(trial.number, value, f"trial {trial.number}", trial.number in results.marked)
+            for trial, value in known
+        ]
+        steps, best = list[tuple[float, float]](), None
+        for trial, value in known:
+            before, pick = best, max if objective.highest_is_best else min
+            best = value if before is None else pick(before, value)
+            steps += [*([(float(trial.number), before)] if before is not None else []), (float(trial.number), best)]
+        note = f"Line: the best so far; the {'highest' if objective.highest_is_best else 'lowest'} is the best."
+        title = f"{objective.name} over trials"
+        found += scatter(title, "trial", objective.name, points, steps=steps, what="which", note=note)
+    if len(results.objectives) == 2:
+        first, second = (objective.name for objective in results.objectives)
+        both = [(trial, [value for value in trial.objective if value is not None]) for trial in counted]
+        points = [
+            Point(values[0], values[1], f"trial {trial.number}", trial.number in results.marked)
+            for trial, values in both
+            if len(values) == 2
+        ]
+        found += scatter("Both objectives", first, second, points, what="which", note="Large: the Pareto front.")
+    return found
+
+
+def _parameters(results: Results, ranked: Sequence[Trial]) -> str:
+    """Return the first objective over the values of each axis."""
+    goal, found = results.objectives[0].name, ""
+    for axis in results.axes[:_MOST_AXES]:
+        points = [point for trial in ranked if (point := _point(axis, trial, trial.number in results.marked))]
+        if len({point.x for point in points}) > 1:
+            names = axis.levels or ()
+            found += scatter(f"{goal} by {axis.name}", axis.name, goal, points, names=names, log=axis.log, what="which")
+    return found
+
+
+def _point(axis: Axis, trial: Trial, marked: bool) -> Point | None:
+    value = trial.values.get(axis.path)
+    at = number(value) if axis.levels is None else None
+    if axis.levels is not None and axis.path in trial.values:
+        at = float(axis.levels.index(text(value)))
+    if at is None or trial.goal is None or not trial.counts:
+        return None
+    return Point(at, trial.goal, f"trial {trial.number}", marked)
+
+
+def _best(path: Path, results: Results) -> str:
+    """Return the values of the best trial, and the commands that show and repeat it."""
+    best = next(trial for trial in results.trials if trial.number == results.best)
+    values = [(axis.path, _text(best.values.get(axis.path))) for axis in results.axes]
+    goals = zip(results.objectives, best.objective, strict=False)
+    reached = [(objective.name, figure(objective.name, value)) for objective, value in goals]
+    run = shlex.quote(public(str(path / "trials" / f"{best.number:04d}")))
+    return (
+        table(f"Trial {best.number}", ("field", "value"), [*values, *reached])
+        + f"<p>Its own page: <code>raytrain report {safe(run)}</code></p>"
+        + f"<p>Train it again: <code>raytrain train {safe(shlex.quote(public(str(path / 'best.json'))))}</code></p>"
+    )
+
+
+def _trials(results: Results, ranked: Sequence[Trial]) -> str:
+    names = [objective.name for objective in results.objectives]
+    shown = [name for name in _FIGURES if name not in names]
+    rows = []
+    for trial in ranked:
+        goals = (*trial.objective, *[None] * len(names))[: len(names)]
+        rows.append(
+            (
+                f"{trial.number}{' (best)' if trial.number == results.best else ''}",
+                trial.word,
+                *(figure(name, value) for name, value in zip(names, goals, strict=True)),
+                *(_text(trial.values.get(axis.path)) for axis in results.axes),
+                trial.done[0],
+                *(figure(name, getattr(trial, name)) for name in shown),
+                cut(trial.error, _MOST_TEXT),
+            )
+        )
+    heads = ("trial", "status", *names, *(axis.name for axis in results.axes), "done")
+    heads += (*(UNITS.get(name, name) for name in shown), "error")
+    values = range(2 + len(names), 2 + len(names) + len(results.axes))
+    numeric = {at for at, axis in zip(values, results.axes, strict=True) if all(map(_is_number, axis.levels or ()))}
+    numeric |= {*range(2, 2 + len(names)), *range(values.stop, values.stop + 1 + len(shown))}
+    if not any(trial.error for trial in ranked):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    left = len(results.trials) - len(ranked)
+    return table(
+        f"Trials, the best first{f' ({left:,} more are in trials.csv)' if left else ''}", heads, rows, right=numeric
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _text(value: Any) -> str:
+    """Return a value of an axis for a table."""
+    return "-" if value is None else cut(text(value, 6), _MOST_TEXT)
+
+
+def _curves(path: Path, ranked: Sequence[Trial]) -> str:
+    """Return the curves of the best trials over each other."""
+    rows = []
+    for trial in [trial for trial in ranked if trial.counts][:_MOST_CURVES]:
+        try:
+            rows.append(Rows.of(Run(path / "trials" / f"{trial.number:04d}"), f"trial {trial.number}"))
+        except (errors.UserError, OSError, ValueError):  # its directory was removed, or is damaged
+            continue
+    return charts(rows) if len(rows) > 1 else ""
