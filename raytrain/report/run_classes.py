@@ -34,7 +34,7 @@ def section_of(run: Run, command: str, always: bool) -> str:
     if run.summary["status"] == "unfinished":
         return f"<p>The run has not ended: later, {again} fills in the rows per class.</p>"
     try:
-        if not always and (why := _slow(run)):
+        if not always and (why := slow(run)):
             return f"<p>Not computed, since {safe(why)}: {again} fills in the rows per class.</p>"
         began = time.monotonic()
         result = inference.evaluate(run)
@@ -44,8 +44,8 @@ def section_of(run: Run, command: str, always: bool) -> str:
     return _shown(result, time.monotonic() - began)
 
 
-def _slow(run: Run) -> str:
-    """Return why an evaluation would take long here; an empty text if it would not."""
+def slow(run: Run, most: float = _QUICK) -> str:
+    """Return why an evaluation would take more than `most` seconds here; an empty text if it would not."""
     speed, device = number(run.summary.get("samples_per_second")), run.summary.get("device")
     if not speed:
         return "the run's speed is unknown"
@@ -56,7 +56,7 @@ def _slow(run: Run) -> str:
         return "the data may have to be downloaded"
     count = len(checked_indices(data).get("val", ()))
     seconds = count / speed * (number(run.summary.get("workers")) or 1)
-    return f"it takes about {seconds:,.0f} s" if seconds > _QUICK else ""
+    return f"it takes about {seconds:,.0f} s" if seconds > most else ""
 
 
 def _shown(result: dict[str, Any], seconds: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -73,13 +74,16 @@ def check_free(address: str) -> None:
 
 
 @contextlib.contextmanager
-def running(where: str, how: Serving, own: bool) -> Iterator[None]:
+def running(where: str, how: Serving, own: bool, verbose: bool) -> Iterator[None]:
     """Start the replicas and the HTTP server on the cluster's head; return once they answer, and end them afterwards.
 
     Args:
         where: the run, as commands take it, from any node.
         own: whether the cluster ends anyway.
+        verbose: show Serve's messages.
     """
+    if not verbose:
+        logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     replicas = serve.deployment(Replica).options(
         name=_NAME,
         num_replicas=how.replicas,

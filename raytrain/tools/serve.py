@@ -47,7 +47,7 @@ def serve(run: Run, how: Serving, address: str | None, verbose: bool, say: Calla
         deployment = importlib.import_module("raytrain.tools.deployment")
         if not session.own:
             deployment.check_free(str(session.address))
-        with deployment.running(where, how, session.own):
+        with deployment.running(where, how, session.own, verbose):
             for line in _lines(predictor, how, session.own):
                 say(line)
             while session.answers():
