@@ -13,8 +13,9 @@ import torch
 
 from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state, step_of
-from raytrain.data import Data, ImageFolder
+from raytrain.data import ImageFolder
 from raytrain.data.checks import checked_indices
+from raytrain.data.transforms import full_range
 from raytrain.files import known_json
 from raytrain.report.run_classes import slow
 from raytrain.report.run_page import differing, public
@@ -67,6 +68,7 @@ class _Facts:
     """What is known of a run's checkpoint and its data.
 
     Attributes:
+        dtype: of the input as the data stores it.
         sizes: samples by split; empty where the data is not there.
         scores: metrics of the validation split by name.
         counted: the samples that they are of, where that is known.
@@ -78,6 +80,7 @@ class _Facts:
     which: str
     checkpoint: str
     state: dict[str, Any]
+    dtype: str
     sizes: dict[str, int] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     counted: int | None = None
@@ -88,16 +91,22 @@ class _Facts:
     def of(cls, run: Run, which: str) -> _Facts:
         """Gather them; compute scores where that is quick by the run's own speed, and else read them."""
         path = run.checkpoint(which)
-        facts = cls(run, which, path.name, load_state(path))
+        state = load_state(path)
+        image = state.get("input_kind", "image") == "image"
+        facts = cls(run, which, path.name, state, "uint8" if image else state.get("input_dtype", "float32"))
         data = run.experiment.data
         data = config.replace(data, "download", False) if getattr(data, "download", False) else data
         try:
-            facts.sizes = {split: len(index) for split, index in checked_indices(data).items()}
+            indices = checked_indices(data)
+            facts.sizes = {split: len(index) for split, index in indices.items()}
+            facts.dtype = indices["val"].input.dtype
             facts.why = slow(run, _EVALUATION_SECONDS)
             if not facts.why:
                 facts._evaluate()
                 return facts
-        except Exception as error:  # code and data of the user, perhaps on another machine; the rest of the card is good
+        except (
+            Exception
+        ) as error:  # code and data of the user, perhaps on another machine; the rest of the card is good
             facts.why = errors.one_line(str(error) or type(error).__name__)
         facts._read()
         return facts
@@ -105,9 +114,7 @@ class _Facts:
     def _evaluate(self) -> None:
         result = inference.evaluate(self.run, which=self.which)
         self.rows, self.counted = result.get("per_class", []), result["count"]
-        self.scores = {
-            name: value for name, value in result.items() if isinstance(value, float) and name not in ("views",)
-        }
+        self.scores = {name: value for name, value in result.items() if isinstance(value, float)}
 
     def _read(self) -> None:
         """Take the scores of the validation after the checkpoint's step from metrics.jsonl."""
@@ -160,10 +167,10 @@ def _input(facts: _Facts, module: torch.nn.Module, file: Path) -> str:
     experiment, state = facts.run.experiment, facts.state
     sample, seen = state["sample"], state.get("input_dtype", "float32")
     program, image = file.suffix in _KINDS, state.get("input_kind", "image") == "image"
-    shape, dtype = (state["stored"], "uint8" if image else seen) if program else (sample, seen)
+    shape, dtype = (state["stored"], facts.dtype) if program else (sample, seen)
     rows = [("input", f"{dtype} {_shape(shape)}" + (", of any size of batch" if program else ""))]
     if image:
-        rows.append(("preprocessing", _preparation(experiment.data, tuple(state["stored"]), sample, program)))
+        rows.append(("preprocessing", _preparation(facts, sample, program)))
     with torch.inference_mode():
         outputs = module(torch.zeros((1, *sample), dtype=getattr(torch, seen)))
     if isinstance(outputs, torch.Tensor):
@@ -173,9 +180,11 @@ def _input(facts: _Facts, module: torch.nn.Module, file: Path) -> str:
     return _table(("", ""), rows)
 
 
-def _preparation(data: Data, stored: tuple[int, ...], sample: Sequence[int], program: bool) -> str:
+def _preparation(facts: _Facts, sample: Sequence[int], program: bool) -> str:
+    data, stored = facts.run.experiment.data, facts.state["stored"]
     mean, std = data.normalisation(stored[0])
-    done = f"the central {sample[1]} x {sample[2]} pixels, divided by 255, minus {_numbers(mean)}, over {_numbers(std)}"
+    scaled = f"divided by {most:g}, " if (most := full_range(facts.dtype)) != 1 else ""
+    done = f"the central {sample[1]} x {sample[2]} pixels, {scaled}minus {_numbers(mean)}, over {_numbers(std)}"
     before = "the central square of an image, resized to" if isinstance(data, ImageFolder) else "images of"
     outside = f"{before} {stored[1]} x {stored[2]} pixels"
     return f"inside: {done}; outside: {outside}" if program else f"yours: {outside}; {done}"
@@ -249,9 +258,11 @@ def _limits(facts: _Facts, file: Path, parity: Parity | None) -> str:
     if facts.which == "best":
         lines.append(
             f"The checkpoint was chosen by {_safe(monitor)} on the validation split, so its scores there are likely to "
-            "be higher than on new data."
+            "be better than on new data."
         )
-    lines.append("It was not tested on data from other sources than the training data, nor on damaged or hostile input.")
+    lines.append(
+        "It was not tested on data from other sources than the training data, nor on damaged or hostile input."
+    )
     if "test" in facts.sizes:
         lines.append(f"The test split ({facts.sizes['test']:,} samples) was not evaluated for this card.")
     return "\n".join(f"- {line}" for line in lines)
@@ -261,18 +272,16 @@ def _use(facts: _Facts, file: Path) -> str:
     """Return six lines of Python or fewer, that read the file and call the model."""
     state = facts.state
     name, shape = json.dumps(file.name), ", ".join(map(str, state["stored"]))
-    image = state.get("input_kind", "image") == "image"
-    dtype = "uint8" if image else state.get("input_dtype", "float32")
     if file.suffix == ".onnx":
         return (
             f"import numpy, onnxruntime\nsession = onnxruntime.InferenceSession({name})\n"
-            f"batch = numpy.zeros((1, {shape}), numpy.{dtype})\n"
+            f"batch = numpy.zeros((1, {shape}), numpy.{facts.dtype})\n"
             'outputs = session.run(["outputs"], {session.get_inputs()[0].name: batch})[0]'
         )
     if file.suffix == ".pt2":
         return (
             f"import torch\nprogram = torch.export.load({name}).module()\n"
-            f"outputs = program(torch.zeros(1, {shape}, dtype=torch.{dtype}))"
+            f"outputs = program(torch.zeros(1, {shape}, dtype=torch.{facts.dtype}))"
         )
     sample = ", ".join(map(str, state["sample"]))
     read = f"torch.load({name})" if file.suffix == ".pth" else f"safetensors.torch.load_file({name})"

@@ -147,7 +147,7 @@ def file_of(body: bytes, boundary: str) -> bytes:
         Refused: the body is not of that form.
     """
     line = b"--" + boundary.encode("latin-1", "replace")
-    first, *parts = (b"\r\n" + body).split(b"\r\n" + line)
+    _before, *parts = (b"\r\n" + body).split(b"\r\n" + line)
     if not boundary or not parts or not parts[-1].startswith(b"--"):
         raise Refused(400, "the form is cut off, or has no boundary")
     found: list[bytes] = []
@@ -163,6 +163,6 @@ def file_of(body: bytes, boundary: str) -> bytes:
     return found[0]
 
 
-def _json(status: int, value: dict[str, Any], headers: Mapping[str, str] = {}) -> Answer:  # noqa: B006
+def _json(status: int, value: dict[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
     content = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    return Answer(status, content, headers={"x-content-type-options": "nosniff", **headers})
+    return Answer(status, content, headers={"x-content-type-options": "nosniff", **(headers or {})})

@@ -44,12 +44,12 @@ class Predictor:
         self._prepare = Prepare(self._source, index, self.device, layout)
 
     def decode(self, content: bytes) -> np.ndarray:
-        """Return the image of a file's bytes, uint8 [channels, size, size], by the reader of the run's data, which takes
-        a file.
+        """Return the image of a file's bytes, uint8 [channels, size, size], by the reader of the run's data.
 
         Raises:
             BadSample: they are no image that can be decoded.
         """
+        # The reader takes a file, and may be a user's own.
         with tempfile.NamedTemporaryFile(prefix="raytrain-image-") as file:
             file.write(content)
             file.flush()
@@ -69,8 +69,8 @@ class Predictor:
             return [self._answer(row) for row in self._task.predictions(outputs, self._data_classes)]
 
     def _answer(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a row of `Task.predictions` with `probabilities` by the classes' names, and a `mask` as a PNG's data URL
-        with the `shares` of its pixels."""
+        """Return a row of `Task.predictions` with `probabilities` by the classes' names, and a `mask` as a PNG with the
+        `shares` of its pixels."""
         found = {name: _number(value) for name, value in row.items() if name not in ("probabilities", "mask")}
         if "probabilities" in row:
             names = share_names(self.classes, len(row["probabilities"]))

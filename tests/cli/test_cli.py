@@ -34,7 +34,7 @@ def write(path: Path, text: str) -> Path:
 
 def test_help_lists_every_command(capsys: Capture) -> None:
     named = {"train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "cluster", "doctor"}
-    named |= {"submit", "status", "logs", "stop", "folds", "runs", "new"}
+    named |= {"submit", "status", "logs", "stop", "folds", "runs", "new", "serve"}
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
         assert all(re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE) for command in named), said
@@ -69,6 +69,7 @@ def test_help_fills_its_lines(capsys: Capture, monkeypatch: pytest.MonkeyPatch, 
         (["predict"], ["RUN", "PATH", "--out", "--checkpoint"]),
         (["runs"], ["DIR", "--sort {when,name,metric,size}", "--json"]),
         (["doctor"], ["--address", "--out", "--json", "RAY_ADDRESS"]),
+        (["serve"], ["RUN", "--port", "--host", "--replicas", "--gpus", "--max_batch", "--address", "POST /predict"]),
         (["export"], ["RUN", "FILE", "--checkpoint", ".pth", ".safetensors", ".pt2"]),
     ],
 )

@@ -100,7 +100,7 @@ def photographs(root: Path) -> Path:
 def check(run: Run, file: Path, capsys: Capture) -> None:
     """Exports a run by the command line and compares 5 stored images with the model on prepared ones."""
     wrote, parity = succeeds(capsys, "export", run.path, file).splitlines()
-    assert wrote == f"wrote {file}"
+    assert wrote == f"wrote {file} and {file.stem}.md"
     data = run.experiment.data
     index = data.index()["val"]
     figure = float(parity.split(": ")[1].split()[0])
