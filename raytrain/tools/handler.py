@@ -17,7 +17,10 @@ from raytrain import errors
 from raytrain.tools.predictor import Predictor
 
 LARGEST = 32 << 20
-"""Bytes of the largest body that is read."""
+"""Bytes of the largest body that is accepted."""
+_DISCARDED = 4 * LARGEST
+"""Bytes that are read of a larger one, without keeping them: many clients look for an answer only when they have sent
+all of their body."""
 _RAW = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 """Types of a body that is the image itself, besides image/*: the second is what curl says of --data-binary."""
 _METHODS = {"/": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/predict": ("POST",)}
@@ -85,7 +88,7 @@ class Handler:
 
         Args:
             headers: by their names in lower case.
-            body: its parts, of which no more are read than an image may have.
+            body: its parts.
         """
         try:
             allowed = _METHODS.get(path)
@@ -126,13 +129,18 @@ async def _read(headers: Mapping[str, str], body: AsyncIterator[bytes]) -> bytes
         Refused: it is too large, by its own declaration or its bytes.
     """
     declared, parts, size = headers.get("content-length", ""), [], 0
-    if declared.isdecimal() and int(declared) > LARGEST:
+    if declared.isdecimal() and int(declared) > _DISCARDED:
         raise _too_large()
     async for part in body:
         size += len(part)
         if size > LARGEST:
-            raise _too_large()
-        parts.append(part)
+            parts.clear()
+        else:
+            parts.append(part)
+        if size > _DISCARDED:
+            break
+    if size > LARGEST:
+        raise _too_large()
     return b"".join(parts)
 
 
