@@ -138,13 +138,13 @@ def test_a_served_run_answers_as_predict_and_ends(finished: Run, digit_files: Pa
 
 
 class Payload:
-    """Writes a file where it is unpickled."""
+    """Makes a folder where it is unpickled."""
 
-    def __init__(self, file: Path):
-        self.file = file
+    def __init__(self, folder: Path):
+        self.folder = str(folder)
 
     def __reduce__(self):
-        return Path.touch, (self.file,)
+        return os.mkdir, (self.folder,)
 
 
 def ports(pid: int) -> list[int]:
@@ -166,16 +166,16 @@ def test_a_thousand_requests_and_a_killed_replica(finished: Run, digit_files: Pa
         assert len(replicas) == 2
 
         # Serve unpickles what comes to the replicas' own port, but only from those who have the cluster's token.
-        from ray.serve.generated import serve_pb2
-
-        request = serve_pb2.ASGIRequest(pickled_request_metadata=pickle.dumps(Payload(tmp_path / "run")))
+        content = pickle.dumps(Payload(tmp_path / "run"))
+        assert len(content) < 128
+        request = b"\x0a" + bytes([len(content)]) + content  # field 1 of ASGIRequest, pickled_request_metadata
         open_ports = [port for pid in replicas for port in ports(pid)]
         assert len(open_ports) >= 4
         for port in open_ports:
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
                 with pytest.raises(grpc.RpcError) as refused:
-                    call(request.SerializeToString(), timeout=10)
+                    call(request, timeout=10)
                 assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
         assert not (tmp_path / "run").exists()
 
