@@ -56,12 +56,15 @@ def serve(run: Run, how: Serving, address: str | None, verbose: bool, say: Calla
 
 def _lines(predictor: Predictor, how: Serving, own: bool) -> list[str]:
     """Return what the user needs to know once the server answers."""
-    many = f"{how.replicas} {'replica' if how.replicas == 1 else 'replicas'}"
     each = f"{how.gpus:g} GPUs each" if how.gpus else f"{how.cpus:g} {'CPU' if how.cpus == 1 else 'CPUs'} each"
-    lines = [f"{predictor.run.where} ({predictor.checkpoint}) is served by {many} of {each}"]
+    lines = [f"{predictor.run.where} ({predictor.checkpoint}) is served by {_many(how)} of {each}"]
     lines += [] if own else ["the server listens on the cluster's head"]
     lines += ["other machines can reach it, without a password"] if how.open else []
     return [*lines, f"{how.url}  (Ctrl-C ends it)"]
+
+
+def _many(how: Serving) -> str:
+    return f"{how.replicas} {'replica' if how.replicas == 1 else 'replicas'}"
 
 
 def _placed(how: Serving, there: Resources, own: bool) -> Serving:
@@ -72,7 +75,7 @@ def _placed(how: Serving, there: Resources, own: bool) -> Serving:
     """
     cpus = how.cpus or (max(1.0, there.cpus // how.replicas) if own else 1.0)
     if there.room(cpus, how.gpus) < how.replicas:
-        what = f"{how.replicas} replicas of {cpus:g} CPUs and {how.gpus:g} GPUs do not fit"
+        what = f"{_many(how)} of {cpus:g} CPUs and {how.gpus:g} GPUs {'does' if how.replicas == 1 else 'do'} not fit"
         where = f"on {there.where} ({there.cpus:g} CPUs, {there.gpus:g} GPUs)"
         raise errors.UserError(what, where, "give fewer --replicas, or less for each by --cpus and --gpus")
     return replace(how, cpus=cpus)
