@@ -84,7 +84,7 @@ def running(where: str, how: Serving, own: bool, verbose: bool) -> Iterator[None
     """
     if not verbose:
         logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
-    replicas = serve.deployment(Replica).options(
+    deployed = serve.deployment(
         name=_NAME,
         num_replicas=how.replicas,
         ray_actor_options={"num_cpus": how.cpus, "num_gpus": how.gpus},
@@ -101,7 +101,7 @@ def running(where: str, how: Serving, own: bool, verbose: bool) -> Iterator[None
             http_options={"host": how.host, "port": how.port, "request_timeout_s": _REQUEST_SECONDS},
             logging_config=_LOGGING,
         )
-        serve.run(replicas.bind(where, how), name=_NAME, route_prefix="/", logging_config=_LOGGING)
+        serve.run(deployed(Replica).bind(where, how), name=_NAME, route_prefix="/", logging_config=_LOGGING)
         yield
     finally:
         if not own:

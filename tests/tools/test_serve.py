@@ -287,7 +287,7 @@ def test_a_browser_sends_an_image_and_shows_bars(predictor: Predictor, tmp_path:
 
         do_GET = do_POST = answer
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
