@@ -201,6 +201,8 @@ def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest
         "from raytrain import cli; cli.run(['batch', 'experiments/digits.py', '--memory', '0'])",
         "from raytrain import cli; cli.run(['train', 'experiments/digits.py', '--optimizer.lr', '-1'])",
         "from raytrain import cli; cli.run(['doctor'])",
+        "from raytrain import cli; cli.run(['serve', '--help'])",
+        "from raytrain import cli; cli.run(['serve', 'runs/none', '--port', '0'])",
         "from raytrain import cli; cli.run(['cluster', '--help'])",
         "from raytrain import cli; cli.run(['submit', '--help'])",
         "from raytrain import cli; cli.run(['submit', 'experiments/digits.py', '--out', '/x', '--address', 'x:6379'])",

@@ -156,6 +156,7 @@ _COMMANDS = {
     "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
     "predict": _Command("tools", "Predict images", "RUN PATH ... [--out predictions.csv]"),
     "export": _Command("tools", "Write the model", "RUN FILE (.pth .safetensors .pt2 .onnx)"),
+    "serve": _Command("serve", "Serve a model", "RUN [--port 8000] [--replicas 1] [--address ADDRESS]"),
     "cluster": _Command("cluster", "Start a cluster", "init KIND [--out FILE] | check FILE | up FILE"),
     "submit": _Command("jobs", "Train on a cluster", "EXPERIMENT|SWEEP --address URL [--field value ...] [--no_wait]"),
     "status": _Command("jobs", "Look at jobs", "[JOB] --address URL [--json]"),

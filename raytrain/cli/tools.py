@@ -15,11 +15,13 @@ from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
 from raytrain.optim.schedules import Rising
 from raytrain.report import batch as batch_report
+from raytrain.report import card
 from raytrain.report import lr as lr_report
 from raytrain.report.console import show_evaluation
 from raytrain.run.run import Run
 from raytrain.tools import batch_size, batch_trials, inference, lr_range
 from raytrain.tools import export as exporting
+from raytrain.tools.output import write_file
 
 
 def lr(path: Path, value: Experiment, rising: Rising, file: Path | None, following: list[str]) -> None:
@@ -78,7 +80,9 @@ def _cell(name: str, value: Any) -> str | None:
 
 
 def export(run: Run, file: Path, which: str) -> int:
-    """Write a run's weights or a program. The exit status is 1 if the program's outputs differ from the model's."""
+    """Write a run's weights or a program, and its model card. The exit status is 1 if the program's outputs differ from
+    the model's."""
+    beside = card.place(file)
     found = exporting.export(run, file, which)
     if found and not found.holds:
         print(
@@ -87,7 +91,8 @@ def export(run: Run, file: Path, which: str) -> int:
             file=sys.stderr,
         )
         return 1
-    print(f"wrote {file}")
+    write_file(beside, card.text(run, file, which, found).encode())
+    print(f"wrote {file} and {beside.name}")
     if found:
         print(f"greatest difference to the run's model: {found.difference:.1e} on {found.samples} validation samples")
     return 0

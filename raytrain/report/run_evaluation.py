@@ -52,7 +52,7 @@ def sections_of(run: Run, command: str, limit: float | None = QUICK) -> list[Sec
         return [_missing(f"The run has not ended: later, {again} fills in classes and samples.")]
     threads = torch.get_num_threads()
     try:
-        if limit is not None and (why := _slow(run, limit)):
+        if limit is not None and (why := slow(run, limit)):
             return [_missing(f"Not computed, since {safe(why)}: {again} fills in classes and samples.")]
         began, seen = time.monotonic(), _Seen(task, run.experiment.data, None if limit is None else _LATE * limit)
         result = inference.evaluate(run, watch=seen)
@@ -68,7 +68,7 @@ def _missing(said: str) -> Section:
     return "validation", "Validation", f"<p>{said}</p>"
 
 
-def _slow(run: Run, limit: float) -> str:
+def slow(run: Run, limit: float) -> str:
     """Return why an evaluation would take long here; an empty text if it would not."""
     speed, device = number(run.summary.get("samples_per_second")), run.summary.get("device")
     if not speed:

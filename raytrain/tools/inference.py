@@ -141,25 +141,44 @@ def predict(
         UserError: a path is not there, holds no image, or one cannot be read; the split is not there; or the run's task
             says of no sample what it predicts.
     """
-    e = run.experiment
-    if type(e.task).predictions is Task.predictions:
-        e.task.predictions(torch.empty(0), ())
-    state = load_state(run.checkpoint(which))
-    classes = tuple(state["classes"])
     if split is not None:
+        check_task(run)
+        classes = tuple(load_state(run.checkpoint(which))["classes"])
         data, index, names = _split(run, split, which)
     else:
-        if state.get("input_kind", "image") != "image":  # an older run has images
-            raise errors.UserError(
-                f"image files do not suit this run's model, whose input is no image (kind={state['input_kind']!r})",
-                run.path,
-                "predict its own data with --split val",
-            )
+        data, classes = image_source(run, which)
         names = [file for path in paths for file in _images(Path(path))]
-        data = _file_source(e.data, tuple(state["stored"]))
-        index = _file_index(names, data, classes)
+        index = file_index(names, data, classes)
     key = "path" if split is None else "sample"
     return [{key: names[number]} | row for number, row in _outputs(run, data, index, classes, which, tta)]
+
+
+def check_task(run: Run) -> None:
+    """Check that the run's task says what it predicts.
+
+    Raises:
+        UserError: it does not.
+    """
+    task = run.experiment.task
+    if type(task).predictions is Task.predictions:
+        task.predictions(torch.empty(0), ())
+
+
+def image_source(run: Run, which: str = "best") -> tuple[ImageFolder, tuple[str, ...]]:
+    """Return a source that reads single image files and prepares them as the run's own source did, and the classes.
+
+    Raises:
+        UserError: the task says of no sample what it predicts, or the model takes no images, or none that are square.
+    """
+    check_task(run)
+    state = load_state(run.checkpoint(which))
+    if state.get("input_kind", "image") != "image":  # an older run has images
+        raise errors.UserError(
+            f"image files do not suit this run's model, whose input is no image (kind={state['input_kind']!r})",
+            run.path,
+            "predict its own data with --split val",
+        )
+    return _file_source(run.experiment.data, tuple(state["stored"])), tuple(state["classes"])
 
 
 def _split(run: Run, split: str, which: str) -> tuple[Data, Index, list[str]]:
@@ -240,7 +259,7 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
             _write_mask(found["mask"], place)
             found["mask"] = str(place)
         shares = row.get("probabilities", ())
-        names = classes if len(classes) == len(shares) else tuple(map(str, range(len(shares))))
+        names = share_names(classes, len(shares))
         flat.append(found | dict(zip((f"p_{name}" for name in names), shares, strict=True)))
     if file.suffix == ".jsonl":
         write_file(file, "".join(json.dumps(row) + "\n" for row in flat).encode())
@@ -250,15 +269,24 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
     write_file(file, content.getbuffer())
 
 
+def share_names(classes: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Return the names of `probabilities`: those of classes, or numbers if the classes are not as many."""
+    return classes if len(classes) == count else tuple(map(str, range(count)))
+
+
+def mask_png(mask: np.ndarray) -> bytes:
+    """Return uint8 or int32 [height, width] as a grey PNG of 8 or 16 bits: the classes' numbers as they are."""
+    content = io.BytesIO()
+    Image.fromarray(mask if mask.dtype == np.uint8 else mask.astype(np.uint16)).save(content, "PNG")
+    return content.getvalue()
+
+
 def _write_mask(mask: np.ndarray, file: Path) -> None:
-    """Write uint8 or int32 [height, width] as a grey PNG of 8 or 16 bits: the classes' numbers as they are."""
     try:
         file.parent.mkdir(exist_ok=True)
     except OSError as error:
         raise errors.cannot_write(file.parent, error.strerror or str(error)) from None
-    content = io.BytesIO()
-    Image.fromarray(mask if mask.dtype == np.uint8 else mask.astype(np.uint16)).save(content, "PNG")
-    write_file(file, content.getbuffer())
+    write_file(file, mask_png(mask))
 
 
 def _device() -> torch.device:
@@ -294,7 +322,12 @@ def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     return ImageFolder("/", stored[1], crop=side, channels=channels, mean=mean, std=std, augment=augment)
 
 
-def _file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:
+def file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:
+    """Return the index of image files for a source that `image_source` returned.
+
+    Raises:
+        UserError: a name is not UTF-8.
+    """
     try:
         paths = pa.array([os.path.abspath(file) for file in files])
     except UnicodeEncodeError as error:

@@ -34,7 +34,7 @@ def write(path: Path, text: str) -> Path:
 
 def test_help_lists_every_command(capsys: Capture) -> None:
     named = {"train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "cluster", "doctor"}
-    named |= {"submit", "status", "logs", "stop", "folds", "runs", "new", "profile"}
+    named |= {"submit", "status", "logs", "stop", "folds", "runs", "new", "profile", "serve"}
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
         assert all(re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE) for command in named), said
@@ -70,6 +70,7 @@ def test_help_fills_its_lines(capsys: Capture, monkeypatch: pytest.MonkeyPatch, 
         (["predict"], ["RUN", "PATH", "--out", "--checkpoint"]),
         (["runs"], ["DIR", "--sort {when,name,metric,size}", "--json"]),
         (["doctor"], ["--address", "--out", "--json", "RAY_ADDRESS"]),
+        (["serve"], ["RUN", "--port", "--host", "--replicas", "--gpus", "--max_batch", "--address", "POST /predict"]),
         (["export"], ["RUN", "FILE", "--checkpoint", ".pth", ".safetensors", ".pt2"]),
     ],
 )

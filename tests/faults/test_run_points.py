@@ -210,6 +210,8 @@ def test_an_output_that_fails_leaves_the_file_that_was_there(
     file, before = tmp_path / name, content()
     assert command(tmp_path, Writes(tmp_path), half) == 0
     written = file.read_bytes()
+    cards = {one.name: one.read_bytes() for one in tmp_path.glob("*.md")}  # of an export, beside its file
+    assert len(cards) == (command is export)
     at = 0
     while True:
         file.write_bytes(b"what was there")
@@ -220,6 +222,7 @@ def test_an_output_that_fails_leaves_the_file_that_was_there(
         one_line(capsys, status)
         left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         assert left.pop(file.name) in (b"what was there", written)
+        assert all(left.pop(card) == text for card, text in cards.items())
         assert not left or (kind == "kill" and all(path.startswith(".") for path in left))
         for path in left:
             (tmp_path / path).unlink()

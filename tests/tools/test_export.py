@@ -16,6 +16,7 @@ from PIL import Image
 from torch import nn
 
 from raytrain import (
+    CNN,
     MNIST,
     Experiment,
     ImageFolder,
@@ -100,7 +101,7 @@ def photographs(root: Path) -> Path:
 def check(run: Run, file: Path, capsys: Capture) -> None:
     """Exports a run by the command line and compares 5 stored images with the model on prepared ones."""
     wrote, parity = succeeds(capsys, "export", run.path, file).splitlines()
-    assert wrote == f"wrote {file}"
+    assert wrote == f"wrote {file} and {file.stem}.md"
     data = run.experiment.data
     index = data.index()["val"]
     figure = float(parity.split(": ")[1].split()[0])
@@ -124,6 +125,35 @@ def test_a_cnn_takes_stored_digits(finished: Run, capsys: Capture, tmp_path: Pat
 def test_a_torch_model_of_mnist(capsys: Capture, tmp_path: Path, data_root: Path, suffix: str) -> None:
     value = Experiment(TorchModel(Plain, width=3), MNIST(str(data_root / "mnist")))
     check(make_run(tmp_path / "run", value, steps=4), tmp_path / f"model{suffix}", capsys)
+
+
+@pytest.fixture(scope="module")
+def of_mnist(tmp_path_factory: pytest.TempPathFactory, data_root: Path) -> Run:
+    value = Experiment(CNN(channels=(8, 16)), MNIST(str(data_root / "mnist")))
+    return make_run(tmp_path_factory.mktemp("mnist") / "run", value)
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_programs_agree_on_a_thousand_test_images(of_mnist: Run, tmp_path: Path, suffix: str) -> None:
+    """Within 1e-5, on images that the run has not seen and that its own check does not look at."""
+    file = tmp_path / f"model{suffix}"
+    exporting.export(of_mnist, file)
+    data = of_mnist.experiment.data
+    index = data.index()["val"]  # MNIST's test images
+    chosen = np.arange(0, len(index), 10)
+    stored = data.read(index, chosen)
+    assert isinstance(stored, np.ndarray) and len(stored) == 1000 and len(index) == 10_000
+    prepared = Prepare(data, index).plain({"image": torch.from_numpy(stored)})["image"]
+    with torch.inference_mode():
+        expected = of_mnist.model()(prepared).numpy()
+    if suffix == ".onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(file)
+        found = session.run(["outputs"], {"image": stored})[0]
+    else:
+        found = torch.export.load(file).module()(torch.from_numpy(stored)).detach().numpy()
+    assert np.abs(found - expected).max() <= 1e-5 and np.abs(expected).max() > 1
+    assert index.labels is not None
+    assert (found.argmax(1) == index.labels[chosen]).mean() > 0.5, "the model has learnt something"
 
 
 @pytest.mark.slow

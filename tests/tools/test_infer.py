@@ -215,8 +215,8 @@ def test_predict_prepares_images_as_the_run_did(tmp_path: Path, capsys: Capture)
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_export_writes_what_others_load(finished: Run, capsys: Capture, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"model{suffix}"
-    assert succeeds(capsys, "export", finished.path, file) == f"wrote {file}\n"
-    assert [path.name for path in tmp_path.iterdir()] == [file.name], "no partial file is left"
+    assert succeeds(capsys, "export", finished.path, file) == f"wrote {file} and {file.stem}.md\n"
+    assert {path.name for path in tmp_path.iterdir()} == {file.name, "model.md"}, "no partial file is left"
     (tmp_path / "plain").touch()
     assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode
     images = torch.randn(5, 1, 8, 8)
