@@ -153,7 +153,7 @@ _COMMANDS = {
     "runs": _Command("runs", "List runs and sweeps", "[DIR] [--sort KEY] [--json]"),
     "report": _Command("report", "Write an HTML report", "RUN ... [--out FILE] [--evaluate] | SWEEP"),
     "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
-    "predict": _Command("tools", "Predict images", "RUN PATH ... [--out predictions.csv]"),
+    "predict": _Command("tools", "Predict images", "RUN PATH ... [--out FILE|FOLDER] [--features]"),
     "export": _Command("tools", "Write the model", "RUN FILE (.pth .safetensors .pt2 .onnx)"),
     "cluster": _Command("cluster", "Start a cluster", "init KIND [--out FILE] | check FILE | up FILE"),
     "submit": _Command("jobs", "Train on a cluster", "EXPERIMENT|SWEEP --address URL [--field value ...] [--no_wait]"),

@@ -1,0 +1,69 @@
+"""A run's model with what comes before and after it: from stored samples to rows of predictions or features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from raytrain.data import Data, Index
+from raytrain.data.prepare import Prepare
+from raytrain.experiment import Experiment
+from raytrain.tools.columns import FEATURES
+from raytrain.tools.features import Features, Layer
+from raytrain.tools.views import Averaged, Views, check_tta
+from raytrain.training.precision import Precision, memory_format
+
+
+class Predictor:
+    """What a run's model says of samples.
+
+    Args:
+        model: the run's, on the CPU, in evaluation mode.
+        data: the source, for its crop and normalisation.
+        index: for the fields of its samples.
+        classes: the names of the data's classes.
+        tta: test-time augmentation, as for `evaluate`.
+        layer: the layer whose features to return; None for predictions.
+
+    Attributes:
+        prepare: turns arrays as they are stored into the model's input.
+
+    Raises:
+        UserError: `tta` does not suit the run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        e: Experiment,
+        data: Data,
+        index: Index,
+        classes: tuple[str, ...],
+        device: torch.device,
+        tta: str = "",
+        layer: Layer | None = None,
+    ):
+        views, self.layout = check_tta(tta, e, index.input.kind), memory_format(e.memory_format)
+        self.task, self.classes, self.layer = e.task, classes, layer
+        self.model: nn.Module = model.to(device, memory_format=self.layout)  # type: ignore[call-overload]
+        self.prepare = Prepare(data, index, device, self.layout)
+        self.precision = Precision(e.precision, device)
+        if layer is not None:
+            self.model = Features(self.model, layer)
+        elif tta:
+            self.prepare, self.model = Views(self.prepare, tta, views, e.seed), Averaged(self.model, self.layout)
+
+    @torch.inference_mode()
+    def rows(self, inputs: torch.Tensor) -> list[dict[str, Any]]:
+        """Return the columns of each sample: those of the task's `predictions`, or `features`, float32 [d].
+
+        Args:
+            inputs: prepared, on the device.
+        """
+        with self.precision.forward():
+            outputs = self.model(inputs)
+        if self.layer is not None:
+            return [{FEATURES: row} for row in outputs.cpu().numpy()]
+        return self.task.predictions(outputs, self.classes)
