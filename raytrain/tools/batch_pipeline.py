@@ -5,6 +5,8 @@ Ray reads environment variables when it is imported: `batch_predict` imports thi
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -91,8 +93,27 @@ def stream(
     context = dataset.context
     context.enable_progress_bars = False
     context.target_max_block_size = 1  # each batch that a task yields is a block
-    found: Any = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
-    yield from found
+    found = iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1))
+    with _quiet_core():  # until the actors have started
+        first: Any = next(found, None)
+    if first is not None:
+        yield first
+    rest: Any = found
+    yield from rest
+
+
+@contextlib.contextmanager
+def _quiet_core() -> Iterator[None]:
+    """Keep Ray's core, which writes to descriptor 2, from printing for each actor that a restarted one may lack its
+    arguments: this process holds them (ray-project/ray issue 53727)."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
 
 
 def _read(batch: dict[str, np.ndarray], job: Job, listing: Any) -> Iterator[dict[str, np.ndarray]]:

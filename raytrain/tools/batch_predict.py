@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ def predict(
     """Predict image files, and all images below folders and URLs, with a run's model.
 
     Args:
-        out: a folder or a URL, for `manifest.json` and `part-00000.parquet`, ... A part has a row for each image:
+        out: a folder or a URL, for `_manifest.json` and `part-00000.parquet`, ... A part has a row for each image:
             `path`, the columns of `inference.predict` (probabilities as a column for each class, a mask as the bytes of
             a PNG), and `error`, why the image could not be read, or null. A result that is there is completed.
         which, tta, features: as for `inference.predict`.
@@ -92,11 +92,10 @@ def predict(
     batches = [
         batch for part, rows in enumerate(whole) if part not in done for batch in _cut(rows, settings.batch_size)
     ]
-    with _on_ray(settings, found) as session:
+    with _on_ray(settings, found, len(batches)) as workers:
         pipeline = importlib.import_module("raytrain.tools.batch_pipeline")
         job = pipeline.Job(Shipped(e), tuple(state["sample"]), stored, classes, tta, layer, schema)
-        workers = pipeline.Workers(*shape(session.resources(), settings, len(batches)))
-        tables = pipeline.stream(job, weights, found, batches, workers)
+        tables = pipeline.stream(job, weights, found, batches, pipeline.Workers(*workers))
         with contextlib.closing(tables), _explained():
             for part, table in parts.assembled(tables, found.paths, settings.part_size):
                 now = now._replace(done=now.done + len(table), bad=now.bad + parts.write(place, where, part, table))
@@ -160,16 +159,17 @@ def _schema(predictor: Predictor, state: dict[str, Any], names: tuple[str, ...],
 
 
 @contextlib.contextmanager
-def _on_ray(settings: Settings, found: listing.Listing) -> Any:
-    """A Ray session, in which a signal ends the command."""
+def _on_ray(settings: Settings, found: listing.Listing, batches: int) -> Generator[tuple[int, float, float]]:
+    """A Ray session, in which a signal ends the command; yield the shape of the workers."""
     first = found.first_here()
     with Session(settings.address, verbose=False) as session, Interrupts(Path()) as interrupts:
+        workers = shape(session.resources(), settings, batches)
         try:
             with interrupts.while_ray_starts():
                 session.start()
             if first is not None and not session.own:
                 _check_seen(Path(first))
-            yield session
+            yield workers
         except Leave:
             raise Stopped(interrupts.signal) from None
 
@@ -191,7 +191,7 @@ def _check_seen(file: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained() -> Any:
+def _explained() -> Generator[None]:
     """Turn what Ray says of an error in a worker into the error itself, in a line."""
     try:
         yield

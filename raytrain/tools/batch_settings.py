@@ -25,8 +25,8 @@ class Settings:
     """Images in one part of the result."""
 
     def __post_init__(self) -> None:
-        optional = (lambda value: value is None or value >= 1, "None or at least 1")
-        gpus = (lambda value: value is None or 0 <= value <= 64, "None or from 0 to 64")
+        optional = (lambda value: value is None or value >= 1, "of at least 1, or None")
+        gpus = (lambda value: value is None or 0 <= value <= 64, "from 0 to 64, or None")
         check(self, workers=optional, gpus_per_worker=gpus, batch_size=at_least(1), part_size=at_least(1))
 
 

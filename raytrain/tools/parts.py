@@ -23,7 +23,8 @@ from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.files import LARGEST, write_atomically
 
-MANIFEST = "manifest.json"
+MANIFEST = "_manifest.json"
+"""Readers of folders of Parquet leave out files whose names begin so."""
 ROW, ERROR = "row", "error"
 """The columns of a table that is no part yet: the number of the image, and why it could not be read."""
 _ENDED, _TAIL, _THREADS = b"PAR1", 1 << 16, 16

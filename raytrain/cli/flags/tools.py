@@ -17,8 +17,8 @@ from raytrain.experiment import Experiment
 from raytrain.optim.schedules import Rising
 from raytrain.run.experiment_file import load
 from raytrain.run.run import Run
-from raytrain.tools.batch_size import Search as Trying
 from raytrain.tools.batch_settings import Settings, in_parts
+from raytrain.tools.batch_size import Search as Trying
 from raytrain.tools.output import FEATURES, PLOTS, PREDICTIONS, WEIGHTS, check_onnx, check_output
 
 

@@ -1,0 +1,81 @@
+"""A prediction in parts by Ray Data that is killed in the middle, and goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from helpers.commands import make_run, succeeds
+from helpers.killed_runs import command
+
+from raytrain import CNN, Experiment, ImageFolder, Run
+from raytrain.tools import inference, parts
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def images(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs, two of them damaged, and a GIF that is no photograph."""
+    folder = tmp_path_factory.mktemp("images") / "hymenoptera"
+    shutil.copytree(data_root / "hymenoptera", folder)
+    assert len(list(folder.rglob("*.gif"))) == 1
+    whole = next((folder / "val" / "bees").glob("*.jpg"))
+    (folder / "val" / "ants" / "cut.jpg").write_bytes(whole.read_bytes()[:3000])
+    (folder / "val" / "ants" / "empty.jpg").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    data = ImageFolder(root=str(data_root / "hymenoptera"), size=64, crop=None, mean=(0.5,), std=(0.25,))
+    return make_run(tmp_path_factory.mktemp("runs") / "run", Experiment(model=CNN(channels=(4,)), data=data), steps=2)
+
+
+def check(run: Run, out: Path, folder: Path) -> None:
+    """Check that each image is in the result once, with the prediction of one process."""
+    rows = pq.read_table(out).to_pylist()
+    expected = sorted(str(file) for file in folder.rglob("*.jpg"))
+    assert [row["path"] for row in rows] == expected and len(rows) == 399
+    bad = {Path(row["path"]).name for row in rows if row["error"] is not None}
+    good = [row for row in rows if row["error"] is None]
+    assert bad == {"cut.jpg", "empty.jpg"} and all(row["label"] is None for row in rows if row["error"])
+    for row, plain in zip(good, inference.predict(run, [row["path"] for row in good]), strict=True):
+        assert row["path"] == plain["path"] and row["label"] == plain["label"]
+        assert [row["p_ants"], row["p_bees"]] == pytest.approx(plain["probabilities"], abs=1e-6)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_prediction_goes_on_and_has_each_image_once(
+    run: Run, images: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    import ray
+
+    out = tmp_path / "out"
+    predict = ["predict", str(run.path), str(images), "--out", str(out), "--part_size", "20"]
+    address = ray.get_runtime_context().gcs_address
+    killed = command(*predict, "--batch_size", "5", "--workers", "1", "--address", address)
+    process = subprocess.Popen(killed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (out / "part-00002.parquet").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    said = process.communicate()
+    before = {file.name: file.stat().st_mtime_ns for file in out.glob("part-*")}
+    assert process.returncode == -signal.SIGKILL and 3 <= len(before) < 20, said
+    (out / "part-00001.parquet").write_bytes(b"not whole")
+    del before["part-00001.parquet"]
+    done = 20 * len(before)
+    said = succeeds(capsys, *predict)
+    assert said == f"wrote 399 images to {out}, {done} of them before; 2 could not be read (see the column `error`)\n"
+    assert {name: os.stat(out / name).st_mtime_ns for name in before} == before, "none of them is written again"
+    assert sorted(file.name for file in out.iterdir()) == [
+        parts.MANIFEST, *(f"part-{number:05d}.parquet" for number in range(20)),
+    ]  # fmt: skip
+    check(run, out, images)
+    assert f"{out}, 399 of them before; 2 could not" in succeeds(capsys, *predict)
