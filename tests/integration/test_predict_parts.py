@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from helpers.commands import make_run, succeeds
+from helpers.commands import make_run
 from helpers.killed_runs import command
 
-from raytrain import CNN, Experiment, ImageFolder, Run
+from raytrain import CNN, Experiment, ImageFolder, Run, cli
 from raytrain.tools import inference, parts
 
 Capture = pytest.CaptureFixture[str]
@@ -41,7 +41,7 @@ def run(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def check(run: Run, out: Path, folder: Path) -> None:
     """Check that each image is in the result once, with the prediction of one process."""
     rows = pq.read_table(out).to_pylist()
-    expected = sorted(str(file) for file in folder.rglob("*.jpg"))
+    expected = sorted(str(file) for file in folder.rglob("*.jp*g"))
     assert [row["path"] for row in rows] == expected and len(rows) == 399
     bad = {Path(row["path"]).name for row in rows if row["error"] is not None}
     good = [row for row in rows if row["error"] is None]
@@ -71,11 +71,38 @@ def test_a_killed_prediction_goes_on_and_has_each_image_once(
     (out / "part-00001.parquet").write_bytes(b"not whole")
     del before["part-00001.parquet"]
     done = 20 * len(before)
-    said = succeeds(capsys, *predict)
-    assert said == f"wrote 399 images to {out}, {done} of them before; 2 could not be read (see the column `error`)\n"
+    assert cli.run(predict) == 0
+    assert (
+        capsys.readouterr().out
+        == f"wrote 399 images to {out}, {done} of them before; 2 could not be read (see the column `error`)\n"
+    )
     assert {name: os.stat(out / name).st_mtime_ns for name in before} == before, "none of them is written again"
     assert sorted(file.name for file in out.iterdir()) == [
         parts.MANIFEST, *(f"part-{number:05d}.parquet" for number in range(20)),
     ]  # fmt: skip
     check(run, out, images)
-    assert f"{out}, 399 of them before; 2 could not" in succeeds(capsys, *predict)
+
+
+@pytest.mark.slow
+def test_features_of_images_at_a_url_are_written_to_a_url(
+    run: Run, images: Path, tmp_path: Path, s3: str, capsys: Capture
+) -> None:
+    files = [*sorted((images / "val" / "ants").glob("*.jpg"))[:30], images / "val" / "ants" / "cut.jpg"]
+    for file in files:
+        parts.opened(f"{s3}/images").write(f"deep/{file.name}", file.read_bytes())
+    out = f"{s3}/out/features"
+    predict = command(
+        "predict", str(run.path), f"{s3}/images/", "--out", out, "--features", "--part_size", "8", "--batch_size", "3"
+    )
+    done = subprocess.run(predict, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout == f"wrote {len(files)} images to {out}; 1 could not be read (see the column `error`)\n"
+    place = parts.opened(out)
+    for name in place.names():
+        (tmp_path / name).write_bytes(place.read(name))
+    rows = {Path(row["path"]).name: row for row in pq.read_table(tmp_path).to_pylist()}
+    assert rows["cut.jpg"]["features"] is None and rows["cut.jpg"]["path"] == f"{s3}/images/deep/cut.jpg"
+    plain = inference.predict(run, [str(file) for file in files[:-1] if file.name != "cut.jpg"], features="")
+    assert len(rows) == len(files) and rows[Path(plain[0]["path"]).name]["error"] is None
+    for row in plain:
+        assert rows[Path(row["path"]).name]["features"] == pytest.approx(row["features"].tolist(), abs=1e-5)
