@@ -118,7 +118,7 @@ def _quiet_core() -> Iterator[None]:
 
 def _read(batch: dict[str, np.ndarray], job: Job, listing: Any) -> Iterator[dict[str, np.ndarray]]:
     """Yield the stored arrays of each batch. This is the task of Ray Data."""
-    images = ray.get(listing)
+    images: Any = ray.get(listing)
     data = file_source(job.experiment.value.data, job.stored)
     for start, stop in zip(batch["start"], batch["stop"], strict=True):
         found = read(images.images(int(start), int(stop)), data, job.classes)
@@ -132,7 +132,8 @@ class _Predicting:
     def __init__(self, job: Job, weights: Any, listing: Any, cpus: float):
         torch.set_num_threads(max(1, int(cpus)))
         e = job.experiment.value
-        self.job, self.listing, self.data = job, ray.get(listing), file_source(e.data, job.stored)
+        self.job, self.data = job, file_source(e.data, job.stored)
+        self.listing: Any = ray.get(listing)
         module = e.model.build(job.sample, len(job.classes))
         module.load_state_dict(ray.get(weights))
         index = file_index([], self.data, job.classes)
