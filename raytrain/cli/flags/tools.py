@@ -174,12 +174,7 @@ def predict(
         return run, paths, out, checkpoint, tta, split, layer if features else None, layer, spread
 
     path, images, out, which, tta, split, features, layer, spread = parse(command, arguments, "raytrain predict")
-    swapped = [image for image in images if Path(image, "experiment.json").is_file()]
-    if swapped and not Path(path, "experiment.json").is_file():
-        run, given = swapped[0], [path, *(image for image in images if image != swapped[0])]
-        raise errors.UserError(
-            "RUN must come first", f"got {path}", f"write `{shlex.join(['raytrain', 'predict', run, *given])}`"
-        )
+    _check_order(path, images)
     found = Run(path)
     if images and split:
         raise errors.bad_flag("both images and --split are given", "raytrain predict")
@@ -200,6 +195,20 @@ def predict(
     elif features is not None:
         raise errors.bad_flag("--features needs --out FILE.parquet or --out FOLDER", "raytrain predict")
     return found, list(images), out, which, tta, split, features, None
+
+
+def _check_order(path: str, images: tuple[str, ...]) -> None:
+    """Check that the run comes before the images.
+
+    Raises:
+        UserError: it is among them.
+    """
+    swapped = [image for image in images if Path(image, "experiment.json").is_file()]
+    if swapped and not Path(path, "experiment.json").is_file():
+        run, given = swapped[0], [path, *(image for image in images if image != swapped[0])]
+        raise errors.UserError(
+            "RUN must come first", f"got {path}", f"write `{shlex.join(['raytrain', 'predict', run, *given])}`"
+        )
 
 
 def _check_parts(out: str, split: str | None) -> None:
