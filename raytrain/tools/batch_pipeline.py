@@ -40,6 +40,7 @@ class Job:
         experiment: the run's.
         sample, stored, classes: of the checkpoint: the shapes of the model's input and of stored images, the classes.
         tta, layer: see `Predictor`.
+        batch_size: images in one forward pass.
         schema: the columns of a row.
     """
 
@@ -49,6 +50,7 @@ class Job:
     classes: tuple[str, ...]
     tta: str
     layer: Layer | None
+    batch_size: int
     schema: pa.Schema
 
 
@@ -77,10 +79,10 @@ def stream(
     dataset = ray.data.from_items(
         [{"start": start, "stop": stop} for start, stop in batches], override_num_blocks=tasks
     )
-    call: dict[str, Any] = {"batch_size": None, "batch_format": "numpy", "zero_copy_batch": True}
+    call: dict[str, Any] = {"batch_format": "numpy", "zero_copy_batch": True}
     if workers.gpus:
         reading: Any = _read
-        dataset = dataset.map_batches(reading, fn_args=(job, images), num_cpus=workers.cpus, **call)
+        dataset = dataset.map_batches(reading, fn_args=(job, images), num_cpus=workers.cpus, batch_size=None, **call)
     predicting: Any = _Predicting
     dataset = dataset.map_batches(
         predicting,
@@ -88,11 +90,10 @@ def stream(
         compute=ray.data.ActorPoolStrategy(size=workers.count),
         num_cpus=workers.cpus,
         num_gpus=workers.gpus,
+        batch_size=job.batch_size if workers.gpus else None,
         **call,
     )
-    context = dataset.context
-    context.enable_progress_bars = False
-    context.target_max_block_size = 1  # each batch that a task yields is a block
+    dataset.context.enable_progress_bars = False
     found = iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1))
     with _quiet_core():  # until the actors have started
         first: Any = next(found, None)

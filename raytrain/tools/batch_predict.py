@@ -94,7 +94,7 @@ def predict(
     ]
     with _on_ray(settings, found, len(batches)) as workers:
         pipeline = importlib.import_module("raytrain.tools.batch_pipeline")
-        job = pipeline.Job(Shipped(e), tuple(state["sample"]), stored, classes, tta, layer, schema)
+        job = pipeline.Job(Shipped(e), tuple(state["sample"]), stored, classes, tta, layer, settings.batch_size, schema)
         tables = pipeline.stream(job, weights, found, batches, pipeline.Workers(*workers))
         with contextlib.closing(tables), _explained():
             for part, table in parts.assembled(tables, found.paths, settings.part_size):

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_a_killed_prediction_goes_on_and_has_each_image_once(
     out = tmp_path / "out"
     predict = ["predict", str(run.path), str(images), "--out", str(out), "--part_size", "20"]
     address = ray.get_runtime_context().gcs_address
-    killed = command(*predict, "--batch_size", "5", "--workers", "1", "--address", address)
+    killed = command(*predict, "--batch_size", "1", "--workers", "1", "--address", address)
     process = subprocess.Popen(killed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (out / "part-00002.parquet").exists() and process.poll() is None:
         time.sleep(0.01)
@@ -106,3 +107,20 @@ def test_features_of_images_at_a_url_are_written_to_a_url(
     assert len(rows) == len(files) and rows[Path(plain[0]["path"]).name]["error"] is None
     for row in plain:
         assert rows[Path(row["path"]).name]["features"] == pytest.approx(row["features"].tolist(), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_tasks_read_for_workers_with_gpus(run: Run, images: Path, tmp_path: Path) -> None:
+    """The GPU is Ray's alone: the workers find none and predict on the CPU."""
+    out = tmp_path / "out"
+    code = (
+        "import sys, ray\nfrom raytrain import cli\n"
+        "ray.init(address='local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)\n"
+        "status = cli.run(sys.argv[1:])\nray.shutdown()\nsys.exit(status)\n"
+    )
+    predict = ["predict", run.path, images, "--out", out, "--gpus_per_worker", "0.5", "--batch_size", "7"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, predict)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    check(run, out, images)
