@@ -23,6 +23,9 @@ from raytrain.tools.inference import blank, check_task, device, file_index, file
 from raytrain.tools.predictor import Predictor
 from raytrain.user_code.shipping import Shipped
 
+_RAY_ADDS = "Failed to apply UDF"
+"""How the text begins that Ray Data adds to an error."""
+
 
 class Progress(NamedTuple):
     """How far a prediction is.
@@ -195,13 +198,12 @@ def _explained() -> Generator[None]:
     """Turn what Ray says of an error in a worker into the error itself, in a line."""
     try:
         yield
-    except (errors.UserError, Leave, KeyboardInterrupt):
-        raise
     except Exception as error:
-        cause: BaseException = error
-        while (inner := getattr(cause, "cause", None) or cause.__cause__) is not None and inner is not cause:
-            cause = inner
+        cause: BaseException | None = error
+        while cause is not None and type(cause).__module__.startswith("ray."):
+            cause = getattr(cause, "cause", None) or cause.__cause__
         if isinstance(cause, errors.UserError):
             raise cause from None
-        said = errors.one_line(str(cause)) or type(cause).__name__
-        raise PredictionFailed(f"{type(cause).__name__}: {said}") from error
+        cause = cause or error
+        said = str(cause.args[0] if len(cause.args) == 1 else cause).partition(_RAY_ADDS)[0].rstrip(": '\n")
+        raise PredictionFailed(errors.one_line(f"{type(cause).__name__}: {said}")) from error

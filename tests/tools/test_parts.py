@@ -175,3 +175,17 @@ def test_mistakes_of_a_prediction_in_parts(finished: Run, capsys: Capture, digit
         assert message in fails(capsys, "predict", finished.path, digit_files, *arguments), arguments
     said = fails(capsys, "predict", finished.path, "--split", "val", "--out", tmp_path / "p")
     assert "--split is predicted by one process" in said
+
+
+def test_an_error_of_a_worker_is_told_without_what_ray_adds() -> None:
+    wrapped = type("RayTaskError", (Exception,), {"__module__": "ray.exceptions"})
+    for cause, kind, said in (
+        (errors.UserError("what", "where", "how"), errors.UserError, "what, where; how"),
+        (KeyError("five\nFailed to apply UDF transform"), batch_predict.PredictionFailed, "KeyError: five"),
+        (OSError(5, "no disk", "Failed to apply UDF"), batch_predict.PredictionFailed, "OSError: [Errno 5] no disk"),
+    ):
+        outer = wrapped("a traceback")
+        outer.cause = cause
+        with pytest.raises(kind) as found, batch_predict._explained():
+            raise outer
+        assert str(found.value) == said
