@@ -185,7 +185,7 @@ def test_an_error_of_a_worker_is_told_without_what_ray_adds() -> None:
         (OSError(5, "no disk", "Failed to apply UDF"), batch_predict.PredictionFailed, "OSError: [Errno 5] no disk"),
     ):
         outer = wrapped("a traceback")
-        outer.cause = cause
+        vars(outer)["cause"] = cause
         with pytest.raises(kind) as found, batch_predict._explained():
             raise outer
         assert str(found.value) == said
