@@ -154,7 +154,7 @@ _COMMANDS = {
     "runs": _Command("runs", "List runs and sweeps", "[DIR] [--sort KEY] [--json]"),
     "report": _Command("report", "Write an HTML report", "RUN ... [--out FILE] [--evaluate] | SWEEP"),
     "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
-    "predict": _Command("tools", "Predict images", "RUN PATH ... [--out predictions.csv]"),
+    "predict": _Command("tools", "Predict images", "RUN PATH ... [--out FILE|FOLDER] [--features]"),
     "export": _Command("tools", "Write the model", "RUN FILE (.pth .safetensors .pt2 .onnx)"),
     "serve": _Command("serve", "Serve a model", "RUN [--port 8000] [--replicas 1] [--address ADDRESS]"),
     "cluster": _Command("cluster", "Start a cluster", "init KIND [--out FILE] | check FILE | up FILE"),

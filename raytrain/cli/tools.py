@@ -17,10 +17,12 @@ from raytrain.optim.schedules import Rising
 from raytrain.report import batch as batch_report
 from raytrain.report import card
 from raytrain.report import lr as lr_report
+from raytrain.report import parts as parts_report
 from raytrain.report.console import show_evaluation
 from raytrain.run.run import Run
-from raytrain.tools import batch_size, batch_trials, inference, lr_range
+from raytrain.tools import batch_predict, batch_size, batch_trials, inference, lr_range
 from raytrain.tools import export as exporting
+from raytrain.tools.batch_settings import Settings
 from raytrain.tools.output import write_file
 
 
@@ -58,15 +60,42 @@ def evaluate(run: Run, root: str | None, split: str, which: str, tta: str, as_js
         show_evaluation(result, run.where)
 
 
-def predict(run: Run, images: list[str], out: Path | None, which: str, tta: str, split: str | None) -> None:
-    """Predict images or a split; print a table or write a file."""
-    rows = inference.predict(run, images, which, tta, split=split)
+def predict(
+    run: Run,
+    images: list[str],
+    out: str | None,
+    which: str,
+    tta: str,
+    split: str | None,
+    features: str | None,
+    spread: Settings | None,
+) -> int:
+    """Predict images or a split; print a table, write a file, or write a result in parts. The exit status is 1 if a
+    worker failed."""
+    if out is not None and spread is not None:
+        return _predict_in_parts(run, images, out, spread, which, tta, features)
+    rows = inference.predict(run, images, which, tta, split=split, features=features)
     if out is None:
         for row in rows:
             print("  ".join(text for name, value in row.items() if (text := _cell(name, value)) is not None))
     else:
-        inference.write_predictions(rows, run.experiment.task.class_names(run.classes(which)), out)
-        print(f"wrote {len(rows)} predictions to {out}")
+        inference.write_predictions(rows, run.experiment.task.class_names(run.classes(which)), Path(out))
+        print(f"wrote {len(rows)} {'predictions' if features is None else 'feature vectors'} to {out}")
+    return 0
+
+
+def _predict_in_parts(
+    run: Run, images: list[str], out: str, spread: Settings, which: str, tta: str, features: str | None
+) -> int:
+    where = out.partition("?")[0]
+    try:
+        with parts_report.Bar() as bar:
+            found = batch_predict.predict(run, images, out, spread, which, tta, features, bar.follow)
+    except batch_predict.PredictionFailed as error:
+        print(f"error: a worker failed: {error}; correct it, and the same command goes on", file=sys.stderr)
+        return 1
+    print(parts_report.line(found, where))
+    return 0
 
 
 def _cell(name: str, value: Any) -> str | None:

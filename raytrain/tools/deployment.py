@@ -21,8 +21,8 @@ from starlette.responses import Response
 from raytrain import errors
 from raytrain.driver.interrupts import waiting
 from raytrain.run.run import Run
+from raytrain.tools.answers import Answers
 from raytrain.tools.handler import Handler
-from raytrain.tools.predictor import Predictor
 from raytrain.tools.serving import Serving
 
 _NAME = "raytrain"
@@ -45,14 +45,14 @@ class Replica:
         threads = max(1, int(how.cpus or 1))
         torch.set_num_threads(threads)
         device = "cuda" if how.gpus else "cpu"
-        predictor, model = Predictor(Run(where), device=device), ThreadPoolExecutor(1, "model")
+        answers, model = Answers(Run(where), device=device), ThreadPoolExecutor(1, "model")
 
         # The model computes in a thread, so that the replica answers its health check and takes requests meanwhile.
         @serve.batch(max_batch_size=how.max_batch, batch_wait_timeout_s=_BATCH_SECONDS)
         async def predict(images: list[np.ndarray]) -> list[dict[str, Any]]:
-            return await asyncio.get_running_loop().run_in_executor(model, predictor.predict, images)
+            return await asyncio.get_running_loop().run_in_executor(model, answers.predict, images)
 
-        self._handler = Handler(predictor, predict, threads)  # type: ignore[arg-type]
+        self._handler = Handler(answers, predict, threads)  # type: ignore[arg-type]
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from raytrain import errors
-from raytrain.tools.predictor import Predictor
+from raytrain.tools.answers import Answers
 
 LARGEST = 32 << 20
 """Bytes of the largest body that is accepted."""
@@ -65,21 +65,21 @@ class Handler:
     """Answers requests.
 
     Args:
-        predictor: decodes the images.
+        answers: decodes the images.
         predict: answers one of them.
         threads: the number of images that are decoded at once, which bounds the memory for them.
     """
 
-    def __init__(self, predictor: Predictor, predict: Predict, threads: int = 1):
-        self._predictor, self._predict = predictor, predict
+    def __init__(self, answers: Answers, predict: Predict, threads: int = 1):
+        self._answers, self._predict = answers, predict
         self._readers = ThreadPoolExecutor(threads, "reader")
         self._page = resources.files("raytrain.tools").joinpath("serve.html").read_bytes()
         self._health = {
             "status": "ok",
-            "run": predictor.run.path.name,
-            "checkpoint": predictor.checkpoint,
-            "task": type(predictor.run.experiment.task).__name__,
-            "classes": list(predictor.classes),
+            "run": answers.run.path.name,
+            "checkpoint": answers.checkpoint,
+            "task": type(answers.run.experiment.task).__name__,
+            "classes": list(answers.classes),
             "largest_bytes": LARGEST,
         }
 
@@ -116,7 +116,7 @@ class Handler:
         if not content:
             raise Refused(400, "the image is empty")
         try:
-            image = await asyncio.get_running_loop().run_in_executor(self._readers, self._predictor.decode, content)
+            image = await asyncio.get_running_loop().run_in_executor(self._readers, self._answers.decode, content)
         except errors.BadSample as error:
             raise Refused(400, f"the image cannot be read: {error.reason}") from None
         return await self._predict(image)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from PIL import Image
 from pyarrow import csv, parquet
 from torch import nn
 
@@ -22,14 +21,17 @@ from raytrain.checkpoint.layout import load_state
 from raytrain.data import Data, Folds, ImageFolder, Index
 from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_indices, classes_differ
-from raytrain.data.image_files import EXTENSIONS
 from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct
 from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
 from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
-from raytrain.tools.output import PREDICTIONS, check_output, write_file
+from raytrain.tools import columns
+from raytrain.tools.features import Layer, find
+from raytrain.tools.listing import images_at
+from raytrain.tools.output import FEATURES, PREDICTIONS, check_output, write_file
+from raytrain.tools.predictor import Predictor
 from raytrain.tools.views import Averaged, Views, check_tta
 from raytrain.training.evaluation import evaluate as add_up
 from raytrain.training.precision import Precision, memory_format
@@ -79,17 +81,17 @@ def evaluate(
         raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
     check_input(data, index, path)
     e = e.bound(index)
-    views, device = check_tta(tta, e, index.input.kind), _device()
+    views, on = check_tta(tta, e, index.input.kind), device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = Direct(data, index)
     layout = memory_format(e.memory_format)
-    loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, device, train=False, memory_format=layout)
-    model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
+    loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, on, train=False, memory_format=layout)
+    model = run.model(which).to(on, memory_format=layout)  # type: ignore[call-overload]
     if tta:
         loader.prepare, model = Views(loader.prepare, tta, views, e.seed), Averaged(model, layout)
-    strategy = Strategy(model, RankContext(0, 1, device))
+    strategy = Strategy(model, RankContext(0, 1, on))
     task = _Watched(e.task, watch) if watch and type(e.task).sums is Supervised.sums else e.task
-    sums = add_up(task, strategy, loader, Precision(e.precision, device), e.micro_batch).reduce(device)
+    sums = add_up(task, strategy, loader, Precision(e.precision, on), e.micro_batch).reduce(on)
     facts = {"split": split, "checkpoint": path.name, "skipped": reader.skipped} | ({"views": views} if tta else {})
     count = int(sums["count"]) if "count" in sums else len(index)
     result = e.task.results(sums)
@@ -124,61 +126,84 @@ class _Watched(Task):
 
 
 def predict(
-    run: Run, paths: Sequence[str] = (), which: str = "best", tta: str = "", *, split: str | None = None
+    run: Run,
+    paths: Sequence[str] = (),
+    which: str = "best",
+    tta: str = "",
+    *,
+    split: str | None = None,
+    features: str | None = None,
 ) -> list[dict[str, Any]]:
     """Predict image files, and all images below folders; or the samples of a split of the run's own data, whatever its
     input is.
 
     Args:
         tta: as for `evaluate`.
+        features: return features in place of predictions: those before the model's head (an empty string), or the
+            output of the layer of that name; see `tools.features`.
 
     Returns:
         For each image, in order, `path`, or for each sample of a split `sample`, its name; and the columns of the
         task's `predictions`: for Classification `label`, `probability` and `probabilities`, a list in the classes'
-        order.
+        order; or `features`, float32 [d].
 
     Raises:
-        UserError: a path is not there, holds no image, or one cannot be read; the split is not there; or the run's task
-            says of no sample what it predicts.
+        UserError: a path is not there, holds no image, or one cannot be read; the split or the layer is not there; or
+            the run's task says of no sample what it predicts.
     """
+    e = run.experiment
+    state = load_state(run.checkpoint(which))
+    check_task(run, state, images=split is None, features=features, tta=tta)
+    classes = tuple(state["classes"])
     if split is not None:
-        check_task(run)
-        classes = tuple(load_state(run.checkpoint(which))["classes"])
         data, index, names = _split(run, split, which)
     else:
-        data, classes = image_source(run, which)
-        names = [file for path in paths for file in _images(Path(path))]
+        names = [file for path in paths for file in images_at(Path(path))]
+        data = file_source(e.data, tuple(state["stored"]))
         index = file_index(names, data, classes)
     key = "path" if split is None else "sample"
-    return [{key: names[number]} | row for number, row in _outputs(run, data, index, classes, which, tta)]
+    model = run.model(which)
+    layer = None if features is None else find_layer(run, model, state, features)
+    torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
+    predictor = Predictor(model, e.bound(index), data, index, classes, device(), tta, layer)
+    return [{key: names[number]} | row for number, row in _outputs(predictor, data, index)]
 
 
-def check_task(run: Run) -> None:
-    """Check that the run's task says what it predicts.
+def check_task(run: Run, state: Mapping[str, Any], images: bool, features: str | None, tta: str) -> None:
+    """Check that a run predicts what is asked for.
+
+    Args:
+        state: of its checkpoint.
+        images: whether image files are to be predicted.
 
     Raises:
-        UserError: it does not.
+        UserError: the task says of no sample what it predicts, or the model takes no images.
     """
     task = run.experiment.task
-    if type(task).predictions is Task.predictions:
+    if features is None and type(task).predictions is Task.predictions:
         task.predictions(torch.empty(0), ())
-
-
-def image_source(run: Run, which: str = "best") -> tuple[ImageFolder, tuple[str, ...]]:
-    """Return a source that reads single image files and prepares them as the run's own source did, and the classes.
-
-    Raises:
-        UserError: the task says of no sample what it predicts, or the model takes no images, or none that are square.
-    """
-    check_task(run)
-    state = load_state(run.checkpoint(which))
-    if state.get("input_kind", "image") != "image":  # an older run has images
+    if features is not None and tta:
+        raise errors.UserError("--tta averages probabilities, and --features has none", "", "leave --tta out")
+    if images and state.get("input_kind", "image") != "image":  # an older run has images
         raise errors.UserError(
             f"image files do not suit this run's model, whose input is no image (kind={state['input_kind']!r})",
             run.path,
             "predict its own data with --split val",
         )
-    return _file_source(run.experiment.data, tuple(state["stored"])), tuple(state["classes"])
+
+
+def blank(state: Mapping[str, Any]) -> torch.Tensor:
+    """Return a batch of one sample of zeros that the model of a checkpoint takes, on the CPU."""
+    return torch.zeros((1, *state["sample"]), dtype=getattr(torch, state.get("input_dtype", "float32")))
+
+
+def find_layer(run: Run, model: nn.Module, state: Mapping[str, Any], name: str) -> Layer:
+    """Return the layer whose features are taken; see `tools.features.find`.
+
+    Raises:
+        UserError: there is none.
+    """
+    return find(run.experiment.model, model, blank(state), name)
 
 
 def _split(run: Run, split: str, which: str) -> tuple[Data, Index, list[str]]:
@@ -200,26 +225,14 @@ def _no_split(split: str, indices: dict[str, Index], where: str) -> errors.UserE
     return errors.UserError(f"the data has no {split} split", where, f"choose another --split: {', '.join(indices)}")
 
 
-def _outputs(
-    run: Run, data: Data, index: Index, classes: tuple[str, ...], which: str, tta: str
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the predictions of each sample of an index."""
-    e, device = run.experiment.bound(index), _device()
-    views = check_tta(tta, e, index.input.kind)
-    layout = memory_format(e.memory_format)
-    model = run.model(which).to(device, memory_format=layout)  # type: ignore[call-overload]
-    precision = Precision(e.precision, device)
-    torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
-    reader = Direct(data, index)
-    loader = Loader(data, index, reader, _CHUNK, 0, 0, 1, device, train=False, memory_format=layout)
-    if tta:
-        loader.prepare, model = Views(loader.prepare, tta, views, e.seed), Averaged(model, layout)
-    with torch.inference_mode():
-        for loaded in loader.epoch(0):
-            for batch in loaded.micro_batches(_CHUNK):
-                with precision.forward():
-                    outputs = model(batch.input)
-                yield from zip(batch.ids.tolist(), e.task.predictions(outputs, classes), strict=True)
+def _outputs(predictor: Predictor, data: Data, index: Index) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the row of each sample of an index."""
+    reader, on = Direct(data, index), predictor.prepare.device
+    loader = Loader(data, index, reader, _CHUNK, 0, 0, 1, torch.device(on), False, predictor.layout)
+    loader.prepare = predictor.prepare
+    for loaded in loader.epoch(0):
+        for batch in loaded.micro_batches(_CHUNK):
+            yield from zip(batch.ids.tolist(), predictor.rows(batch.input), strict=True)
 
 
 def check_input(data: Data, index: Index, path: Path) -> None:
@@ -241,7 +254,8 @@ def check_input(data: Data, index: Index, path: Path) -> None:
 
 def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> None:
     """Write predictions as .csv or .parquet or .jsonl. Probabilities become a column for each class; masks become PNGs
-    in a folder beside the file, `NAME_masks`, and the column has their paths.
+    in a folder beside the file, `NAME_masks`, and the column has their paths. Features become a list of fixed size, in
+    .parquet alone.
 
     Args:
         classes: the names of what `probabilities` are of; their numbers if the names are not as many.
@@ -249,36 +263,22 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
     Raises:
         UserError: the suffix is none of these, or the place cannot be written.
     """
-    check_output(file, PREDICTIONS)
+    features = bool(rows) and columns.FEATURES in rows[0]
+    check_output(file, FEATURES if features else PREDICTIONS)
     folder = file.with_name(f"{file.stem}_masks")
-    flat = []
-    for number, row in enumerate(rows):
-        found = {name: value for name, value in row.items() if name != "probabilities"}
-        if "mask" in found:
+    flat = [columns.flat(row, classes) for row in rows]
+    for number, row in enumerate(flat):
+        if "mask" in row:
             place = folder / f"{number:06d}.png"
-            _write_mask(found["mask"], place)
-            found["mask"] = str(place)
-        shares = row.get("probabilities", ())
-        names = share_names(classes, len(shares))
-        flat.append(found | dict(zip((f"p_{name}" for name in names), shares, strict=True)))
+            _write_mask(row["mask"], place)
+            row["mask"] = str(place)
     if file.suffix == ".jsonl":
         write_file(file, "".join(json.dumps(row) + "\n" for row in flat).encode())
         return
     content = io.BytesIO()
-    (csv.write_csv if file.suffix == ".csv" else parquet.write_table)(pa.Table.from_pylist(flat), content)
+    table = columns.table(flat, columns.schema(flat[0])) if features else pa.Table.from_pylist(flat)
+    (csv.write_csv if file.suffix == ".csv" else parquet.write_table)(table, content)
     write_file(file, content.getbuffer())
-
-
-def share_names(classes: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """Return the names of `probabilities`: those of classes, or numbers if the classes are not as many."""
-    return classes if len(classes) == count else tuple(map(str, range(count)))
-
-
-def mask_png(mask: np.ndarray) -> bytes:
-    """Return uint8 or int32 [height, width] as a grey PNG of 8 or 16 bits: the classes' numbers as they are."""
-    content = io.BytesIO()
-    Image.fromarray(mask if mask.dtype == np.uint8 else mask.astype(np.uint16)).save(content, "PNG")
-    return content.getvalue()
 
 
 def _write_mask(mask: np.ndarray, file: Path) -> None:
@@ -286,27 +286,15 @@ def _write_mask(mask: np.ndarray, file: Path) -> None:
         file.parent.mkdir(exist_ok=True)
     except OSError as error:
         raise errors.cannot_write(file.parent, error.strerror or str(error)) from None
-    write_file(file, mask_png(mask))
+    write_file(file, columns.png(mask))
 
 
-def _device() -> torch.device:
+def device() -> torch.device:
+    """Return the GPU, if there is one, or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _images(path: Path) -> list[str]:
-    if os.path.isdir(path):
-        below = [file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file()]
-        hidden = {file for file in below if any(part.startswith(".") for part in file.relative_to(path).parts)}
-        found = sorted(str(file) for file in below if file not in hidden)
-        if not found:
-            raise errors.UserError("no images there", path, "give image files or a folder of them")
-        return found
-    if not os.path.isfile(path):
-        raise errors.no_such_file(path, "image")
-    return [str(path)]
-
-
-def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
+def file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     """Return a source that reads single files and prepares images as the run's own source did."""
     if stored[1] != stored[2]:
         raise errors.UserError(
@@ -323,7 +311,7 @@ def _file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
 
 
 def file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:
-    """Return the index of image files for a source that `image_source` returned.
+    """Return the index of single files, which a source of `file_source` reads.
 
     Raises:
         UserError: a name is not UTF-8.

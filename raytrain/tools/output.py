@@ -11,6 +11,8 @@ from raytrain.files import write_atomically
 
 PREDICTIONS = (".csv", ".jsonl", ".parquet")
 """The suffixes that `predict` writes."""
+FEATURES = (".parquet",)
+"""The suffixes that `predict --features` writes: a vector is one value there."""
 WEIGHTS = (".pth", ".safetensors", ".pt2", ".onnx")
 """The suffixes that `export` writes."""
 PLOTS = (".png", ".svg", ".pdf")

@@ -1,90 +1,69 @@
-"""A run's model that answers single images, given as the bytes of their files, as `raytrain predict` answers files."""
+"""A run's model with what comes before and after it: from stored samples to rows of predictions or features."""
 
 from __future__ import annotations
 
-import base64
-import math
-import tempfile
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
+from torch import nn
 
-from raytrain import errors
-from raytrain.data.checks import checked_read
+from raytrain.data import Data, Index
 from raytrain.data.prepare import Prepare
-from raytrain.run.run import Run
-from raytrain.tools.inference import file_index, image_source, mask_png, share_names
+from raytrain.experiment import Experiment
+from raytrain.tools.columns import FEATURES
+from raytrain.tools.features import Features, Layer
+from raytrain.tools.views import Averaged, Views, check_tta
 from raytrain.training.precision import Precision, memory_format
 
 
 class Predictor:
-    """The model of a checkpoint on a device, with the run's preprocessing and its task's predictions.
+    """What a run's model says of samples.
+
+    Args:
+        model: the run's, on the CPU, in evaluation mode.
+        data: the source, for its crop and normalisation.
+        index: for the fields of its samples.
+        classes: the names of the data's classes.
+        tta: test-time augmentation, as for `evaluate`.
+        layer: the layer whose features to return; None for predictions.
 
     Attributes:
-        run: the run.
-        checkpoint: the checkpoint's name.
-        classes: the names of what `probabilities` are of.
+        prepare: turns arrays as they are stored into the model's input.
 
     Raises:
-        UserError: the model takes no images, the task does not say what it predicts, or the checkpoint cannot be read.
+        UserError: `tta` does not suit the run.
     """
 
-    def __init__(self, run: Run, which: str = "best", device: torch.device | str = "cpu"):
-        experiment, self.device = run.experiment, torch.device(device)
-        self._source, self._data_classes = image_source(run, which)
-        self.run, self.checkpoint, self._task = run, run.checkpoint(which).name, experiment.task
-        self.classes = self._task.class_names(self._data_classes)
-        layout = memory_format(experiment.memory_format)
-        self._model = run.model(which).to(self.device, memory_format=layout)  # type: ignore[call-overload]
-        self._precision = Precision(experiment.precision, self.device)
-        index = file_index([], self._source, self._data_classes)
-        self._name, self.shape = index.input.name, index.shape
-        self._prepare = Prepare(self._source, index, self.device, layout)
+    def __init__(
+        self,
+        model: nn.Module,
+        e: Experiment,
+        data: Data,
+        index: Index,
+        classes: tuple[str, ...],
+        device: torch.device,
+        tta: str = "",
+        layer: Layer | None = None,
+    ):
+        views, self.layout = check_tta(tta, e, index.input.kind), memory_format(e.memory_format)
+        self.task, self.classes, self.layer = e.task, classes, layer
+        self.model: nn.Module = model.to(device, memory_format=self.layout)  # type: ignore[call-overload]
+        self.prepare = Prepare(data, index, device, self.layout)
+        self.precision = Precision(e.precision, device)
+        if layer is not None:
+            self.model = Features(self.model, layer)
+        elif tta:
+            self.prepare, self.model = Views(self.prepare, tta, views, e.seed), Averaged(self.model, self.layout)
 
-    def decode(self, content: bytes) -> np.ndarray:
-        """Return the image of a file's bytes, uint8 [channels, size, size], by the reader of the run's data.
+    @torch.inference_mode()
+    def rows(self, inputs: torch.Tensor) -> list[dict[str, Any]]:
+        """Return the columns of each sample: those of the task's `predictions`, or `features`, float32 [d].
 
-        Raises:
-            BadSample: they are no image that can be decoded.
+        Args:
+            inputs: prepared, on the device.
         """
-        # The reader takes a file, and may be a user's own.
-        with tempfile.NamedTemporaryFile(prefix="raytrain-image-") as file:
-            file.write(content)
-            file.flush()
-            index = file_index([file.name], self._source, self._data_classes)
-            try:
-                return checked_read(self._source, index, np.zeros(1, np.int64))[self._name][0]
-            except errors.UserError as error:  # the reader raised something else than a BadSample
-                raise errors.BadSample(file.name, error.what) from None
-
-    def predict(self, images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """Return the answer to each of some decoded images, ready for JSON."""
-        with torch.inference_mode():
-            stored = {self._name: torch.from_numpy(np.stack(images)).to(self.device)}
-            prepared = self._prepare.plain(stored)[self._name]
-            with self._precision.forward():
-                outputs = self._model(prepared)
-            return [self._answer(row) for row in self._task.predictions(outputs, self._data_classes)]
-
-    def _answer(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a row of `Task.predictions` with `probabilities` by the classes' names, and a `mask` as a PNG with the
-        `shares` of its pixels."""
-        found = {name: _number(value) for name, value in row.items() if name not in ("probabilities", "mask")}
-        if "probabilities" in row:
-            names = share_names(self.classes, len(row["probabilities"]))
-            found["probabilities"] = dict(zip(names, map(_number, row["probabilities"]), strict=True))
-        if "mask" in row:
-            mask = row["mask"]
-            values, counts = np.unique(mask, return_counts=True)
-            names = [self.classes[value] if value < len(self.classes) else str(value) for value in values.tolist()]
-            shares = (counts / mask.size).tolist()
-            found["shares"] = dict(zip(names, shares, strict=True))
-            found["mask"] = "data:image/png;base64," + base64.b64encode(mask_png(mask)).decode()
-        return found
-
-
-def _number(value: Any) -> Any:
-    """Return a value as JSON has it: None for a number that is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        with self.precision.forward():
+            outputs = self.model(inputs)
+        if self.layer is not None:
+            return [{FEATURES: row} for row in outputs.cpu().numpy()]
+        return self.task.predictions(outputs, self.classes)

@@ -16,7 +16,7 @@ from raytrain.driver.interrupts import waiting
 from raytrain.driver.resources import Resources
 from raytrain.driver.session import Session
 from raytrain.run.run import Run
-from raytrain.tools.predictor import Predictor
+from raytrain.tools.answers import Answers
 from raytrain.tools.serving import Serving
 
 _LOOK_SECONDS = 2.0
@@ -34,8 +34,8 @@ def serve(run: Run, how: Serving, address: str | None, verbose: bool, say: Calla
         UserError: the run's model answers no images, the port is taken, the replicas find no room, the cluster does not
             answer, or it serves something already.
     """
-    predictor = Predictor(run)
-    predictor.predict([np.zeros(predictor.shape, np.uint8)])  # a task's own code fails here, and not in a replica
+    answers = Answers(run)
+    answers.predict([np.zeros(answers.shape, np.uint8)])  # a task's own code fails here, and not in a replica
     where = run.url or os.path.abspath(run.path)
     if not (address or os.environ.get("RAY_ADDRESS")):
         _check_port(how)
@@ -48,16 +48,16 @@ def serve(run: Run, how: Serving, address: str | None, verbose: bool, say: Calla
         if not session.own:
             deployment.check_free(str(session.address))
         with deployment.running(where, how, session.own, verbose):
-            for line in _lines(predictor, how, session.own):
+            for line in _lines(answers, how, session.own):
                 say(line)
             while session.answers():
                 time.sleep(_LOOK_SECONDS)
 
 
-def _lines(predictor: Predictor, how: Serving, own: bool) -> list[str]:
+def _lines(answers: Answers, how: Serving, own: bool) -> list[str]:
     """Return what the user needs to know once the server answers."""
     each = f"{how.gpus:g} GPUs each" if how.gpus else f"{how.cpus:g} {'CPU' if how.cpus == 1 else 'CPUs'} each"
-    lines = [f"{predictor.run.where} ({predictor.checkpoint}) is served by {_many(how)} of {each}"]
+    lines = [f"{answers.run.where} ({answers.checkpoint}) is served by {_many(how)} of {each}"]
     lines += [] if own else ["the server listens on the cluster's head"]
     lines += ["other machines can reach it, without a password"] if how.open else []
     return [*lines, f"{how.url}  (Ctrl-C ends it)"]

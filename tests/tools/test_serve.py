@@ -28,8 +28,8 @@ from raytrain import CNN, Digits, Experiment, Run, Task, errors
 from raytrain.checkpoint import checkpoints
 from raytrain.driver.resources import Node, Resources
 from raytrain.tools import handler, inference, serve
+from raytrain.tools.answers import Answers
 from raytrain.tools.handler import Answer, Handler
-from raytrain.tools.predictor import Predictor
 from raytrain.tools.serving import Serving
 
 __all__ = ["copied", "finished", "without_ray"]
@@ -39,12 +39,12 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def predictor(finished: Run) -> Predictor:
-    return Predictor(finished)
+def answers(finished: Run) -> Answers:
+    return Answers(finished)
 
 
 def ask(
-    predictor: Predictor, method: str, path: str, body: bytes = b"", kind: str | None = "image/png", size: int = 1000
+    answers: Answers, method: str, path: str, body: bytes = b"", kind: str | None = "image/png", size: int = 1000
 ) -> Answer:
     """The answer to a request whose body comes in parts of `size` bytes."""
 
@@ -53,14 +53,14 @@ def ask(
             yield body[start : start + size]
 
     async def predict(image: np.ndarray) -> dict[str, Any]:
-        return predictor.predict([image])[0]
+        return answers.predict([image])[0]
 
     headers: Mapping[str, str] = {} if kind is None else {"content-type": kind}
-    return asyncio.run(Handler(predictor, predict).answer(method, path, headers, parts()))
+    return asyncio.run(Handler(answers, predict).answer(method, path, headers, parts()))
 
 
-def post(predictor: Predictor, body: bytes, kind: str | None = "image/png") -> tuple[int, dict[str, Any]]:
-    answer = ask(predictor, "POST", "/predict", body, kind)
+def post(answers: Answers, body: bytes, kind: str | None = "image/png") -> tuple[int, dict[str, Any]]:
+    answer = ask(answers, "POST", "/predict", body, kind)
     assert answer.kind == "application/json"
     return answer.status, json.loads(answer.content)
 
@@ -99,16 +99,16 @@ def form(*parts: tuple[str, bytes], boundary: str = "xYz") -> bytes:
     return b"".join(written) + f"--{boundary}--\r\n".encode()
 
 
-def test_answers_equal_those_of_predict(finished: Run, predictor: Predictor, tmp_path: Path) -> None:
+def test_answers_equal_those_of_predict(finished: Run, answers: Answers, tmp_path: Path) -> None:
     """Of one image at a time and of all in a batch, whatever their mode, format and orientation."""
     files = {tmp_path / name: content for name, content in images().items()}
     for file, content in files.items():
         file.write_bytes(content)
     rows = inference.predict(finished, [str(file) for file in files])
-    together = predictor.predict([predictor.decode(content) for content in files.values()])
+    together = answers.predict([answers.decode(content) for content in files.values()])
     seen = set()
     for (file, content), row, in_batch in zip(files.items(), rows, together, strict=True):
-        status, found = post(predictor, content, "image/whatever")
+        status, found = post(answers, content, "image/whatever")
         assert status == 200 and found["label"] == in_batch["label"] == row["label"], file
         assert list(found["probabilities"]) == list(finished.classes())
         for one in (found, in_batch):
@@ -119,23 +119,23 @@ def test_answers_equal_those_of_predict(finished: Run, predictor: Predictor, tmp
     turned = images()["turned.jpg"]
     flat = io.BytesIO()
     Image.open(io.BytesIO(turned)).save(flat, "JPEG", quality="keep")  # without the orientation
-    assert not np.array_equal(predictor.decode(turned), predictor.decode(flat.getvalue()))
+    assert not np.array_equal(answers.decode(turned), answers.decode(flat.getvalue()))
 
 
-def test_a_form_and_raw_bytes_get_the_same_answer(predictor: Predictor) -> None:
+def test_a_form_and_raw_bytes_get_the_same_answer(answers: Answers) -> None:
     content = images()["rgb.png"]
-    expected = post(predictor, content)
+    expected = post(answers, content)
     assert expected[0] == 200
     for kind in (None, "application/octet-stream", "application/x-www-form-urlencoded", "IMAGE/JPEG; a=b"):
-        assert post(predictor, content, kind) == expected
+        assert post(answers, content, kind) == expected
     file = ('name="file"; filename="x.png"', content)
     for parts in ([file], [("name=a", b"text"), file, ("name=b", b"")], [('name="file"', content)]):
-        assert post(predictor, form(*parts), "multipart/form-data; boundary=xYz") == expected
-        assert post(predictor, form(*parts), 'multipart/form-data; boundary="xYz"') == expected
+        assert post(answers, form(*parts), "multipart/form-data; boundary=xYz") == expected
+        assert post(answers, form(*parts), 'multipart/form-data; boundary="xYz"') == expected
     assert handler.file_of(b"preamble\r\n" + form(file) + b"epilogue", "xYz") == content
 
 
-def test_malformed_requests_get_4xx(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_requests_get_4xx(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     content, kind = images()["rgb.png"], "multipart/form-data; boundary=xYz"
     whole = form(('name="file"; filename="x.png"', content))
     for status, body, given, words in (
@@ -152,16 +152,16 @@ def test_malformed_requests_get_4xx(predictor: Predictor, monkeypatch: pytest.Mo
         (415, b"{}", "application/json", "application/json"),
         (415, b"x", "text/plain; charset=utf-8", "text/plain"),
     ):
-        found, answer = post(predictor, body, given)
+        found, answer = post(answers, body, given)
         assert found == status and words in answer["error"], (body[:40], answer)
         assert list(answer) == ["error"] and "/tmp" not in answer["error"]
     monkeypatch.setattr(handler, "LARGEST", len(content) - 1)
-    assert post(predictor, content) == (413, {"error": f"the body is larger than {len(content) - 1:,} bytes"})
+    assert post(answers, content) == (413, {"error": f"the body is larger than {len(content) - 1:,} bytes"})
     monkeypatch.setattr(handler, "LARGEST", len(content))
-    assert post(predictor, content)[0] == 200
+    assert post(answers, content)[0] == 200
 
 
-def test_a_body_that_is_too_large_is_not_kept(predictor: Predictor) -> None:
+def test_a_body_that_is_too_large_is_not_kept(answers: Answers) -> None:
     asked = []
 
     async def parts() -> AsyncIterator[bytes]:
@@ -169,7 +169,7 @@ def test_a_body_that_is_too_large_is_not_kept(predictor: Predictor) -> None:
             asked.append(number)
             yield bytes(1 << 20)
 
-    one = Handler(predictor, lambda image: asyncio.sleep(0, {}))
+    one = Handler(answers, lambda image: asyncio.sleep(0, {}))
     assert asyncio.run(one.answer("POST", "/predict", {"content-length": str(1 << 40)}, parts())).status == 413
     assert not asked
     tracemalloc.start()
@@ -178,7 +178,7 @@ def test_a_body_that_is_too_large_is_not_kept(predictor: Predictor) -> None:
     tracemalloc.stop()
 
 
-def test_damaged_files_never_raise_anything_else(predictor: Predictor) -> None:
+def test_damaged_files_never_raise_anything_else(answers: Answers) -> None:
     """Each byte of the headers, and bytes of the rest, in each format."""
     generator, refused = np.random.default_rng(0), 0
     for name, content in images().items():
@@ -189,25 +189,25 @@ def test_damaged_files_never_raise_anything_else(predictor: Predictor) -> None:
             if generator.random() < 0.3:
                 del damaged[int(generator.integers(1, len(damaged))) :]
             try:
-                assert predictor.decode(bytes(damaged)).shape == predictor.shape, name
+                assert answers.decode(bytes(damaged)).shape == answers.shape, name
             except errors.BadSample:
                 refused += 1
     assert refused > 100
 
 
-def test_paths_and_methods(finished: Run, predictor: Predictor) -> None:
-    health = json.loads(ask(predictor, "GET", "/health").content)
+def test_paths_and_methods(finished: Run, answers: Answers) -> None:
+    health = json.loads(ask(answers, "GET", "/health").content)
     assert health["status"] == "ok" and health["classes"] == list(finished.classes())
     assert health["checkpoint"] == finished.checkpoint().name and health["run"] == finished.path.name
-    assert [ask(predictor, "GET", path).status for path in ("/predict", "/other", "/health/")] == [405, 404, 404]
-    assert ask(predictor, "DELETE", "/").headers["allow"] == "GET, HEAD"
-    page = ask(predictor, "GET", "/")
+    assert [ask(answers, "GET", path).status for path in ("/predict", "/other", "/health/")] == [405, 404, 404]
+    assert ask(answers, "DELETE", "/").headers["allow"] == "GET, HEAD"
+    page = ask(answers, "GET", "/")
     assert page.status == 200 and page.kind.startswith("text/html") and b"http" not in page.content
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
 def test_masks_numbers_and_names_become_json(finished: Run) -> None:
-    one = Predictor(finished)
+    one = Answers(finished)
     mask = np.zeros((4, 6), np.uint8)
     mask[0] = 3
     row = {"mask": mask, "size": float("nan"), "kind": "a", "count": 3, "probabilities": [0.5, float("inf")]}
@@ -270,7 +270,7 @@ def test_addresses() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
-def test_a_browser_sends_an_image_and_shows_bars(predictor: Predictor, tmp_path: Path) -> None:
+def test_a_browser_sends_an_image_and_shows_bars(answers: Answers, tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "image.png").write_bytes(images()["rgb.png"])
     (tmp_path / "text.png").write_text("no image")
@@ -278,7 +278,7 @@ def test_a_browser_sends_an_image_and_shows_bars(predictor: Predictor, tmp_path:
     class Server(BaseHTTPRequestHandler):
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            found = ask(predictor, self.command, self.path, body, self.headers.get("content-type"))
+            found = ask(answers, self.command, self.path, body, self.headers.get("content-type"))
             self.send_response(found.status)
             for name, value in {**found.headers, "content-type": found.kind}.items():
                 self.send_header(name, value)
@@ -304,7 +304,7 @@ def test_a_browser_sends_an_image_and_shows_bars(predictor: Predictor, tmp_path:
             assert page.evaluate("document.activeElement.id") == "file"
             page.set_input_files("#file", tmp_path / "image.png")
             page.wait_for_selector("li")
-            label = predictor.predict([predictor.decode(images()["rgb.png"])])[0]["label"]
+            label = answers.predict([answers.decode(images()["rgb.png"])])[0]["label"]
             assert page.inner_text("h2") == f"label: {label}" and page.locator("li").count() == 10
             assert page.inner_text("li >> nth=0").startswith(label) and page.is_visible("#image")
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -319,7 +319,7 @@ def test_a_browser_sends_an_image_and_shows_bars(predictor: Predictor, tmp_path:
     server.server_close()
 
 
-def test_the_model_runs_without_gradients(predictor: Predictor) -> None:
+def test_the_model_runs_without_gradients(answers: Answers) -> None:
     assert not torch.is_inference_mode_enabled()
-    blank = np.zeros(predictor.shape, np.uint8)
-    assert predictor.predict([blank])[0] == predictor.predict([blank])[0]
+    blank = np.zeros(answers.shape, np.uint8)
+    assert answers.predict([blank])[0] == answers.predict([blank])[0]

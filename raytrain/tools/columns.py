@@ -1,0 +1,70 @@
+"""The columns of files of predictions: rows of a task or features, as Arrow tables."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+FEATURES = "features"
+
+
+def flat(row: Mapping[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return a prediction with a column `p_CLASS` for each of its `probabilities`.
+
+    Args:
+        classes: the names of what `probabilities` are of; their numbers if the names are not as many.
+    """
+    shares = row.get("probabilities", ())
+    names = share_names(classes, len(shares))
+    found = {name: value for name, value in row.items() if name != "probabilities"}
+    return found | dict(zip((f"p_{name}" for name in names), shares, strict=True))
+
+
+def share_names(classes: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Return the names of `probabilities`: those of classes, or numbers if the classes are not as many."""
+    return classes if len(classes) == count else tuple(map(str, range(count)))
+
+
+def png(mask: np.ndarray) -> bytes:
+    """Return a mask, uint8 or int32 [height, width], as a grey PNG of 8 or 16 bits: the classes' numbers as they
+    are."""
+    content = io.BytesIO()
+    Image.fromarray(mask if mask.dtype == np.uint8 else mask.astype(np.uint16)).save(content, "PNG")
+    return content.getvalue()
+
+
+def written(row: Mapping[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return a prediction as a part of a result has it: flat, and a mask as the bytes of a PNG."""
+    found = flat(row, classes)
+    return found | {"mask": png(found["mask"])} if "mask" in found else found
+
+
+def schema(row: Mapping[str, Any]) -> pa.Schema:
+    """Return the columns of flat rows such as this one; `features` is a list of fixed size."""
+    types = {
+        name: pa.list_(pa.float32(), len(value)) if name == FEATURES else pa.scalar(value).type
+        for name, value in row.items()
+    }
+    return pa.schema(types)
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: pa.Schema) -> pa.Table:
+    """Return flat rows as a table; a value that a row lacks is null."""
+    return pa.Table.from_arrays([_column(rows, field) for field in columns], schema=columns)
+
+
+def _column(rows: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
+    values = [row.get(field.name) for row in rows]
+    if not pa.types.is_fixed_size_list(field.type):
+        return pa.array(values, field.type)
+    size = field.type.list_size
+    missing = [value is None for value in values]
+    numbers = np.concatenate([np.zeros(size, np.float32) if value is None else value for value in values] or [[]])
+    return pa.FixedSizeListArray.from_arrays(
+        pa.array(numbers, pa.float32()), type=field.type, mask=pa.array(missing, pa.bool_()) if any(missing) else None
+    )

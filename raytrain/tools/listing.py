@@ -1,0 +1,152 @@
+"""The images that a prediction is asked for: files and folders of this machine, and URLs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from raytrain import errors
+from raytrain.checkpoint import location
+from raytrain.checkpoint.storage import Storage, answered
+from raytrain.data.image_files import EXTENSIONS
+
+_HERE = ""
+"""The root of files of this machine."""
+
+
+class Image(NamedTuple):
+    """An image to predict.
+
+    Attributes:
+        path: its path or URL, without the URL's options, which may hold keys.
+        root: the URL of a folder; empty for a file of this machine.
+        name: its path below the root.
+        size: bytes.
+    """
+
+    path: str
+    root: str
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Images in the order of their paths, each once, in columns that processes of a node share.
+
+    Attributes:
+        paths, names: see `Image`.
+        roots: the roots.
+        root: int32 [n], which of them each image has.
+        sizes: int64 [n], bytes.
+        digest: sha256 of paths and sizes.
+    """
+
+    paths: pa.StringArray
+    names: pa.StringArray
+    roots: tuple[str, ...]
+    root: np.ndarray
+    sizes: np.ndarray
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def images(self, start: int, stop: int) -> list[Image]:
+        """Return the images of a range of rows."""
+        rows = zip(
+            self.paths[start:stop].to_pylist(),
+            self.root[start:stop].tolist(),
+            self.names[start:stop].to_pylist(),
+            self.sizes[start:stop].tolist(),
+            strict=True,
+        )
+        return [Image(path, self.roots[root], name, size) for path, root, name, size in rows]
+
+    def first_here(self) -> str | None:
+        """Return the path of the first file of this machine; None without one."""
+        if _HERE not in self.roots:
+            return None
+        return str(self.names[int(np.argmax(self.root == self.roots.index(_HERE)))])
+
+
+def listed(sources: Sequence[str]) -> Listing:
+    """Return all images of some files, folders and URLs.
+
+    Raises:
+        UserError: one of them is not there or holds no image, a name is not UTF-8, or storage does not answer.
+    """
+    found: dict[str, Image] = {}
+    for source in sources:
+        images = _at_url(source) if location.is_url(source) else _here(source)
+        found |= {image.path: image for image in images}
+    images = [found[path] for path in sorted(found)]
+    try:
+        paths, names = (pa.array([getattr(image, name) for image in images], pa.string()) for name in ("path", "name"))
+    except UnicodeEncodeError as error:
+        raise errors.UserError("the file is broken: its name is not UTF-8", error.object, "rename it") from None
+    roots = tuple(dict.fromkeys(image.root for image in images))
+    numbers = {root: number for number, root in enumerate(roots)}
+    digest = hashlib.sha256()
+    for image in images:
+        digest.update(f"{image.path}\0{image.size}\n".encode())
+    return Listing(
+        paths,
+        names,
+        roots,
+        np.array([numbers[image.root] for image in images], np.int32),
+        np.array([image.size for image in images], np.int64),
+        digest.hexdigest(),
+    )
+
+
+def images_at(path: Path) -> list[str]:
+    """Return the paths of all images below a folder, in order, without hidden ones; or a file's own path.
+
+    Raises:
+        UserError: there is no such file, or no image in the folder.
+    """
+    if os.path.isdir(path):
+        below = [file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file()]
+        hidden = {file for file in below if any(part.startswith(".") for part in file.relative_to(path).parts)}
+        found = sorted(str(file) for file in below if file not in hidden)
+        if not found:
+            raise errors.UserError("no images there", path, "give image files or a folder of them")
+        return found
+    if not os.path.isfile(path):
+        raise errors.no_such_file(path, "image")
+    return [str(path)]
+
+
+def _here(source: str) -> list[Image]:
+    files = images_at(Path(source))
+    return [Image(file, _HERE, os.path.abspath(file), os.stat(file).st_size) for file in files]
+
+
+def _at_url(url: str) -> list[Image]:
+    path, mark, options = url.partition("?")
+    path = path.rstrip("/")
+    single = path.lower().endswith(EXTENSIONS)
+    shown, wanted = path.rpartition("/")[::2] if single else (path, "")
+    root = shown + mark + options
+    there = answered(root, lambda: Storage(root).names("", recursive=not single))
+    found = [
+        Image(f"{shown}/{name}", root, name, size)
+        for name, size in there.items()
+        if size is not None and (name == wanted if single else _is_image(name))
+    ]
+    if not found:
+        raise errors.UserError("no images there", path, "give the URL of an image, or of a folder of images")
+    return found
+
+
+def _is_image(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.suffix.lower() in EXTENSIONS and not any(part.startswith(".") for part in path.parts)
