@@ -224,6 +224,11 @@ class Data:
         """Side of the square that the model sees, which a source may derive; None is the whole stored image."""
         return self.crop
 
+    @property
+    def resizes(self) -> bool:
+        """Whether a field `size` may be changed, as to that of a model's weights."""
+        return True
+
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, which a source may derive."""
         return self.mean, self.std
