@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from raytrain.data.shards import (
     split_values,
     write_index,
 )
-from raytrain.run.lock import Lock
+from raytrain.run.lock import Lock, held
 from raytrain.tools.pack_places import FOLDER, PLAN, Place, place_of
 from raytrain.tools.pack_settings import Settings
 
@@ -150,14 +150,13 @@ def pack(data: Data, dest: str, settings: Settings, started: Callable[[int, int]
     """
     place = place_of(dest)
     job, indices = planned(data, settings)
+    if not held(place.local) and _complete(place, job):
+        return f"{dest} has this pack already"
     with _claimed(place):
-        known = place.read(MANIFEST)
-        if known is not None:
-            if parsed(known, dest).get("recipe") == job.recipe:
-                return f"{dest} has this pack already"
-            how = "give another folder, or remove it"
-            raise errors.UserError("another pack is there, of other data or with other settings", dest, how)
-        _begin(place, job)
+        if _complete(place, job):  # by a command that has ended meanwhile
+            place.clear()
+            return f"{dest} has this pack already"
+        place.write(PLAN, json.dumps({"recipe": job.recipe}).encode())
         records = {part.number: found for part in job.parts if (found := _record(place, part)) is not None}
         left = [part for part in job.parts if part.number not in records]
         total = sum(len(index) for index in indices.values())
@@ -190,22 +189,29 @@ def _claimed(place: Place) -> Lock:
         raise errors.cannot_write(place.where, error.strerror or str(error)) from None
 
 
-def _begin(place: Place, job: Job) -> None:
-    """Note what is packed there, or check that it is the same."""
-    text = place.read(PLAN)
-    if text is None:
-        if others := place.others():
-            what = f"the folder is not empty: {errors.listed(others, 3)}"
-            raise errors.UserError(what, place.where, "give an empty or a new folder")
-        place.write(PLAN, json.dumps({"recipe": job.recipe}).encode())
-        return
-    try:
-        recipe = json.loads(text)["recipe"]
-    except (ValueError, KeyError, TypeError):
-        recipe = None
-    if recipe != job.recipe:
+def _complete(place: Place, job: Job) -> bool:
+    """Return whether the pack is there.
+
+    Raises:
+        UserError: something else is.
+    """
+    known, plan = place.read(MANIFEST), place.read(PLAN)
+    if known is not None:
+        if parsed(known, place.where).get("recipe") == job.recipe:
+            return True
+        what = "another pack is there, of other data or with other settings"
+    elif plan is None:
+        if not (others := place.others()):
+            return False
+        what = f"the folder is not empty: {errors.listed(others, 3)}"
+    else:
+        try:
+            if json.loads(plan)["recipe"] == job.recipe:
+                return False
+        except (ValueError, KeyError, TypeError):
+            pass
         what = "a part of another pack is there: of other data, with other settings, or by other versions of libraries"
-        raise errors.UserError(what, place.where, "give another folder, or remove it")
+    raise errors.UserError(what, place.where, "give another folder, or remove it")
 
 
 def _record_name(part: Part) -> str:
@@ -259,42 +265,50 @@ def write_shard(
     Raises:
         UserError: a sample cannot be read and `on_bad_sample` is `error`, or the place cannot be written.
     """
-    lengths, crcs, bad = [], [], []
-    digest, told = hashlib.sha256(), 0
     partial = place.local / f"{part.number:05d}.{uuid.uuid4().hex}.partial"
     try:
         place.local.mkdir(parents=True, exist_ok=True)
         with open(partial, "xb", buffering=1 << 20) as file:
-            for row, found in (_raw if job.codec == "raw" else _encoded)(job, index, part.start, part.stop):
-                if isinstance(found, errors.BadSample):
-                    if job.data.on_bad_sample == "error":
-                        raise errors.bad_sample(found.path, found.reason)
-                    bad.append([row, found.path, found.reason])
-                    continue
-                crc = 0
-                for piece in found:
-                    file.write(piece)
-                    digest.update(piece)
-                    crc = zlib.crc32(piece, crc)
-                crcs.append(crc)
-                lengths.append(sum(len(piece) for piece in found))
-                if row - part.start - told >= _ROWS:
-                    progress(row - part.start - told)
-                    told = row - part.start
-                    if stop is not None and stop.is_set():
-                        return
+            record = _fill(job, index, part, file, progress, stop)
             file.flush()
             os.fsync(file.fileno())
-            size = os.fstat(file.fileno()).st_size
+        if record is None:
+            return
         place.adopt(shard_name(part.number), partial)
     except OSError as error:
         raise errors.cannot_write(f"{place.where}/{shard_name(part.number)}", error.strerror or str(error)) from None
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-    record = {"bytes": size, "sha256": digest.hexdigest(), "lengths": lengths, "crcs": crcs, "bad": bad}
     place.write(_record_name(part), json.dumps(record).encode())
-    progress(part.stop - part.start - told)
+
+
+def _fill(
+    job: Job, index: Index, part: Part, file: BinaryIO, progress: Progress, stop: threading.Event | None
+) -> dict[str, Any] | None:
+    """Write the samples of a shard to a file, and return its record; None if `stop` was set."""
+    lengths, crcs, bad = [], [], []
+    digest, told = hashlib.sha256(), part.start
+    for row, found in (_raw if job.codec == "raw" else _encoded)(job, index, part.start, part.stop):
+        if row - told >= _ROWS:
+            progress(row - told)
+            told = row
+            if stop is not None and stop.is_set():
+                return None
+        if isinstance(found, errors.BadSample):
+            if job.data.on_bad_sample == "error":
+                raise errors.bad_sample(found.path, found.reason)
+            bad.append([row, found.path, found.reason])
+            continue
+        crc = 0
+        for piece in found:
+            file.write(piece)
+            digest.update(piece)
+            crc = zlib.crc32(piece, crc)
+        crcs.append(crc)
+        lengths.append(sum(len(piece) for piece in found))
+    progress(part.stop - told)
+    return {"bytes": sum(lengths), "sha256": digest.hexdigest(), "lengths": lengths, "crcs": crcs, "bad": bad}
 
 
 Found = tuple[int, "tuple[bytes | memoryview, ...] | errors.BadSample"]

@@ -82,7 +82,7 @@ class InFolder:
 
     def others(self) -> list[str]:
         """Return what is there besides what is not finished."""
-        return sorted({entry.name for entry in os.scandir(self.where)} - {FOLDER})
+        return sorted({*os.listdir(self.where)} - {FOLDER}) if os.path.isdir(self.where) else []
 
     def check_room(self, size: float) -> None:
         """Check that so many bytes have room."""
@@ -135,7 +135,7 @@ class AtUrl:
 
     def others(self) -> list[str]:
         """Return what is there besides what is not finished."""
-        return sorted(self._there)
+        return sorted(name for name in self._there if not name.startswith(f"{FOLDER}/"))
 
     def check_room(self, size: float) -> None:
         """A URL has room."""
