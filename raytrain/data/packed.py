@@ -42,7 +42,12 @@ class Packed(Images):
     @property
     def resizes(self) -> bool:
         """Whether the images can be decoded to any size."""
-        return not self.root or not self._pack().raw
+        return not self.root or not self._pack(first=True).raw
+
+    @property
+    def direct(self) -> bool:
+        """Whether each rank reads samples by itself: those of a raw pack, which the system keeps in memory for all."""
+        return self._pack().raw
 
     @property
     def input_side(self) -> int | None:

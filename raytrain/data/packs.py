@@ -27,7 +27,7 @@ T = TypeVar("T")
 _CHUNK = 8 << 20
 _TRIES, _PAUSE = 6, 0.5
 """Attempts of a request, and the seconds after the first failure; each further pause is twice as long."""
-_FIRST_SECONDS, _SECONDS = 4.0, 60.0
+_FIRST_SECONDS, _SECONDS = 3.0, 60.0
 """Seconds for the first answer of a URL, which the user waits for, and without any progress of a later request."""
 _PACKS: dict[tuple[Any, ...], Pack] = {}
 _LOCK = threading.Lock()

@@ -155,7 +155,10 @@ class Table:
 class Place(Protocol):
     """Where the files of a pack are."""
 
-    where: str
+    @property
+    def where(self) -> str:
+        """The folder or the URL, for messages."""
+        ...
 
     def file(self, name: str, size: int, sha256: str) -> Path | None:
         """Return a file on this machine; None for a shard that is read in ranges, as there is no room for it."""
@@ -247,9 +250,9 @@ class Pack:
 
     def _fill(self, shard: int, offset: int, flat: list[np.ndarray], part: slice, split: str, rows: np.ndarray) -> None:
         """Read consecutive samples into the rows `part` of the fields' bytes."""
-        parts = [one[part] for one in flat]
+        parts: list[Any] = [one[part] for one in flat]
         wanted = sum(one.nbytes for one in parts)
-        buffers = parts if len(parts) == 1 else [one[i] for i in range(len(parts[0])) for one in parts]
+        buffers: list[Any] = parts if len(parts) == 1 else [one[i] for i in range(len(parts[0])) for one in parts]
         got, cause = 0, None
         try:
             file = self._file(shard)

@@ -229,6 +229,12 @@ class Data:
         """Whether a field `size` may be changed, as to that of a model's weights."""
         return True
 
+    @property
+    def direct(self) -> bool:
+        """Whether reading takes so little time that each rank reads its samples by itself, by threads, and neither Ray
+        Data nor Ray's memory is of use."""
+        return False
+
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, which a source may derive."""
         return self.mean, self.std

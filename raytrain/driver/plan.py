@@ -98,7 +98,7 @@ class Plan:
         """
         gpus = self.experiment.scaling.gpus_per_worker
         asked = replace(self.asked, workers=workers, gpus_per_worker=gpus)
-        streams = self.mode == "streaming"
+        streams = self.mode == "streaming" and not self.experiment.data.direct
         return replace(self.experiment, scaling=scaled(asked, resources, self.experiment.parallel.threads, streams))
 
     @property
@@ -207,7 +207,7 @@ def make(
     _check_means(experiment, module)
     resources = find_resources()
     asked, mode = experiment.scaling, _mode(experiment.data, indices, resources)
-    experiment = _sized(experiment, resources, mode == "streaming")
+    experiment = _sized(experiment, resources, mode == "streaming" and not experiment.data.direct)
     scaling = experiment.scaling
     if doubt and doubt.error and not (scaling.gpus_per_worker if doubt.needs == "gpu" else scaling.workers):
         raise doubt.error
@@ -332,7 +332,7 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
     size = sum(indices[split].bytes for split in ("train", "val"))
     room = int(resources.memory * _RESIDENT_SHARE)
     if data.mode == "auto":
-        return "resident" if size <= room else "streaming"
+        return "resident" if size <= room and not data.direct else "streaming"
     if data.mode == "resident" and size > room:
         raise errors.no_room(
             "keeping all samples resident", size, room, "in data.mode", "use --data.mode streaming, or smaller samples"

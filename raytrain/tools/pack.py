@@ -15,18 +15,17 @@ import os
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, NamedTuple
+from dataclasses import replace
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 from raytrain import config, errors
-from raytrain.data import Data, Folds, Images, Index, decode, decode_torch
-from raytrain.data.checks import checked_indices, checked_read
-from raytrain.data.image_files import pixel_size_of
+from raytrain.data import Data, Folds, Images, Index, decode
+from raytrain.data.checks import checked_indices
 from raytrain.data.packed import described
 from raytrain.data.shards import (
     FORMAT,
@@ -42,39 +41,13 @@ from raytrain.data.shards import (
 )
 from raytrain.run.lock import Lock, held
 from raytrain.tools.pack_places import FOLDER, PLAN, Place, place_of
+from raytrain.tools.pack_samples import ROWS, Job, Part, samples
 from raytrain.tools.pack_settings import Settings
 
 SHARD_BYTES, _SHARD_ROWS = 64 << 20, 65_536
 """Bytes of a shard, about, and the most samples of one."""
-_ROWS, _ROWS_BYTES = 64, 16 << 20
-"""Samples, and bytes of raw ones, that a thread reads at a time."""
 _MEASURED = 16
 """Samples of which the size of all is estimated, where the source does not tell it."""
-
-
-class Part(NamedTuple):
-    """The samples of a shard: a range of those of a split."""
-
-    number: int
-    split: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that writes shards.
-
-    Attributes:
-        recipe: a hash of all that decides the pack's bytes.
-    """
-
-    data: Data
-    codec: str
-    size: int | None
-    quality: int
-    parts: tuple[Part, ...]
-    recipe: str
 
 
 Progress = Callable[[int], None]
@@ -132,7 +105,7 @@ def _sample_bytes(job: Job, index: Index) -> float:
     if job.codec == "original" and index.sizes is not None:
         return float(index.sizes.mean())
     chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
-    found = [one for row in chosen for _, one in _encoded(job, index, int(row), int(row) + 1)]
+    found = [one for row in chosen for _, one in samples(job, index, int(row), int(row) + 1)]
     sizes = [len(one[0]) for one in found if not isinstance(one, errors.BadSample)]
     return sum(sizes) / max(1, len(sizes))
 
@@ -289,8 +262,8 @@ def _fill(
     """Write the samples of a shard to a file, and return its record; None if `stop` was set."""
     lengths, crcs, bad = [], [], []
     digest, told = hashlib.sha256(), part.start
-    for row, found in (_raw if job.codec == "raw" else _encoded)(job, index, part.start, part.stop):
-        if row - told >= _ROWS:
+    for row, found in samples(job, index, part.start, part.stop):
+        if row - told >= ROWS:
             progress(row - told)
             told = row
             if stop is not None and stop.is_set():
@@ -309,66 +282,6 @@ def _fill(
         lengths.append(sum(len(piece) for piece in found))
     progress(part.stop - told)
     return {"bytes": sum(lengths), "sha256": digest.hexdigest(), "lengths": lengths, "crcs": crcs, "bad": bad}
-
-
-Found = tuple[int, "tuple[bytes | memoryview, ...] | errors.BadSample"]
-"""A row, and its bytes in pieces or why it cannot be read."""
-
-
-def _encoded(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:
-    """Yield the encoded images of a range of samples."""
-    assert isinstance(job.data, Images)
-    while row < stop:
-        last = min(row + _ROWS, stop)
-        try:
-            for raw in job.data.encoded(index, np.arange(row, last)):
-                try:
-                    found = raw if job.size is None else _recoded(raw, job.size, job.quality, job.data.channels)
-                except ValueError as error:
-                    yield row, errors.BadSample(job.data.where(index, row), str(error))
-                else:
-                    yield row, (found,)
-                row += 1
-            if row != last:
-                what = f"encoded() ends before sample {row}"
-                raise errors.UserError(what, f"in {type(job.data).__name__}", "yield the bytes of all samples")
-        except errors.BadSample as error:
-            yield row, error
-            row += 1
-
-
-def _recoded(raw: bytes, size: int, quality: int, channels: int | None) -> bytes:
-    """Return an image with a shorter side of `size`; one that is not larger, as it is.
-
-    Raises:
-        ValueError: it cannot be decoded.
-    """
-    sides = pixel_size_of(raw)
-    if sides is not None and min(sides) <= size:
-        return raw
-    return decode_torch.jpeg(decode_torch.shortened(decode.pixels(raw, channels or 3), size), quality)
-
-
-def _raw(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:
-    """Yield the arrays of a range of samples."""
-    most = max(1, min(_ROWS, _ROWS_BYTES // max(1, index.sample_bytes)))
-    for start in range(row, stop, most):
-        rows = np.arange(start, min(start + most, stop))
-        try:
-            yield from _pieces(job, index, rows)
-        except errors.BadSample:
-            for one in rows:
-                try:
-                    yield from _pieces(job, index, np.array([one]))
-                except errors.BadSample as error:
-                    yield int(one), error
-
-
-def _pieces(job: Job, index: Index, rows: np.ndarray) -> Iterator[Found]:
-    arrays = checked_read(job.data, index, rows)  # all of it before the first yield
-    flat = [arrays[field.name].reshape(len(rows), -1).view(np.uint8) for field in index.fields]
-    for place, row in enumerate(rows):
-        yield int(row), tuple(one[place].data for one in flat)
 
 
 def _finish(job: Job, indices: dict[str, Index], records: dict[int, dict[str, Any]], place: Place) -> dict[str, Any]:

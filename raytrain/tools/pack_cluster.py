@@ -11,8 +11,9 @@ import ray
 from raytrain import errors
 from raytrain.data import Index
 from raytrain.driver.session import Session
-from raytrain.tools.pack import Job, Part, Progress, write_shard
+from raytrain.tools.pack import Progress, write_shard
 from raytrain.tools.pack_places import PLAN, AtUrl, Place
+from raytrain.tools.pack_samples import Job, Part
 from raytrain.user_code.shipping import Shipped
 
 
@@ -32,7 +33,8 @@ def write(
         dataset = ray.data.from_items(items, override_num_blocks=len(items))
         dataset = dataset.map_batches(task, fn_args=context, batch_size=1, num_cpus=1)
         dataset.context.enable_progress_bars = False
-        for row in dataset.iter_rows():
+        rows: Any = dataset.iter_rows()
+        for row in rows:
             if row["error"]:
                 raise errors.UserError(*str(row["error"]).split("\0"))
             progress(int(row["samples"]))
@@ -42,7 +44,8 @@ def write(
 def _write(batch: dict[str, np.ndarray], job: Shipped[Job], indices: Any, place: Place) -> dict[str, np.ndarray]:
     part, error = job.value.parts[int(batch["number"][0])], ""
     try:
-        write_shard(job.value, ray.get(indices)[part.split], part, place, lambda _: None)
-    except errors.UserError as found:  # Ray would wrap it in a traceback
-        error = "\0".join((found.what, found.where, found.how))
+        found: Any = ray.get(indices)
+        write_shard(job.value, found[part.split], part, place, lambda _: None)
+    except errors.UserError as failed:  # Ray would wrap it in a traceback
+        error = "\0".join((failed.what, failed.where, failed.how))
     return {"samples": np.array([part.stop - part.start]), "error": np.array([error], object)}

@@ -23,7 +23,7 @@ FOLDER = ".packing"
 PLAN = f"{FOLDER}/plan.json"
 _TRIES, _PAUSE = 6, 0.5
 """Attempts of a request, and the seconds after the first failure; each further pause is twice as long."""
-_FIRST_SECONDS = 4.0
+_FIRST_SECONDS = 3.0
 
 
 def place_of(dest: str) -> Place:
@@ -36,7 +36,9 @@ def place_of(dest: str) -> Place:
         return AtUrl(dest)
     path = Path(dest).expanduser().absolute()
     if os.path.exists(path) and not path.is_dir():
-        raise errors.cannot_write(path, "it is a file")
+        raise errors.UserError(
+            "a pack is a folder, and this is a file", path, "give a new or an empty folder, or a URL"
+        )
     return InFolder(str(path))
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -135,7 +135,8 @@ def test_an_original_pack_has_the_files_bytes_and_decodes_to_any_size(photos: Pa
     index = pack.index()["train"]
     for raw, name in zip(pack.encoded(index, np.arange(len(index))), index.names(np.arange(len(index))), strict=True):
         assert raw == (photos / name).read_bytes()
-    for size, channels in ((16, 1), (40, 3)):
+    sizes: tuple[tuple[int, Literal[1, 3]], ...] = ((16, 1), (40, 3))
+    for size, channels in sizes:
         same_arrays(ImageFolder(str(photos), size, channels=channels), replace(pack, size=size, channels=channels))
     assert pack.input_side == 224 and replace(pack, size=16).input_side == 16
     found = resident(replace(pack, size=16), replace(pack, size=16).index()["train"])[0]
@@ -163,7 +164,7 @@ def test_a_jpeg_pack_has_whole_images_with_their_aspect_ratio(photos: Path, tmp_
         exact = np.asarray(Image.fromarray(decode.pixels(file, 3).transpose(1, 2, 0)).resize(smaller.shape[:0:-1], 2))
         assert np.abs(smaller.transpose(1, 2, 0).astype(int) - exact).mean() < 6  # of noise, with halved chroma
     assert 0 < kept < len(index)
-    assert pack.read(index, np.arange(3)).shape == (3, 3, 256, 256)
+    assert checked_read(pack, index, np.arange(3))["image"].shape == (3, 3, 256, 256)
 
 
 def test_a_raw_pack_holds_any_fields_and_columns(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_bad_samples_stop_the_packer_or_are_left_out(tmp_path: Path) -> None:
     pack, index = Packed(str(tmp_path / "skipped")), Anything().index()["train"]
     good = np.setdiff1d(np.arange(211), (5, 60, 209))
     assert len(pack.index()["train"]) == 208
-    for name, array in pack.read(pack.index()["train"], np.arange(208)).items():  # type: ignore[union-attr]
+    for name, array in checked_read(pack, pack.index()["train"], np.arange(208)).items():
         assert array.tobytes() == Anything().read(index, good)[name].tobytes()
 
 
@@ -321,7 +322,7 @@ def test_mistakes_are_named(photos: Path, tmp_path: Path) -> None:
         (Anything(), "a", {"codec": "raw", "size": 3}, "have their own size"),
         (ImageFolder(str(photos)), "a", {"size": 3}, "original keeps the images as they are"),
         (ImageFolder(str(photos)), "full", {}, "the folder is not empty: note.txt"),
-        (ImageFolder(str(photos)), "full/note.txt", {}, "it is a file"),
+        (ImageFolder(str(photos)), "full/note.txt", {}, "a pack is a folder, and this is a file"),
     ):
         with pytest.raises(UserError, match=message):
             packed(data, tmp_path / dest, **settings)

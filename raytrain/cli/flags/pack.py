@@ -39,6 +39,8 @@ def pack(arguments: list[str]) -> tuple[Data, str, Settings] | None:
         settings = parse(of_folder, rest, usage, _ABOUT)
         mnist = Path(path, "MNIST", "raw").is_dir()
         return (MNIST(path) if mnist else ImageFolder(path)), dest or "", settings
+    if not Path(path).exists() and Path(path).suffix not in (".py", ".json"):
+        raise errors.no_such_file(path, "experiment file or folder of images")
     value, source = load(path)
 
     def of_experiment(
