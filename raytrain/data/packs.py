@@ -172,6 +172,8 @@ def _limited(work: Callable[[Callable[[], None]], T], seconds: float) -> T:
 class _Fetched:
     """The files of a pack at a URL. A process fetches a file while the others of this machine wait for it."""
 
+    remote = True
+
     def __init__(self, files: _Files, manifest: bytes, base: Path, budget: int):
         self.files, self.where, self.base, self.budget = files, files.url, base, budget
         self.digest = hashlib.sha256(manifest).hexdigest()

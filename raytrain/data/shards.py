@@ -19,6 +19,7 @@ import resource
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -40,6 +41,8 @@ _VECTORS = 1024
 """Buffers that one system call fills (IOV_MAX of Linux)."""
 _RUN = 64 << 20
 """Bytes that one system call reads at most."""
+_FETCHES = 8
+"""Shards that a thread fetches at once."""
 _OPEN = 512
 """Shards that a process keeps open, or a quarter of its files if that is less."""
 
@@ -160,6 +163,11 @@ class Place(Protocol):
         """The folder or the URL, for messages."""
         ...
 
+    @property
+    def remote(self) -> bool:
+        """Whether shards are fetched before they are read."""
+        ...
+
     def file(self, name: str, size: int, sha256: str) -> Path | None:
         """Return a file on this machine; None for a shard that is read in ranges, as there is no room for it."""
         ...
@@ -213,6 +221,7 @@ class Pack:
             BadSample: they are damaged or cannot be read.
         """
         table = self.table(split)
+        self._bring(table.shard[rows])
         for row in rows:
             found = self._bytes(table, split, int(row))
             if zlib.crc32(found) != table.crc[row]:  # under 1% of the time that decoding takes
@@ -231,6 +240,7 @@ class Pack:
             return found
         flat = [array.reshape(count, -1).view(np.uint8) for array in found.values()]
         shards, offsets = table.shard[rows], table.offset[rows]
+        self._bring(shards)
         # One call reads the samples that follow each other both in the batch and in a shard.
         apart = np.flatnonzero((np.diff(shards) != 0) | (np.diff(offsets) != size)) + 1
         most = max(1, min(_RUN // max(1, size), _VECTORS if len(flat) == 1 else _VECTORS // len(flat)))
@@ -247,6 +257,15 @@ class Pack:
                 raise errors.BadSample(self.name(split, int(rows[place])), _DAMAGED)
         table.checked[rows] = True
         return found
+
+    def _bring(self, shards: np.ndarray) -> None:
+        """Fetch the shards of the coming samples (int32 [k]) that are not here, several at once."""
+        wanted = np.unique(shards).tolist() if self.place.remote else []
+        missing = [number for number in wanted if number not in self._files]
+        if len(missing) > 1:
+            with ThreadPoolExecutor(_FETCHES) as pool:
+                for fetched in [pool.submit(self._file, number) for number in missing]:
+                    fetched.exception()  # raised again where the shard is read
 
     def _fill(self, shard: int, offset: int, flat: list[np.ndarray], part: slice, split: str, rows: np.ndarray) -> None:
         """Read consecutive samples into the rows `part` of the fields' bytes."""
@@ -329,6 +348,11 @@ class Folder(NamedTuple):
     """The folder of a pack on this machine, or on a disk that all machines share."""
 
     where: str
+
+    @property
+    def remote(self) -> bool:
+        """Whether shards are fetched before they are read."""
+        return False
 
     def file(self, name: str, size: int, sha256: str) -> Path | None:
         """Return the path of a file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def write(
     with Session(address, verbose=False) as session:
         session.start(None if isinstance(place, AtUrl) else Path(place.where, PLAN))
         task: Any = _write
-        items = [{"number": part.number} for part in parts]
-        context = (Shipped(job), ray.put(indices), place)
+        items = [part._asdict() for part in parts]
+        context = (Shipped(replace(job, parts=())), ray.put(indices), place)
         dataset = ray.data.from_items(items, override_num_blocks=len(items))
         dataset = dataset.map_batches(task, fn_args=context, batch_size=1, num_cpus=1)
         dataset.context.enable_progress_bars = False
@@ -42,7 +43,7 @@ def write(
 
 
 def _write(batch: dict[str, np.ndarray], job: Shipped[Job], indices: Any, place: Place) -> dict[str, np.ndarray]:
-    part, error = job.value.parts[int(batch["number"][0])], ""
+    part, error = Part(*(batch[name].tolist()[0] for name in ("number", "split", "start", "stop"))), ""
     try:
         found: Any = ray.get(indices)
         write_shard(job.value, found[part.split], part, place, lambda _: None)

@@ -103,8 +103,12 @@ class InFolder:
 class AtUrl:
     """A URL that `pyarrow.fs` opens. The lock is one of this machine; the attributes are those of `InFolder`."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, looks: bool = True):
         self.where, self.local = url, mirror(url, "packing")
+        self._there: dict[str, int | None] = {}
+        if not looks:  # a task, which only writes
+            self._storage = Storage(url)
+            return
         pulse.pulse(url).limit = _FIRST_SECONDS  # the user waits for the first answer
         try:
             self._storage = Storage(url)
@@ -113,7 +117,7 @@ class AtUrl:
             pulse.pulse(url).limit = pulse.ANSWER_SECONDS
 
     def __reduce__(self):
-        return AtUrl, (self.where,)
+        return AtUrl, (self.where, False)
 
     def read(self, name: str) -> bytes | None:
         """Return a small file; None if it is not there."""
