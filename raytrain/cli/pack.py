@@ -13,3 +13,4 @@ def pack(data: Data, dest: str, settings: Settings) -> None:
     with Bar().shown() as bar:
         text = packing.pack(data, dest, settings, bar.started, bar.advance)
     print(text)
+    print(f"train from it with data=Packed({dest!r})")

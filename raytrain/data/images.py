@@ -17,7 +17,7 @@ from raytrain.data.source import Data, Index
 
 CROP = 224
 """The largest side that `crop=auto` takes."""
-_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's RGB images."""
 _GREY = (0.449,), (0.226,)
 """The same for grey: the means of the three."""
@@ -65,7 +65,7 @@ class Images(Data):
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, ImageNet's where they are None."""
-        mean, std = _IMAGENET if channels == 3 else _GREY
+        mean, std = IMAGENET if channels == 3 else _GREY
         return self.mean or mean, self.std or std
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:

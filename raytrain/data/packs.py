@@ -29,6 +29,8 @@ _TRIES, _PAUSE = 6, 0.5
 """Attempts of a request, and the seconds after the first failure; each further pause is twice as long."""
 _FIRST_SECONDS, _SECONDS = 3.0, 60.0
 """Seconds for the first answer of a URL, which the user waits for, and without any progress of a later request."""
+_ABANDONED = 24 * 3600.0
+"""Seconds after which a partial file or a lock belongs to nobody."""
 _PACKS: dict[tuple[Any, ...], Pack] = {}
 _LOCK = threading.Lock()
 
@@ -233,7 +235,8 @@ class _Fetched:
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 status = path.stat()
                 used += status.st_size
-                if path.parent != self.folder or (path.suffix == ".partial" and status.st_mtime < time.time() - 86400):
+                old = status.st_mtime < time.time() - _ABANDONED
+                if old if path.name.startswith(".") else path.parent != self.folder:
                     found.append((status.st_mtime, status.st_size, path))
         for _, taken, path in sorted(found):
             if used + size <= self.budget:
