@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import statistics
 import tempfile
@@ -124,8 +123,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     keep_memory()
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     rates: dict[str, list[float]] = {}
     cpus: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:

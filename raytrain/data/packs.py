@@ -10,16 +10,17 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
 
 from raytrain import errors
 from raytrain.data import cache
-from raytrain.data.shards import MANIFEST, Folder, Pack, parsed
+from raytrain.data.shards import MANIFEST, Pack, damaged_file, file_digest, parsed
 from raytrain.watchdog import doing
 
 T = TypeVar("T")
@@ -29,10 +30,55 @@ _TRIES, _PAUSE = 6, 0.5
 """Attempts of a request, and the seconds after the first failure; each further pause is twice as long."""
 _FIRST_SECONDS, _SECONDS = 3.0, 60.0
 """Seconds for the first answer of a URL, which the user waits for, and without any progress of a later request."""
-_ABANDONED = 24 * 3600.0
+_EARNEST, _AT_ONCE = 256, 8
+"""Samples of a split that a process reads before all of it is fetched, since the plan reads a few; and shards that a
+thread fetches at once."""
+_FULL = 60.0
+"""Seconds after which room is looked for again."""
+_ABANDONED = 3600.0
 """Seconds after which a partial file or a lock belongs to nobody."""
 _PACKS: dict[tuple[Any, ...], Pack] = {}
 _LOCK = threading.Lock()
+
+
+class Folder(NamedTuple):
+    """The folder of a pack on this machine, or on a disk that all machines share."""
+
+    where: str
+
+    @property
+    def remote(self) -> bool:
+        """Whether shards are fetched before they are read."""
+        return False
+
+    def file(self, name: str, size: int, sha256: str) -> Path | None:
+        """Return the path of a file."""
+        return Path(self.where, name)
+
+    def bring(self, wanted: list[dict[str, Any]], split: str, all_of_it: list[dict[str, Any]], count: int) -> None:
+        """Do nothing: all are here."""
+
+    def range(self, name: str, offset: int, length: int) -> bytes:
+        """Never called: each file has a path."""
+        raise NotImplementedError
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Check that all files are there, with their sizes, and the indices with their checksums.
+
+        Raises:
+            UserError: one is not.
+        """
+        indices = [split["index"] for split in values["splits"].values()]
+        for shard in [*indices, *values["shards"]]:
+            path = Path(self.where, shard["file"])
+            try:
+                size = os.stat(path).st_size
+                if shard in indices and size == shard["bytes"] and file_digest(path) != shard["sha256"]:
+                    raise damaged_file(path, "its checksum is not the manifest's")
+            except OSError as error:
+                raise damaged_file(path, error.strerror or str(error)) from None
+            if size != shard["bytes"]:
+                raise damaged_file(path, f"it has {size:,} bytes instead of {shard['bytes']:,}")
 
 
 def is_url(root: str) -> bool:
@@ -181,22 +227,31 @@ class _Fetched:
         self.digest = hashlib.sha256(manifest).hexdigest()
         self.folder = base / self.digest[:32]
         self._wrong: set[str] = set()
+        self._read: dict[str, int] = {}
+        self._full = 0.0
 
-    def file(self, name: str, size: int, sha256: str) -> Path | None:
-        """Return a fetched file; None where it would exceed the budget."""
+    def file(self, name: str, size: int, sha256: str, wait: bool = True) -> Path | None:
+        """Return a fetched file; None for a shard that would exceed the budget, or that another process fetches and
+        `wait` is not set."""
         path = self.folder / name
         if _have(path, size):
             return path
+        if name.endswith(".bin") and time.monotonic() < self._full:
+            return None
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder / f".{name}.lock"):
+        with _locked(self.folder / f".{name}.lock", wait) as ours:
             if _have(path, size):
                 return path
+            if not ours:
+                return None
             with _locked(self.base / ".room.lock"):
                 if not self._room(size) and name.endswith(".bin"):
+                    self._full = time.monotonic() + _FULL
                     return None
                 partial = self.folder / f".{name}.{uuid.uuid4().hex}.partial"
                 with open(partial, "xb") as file:
-                    os.posix_fallocate(file.fileno(), 0, size)  # it counts from now on
+                    os.posix_fallocate(file.fileno(), 0, max(1, size))  # it counts from now on
+                    os.truncate(file.fileno(), size)
             try:
                 retried(lambda sign: self._fetch(name, partial, size, sha256, sign))
                 os.replace(partial, path)
@@ -204,6 +259,25 @@ class _Fetched:
                 partial.unlink(missing_ok=True)
                 raise
         return path
+
+    def bring(self, wanted: list[dict[str, Any]], split: str, all_of_it: list[dict[str, Any]], count: int) -> None:
+        """Fetch shards several at once. From the `_EARNEST`th sample on that this process reads of a split, a thread
+        fetches all its shards: in random order, each is needed as soon as any other."""
+        before = self._read.get(split, 0)
+        self._read[split] = before + count
+        if before < _EARNEST <= before + count:
+            threading.Thread(target=self._fetch_ahead, args=[all_of_it], daemon=True, name="pack-ahead").start()
+        if len(wanted) > 1:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                for fetched in [pool.submit(self.file, one["file"], one["bytes"], one["sha256"]) for one in wanted]:
+                    fetched.exception()  # raised again where the shard is read
+
+    def _fetch_ahead(self, shards: list[dict[str, Any]]) -> None:
+        with contextlib.suppress(OSError, ValueError):  # reported where the shard is read
+            for one in shards:
+                if time.monotonic() < self._full:
+                    return
+                self.file(one["file"], one["bytes"], one["sha256"], wait=False)
 
     def range(self, name: str, offset: int, length: int) -> bytes:
         """Return a part of a shard that is not fetched."""
@@ -218,6 +292,7 @@ class _Fetched:
         digest, got = hashlib.sha256(), 0
         with self.files.system.open_input_stream(f"{self.files.root}/{name}") as source, open(partial, "r+b") as target:
             while piece := source.read(_CHUNK):
+                doing.tick()
                 target.write(piece)
                 digest.update(piece)
                 got += len(piece)
@@ -258,14 +333,17 @@ def _have(path: Path, size: int) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(path: Path):
-    """Hold a lock that all processes and threads of this machine share."""
+def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock that all processes and threads of this machine share; yield whether it is held."""
     with open(path, "w") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if not wait:
+                    yield False
+                    return
                 doing.tick()  # another fetches it, and gives up by itself
                 time.sleep(0.02)
-        yield
+        yield True

@@ -19,10 +19,9 @@ import resource
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -41,8 +40,6 @@ _VECTORS = 1024
 """Buffers that one system call fills (IOV_MAX of Linux)."""
 _RUN = 64 << 20
 """Bytes that one system call reads at most."""
-_FETCHES = 8
-"""Shards that a thread fetches at once."""
 _OPEN = 512
 """Shards that a process keeps open, or a quarter of its files if that is less."""
 
@@ -82,6 +79,13 @@ def parsed(text: bytes, where: object) -> dict[str, Any]:
         raise errors.UserError(f"the pack has an unknown codec {values.get('codec')!r}", where, known)
     if values.pop("sha256", None) != _digest(values):
         raise errors.UserError("the pack's manifest is damaged: its checksum differs", where, _AGAIN)
+    names = [one["file"] for one in values["shards"]]
+    indices = {split: one["index"]["file"] for split, one in values["splits"].items()}
+    # No other names: files of a pack at a URL are written under them.
+    if names != [shard_name(number) for number in range(len(names))] or not all(
+        split.isidentifier() and name == index_name(split) for split, name in indices.items()
+    ):
+        raise errors.UserError("the pack's manifest has unknown names of files", where, _AGAIN)
     return values
 
 
@@ -172,6 +176,10 @@ class Place(Protocol):
         """Return a file on this machine; None for a shard that is read in ranges, as there is no room for it."""
         ...
 
+    def bring(self, wanted: list[dict[str, Any]], split: str, all_of_it: list[dict[str, Any]], count: int) -> None:
+        """Fetch shards, before `count` samples of them are read, and all shards of the split ahead of need."""
+        ...
+
     def range(self, name: str, offset: int, length: int) -> bytes:
         """Return a part of such a shard."""
         ...
@@ -201,10 +209,10 @@ class Pack:
                 path = self.place.file(known["file"], known["bytes"], known["sha256"])
                 assert path is not None
                 if path.stat().st_size != known["bytes"]:
-                    raise _damaged_file(where, f"it has {path.stat().st_size:,} bytes instead of {known['bytes']:,}")
+                    raise damaged_file(where, f"it has {path.stat().st_size:,} bytes instead of {known['bytes']:,}")
                 self._tables[split] = Table(path)
             except (OSError, pa.ArrowException, KeyError) as error:
-                raise _damaged_file(where, getattr(error, "strerror", None) or str(error)) from None
+                raise damaged_file(where, getattr(error, "strerror", None) or str(error)) from None
         return self._tables[split]
 
     def name(self, split: str, row: int) -> str:
@@ -221,7 +229,7 @@ class Pack:
             BadSample: they are damaged or cannot be read.
         """
         table = self.table(split)
-        self._bring(table.shard[rows])
+        self._bring(split, table.shard[rows])
         for row in rows:
             found = self._bytes(table, split, int(row))
             if zlib.crc32(found) != table.crc[row]:  # under 1% of the time that decoding takes
@@ -240,7 +248,7 @@ class Pack:
             return found
         flat = [array.reshape(count, -1).view(np.uint8) for array in found.values()]
         shards, offsets = table.shard[rows], table.offset[rows]
-        self._bring(shards)
+        self._bring(split, shards)
         # One call reads the samples that follow each other both in the batch and in a shard.
         apart = np.flatnonzero((np.diff(shards) != 0) | (np.diff(offsets) != size)) + 1
         most = max(1, min(_RUN // max(1, size), _VECTORS if len(flat) == 1 else _VECTORS // len(flat)))
@@ -258,14 +266,12 @@ class Pack:
         table.checked[rows] = True
         return found
 
-    def _bring(self, shards: np.ndarray) -> None:
-        """Fetch the shards of the coming samples (int32 [k]) that are not here, several at once."""
-        wanted = np.unique(shards).tolist() if self.place.remote else []
-        missing = [number for number in wanted if number not in self._files]
-        if len(missing) > 1:
-            with ThreadPoolExecutor(_FETCHES) as pool:
-                for fetched in [pool.submit(self._file, number) for number in missing]:
-                    fetched.exception()  # raised again where the shard is read
+    def _bring(self, split: str, shards: np.ndarray) -> None:
+        """Let the shards of the coming samples (int32 [k]) be fetched, if they are not here."""
+        if self.place.remote:
+            known = self.values["shards"]
+            wanted = [known[number] for number in np.unique(shards).tolist() if number not in self._files]
+            self.place.bring(wanted, split, [one for one in known if one["split"] == split], len(shards))
 
     def _fill(self, shard: int, offset: int, flat: list[np.ndarray], part: slice, split: str, rows: np.ndarray) -> None:
         """Read consecutive samples into the rows `part` of the fields' bytes."""
@@ -344,43 +350,6 @@ class _File:
             close(self.descriptor)
 
 
-class Folder(NamedTuple):
-    """The folder of a pack on this machine, or on a disk that all machines share."""
-
-    where: str
-
-    @property
-    def remote(self) -> bool:
-        """Whether shards are fetched before they are read."""
-        return False
-
-    def file(self, name: str, size: int, sha256: str) -> Path | None:
-        """Return the path of a file."""
-        return Path(self.where, name)
-
-    def range(self, name: str, offset: int, length: int) -> bytes:
-        """Never called: each file has a path."""
-        raise NotImplementedError
-
-    def check(self, values: Mapping[str, Any]) -> None:
-        """Check that all files are there, with their sizes, and the indices with their checksums.
-
-        Raises:
-            UserError: one is not.
-        """
-        indices = [split["index"] for split in values["splits"].values()]
-        for shard in [*indices, *values["shards"]]:
-            path = Path(self.where, shard["file"])
-            try:
-                size = os.stat(path).st_size
-                if shard in indices and size == shard["bytes"] and file_digest(path) != shard["sha256"]:
-                    raise _damaged_file(path, "its checksum is not the manifest's")
-            except OSError as error:
-                raise _damaged_file(path, error.strerror or str(error)) from None
-            if size != shard["bytes"]:
-                raise _damaged_file(path, f"it has {size:,} bytes instead of {shard['bytes']:,}")
-
-
 def file_digest(path: Path) -> str:
     """Return the sha256 of a file."""
     with open(path, "rb") as file:
@@ -391,5 +360,6 @@ def _reason(error: BaseException | None) -> str:
     return getattr(error, "strerror", None) or str(error or "the shard ends before it")
 
 
-def _damaged_file(where: object, reason: str) -> errors.UserError:
+def damaged_file(where: object, reason: str) -> errors.UserError:
+    """Return the error for a file of a pack that is not what the manifest says."""
     return errors.UserError(f"a file of the pack is damaged: {reason}", where, _AGAIN)

@@ -35,6 +35,8 @@ from raytrain.training.precision import check_device
 
 _RESIDENT_SHARE = 0.25
 """Share of the smallest node's memory up to which `data.mode=auto` keeps all images resident."""
+_COPIED = 2 << 30
+"""Bytes up to which it does so with samples that each rank could read by itself: a GPU may keep them."""
 _ASKED_FROM = 2**30
 """Bytes of state on a GPU from which the plan asks for the GPU's memory: less fits on any, and asking takes time."""
 
@@ -332,7 +334,7 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
     size = sum(indices[split].bytes for split in ("train", "val"))
     room = int(resources.memory * _RESIDENT_SHARE)
     if data.mode == "auto":
-        return "resident" if size <= room and not data.direct else "streaming"
+        return "resident" if size <= (min(room, _COPIED) if data.direct else room) else "streaming"
     if data.mode == "resident" and size > room:
         raise errors.no_room(
             "keeping all samples resident", size, room, "in data.mode", "use --data.mode streaming, or smaller samples"

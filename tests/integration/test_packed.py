@@ -48,8 +48,9 @@ def test_a_training_from_a_pack_is_that_from_the_folder(tmp_path: Path, monkeypa
             changed = config.replace(changed, path, change)
         return raytrain.train(changed, out=str(tmp_path / "runs"), quiet=True)
 
-    pack = Packed(str(tmp_path / "tasks"), augment=source.augment)
+    pack = Packed(str(tmp_path / "tasks"), augment=source.augment, mode="streaming")
     here: dict[str, Any] = {"scaling.workers": 0}
     expected = weights(trained(**here))
     begun = trained(**here, data=pack, steps=5)  # in the middle of an epoch of 3 steps
-    assert weights(raytrain.resume(begun, quiet=True, epochs=2, steps=None, **{"scaling.workers": 2})) == expected
+    changes: dict[str, Any] = {"scaling.workers": 2, "epochs": 2, "steps": None}
+    assert weights(raytrain.resume(begun, quiet=True, **changes)) == expected

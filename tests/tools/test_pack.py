@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -309,6 +310,11 @@ def test_a_manifest_that_is_not_known_is_refused(photos: Path, tmp_path: Path) -
         manifest.write_text(json.dumps(known | change))
         with pytest.raises(UserError, match=message):
             Packed(str(tmp_path / "pack")).index()
+    moved = {**known, "shards": [one | {"file": "../shard-00000.bin"} for one in known["shards"]]}
+    del moved["sha256"]
+    manifest.write_text(shards.manifest_text(moved))
+    with pytest.raises(UserError, match="unknown names of files"):
+        Packed(str(tmp_path / "pack")).index()
     manifest.write_text("{")
     with pytest.raises(UserError, match="it is no JSON"):
         Packed(str(tmp_path / "pack")).index()
@@ -349,6 +355,13 @@ def test_a_pack_at_a_url(photos: Path, tmp_path: Path, s3: str, codec: str, monk
     same_arrays(source, replace(pack, cache=str(tmp_path / "small"), fetched=40_000 / 2**30))  # and the rest in ranges
     used = sum(path.stat().st_size for path in (tmp_path / "small" / "packs").glob("*/*"))
     assert 0 < len(list((tmp_path / "small" / "packs").glob("*/*.bin"))) < len(train) and used <= 40_000
+    monkeypatch.setattr(packs, "_EARNEST", 10)
+    ahead = replace(pack, cache=str(tmp_path / "ahead"))
+    ahead.read(ahead.index()["train"], np.zeros(12, np.int64))  # one shard; a thread fetches the others
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and len(list((tmp_path / "ahead" / "packs").glob("*/*.bin"))) < len(train):
+        time.sleep(0.01)
+    assert sorted(path.name for path in (tmp_path / "ahead" / "packs").glob("*/*.bin")) == train
     damaged = fetched / next(fetched.glob("*/*.bin")).parent.name
     shutil.rmtree(damaged)
     monkeypatch.setattr(packs, "_PAUSE", 0.0)
