@@ -66,6 +66,12 @@ class Packed(Images):
         mean, std = default if known is None else (tuple(known[0]), tuple(known[1]))
         return self.mean or mean, self.std or std
 
+    def absolute(self) -> Packed:
+        """Return the source with the pack's absolute path."""
+        if not self.root or "://" in self.root:
+            return self
+        return replace(self, root=str(Path(self.root).expanduser().absolute()))
+
     def index(self) -> dict[str, Index]:
         """Return the samples of each split of the source, in its order."""
         if not self.root:

@@ -239,6 +239,10 @@ class Data:
         """Return mean and std for images of that many channels, which a source may derive."""
         return self.mean, self.std
 
+    def absolute(self) -> Data:
+        """Return the source with absolute paths, where workers need them: they run in other folders."""
+        return self
+
     def index(self) -> dict[str, Index]:
         """Return the samples of each split: `train`, `val` and perhaps `test`. Runs on the driver, without Ray.
 

@@ -193,7 +193,9 @@ def make(
     """
     to_json(experiment)
     experiment.task.check_monitor()
-    given, experiment = experiment.data, model_input.sized(experiment)
+    if (given := experiment.data.absolute()) != experiment.data:
+        experiment = replace(experiment, data=given)
+    experiment = model_input.sized(experiment)
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     experiment = model_input.normalised(experiment, train.input)

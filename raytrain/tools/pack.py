@@ -60,7 +60,7 @@ def planned(data: Data, settings: Settings) -> tuple[Job, dict[str, Index]]:
     Raises:
         UserError: the data is not there, or its samples cannot be packed so.
     """
-    data = replace(data, folds=Folds())  # a pack has the source's own splits
+    data = replace(data.absolute(), folds=Folds())  # a pack has the source's own splits
     encoded = isinstance(data, Images) and data.decodes
     codec = settings.codec if settings.codec != "auto" else "original" if encoded else "raw"
     where, name = f"in {type(data).__name__}", settings.codec
