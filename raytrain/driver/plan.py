@@ -193,7 +193,7 @@ def make(
     """
     to_json(experiment)
     experiment.task.check_monitor()
-    if (given := experiment.data.absolute()) != experiment.data:
+    if (given := experiment.data.absolute()) is not experiment.data:
         experiment = replace(experiment, data=given)
     experiment = model_input.sized(experiment)
     indices, bad = surveyed or survey(experiment.data)

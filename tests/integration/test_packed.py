@@ -48,7 +48,8 @@ def test_a_training_from_a_pack_is_that_from_the_folder(tmp_path: Path, monkeypa
             changed = config.replace(changed, path, change)
         return raytrain.train(changed, out=str(tmp_path / "runs"), quiet=True)
 
-    pack = Packed(str(tmp_path / "tasks"), augment=source.augment, mode="streaming")
+    pack = Packed("tasks", augment=source.augment, mode="streaming")
+    monkeypatch.chdir(tmp_path)  # workers have another folder
     here: dict[str, Any] = {"scaling.workers": 0}
     expected = weights(trained(**here))
     begun = trained(**here, data=pack, steps=5)  # in the middle of an epoch of 3 steps
