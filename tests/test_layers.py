@@ -195,6 +195,8 @@ def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest
         "from raytrain import cli; cli.run(['sweep', 'experiments/sweep_amp_batch.py', '--help'])",
         "from raytrain import cli; cli.run(['sweep', 'experiments/sweep_amp_batch.py', '--objective', 'nonsense'])",
         "from raytrain import cli; cli.run(['lr', '--help'])",
+        "from raytrain import cli; cli.run(['pack', 'experiments/digits.py', '--help'])",
+        "from raytrain import cli; cli.run(['pack', 'experiments', 'x', '--codec', 'jpg'])",
         "from raytrain import cli; cli.run(['lr', 'experiments/digits.py', '--help'])",
         "from raytrain import cli; cli.run(['lr', 'experiments/digits.py', '--steps', '9'])",
         "from raytrain import cli; cli.run(['batch', 'experiments/digits.py', '--help'])",

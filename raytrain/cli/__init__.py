@@ -144,6 +144,7 @@ class _Command:
 
 _COMMANDS = {
     "new": _Command("new", "Write an experiment", "FOLDER [--out experiment.py]"),
+    "pack": _Command("pack", "Pack data into shards", "EXPERIMENT|FOLDER DEST [--codec jpeg] [--size N]"),
     "train": _Command("train", "Train an experiment", "EXPERIMENT [--field value ...]"),
     "lr": _Command("tools", "Find a learning rate", "EXPERIMENT|RUN [--field value ...] [--out FILE]"),
     "batch": _Command("tools", "Find a micro-batch", "EXPERIMENT|RUN [--field value ...] [--memory GIB] [--json]"),

@@ -21,6 +21,7 @@ from raytrain.data.operations import (
     RandomRotation,
     VerticalFlip,
 )
+from raytrain.data.packed import Packed
 from raytrain.data.policy_operations import AugMix, RandAugment, TrivialAugmentWide
 from raytrain.data.progressive import Progressive
 from raytrain.data.sampler import Balanced, Sampler, Weighted
@@ -40,6 +41,7 @@ __all__ = [
     "Index",
     "MNIST",
     "Mixed",
+    "Packed",
     "Sampler",
     "TorchData",
     "Weighted",

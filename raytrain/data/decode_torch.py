@@ -1,14 +1,16 @@
-"""The parts of decoding that need torch: JPEG and resizing."""
+"""The parts of decoding that need torch: JPEG and resizing; and encoding."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.nn.functional import interpolate
 
 
@@ -34,6 +36,24 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
     # Pillow's arrays may be read-only, of which torch warns.
     tensor = torch.from_numpy(image if image.flags.writeable else image.copy())
     return interpolate(tensor[None], size=(size, size), mode="bilinear", antialias=True)[0].numpy()
+
+
+def shortened(image: np.ndarray, side: int) -> np.ndarray:
+    """Resize uint8 [channels, height, width] with its aspect ratio, so that its shorter side is `side`."""
+    height, width = image.shape[1:]
+    short = min(height, width)
+    size = [max(side, round(one * side / short)) for one in (height, width)]
+    tensor = torch.from_numpy(image if image.flags.writeable else image.copy())
+    return interpolate(tensor[None], size=size, mode="bilinear", antialias=True)[0].numpy()
+
+
+def jpeg(image: np.ndarray, quality: int) -> bytes:
+    """Encode uint8 [channels, height, width], of 1 or 3 channels, as a JPEG."""
+    if has_decoder():  # torchvision's encoder too, which lets other threads run
+        return torch.ops.image.encode_jpeg(torch.from_numpy(image), quality).numpy().tobytes()
+    content = io.BytesIO()
+    Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(content, "JPEG", quality=quality)
+    return content.getvalue()
 
 
 @cache

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from raytrain import errors
 from raytrain.data import cache, decode
+from raytrain.data.packs import opened as opened_pack  # noqa: F401  (for `Packed`, by `with_pillow`)
 from raytrain.data.source import Index
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

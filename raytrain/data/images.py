@@ -15,9 +15,9 @@ from raytrain.config import at_least, check
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Data, Index
 
-_CROP = 224
+CROP = 224
 """The largest side that `crop=auto` takes."""
-_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's RGB images."""
 _GREY = (0.449,), (0.226,)
 """The same for grey: the means of the three."""
@@ -52,7 +52,7 @@ class Images(Data):
 
     def __post_init__(self) -> None:
         per_channel = (
-            lambda values: len(values) in (1, self.channels),
+            lambda values: len(values) in (1, self.channels or len(values)),  # a subclass may leave channels open
             f"of 1 number or one per channel ({self.channels}), or None for ImageNet's",
         )
         check(self, size=at_least(1), mean=per_channel, std=per_channel)
@@ -61,11 +61,11 @@ class Images(Data):
     @property
     def input_side(self) -> int | None:
         """Side of the square that the model sees; None is the whole stored image."""
-        return min(_CROP, self.size) if self.crop == "auto" else self.crop
+        return min(CROP, self.size) if self.crop == "auto" else self.crop
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, ImageNet's where they are None."""
-        mean, std = _IMAGENET if channels == 3 else _GREY
+        mean, std = IMAGENET if channels == 3 else _GREY
         return self.mean or mean, self.std or std
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
@@ -98,6 +98,11 @@ class Images(Data):
             return None
         return with_pillow().pixel_size_of(raw)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether `read` decodes images as it does here."""
+        return type(self).read is Images.read
+
     def notes(self) -> list[str]:
         """Return notes for the plan: that decoded images cannot be cached."""
         if self.cache == "off":
@@ -110,7 +115,7 @@ class Images(Data):
 
     def size_notes(self, index: Index) -> list[str]:
         """Return what becomes of the images' pixels, and a size that fits if they are enlarged much."""
-        if index.paths is None or type(self).read is not Images.read:
+        if index.paths is None or not self.decodes:
             return []
         chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
         found = [self.pixel_size(index, int(sample)) for sample in chosen]
@@ -129,7 +134,7 @@ class Images(Data):
 
     def cache_entry(self, index: Index) -> Path | None:
         """Return the cache entry, named by the files, their times and how they are decoded."""
-        if self.cache == "off" or index.times is None or type(self).read is not Images.read:
+        if self.cache == "off" or index.times is None or not self.decodes:
             return None
         root = os.path.abspath(os.path.expanduser(self.root))
         return with_pillow().cache_entry(self._cache_folder(), index, root, self.size, self.channels)

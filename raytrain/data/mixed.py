@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -88,6 +88,10 @@ class Mixed(Data):
                 if own not in (common, Augment()):
                     what = f"{name} is {common!r} of Mixed and {own!r} of source {number}, {type(source).__name__}"
                     raise errors.UserError(what, where, f"give both the same: Mixed(..., {name}=...)")
+
+    def absolute(self) -> Mixed:
+        """Return the mixture of sources with absolute paths."""
+        return replace(self, sources=tuple(source.absolute() for source in self.sources))
 
     def index(self) -> dict[str, Index]:
         """Return the samples of all sources: train, val, and test where each source has one."""

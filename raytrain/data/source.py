@@ -224,9 +224,24 @@ class Data:
         """Side of the square that the model sees, which a source may derive; None is the whole stored image."""
         return self.crop
 
+    @property
+    def resizes(self) -> bool:
+        """Whether a field `size` may be changed, as to that of a model's weights."""
+        return True
+
+    @property
+    def direct(self) -> bool:
+        """Whether reading takes so little time that each rank reads its samples by itself, by threads, and neither Ray
+        Data nor Ray's memory is of use."""
+        return False
+
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, which a source may derive."""
         return self.mean, self.std
+
+    def absolute(self) -> Data:
+        """Return the source with absolute paths, where workers need them: they run in other folders."""
+        return self
 
     def index(self) -> dict[str, Index]:
         """Return the samples of each split: `train`, `val` and perhaps `test`. Runs on the driver, without Ray.

@@ -35,6 +35,8 @@ from raytrain.training.precision import check_device
 
 _RESIDENT_SHARE = 0.25
 """Share of the smallest node's memory up to which `data.mode=auto` keeps all images resident."""
+_COPIED = 2 << 30
+"""Bytes up to which it does so with samples that each rank could read by itself: a GPU may keep them."""
 _ASKED_FROM = 2**30
 """Bytes of state on a GPU from which the plan asks for the GPU's memory: less fits on any, and asking takes time."""
 
@@ -98,7 +100,7 @@ class Plan:
         """
         gpus = self.experiment.scaling.gpus_per_worker
         asked = replace(self.asked, workers=workers, gpus_per_worker=gpus)
-        streams = self.mode == "streaming"
+        streams = self.mode == "streaming" and not self.experiment.data.direct
         return replace(self.experiment, scaling=scaled(asked, resources, self.experiment.parallel.threads, streams))
 
     @property
@@ -191,7 +193,9 @@ def make(
     """
     to_json(experiment)
     experiment.task.check_monitor()
-    given, experiment = experiment.data, model_input.sized(experiment)
+    if (given := experiment.data.absolute()) is not experiment.data:
+        experiment = replace(experiment, data=given)
+    experiment = model_input.sized(experiment)
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     experiment = model_input.normalised(experiment, train.input)
@@ -209,7 +213,7 @@ def make(
     _check_means(experiment, module)
     resources = find_resources()
     asked, mode = experiment.scaling, _mode(experiment.data, indices, resources)
-    experiment = _sized(experiment, resources, mode == "streaming")
+    experiment = _sized(experiment, resources, mode == "streaming" and not experiment.data.direct)
     scaling = experiment.scaling
     if doubt and doubt.error and not (scaling.gpus_per_worker if doubt.needs == "gpu" else scaling.workers):
         raise doubt.error
@@ -334,7 +338,7 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
     size = sum(indices[split].bytes for split in ("train", "val"))
     room = int(resources.memory * _RESIDENT_SHARE)
     if data.mode == "auto":
-        return "resident" if size <= room else "streaming"
+        return "resident" if size <= (min(room, _COPIED) if data.direct else room) else "streaming"
     if data.mode == "resident" and size > room:
         raise errors.no_room(
             "keeping all samples resident", size, room, "in data.mode", "use --data.mode streaming, or smaller samples"

@@ -119,6 +119,7 @@ def _memory(plan: Plan) -> str:
     of = "per copy, shared out among its workers" if shares else "per worker"
     kept = "images" if plan.indices["train"].input.kind == "image" else "samples"
     where = f"resident, {size(plan.resident_bytes)} per node" if plan.mode == "resident" else "streamed"
+    where = "read by each worker" if plan.experiment.data.direct and plan.mode == "streaming" else where
     return f"{size(plan.state_bytes)} of weights, gradients and optimizer state {of}; {kept} {where}"
 
 

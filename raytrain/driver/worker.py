@@ -24,7 +24,7 @@ from raytrain import errors
 from raytrain.checkpoint import remote, storage
 from raytrain.data import Index
 from raytrain.data.loader import Reader
-from raytrain.data.reader import Part, Resident
+from raytrain.data.reader import Direct, Part, Resident
 from raytrain.data.streaming import Streaming
 from raytrain.driver import gpu_errors, logs
 from raytrain.driver.blame import last_place, misses_another, to_edit
@@ -89,9 +89,7 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         if job.images:
             readers: dict[str, Reader] = {split: _resident(job.images[split]) for split in indices}
         else:
-            cpus, waits = _data_cpus(job)
-            data = job.experiment.data
-            readers = {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
+            readers = _streams(job, indices)
         if job.profile:
             hooks = (*hooks, Profiling(job.profile))
         weights: Any = ray.get(job.weights) if job.weights is not None else None
@@ -110,6 +108,16 @@ def _fetched(reference: Any) -> Any:
 def _resident(reference: Any) -> Resident:
     found = _fetched(reference)
     return Resident(_fetched(found.arrays), found.rows) if isinstance(found, Part) else Resident(found)
+
+
+def _streams(job: Job, indices: dict[str, Index]) -> dict[str, Reader]:
+    """Return what reads the samples while training goes on. A collective."""
+    data = job.experiment.data
+    if data.direct:  # what could not be read is not in the indices any more
+        whole = replace(data, on_bad_sample="error")
+        return {split: Direct(whole, index) for split, index in indices.items()}
+    cpus, waits = _data_cpus(job)
+    return {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
 
 
 def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:

@@ -68,7 +68,7 @@ def history(sweep: Path, number: int, before: float = math.inf) -> list[dict[str
 
 def reads(experiment: Experiment) -> str:
     """Return what decides which images are read, as text: trials for which it is the same share them."""
-    data = replace(experiment.data, augment=Augment())
+    data = replace(experiment.data.absolute(), augment=Augment())
     values: dict[str, Any] = config.to_dict(data) | {"class": type(data).__qualname__}
     # Sweeps of older versions have these texts as keys, without the fields that were added since.
     if data.folds == Folds():

@@ -1,0 +1,157 @@
+"""Packed: samples that `raytrain pack` has written to shards, in a folder or at a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from raytrain import errors
+from raytrain.config import above, check
+from raytrain.data.images import CROP, Images
+from raytrain.data.late import with_pillow
+from raytrain.data.source import Field, Index
+
+if TYPE_CHECKING:
+    from raytrain.data.packs import Pack
+
+
+@dataclass(frozen=True)
+class Packed(Images):
+    """The samples of another source, as `raytrain pack SOURCE DEST` has written them: in the same order, with the same
+    labels, columns and fields, so that batches are those of the source. What is None or auto is as in the source."""
+
+    root: str = ""
+    """The pack's folder, or its URL such as s3://bucket/pack."""
+    size: int | None = field(default=None)  # type: ignore[assignment]
+    """Side of the stored images: the central square of each image, resized. None takes the source's. A raw pack has the
+    size that it was packed with."""
+    channels: Literal[1, 3] | None = field(default=None)  # type: ignore[assignment]
+    """3 for RGB, 1 for grey; None takes the source's. A raw pack has the channels that it was packed with."""
+    fetched: float = field(default=100.0, kw_only=True)
+    """GiB that shards of packs at URLs may take in the folder `cache` of each machine. Of a pack that is larger, the
+    other shards are read from the URL, sample by sample."""
+
+    def __post_init__(self) -> None:
+        check(self, fetched=above(0))
+        super().__post_init__()
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the images can be decoded to any size."""
+        return not self.root or not self._pack(first=True).raw
+
+    @property
+    def direct(self) -> bool:
+        """Whether each rank reads samples by itself: those of a raw pack, which the system keeps in memory for all."""
+        return self._pack().raw
+
+    @property
+    def input_side(self) -> int | None:
+        """Side of the square that the model sees; None is the whole stored image."""
+        if self.crop != "auto":
+            return self.crop
+        known = self.source
+        if self.size is None and known["crop"] != "auto":
+            return known["crop"]
+        return min(CROP, self.size or known["size"])
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and std for images of that many channels: the source's where they are None."""
+        default = super().normalisation(channels)
+        known = self.source["normalisation"].get(str(channels))
+        mean, std = default if known is None else (tuple(known[0]), tuple(known[1]))
+        return self.mean or mean, self.std or std
+
+    def absolute(self) -> Packed:
+        """Return the source with the pack's absolute path."""
+        if not self.root or "://" in self.root:
+            return self
+        return replace(self, root=str(Path(self.root).expanduser().absolute()))
+
+    def index(self) -> dict[str, Index]:
+        """Return the samples of each split of the source, in its order."""
+        if not self.root:
+            raise errors.no_root("Packed")
+        pack = self._pack(first=True)
+        if pack.raw and (self.size is not None or self.channels is not None):
+            name = "size" if self.size is not None else "channels"
+            how = f"leave {name} out, or pack the data again"
+            raise errors.UserError(f"a raw pack has the {name} that it was packed with", "in Packed", how)
+        found = {}
+        for split, values in pack.values["splits"].items():
+            index = pack.table(split).index(split, values, pack.raw)
+            settled = self._settled()
+            shape: Any = index.shape if pack.raw else (settled.channels, settled.size, settled.size)
+            found[split] = replace(index, shape=shape)
+        return found
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:  # type: ignore[override]
+        """Return the arrays of some samples: those of a raw pack as they are, others decoded, as `Images.read`."""
+        pack = self._pack()
+        if pack.raw:
+            return pack.arrays(index.split, index.rows[samples], index.fields)
+        return Images.read(self._settled(), index, samples)
+
+    def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
+        """Yield the bytes of some images, after comparing their checksums."""
+        return self._pack().encoded(index.split, index.rows[samples])
+
+    def where(self, index: Index, sample: int) -> str:
+        """Return a sample's shard and name."""
+        return self._pack().name(index.split, int(index.rows[sample]))
+
+    def size_notes(self, index: Index) -> list[str]:
+        """Return what becomes of the images' pixels."""
+        return [] if self._pack().raw else Images.size_notes(self._settled(), index)
+
+    def notes(self) -> list[str]:
+        """Return notes for the plan: that decoded images cannot be cached."""
+        return [] if self._pack().raw else super().notes()
+
+    def cache_entry(self, index: Index) -> Path | None:
+        """Return the cache entry of decoded images, named by the pack's checksum and how they are decoded."""
+        pack, settled = self._pack(), self._settled()
+        if self.cache == "off" or pack.raw:
+            return None
+        named = replace(index, times=np.zeros(0, np.int64))
+        folder = self._cache_folder()
+        return with_pillow().cache_entry(folder, named, f"pack {pack.digest}", settled.size, settled.channels)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether `read` decodes images."""
+        return not self._pack().raw
+
+    def _pack(self, first: bool = False) -> Pack:
+        return with_pillow().opened_pack(self.root, self.cache, self.fetched, first)
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What the pack tells of its source (`described`)."""
+        return self._pack().values["source"]
+
+    def _settled(self) -> Packed:
+        """Return the source with its size and channels, and nothing left to the pack."""
+        known = self.source
+        return replace(self, size=self.size or known["size"], channels=self.channels or known["channels"])
+
+
+def described(data: Any, fields: tuple[Field, ...]) -> dict[str, Any]:
+    """Return what a pack tells of its source: how `Packed` prepares samples where it is not told otherwise."""
+    images = [one for one in fields if one.kind == "image"]
+    counts = {one.shape[0] for one in images}
+    encoded = isinstance(data, Images)
+    crop = "auto" if encoded and data.crop == "auto" else data.input_side
+    if isinstance(data, Packed) and data.size is None and data.crop == "auto":
+        crop = data.source["crop"]
+    return {
+        "class": type(data).__name__,
+        "size": min((min(one.shape[-2:]) for one in images), default=None),
+        "channels": images[0].shape[0] if encoded and images else None,
+        "crop": crop,
+        "normalisation": {str(count): [list(part) for part in data.normalisation(count)] for count in sorted(counts)},
+    }

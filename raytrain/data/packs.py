@@ -1,0 +1,349 @@
+"""Open packs: in a folder, or at a URL, whose files are fetched into a folder of this machine and checked there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+from pyarrow import fs
+
+from raytrain import errors
+from raytrain.data import cache
+from raytrain.data.shards import MANIFEST, Pack, damaged_file, file_digest, parsed
+from raytrain.watchdog import doing
+
+T = TypeVar("T")
+
+_CHUNK = 8 << 20
+_TRIES, _PAUSE = 6, 0.5
+"""Attempts of a request, and the seconds after the first failure; each further pause is twice as long."""
+_FIRST_SECONDS, _SECONDS = 3.0, 60.0
+"""Seconds for the first answer of a URL, which the user waits for, and without any progress of a later request."""
+_EARNEST, _AT_ONCE = 256, 8
+"""Samples of a split that a process reads before all of it is fetched, since the plan reads a few; and shards that a
+thread fetches at once."""
+_FULL = 60.0
+"""Seconds after which room is looked for again."""
+_ABANDONED = 3600.0
+"""Seconds after which a partial file or a lock belongs to nobody."""
+_PACKS: dict[tuple[Any, ...], Pack] = {}
+_LOCK = threading.Lock()
+
+
+class Folder(NamedTuple):
+    """The folder of a pack on this machine, or on a disk that all machines share."""
+
+    where: str
+
+    @property
+    def remote(self) -> bool:
+        """Whether shards are fetched before they are read."""
+        return False
+
+    def file(self, name: str, size: int, sha256: str) -> Path | None:
+        """Return the path of a file."""
+        return Path(self.where, name)
+
+    def bring(self, wanted: list[dict[str, Any]], split: str, all_of_it: list[dict[str, Any]], count: int) -> None:
+        """Do nothing: all are here."""
+
+    def range(self, name: str, offset: int, length: int) -> bytes:
+        """Never called: each file has a path."""
+        raise NotImplementedError
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Check that all files are there, with their sizes, and the indices with their checksums.
+
+        Raises:
+            UserError: one is not.
+        """
+        indices = [split["index"] for split in values["splits"].values()]
+        for shard in [*indices, *values["shards"]]:
+            path = Path(self.where, shard["file"])
+            try:
+                size = os.stat(path).st_size
+                if shard in indices and size == shard["bytes"] and file_digest(path) != shard["sha256"]:
+                    raise damaged_file(path, "its checksum is not the manifest's")
+            except OSError as error:
+                raise damaged_file(path, error.strerror or str(error)) from None
+            if size != shard["bytes"]:
+                raise damaged_file(path, f"it has {size:,} bytes instead of {shard['bytes']:,}")
+
+
+def is_url(root: str) -> bool:
+    """Return whether a pack is at a URL."""
+    return "://" in root
+
+
+def opened(root: str, folder: str, budget: float, first: bool = False) -> Pack:
+    """Return a pack; a process opens each only once.
+
+    Args:
+        root: its folder or URL.
+        folder: where shards of a pack at a URL are kept; `auto` and `off` are the default folder.
+        budget: GiB that shards may take there.
+        first: whether the user waits for it: a URL must answer within seconds, and all files of a folder are checked.
+
+    Raises:
+        UserError: there is no pack, it cannot be read, or it is damaged.
+    """
+    if is_url(root):
+        return _at_url(root, folder, budget, first)
+    path = Path(root).expanduser().absolute()
+    manifest = path / MANIFEST
+    try:
+        status = os.stat(manifest)
+        key = (str(path), status.st_ino, status.st_mtime_ns, status.st_size)
+        if key not in _PACKS:
+            _PACKS[key] = Pack(Folder(str(path)), parsed(manifest.read_bytes(), manifest))
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_pack(path) from None
+    except OSError as error:
+        raise errors.UserError(f"the pack cannot be read: {error.strerror}", manifest, "make it readable") from None
+    if first:
+        Folder(str(path)).check(_PACKS[key].values)
+    return _PACKS[key]
+
+
+def _no_pack(path: Path) -> errors.UserError:
+    if (path / ".packing").is_dir():
+        how = "go on with the same `raytrain pack` command"
+        return errors.UserError("the pack is not complete: it has no manifest", path, how)
+    if not path.is_dir():
+        return errors.no_such_file(path, "folder")
+    return errors.UserError(
+        "no pack there (it has no manifest.json)", path, "write one with `raytrain pack SOURCE DEST`"
+    )
+
+
+def _at_url(url: str, folder: str, budget: float, first: bool) -> Pack:
+    base = cache.default_folder() if folder in ("auto", "off") else Path(folder).expanduser()
+    key = (url, str(base), budget)
+    with _LOCK:
+        if first or key not in _PACKS:
+            files = answered(url, _FIRST_SECONDS if first else _SECONDS, 1 if first else _TRIES)
+            text = files.manifest
+            if key not in _PACKS or hashlib.sha256(text).hexdigest() != _PACKS[key].place.digest:  # type: ignore[attr-defined]
+                values = parsed(text, f"{url.rstrip('/')}/{MANIFEST}")
+                _PACKS[key] = Pack(_Fetched(files, text, base / "packs", int(budget * 2**30)), values)
+        return _PACKS[key]
+
+
+class _Files:
+    """Files at a URL, and the manifest, which shows that it answers."""
+
+    def __init__(self, url: str):
+        self.url = url.partition("?")[0].rstrip("/")
+        self.system, self.root = fs.FileSystem.from_uri(url)
+        self.root = self.root.rstrip("/")
+        with self.system.open_input_stream(f"{self.root}/{MANIFEST}") as file:
+            self.manifest = file.read()
+
+
+def answered(url: str, seconds: float, tries: int) -> _Files:
+    """Return the files at a URL.
+
+    Raises:
+        UserError: it has no pack, or does not answer in time.
+    """
+    how = "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)"
+    shown = url.partition("?")[0]
+    try:
+        return retried(lambda sign: _Files(url), seconds, tries)
+    except FileNotFoundError:
+        raise errors.UserError("no pack there (it has no manifest.json)", shown, how) from None
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise errors.UserError(f"the URL cannot be read: {errors.one_line(str(error))}", shown, how) from None
+
+
+def retried(work: Callable[[Callable[[], None]], T], seconds: float = _SECONDS, tries: int = _TRIES) -> T:
+    """Return the result of a request, which is made again after a failure or after `seconds` without progress.
+
+    Args:
+        work: the request; it calls its argument whenever it makes progress.
+
+    Raises:
+        OSError: it has failed each time; FileNotFoundError at once.
+    """
+    for number in range(tries):
+        try:
+            return _limited(work, seconds)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            if number == tries - 1:
+                raise
+            doing.tick()
+            time.sleep(_PAUSE * 2**number * random.uniform(0.75, 1.25))
+    raise AssertionError
+
+
+def _limited(work: Callable[[Callable[[], None]], T], seconds: float) -> T:
+    """Run a request in its own thread, since it cannot be cancelled, and give it up without progress."""
+    found: list[T] = []
+    failed: list[BaseException] = []
+    done, waited = threading.Event(), 0.0
+
+    def sign() -> None:
+        nonlocal waited
+        waited = 0.0
+
+    def run() -> None:
+        try:
+            found.append(work(sign))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, daemon=True, name="pack-request").start()
+    while not done.wait(0.05):
+        waited += 0.05
+        if waited > seconds:
+            raise TimeoutError(f"no answer for {seconds:.0f} s")
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+class _Fetched:
+    """The files of a pack at a URL. A process fetches a file while the others of this machine wait for it."""
+
+    remote = True
+
+    def __init__(self, files: _Files, manifest: bytes, base: Path, budget: int):
+        self.files, self.where, self.base, self.budget = files, files.url, base, budget
+        self.digest = hashlib.sha256(manifest).hexdigest()
+        self.folder = base / self.digest[:32]
+        self._wrong: set[str] = set()
+        self._read: dict[str, int] = {}
+        self._full = 0.0
+
+    def file(self, name: str, size: int, sha256: str, wait: bool = True) -> Path | None:
+        """Return a fetched file; None for a shard that would exceed the budget, or that another process fetches and
+        `wait` is not set."""
+        path = self.folder / name
+        if _have(path, size):
+            return path
+        if name.endswith(".bin") and time.monotonic() < self._full:
+            return None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(self.folder / f".{name}.lock", wait) as ours:
+            if _have(path, size):
+                return path
+            if not ours:
+                return None
+            with _locked(self.base / ".room.lock"):
+                if not self._room(size) and name.endswith(".bin"):
+                    self._full = time.monotonic() + _FULL
+                    return None
+                partial = self.folder / f".{name}.{uuid.uuid4().hex}.partial"
+                with open(partial, "xb") as file:
+                    os.posix_fallocate(file.fileno(), 0, max(1, size))  # it counts from now on
+                    os.truncate(file.fileno(), size)
+            try:
+                retried(lambda sign: self._fetch(name, partial, size, sha256, sign))
+                os.replace(partial, path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+        return path
+
+    def bring(self, wanted: list[dict[str, Any]], split: str, all_of_it: list[dict[str, Any]], count: int) -> None:
+        """Fetch shards several at once. From the `_EARNEST`th sample on that this process reads of a split, a thread
+        fetches all its shards: in random order, each is needed as soon as any other."""
+        before = self._read.get(split, 0)
+        self._read[split] = before + count
+        if before < _EARNEST <= before + count:
+            threading.Thread(target=self._fetch_ahead, args=[all_of_it], daemon=True, name="pack-ahead").start()
+        if len(wanted) > 1:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                for fetched in [pool.submit(self.file, one["file"], one["bytes"], one["sha256"]) for one in wanted]:
+                    fetched.exception()  # raised again where the shard is read
+
+    def _fetch_ahead(self, shards: list[dict[str, Any]]) -> None:
+        with contextlib.suppress(OSError, ValueError):  # reported where the shard is read
+            for one in shards:
+                if time.monotonic() < self._full:
+                    return
+                self.file(one["file"], one["bytes"], one["sha256"], wait=False)
+
+    def range(self, name: str, offset: int, length: int) -> bytes:
+        """Return a part of a shard that is not fetched."""
+
+        def work(_: Callable[[], None]) -> bytes:
+            with self.files.system.open_input_file(f"{self.files.root}/{name}") as file:
+                return file.read_at(length, offset)
+
+        return retried(work)
+
+    def _fetch(self, name: str, partial: Path, size: int, sha256: str, sign: Callable[[], None]) -> None:
+        digest, got = hashlib.sha256(), 0
+        with self.files.system.open_input_stream(f"{self.files.root}/{name}") as source, open(partial, "r+b") as target:
+            while piece := source.read(_CHUNK):
+                doing.tick()
+                target.write(piece)
+                digest.update(piece)
+                got += len(piece)
+                sign()
+        if got != size or digest.hexdigest() != sha256:
+            kind = ValueError if name in self._wrong else OSError
+            self._wrong.add(name)
+            raise kind(f"{self.where}/{name} is damaged: its checksum is not the manifest's")  # fetched twice at most
+
+    def _room(self, size: int) -> bool:
+        """Make room for a file: remove shards of other packs, the least recently used first. Those of this pack stay:
+        an epoch needs all of them, each as much as any other."""
+        found, used = [], 0
+        for path in self.base.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                status = path.stat()
+                used += status.st_size
+                old = status.st_mtime < time.time() - _ABANDONED
+                if old if path.name.startswith(".") else path.parent != self.folder:
+                    found.append((status.st_mtime, status.st_size, path))
+        for _, taken, path in sorted(found):
+            if used + size <= self.budget:
+                break
+            path.unlink(missing_ok=True)
+            used -= taken
+        free = os.statvfs(self.base).f_bavail * os.statvfs(self.base).f_frsize
+        return used + size <= self.budget and size < 0.9 * free
+
+
+def _have(path: Path, size: int) -> bool:
+    try:
+        if path.stat().st_size != size:
+            return False
+        os.utime(path)  # the time of its last use
+        return True
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock that all processes and threads of this machine share; yield whether it is held."""
+    with open(path, "w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not wait:
+                    yield False
+                    return
+                doing.tick()  # another fetches it, and gives up by itself
+                time.sleep(0.02)
+        yield True
