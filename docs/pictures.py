@@ -3,8 +3,8 @@
     python docs/pictures.py chart
     python docs/pictures.py report --data DIR
 
-The first reads figures that `make bench` measured. The second trains experiments/mnist.py on the data in DIR for 30 s and
-needs Chromium (the extra `dev`). Both write into docs/pictures, and both pictures are committed.
+The first reads figures that `make bench` measured. The second trains experiments/mnist.py on the data in DIR and needs
+Chromium (the extra `dev`). Both write into docs/pictures, and both pictures are committed.
 """
 
 from __future__ import annotations
