@@ -88,7 +88,9 @@ def _entry(name: str) -> str:
     if dataclasses.is_dataclass(value):
         parts.append(_fields(value))
     if inspect.isclass(value):
-        parts += [_method(name, key, member) for key, member in vars(value).items() if _documented(key, member)]
+        inherited = {key for base in value.__mro__[1:] for key in vars(base)}  # what is overridden is said there
+        own = [(key, member) for key, member in vars(value).items() if key not in inherited]
+        parts += [_method(name, key, member) for key, member in own if _documented(key, member)]
     return "\n\n".join(part for part in parts if part)
 
 

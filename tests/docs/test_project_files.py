@@ -44,4 +44,6 @@ def test_the_dockerfile_copies_files_that_exist_and_are_sent() -> None:
     copied = [name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]]
     assert copied and set(copied) == sent and all((ROOT / name).exists() for name in copied)
     extras = re.findall(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)[0].split(",")
-    assert set(extras) <= tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    assert (
+        set(extras) <= tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    )
