@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 SCRIPT, EXPERIMENT = re.findall(r"^```python\n(import torch.*?|from raytrain.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^    (raytrain .*)$", PAGE, re.MULTILINE)
-SHORT = " --epochs 1 --model.weights none --data.size 64 --data.crop 56"
+SHORT = " --scaling.workers 0 --epochs 1 --model.weights none --data.size 64 --data.crop 56"
 
 
 def run(command: str, folder: Path) -> str:
