@@ -85,9 +85,8 @@ def _entry(name: str) -> str:
     """Return the section of one public name: its signature, docstring, fields and methods."""
     value = getattr(raytrain, name)
     parts = [f"## {name}", f"```python\n{_signature(name, value)}\n```", markdown(inspect.getdoc(value) or "")]
-    if dataclasses.is_dataclass(value):
-        parts.append(_fields(value))
     if inspect.isclass(value):
+        parts.append(_fields(value))
         inherited = {key for base in value.__mro__[1:] for key in vars(base)}  # what is overridden is said there
         own = [(key, member) for key, member in vars(value).items() if key not in inherited]
         parts += [_method(name, key, member) for key, member in own if _documented(key, member)]
@@ -116,7 +115,9 @@ def _argument(argument: inspect.Parameter) -> str:
 
 
 def _fields(value: type) -> str:
-    """Return a list of the fields that have a docstring."""
+    """Return a list of a dataclass's fields that have a docstring; nothing for another class."""
+    if not dataclasses.is_dataclass(value):
+        return ""
     join_lines(value)
     helps = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(value)}
     return "\n".join(f"- `{name}`: {escaped(text)}" for name, text in helps.items() if text)
