@@ -252,7 +252,7 @@ def limit(name: str, rounds: Sequence[Round]) -> str:
 def _trial(run: Path, kept: Mapping[str, Any]) -> Trial:
     summary = json.loads((run / "summary.json").read_text())
     more = {**kept, "first_step_seconds": summary["first_step_seconds"]} if kept else {}
-    return Trial(record.epochs(run)[-1]["val_accuracy"], summary["seconds"], more)
+    return Trial(record.validations(run)[-1]["val_accuracy"], summary["seconds"], more)
 
 
 def _name(values: Mapping[str, Any]) -> str:

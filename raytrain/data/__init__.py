@@ -5,6 +5,7 @@ from raytrain.data.batch import Batch
 from raytrain.data.digits import Digits
 from raytrain.data.folds import Folds
 from raytrain.data.imagefolder import ImageFolder
+from raytrain.data.images import Images
 from raytrain.data.mixed import Mixed
 from raytrain.data.mnist import MNIST
 from raytrain.data.operation import Operation
@@ -35,6 +36,7 @@ __all__ = [
     "Field",
     "Folds",
     "ImageFolder",
+    "Images",
     "Index",
     "MNIST",
     "Mixed",

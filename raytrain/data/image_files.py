@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from raytrain import errors
@@ -20,14 +20,14 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 """The suffixes of images, as in torchvision's ImageFolder. Other files and hidden files are reported as ignored."""
 
 
-def square(path: str, size: int, channels: int) -> np.ndarray:
-    """Decode a file to its central square, uint8 [channels, size, size].
+def content(path: str) -> bytes:
+    """Return the bytes of a file.
 
     Raises:
-        BadSample: the file cannot be read.
+        BadSample: it cannot be read.
     """
     try:
-        return decode.square(_bytes(path), size, channels)
+        return _bytes(path)
     except (ValueError, OSError) as error:
         raise errors.BadSample(path, getattr(error, "strerror", None) or str(error)) from error
 
@@ -53,6 +53,14 @@ def pixel_size(path: str) -> tuple[int, int] | None:
             with open(os.dup(descriptor), "rb") as file:
                 return decode.pixel_size(file)
     except (ValueError, OSError):
+        return None
+
+
+def pixel_size_of(raw: bytes) -> tuple[int, int] | None:
+    """Return the width and height of an encoded image; None if it is damaged."""
+    try:
+        return decode.pixel_size(io.BytesIO(raw))
+    except ValueError:
         return None
 
 

@@ -1,21 +1,22 @@
-"""ImageFolder: a folder a class, a file an image."""
+"""ImageFolder: a folder for each class, a file for each image."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from raytrain import errors, order
-from raytrain.config import at_least, check
+from raytrain.config import check
 from raytrain.data.checks import classes_differ
-from raytrain.data.source import Data, Index
+from raytrain.data.images import Images
+from raytrain.data.late import with_pillow
+from raytrain.data.source import Index
 
 _SPLITS = {
     "train": ("train", "training", "trainset"),
@@ -23,70 +24,23 @@ _SPLITS = {
     "test": ("test", "testing", "testset"),
 }
 _LAYOUT = "give --data.root a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
-_CROP = 224
-"""The largest side that `crop=auto` takes."""
-_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Mean and standard deviation of ImageNet's RGB images."""
-_GREY = (0.449,), (0.226,)
-"""The same for grey: the means of the three."""
-_MEASURED = 32
-"""Files whose size in pixels the plan looks up."""
-_ENLARGED = 1.5
-"""Ratio of enlargement above which the plan suggests a smaller size."""
 _PROBES = 20_000
 _THREADS = 8
 
 
 @dataclass(frozen=True)
-class ImageFolder(Data):
+class ImageFolder(Images):
     """Images in ROOT/train|val|test/<class>/ (also training, valid, validation, testing, trainset, valset and testset,
     in any case), or in ROOT/<class>/ with a part of each class held out."""
 
-    root: str = ""
-    """The folder."""
-    size: int = 256
-    """Side of the stored images: the central square of each image, resized."""
-    crop: int | Literal["auto"] | None = field(default="auto", kw_only=True)  # type: ignore[override]
-    """Side of the square that the model sees, cut from the stored image. auto takes 224, or all of a smaller image;
-    None takes all of any image."""
-    channels: Literal[1, 3] = 3
-    """3 for RGB, 1 for grey."""
-    cache: str = "auto"
-    """Folder that caches the decoded images, so that the next run on the same files starts without decoding. `auto` is
-    $XDG_CACHE_HOME/raytrain or ~/.cache/raytrain; `off` caches nothing. It holds at most 20 GiB, or a tenth of the free
-    disk, and may be removed at any time."""
     val_fraction: float = 0.2
     """Share of each class that is held out for validation if there is no val folder."""
     split_seed: int = 0
     """Seed that chooses the held-out images."""
-    mean: tuple[float, ...] | None = field(default=None, kw_only=True)  # type: ignore[override]
-    """Mean of the pixels. None takes ImageNet's: (0.485, 0.456, 0.406) for RGB, 0.449 for grey."""
-    std: tuple[float, ...] | None = field(default=None, kw_only=True)  # type: ignore[override]
-    """Standard deviation of the pixels. None takes ImageNet's: (0.229, 0.224, 0.225) for RGB, 0.226 for grey."""
 
     def __post_init__(self) -> None:
-        per_channel = (
-            lambda values: len(values) in (1, self.channels),
-            f"of 1 number or one per channel ({self.channels}), or None for ImageNet's",
-        )
-        check(
-            self,
-            size=at_least(1),
-            mean=per_channel,
-            std=per_channel,
-            val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"),
-        )
+        check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
         super().__post_init__()
-
-    @property
-    def input_side(self) -> int | None:
-        """Side of the square that the model sees; None is the whole stored image."""
-        return min(_CROP, self.size) if self.crop == "auto" else self.crop
-
-    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and std for images of that many channels, ImageNet's where they are None."""
-        mean, std = _IMAGENET if channels == 3 else _GREY
-        return self.mean or mean, self.std or std
 
     def index(self) -> dict[str, Index]:
         """Return the files of each split, classes and files in the order of their names."""
@@ -116,17 +70,22 @@ class ImageFolder(Data):
             splits["train"], splits["val"] = whole.take(rest), replace(whole.take(held_out), split="val", ignored=())
         return {split: splits[split] for split in _SPLITS if split in splits}
 
-    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
-        """Decode files to their central squares, uint8 [k, channels, size, size]."""
-        square, images = _files().square, np.empty((len(samples), *index.shape), np.uint8)
+    def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
+        """Yield the bytes of the files of some samples."""
         root = os.path.expanduser(self.root)
-        for image, name in zip(images, index.names(samples), strict=True):
-            image[:] = square(os.path.join(root, name), self.size, self.channels)
-        return images
+        return (with_pillow().content(os.path.join(root, name)) for name in index.names(samples))
+
+    def where(self, index: Index, sample: int) -> str:
+        """Return a file's path."""
+        return os.path.join(os.path.expanduser(self.root), index.name(sample))
+
+    def pixel_size(self, index: Index, sample: int) -> tuple[int, int] | None:
+        """Return a file's width and height in pixels, from its header."""
+        return with_pillow().pixel_size(self.where(index, sample))
 
     def notes(self) -> list[str]:
         """Return notes for the plan: that a part of train/ is held out, and that decoded images cannot be cached."""
-        return [*self._held_out(), *self._uncached()]
+        return [*self._held_out(), *super().notes()]
 
     def _held_out(self) -> list[str]:
         found = _split_folders(root) if (root := Path(self.root).expanduser()).is_dir() else {}
@@ -138,49 +97,10 @@ class ImageFolder(Data):
         test = "; test is left for `raytrain evaluate --split test`" if "test" in found else ""
         return [f"{self.root} has no val folder: {share}{test}"]
 
-    def size_notes(self, index: Index) -> list[str]:
-        """Return what becomes of the files' pixels, and a size that fits if they are enlarged much."""
-        if index.paths is None or type(self).read is not ImageFolder.read:
-            return []
-        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
-        root = os.path.expanduser(self.root)
-        found = [_files().pixel_size(os.path.join(root, name)) for name in index.names(chosen)]
-        found = sorted((size for size in found if size), key=min)
-        if not found:
-            return []
-        width, height = found[len(found) // 2]
-        side = self.input_side or self.size
-        seen = "" if side == self.size else f", of which the model sees {side} x {side}"
-        note = f"files of about {width} x {height} pixels become {self.size} x {self.size}{seen}"
-        short = min(width, height)
-        if self.size > _ENLARGED * short:
-            fits = f"--data.size {short}" + (" --data.crop auto" if self.crop != "auto" and side > short else "")
-            note += f": enlarged {self.size / short:.1f} times, and {fits} would fit"
-        return [note]
-
-    def _uncached(self) -> list[str]:
-        if self.cache == "off":
-            return []
-        folder = self._cache_folder()
-        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-            return []
-        return [f"decoded images cannot be kept in {folder}: the next run decodes them again (--data.cache FOLDER)"]
-
-    def cache_entry(self, index: Index) -> Path | None:
-        """Return the cache entry, named by the files, their times and how they are decoded."""
-        if self.cache == "off" or index.times is None or type(self).read is not ImageFolder.read:
-            return None
-        root = os.path.abspath(os.path.expanduser(self.root))
-        return _files().cache_entry(self._cache_folder(), index, root, self.size, self.channels)
-
-    def _cache_folder(self) -> Path:
-        return _files().cache_folder(self.cache)
-
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Look at both ends of each file (at most 20,000, evenly chosen), and decode files that look damaged. The disk
         cache answers for a split that it has."""
-        files, entry = _files(), self.cache_entry(index)
+        files, entry = with_pillow(), self.cache_entry(index)
         known = None if entry is None else files.known_bad(entry, index)
         if known is not None:
             return known
@@ -194,7 +114,7 @@ class ImageFolder(Data):
             return [bad for share in probed for bad in share if bad]
 
     def _scan(self, root: Path, folder: str, split: str) -> Index:
-        files, base, ignored = _files(), root / folder, []
+        files, base, ignored = with_pillow(), root / folder, []
         classes = []
         for entry in sorted(os.scandir(base), key=lambda entry: entry.name):
             (classes if files.is_folder(entry) and not entry.name.startswith(".") else ignored).append(entry.name)
@@ -233,16 +153,9 @@ class ImageFolder(Data):
         )
 
 
-def _files():
-    """Return the module that reads the files, imported late: Pillow and pyarrow would slow down `--help`."""
-    from raytrain.data import image_files
-
-    return image_files
-
-
 def _split_folders(root: Path) -> dict[str, str]:
     """Return the names of the splits' folders that exist."""
-    return _splits_of(entry.name for entry in os.scandir(root) if _files().is_folder(entry))
+    return _splits_of(entry.name for entry in os.scandir(root) if with_pillow().is_folder(entry))
 
 
 def _splits_of(names: Iterable[str]) -> dict[str, str]:

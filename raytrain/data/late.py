@@ -1,4 +1,4 @@
-"""The modules of this folder that need torch, for those that must be imported without it."""
+"""The modules of this folder that need torch, Pillow or pyarrow, for those that must be imported without them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def with_torch() -> Modules:
     from raytrain.data import colour, decode_torch, geometry, transforms
 
     return Modules(colour, decode_torch, geometry, transforms)
+
+
+def with_pillow() -> ModuleType:
+    """Return `image_files`, imported late: Pillow and pyarrow would slow down `--help`."""
+    from raytrain.data import image_files
+
+    return image_files

@@ -151,7 +151,7 @@ class Loader:
         self.labels, self.prepare = index.labels, Prepare(data, index, device, memory_format)
         self.on_device: Tensors | None = None
         if isinstance(reader, Resident) and (fits_device(reader.bytes, device) if on_device is None else on_device):
-            self.on_device = {name: torch.tensor(array, device=device) for name, array in reader.arrays.items()}
+            self.on_device = {name: torch.tensor(array, device=device) for name, array in reader.whole().items()}
             if index.labels is not None:
                 self.on_device["label"] = torch.tensor(index.labels, device=device)
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from raytrain import errors, order
-from raytrain.data.blocks import Arrays, joined
+from raytrain.data.blocks import Arrays, joined, rows_of
 from raytrain.data.checks import checked_read
 from raytrain.data.source import Data, Index
 
@@ -46,24 +47,45 @@ class Epoch:
         return order.Order(self.seed, number, self.shard.n, self.draw)
 
 
-class Resident:
-    """All arrays of a split, each [n, ...], which every process of a node maps."""
+@dataclass(frozen=True)
+class Part:
+    """Samples among arrays that others use too, such as a fold's: in the object store in place of the arrays.
 
-    def __init__(self, arrays: Arrays):
-        self.arrays = arrays
+    Attributes:
+        arrays: a reference to the arrays.
+        rows: int64 [n], the place of each sample in them.
+    """
+
+    arrays: Any
+    rows: np.ndarray
+
+
+class Resident:
+    """All arrays of a split, each [n, ...], which every process of a node maps.
+
+    Args:
+        rows: int64 [n], the place of each sample in the arrays; None where sample i is row i.
+    """
+
+    def __init__(self, arrays: Arrays, rows: np.ndarray | None = None):
+        self.arrays, self.rows = arrays, rows
 
     @property
     def bytes(self) -> int:
-        """Size of all arrays."""
-        return sum(array.nbytes for array in self.arrays.values())
+        """Size of the samples' arrays."""
+        if self.rows is None:
+            return sum(array.nbytes for array in self.arrays.values())
+        return sum(array[:1].nbytes * len(self.rows) for array in self.arrays.values())
+
+    def whole(self) -> Arrays:
+        """Return the samples' arrays."""
+        return self.arrays if self.rows is None else rows_of(self.arrays, self.rows)
 
     def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yield (samples int64 [k], their arrays) of each step."""
         for samples in epoch.steps():
-            yield (
-                samples,
-                {name: np.take(array, samples, axis=0, mode="clip") for name, array in self.arrays.items()},
-            )
+            rows = samples if self.rows is None else self.rows[samples]
+            yield samples, {name: np.take(array, rows, axis=0, mode="clip") for name, array in self.arrays.items()}
 
 
 class Direct:

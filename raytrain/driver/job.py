@@ -30,6 +30,8 @@ class Job:
     url: str | None = None
     watched: bool = True
     """Whether each rank watches itself; a sweep watches its trials."""
+    gated: bool = False
+    """Whether the workers wait after each validation until `driver.gate` lets them train on."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The experiment comes first: what follows may hold the user's classes too.

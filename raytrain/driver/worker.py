@@ -24,10 +24,11 @@ from raytrain import errors
 from raytrain.checkpoint import remote, storage
 from raytrain.data import Index
 from raytrain.data.loader import Reader
-from raytrain.data.reader import Resident
+from raytrain.data.reader import Part, Resident
 from raytrain.data.streaming import Streaming
 from raytrain.driver import gpu_errors, logs
 from raytrain.driver.blame import last_place, misses_another, to_edit
+from raytrain.driver.gate import Gate
 from raytrain.driver.guard import end_now
 from raytrain.driver.job import Job
 from raytrain.driver.network import answers
@@ -85,13 +86,14 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
     ):
         indices: dict[str, Index] = ray.get(job.indices)
         if job.images:
-            readers: dict[str, Reader] = {split: Resident(_fetched(job.images[split])) for split in indices}
+            readers: dict[str, Reader] = {split: _resident(job.images[split]) for split in indices}
         else:
             cpus, waits = _data_cpus(job)
             data = job.experiment.data
             readers = {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
         weights: Any = ray.get(job.weights) if job.weights is not None else None
         started = job.command_started
+        hooks = [*hooks, Gate()] if job.gated else hooks
         Trainer(job.experiment, job.run, indices, readers, weights, ranks, started, there, hooks).fit()
 
 
@@ -100,6 +102,11 @@ def _fetched(reference: Any) -> Any:
     while not ray.wait([reference], timeout=1)[0]:
         doing.tick()
     return ray.get(reference)
+
+
+def _resident(reference: Any) -> Resident:
+    found = _fetched(reference)
+    return Resident(_fetched(found.arrays), found.rows) if isinstance(found, Part) else Resident(found)
 
 
 def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:

@@ -58,6 +58,9 @@ class Hook:
         """Called when the checkpoint after an epoch is being written, with the epoch's row. It may set
         `trainer.stopping` too. The checkpoint does not have what it changes in `state`."""
 
+    def after_validation_saved(self, trainer: Any, row: Mapping[str, Any]) -> None:
+        """As `after_epoch_saved`, after a validation inside an epoch."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: JSON values, whose numbers are finite."""
         return self.state

@@ -1,7 +1,8 @@
-"""One attempt at a trial: a run of the training loop whose epochs are taken one at a time.
+"""One attempt at a trial: a run of the training loop that stops at each validation.
 
 With one worker the loop runs in a thread of this process, which has kept torch loaded and the images mapped since
-the last trial; after an epoch it waits for `next`. With more, it runs in Ray Train's workers, whose metrics are read.
+the last trial; after a validation it waits for `next`. With more, it runs in Ray Train's workers, whose metrics are
+read, and which wait likewise (`driver.gate`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import ray
 from raytrain import errors
 from raytrain.checkpoint import layout
 from raytrain.data import Index
-from raytrain.driver import endings, gpu_errors, initial_weights
+from raytrain.driver import endings, gate, gpu_errors, initial_weights
 from raytrain.driver.interrupts import Leave
 from raytrain.driver.job import Job
 from raytrain.driver.worker import work
@@ -63,6 +64,11 @@ class Data:
     indices: Any
     images: dict[str, Any]
 
+    def steps_per_epoch(self, value: Experiment) -> int:
+        """Return the optimizer steps of an epoch of a trial that reads this."""
+        indices: dict[str, Index] = ray.get(self.indices)
+        return -(-value.sampler.size(indices["train"]) // value.batch_size)
+
 
 class Attempt:
     """A trial under way in this process.
@@ -77,6 +83,7 @@ class Attempt:
     def __init__(self, run: Path, value: Experiment, data: Data, limits: Limits):
         self.run, self.value, self.data, self.limits = run, value, data, limits
         self.skip = 0
+        self._steps, self._validated = value.all_steps(data.steps_per_epoch(value)), 0
         self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._go, self._stop = threading.Semaphore(0), threading.Event()
         self._thread: threading.Thread | None = None
@@ -91,14 +98,16 @@ class Attempt:
         return self._thread is not None
 
     def next(self) -> tuple[dict[str, Any] | None, str | None]:
-        """Train until the end of the next epoch.
+        """Train up to the next validation: at the end of an epoch, or inside one.
 
         Returns:
-            The epoch's row, if another epoch ended, and the trial's outcome, if the trial ended.
+            The validation's row, if there was another, and the trial's outcome, if the trial ended.
 
         Raises:
             RunFailed: its workers were lost; a new attempt may succeed.
         """
+        if self.value.scaling.ranks > 1:
+            gate.let(self.run, self._validated)
         if self._thread is None:
             self._replay()
             self._thread = threading.Thread(target=self._train, daemon=True, name="trial")
@@ -111,8 +120,13 @@ class Attempt:
             raise what
         if kind == "end":
             return None, what
-        if what.pop("last", False):
-            return what, self._take()[1]
+        self._validated = what["step"]
+        # Of several workers the step alone tells: Tune must see that the trial has ended, or it might stop it.
+        if what.pop("last", False) or (self.value.scaling.ranks > 1 and what["step"] >= self._steps):
+            kind, end = self._take()
+            if kind == "lost":
+                raise end
+            return what, end
         self._waiting = what.pop("live", False)
         return what, None
 
@@ -124,6 +138,7 @@ class Attempt:
                 (self.run / "stop").touch()
             self._go.release()
             self._thread.join()
+            (self.run / gate.GO).unlink(missing_ok=True)
             if (record.read(self.run) or {}).get("status") == "running":
                 record.update(self.run, status="paused")
             (self.run / "stop").unlink(missing_ok=True)
@@ -131,10 +146,18 @@ class Attempt:
         memory.give_back()
 
     def settle(self) -> Path | None:
-        """Return the last epoch's checkpoint once it is fully written; the loop must be between two epochs."""
+        """Return the last validation's checkpoint once it is fully written; the loop must wait after it."""
         if self._trainer is not None and self._trainer.writer is not None:
             self._trainer.writer.background.wait()
+        elif self._thread is not None and self.value.scaling.ranks > 1:
+            wanted = layout.name_of(self._validated)
+            while self._thread.is_alive() and self._validated and not self._has(wanted):
+                time.sleep(0.05)
         return layout.newest(self.run / "checkpoints")
+
+    def _has(self, name: str) -> bool:
+        """Return whether there is a checkpoint of that name, or a newer one."""
+        return any(path.parent.name >= name for path in self.run.glob("checkpoints/step_*/manifest.json"))
 
     def _take(self) -> tuple[str, Any]:
         """Return the next message of the loop; with workers in other processes, the next row of their metrics."""
@@ -143,7 +166,7 @@ class Attempt:
         deadline, size = time.monotonic() + self.limits.seconds, -1
         while True:
             ended = not self._said.empty()  # checked before the rows are read: then the file is complete
-            rows = record.epochs(self.run)[self._handed :]
+            rows = record.validations(self.run)[self._handed :]
             if rows:
                 self._handed += 1
                 return "row", rows[0]
@@ -158,12 +181,12 @@ class Attempt:
                 os._exit(1)  # its workers end with this process
 
     def _replay(self) -> None:
-        """Truncate the metrics to the newest checkpoint, and report the epochs before it again."""
+        """Truncate the metrics to the newest checkpoint, and report the validations before it again."""
         found = layout.newest(self.run / "checkpoints")
         MetricsLog(self.run / "metrics.jsonl", layout.load_state(found)["metrics_bytes"] if found else 0).close()
         self._handed = self.skip
         if self.value.scaling.ranks <= 1:
-            for row in record.epochs(self.run)[self.skip :]:
+            for row in record.validations(self.run)[self.skip :]:
                 self._said.put(("row", row))
 
     def _train(self) -> None:
@@ -225,10 +248,11 @@ class Attempt:
             time.time(),
             own_output=True,
             watched=False,
+            gated=self.value.scaling.ranks > 1,
         )
 
-    def ended_epoch(self, trainer: Trainer, row: Mapping[str, Any]) -> bool:
-        """Hand an epoch's row over and wait until the next epoch is wanted; return whether to stop instead."""
+    def validated(self, trainer: Trainer, row: Mapping[str, Any]) -> bool:
+        """Hand a validation's row over and wait until the next one is wanted; return whether to stop instead."""
         self._trainer, last = trainer, trainer.over
         faulthandler.cancel_dump_traceback_later()
         record.update(self.run, peak_memory_bytes=_peak(bool(self.value.scaling.gpus_per_worker)))
@@ -256,12 +280,12 @@ class Attempt:
 
 
 class Ended:
-    """A trial that ended before the sweep was interrupted. It reports its epochs again, from its metrics."""
+    """A trial that ended before the sweep was interrupted. It reports its validations again, from its metrics."""
 
     spoiled = False
 
     def __init__(self, run: Path, status: str):
-        self._rows, self._status = record.epochs(run), status
+        self._rows, self._status = record.validations(run), status
 
     def next(self) -> tuple[dict[str, Any] | None, str | None]:
         """As `Attempt.next`."""
@@ -273,7 +297,7 @@ class Ended:
 
 
 class _Gate(Hook):
-    """Makes the trainer wait after each epoch for Tune, and resets the timer of `_watched`."""
+    """Makes the trainer wait after each validation for Tune, and resets the timer of `_watched`."""
 
     def __init__(self, attempt: Attempt):
         self.attempt, self._said = attempt, 0.0
@@ -285,9 +309,11 @@ class _Gate(Hook):
             self._said = now
             self.attempt.alive()
 
-    def after_epoch_saved(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
+    def after_validation_saved(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
         """Wait."""
-        trainer.stopping = self.attempt.ended_epoch(trainer, row) or trainer.stopping
+        trainer.stopping = self.attempt.validated(trainer, row) or trainer.stopping
+
+    after_epoch_saved = after_validation_saved
 
 
 def kind_of(error: BaseException) -> str:

@@ -54,7 +54,8 @@ def history(sweep: Path, number: int, before: float = math.inf) -> list[dict[str
         before: the epoch up to which it counts.
 
     Returns:
-        In order, {"epoch", "trial", "values"}: after so many epochs this trial trained on, with these values.
+        In order, {"epoch", "trial", "values"}: after so many epochs, of which the last may be a part of one, this
+        trial trained on, with these values.
     """
     found = read(folder(sweep, number)) or {}
     taken = [one for one in found.get("taken", []) if one["epoch"] < before]
@@ -84,11 +85,6 @@ def validations(run: Path) -> list[dict[str, Any]]:
     return []
 
 
-def epochs(run: Path) -> list[dict[str, Any]]:
-    """Return the epoch rows of a trial's metrics."""
-    return [row for row in validations(run) if row["kind"] == "epoch"]
-
-
 def figures(run: Path, objectives: tuple[Objective, ...], base: Experiment) -> dict[str, Any]:
     """Return a trial's record with the figures of its run, as `sweep.json` lists it.
 
@@ -101,7 +97,9 @@ def figures(run: Path, objectives: tuple[Objective, ...], base: Experiment) -> d
     usable = found.get("status") in ("completed", "stopped", "running", "paused", "interrupted")
     own = rows
     if found.get("taken"):  # leave out what it has from another trial
-        own = [row for row in rows if row["epoch"] > found["taken"][-1]["epoch"]]
+        last = found["taken"][-1]
+        unit = "step" if "step" in last else "epoch"  # of older versions, at the end of an epoch
+        own = [row for row in rows if row[unit] > last[unit]]
     best, values = _best(own, objectives[0]), found.get("values", {})
     of_steps = values.get("steps", base.steps)
     return found | {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ from raytrain.sweep.space import Axis, Int
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
 
-EPOCH, SCORE = "epoch", "score"
-"""The names under which trials report to Tune."""
+TIME, SCORE = "trained", "score"
+"""The names under which trials report to Tune after each validation."""
 
 MUTABLE = ("optimizer", "schedule", "task", "clip_norm", "data.augment")
 """Fields that may change while a run goes on: those that neither the order of samples nor the model depends on."""
@@ -27,20 +27,29 @@ MUTABLE = ("optimizer", "schedule", "task", "clip_norm", "data.augment")
 class Scheduler:
     """The base of all schedulers: every trial is trained to its end."""
 
-    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, epochs: int) -> None:
+    @property
+    def unit_steps(self) -> int | None:
+        """Optimizer steps of its unit of time; None counts in epochs, of which each trial has its own."""
+        return None
+
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """Check that it can work with this sweep.
+
+        Args:
+            trials: how many.
+            length: of a whole trial, in units of time.
 
         Raises:
             UserError: it cannot.
         """
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler | None:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler | None:
         """Return Tune's scheduler; None for its default.
 
         Args:
             tune: the module `ray.tune.schedulers`, which only a sweep that runs imports.
             axes: the sweep's axes.
-            epochs: of a trial.
+            length: of a whole trial, in units of time.
         """
         return None
 
@@ -62,8 +71,8 @@ class Complete(Scheduler):
 
 @dataclass(frozen=True)
 class _Early(Scheduler):
-    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, epochs: int) -> None:
-        """It compares trials after each epoch, by one number."""
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
+        """It compares trials after validations, by one number."""
         kind = type(self).__name__
         if len(objectives) != 1:
             raise _scheduler_misfit(kind, "compares by one objective", "Sweep.objective")
@@ -74,66 +83,86 @@ class _Early(Scheduler):
 @dataclass(frozen=True)
 class ASHA(_Early):
     """Asynchronous successive halving (Li et al., 2020): a trial goes on beyond a rung, of which each has
-    `reduction_factor` times the epochs of the one before, if it is among the best 1/`reduction_factor` there so far."""
+    `reduction_factor` times the length of the one before, if it is among the best 1/`reduction_factor` there so far."""
 
     grace_epochs: int = 1
     """Epochs that every trial gets."""
     reduction_factor: float = 3.0
     """One of so many goes on."""
+    grace_steps: int | None = None
+    """Optimizer steps that every trial gets, in place of `grace_epochs`; with `validate_every_steps` they may end
+    inside an epoch."""
 
     def __post_init__(self) -> None:
-        config.check(self, grace_epochs=at_least(1), reduction_factor=above(1))
+        config.check(self, grace_epochs=at_least(1), reduction_factor=above(1), grace_steps=at_least(1))
+        _check_unit(self, "grace")
 
-    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, epochs: int) -> None:
+    @property
+    def unit_steps(self) -> int | None:
+        """The steps that every trial gets."""
+        return self.grace_steps
+
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """There must be an epoch to save."""
-        super().check(axes, objectives, trials, epochs)
-        if epochs <= self.grace_epochs:
-            raise _scheduler_misfit(
-                type(self).__name__, f"has nothing to save: {epochs} epochs, {self.grace_epochs} for all", "epochs"
-            )
+        super().check(axes, objectives, trials, length)
+        kind, unit, grace = type(self).__name__, self.grace_steps, self.grace_epochs
+        if unit and length <= 1:
+            raise _scheduler_misfit(kind, f"has nothing to save: all trials get {unit} steps and have no more", "steps")
+        if not unit and length <= grace:
+            how = f"change that, set grace_steps to fewer steps than {grace} epochs have, or use another scheduler"
+            raise _scheduler_misfit(kind, f"has nothing to save: {length} epochs, {grace} for all", "epochs", how)
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
         """Return Tune's AsyncHyperBandScheduler with one bracket."""
         return tune.ASHAScheduler(
-            time_attr=EPOCH, max_t=epochs, grace_period=self.grace_epochs, reduction_factor=self.reduction_factor
+            time_attr=TIME, max_t=length, grace_period=self.grace_epochs, reduction_factor=self.reduction_factor
         )
 
 
 @dataclass(frozen=True)
 class HyperBand(ASHA):
-    """HyperBand (Li et al., 2018): successive halving with several trades of trials against epochs at once; trials of a
-    rung wait for each other."""
+    """HyperBand (Li et al., 2018): successive halving with several trades of trials against their length at once;
+    trials of a rung wait for each other."""
 
     @property
     def together(self) -> bool:
         """Trials of a rung wait for each other."""
         return True
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
         """Return Tune's HyperBandScheduler."""
-        return tune.HyperBandScheduler(time_attr=EPOCH, max_t=epochs, reduction_factor=self.reduction_factor)
+        return tune.HyperBandScheduler(time_attr=TIME, max_t=length, reduction_factor=self.reduction_factor)
 
 
 @dataclass(frozen=True)
 class MedianStopping(_Early):
-    """Ends a trial whose best epoch is worse than the median of the others' means up to that epoch (Golovin et al.,
-    2017)."""
+    """Ends a trial whose best validation is worse than the median of the others' means up to the same time (Golovin et
+    al., 2017)."""
 
     grace_epochs: int = 1
     """Epochs that every trial gets."""
     samples: int = 3
     """Trials that a median is taken of, at the least."""
+    grace_steps: int | None = None
+    """Optimizer steps that every trial gets, in place of `grace_epochs`; with `validate_every_steps` they may end
+    inside an epoch."""
 
     def __post_init__(self) -> None:
-        config.check(self, grace_epochs=at_least(1), samples=at_least(1))
+        config.check(self, grace_epochs=at_least(1), samples=at_least(1), grace_steps=at_least(1))
+        _check_unit(self, "grace")
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
+    @property
+    def unit_steps(self) -> int | None:
+        """The steps that every trial gets."""
+        return self.grace_steps
+
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
         """Return Tune's MedianStoppingRule."""
         return tune.MedianStoppingRule(
-            time_attr=EPOCH,
+            time_attr=TIME,
             grace_period=self.grace_epochs,
             min_samples_required=self.samples,
-            min_time_slice=epochs,  # or trials would take turns until there are enough to compare
+            min_time_slice=length,  # or trials would take turns until there are enough to compare
         )
 
 
@@ -148,6 +177,9 @@ class PBT(_Early):
     """Share of the population that takes weights, and that gives them."""
     resample: float = 0.25
     """Chance that a value is drawn anew; otherwise it becomes 1.2 or 0.8 times what it was, or a neighbour."""
+    every_steps: int | None = None
+    """Optimizer steps between two comparisons, in place of `every_epochs`; with `validate_every_steps` these may be
+    inside an epoch."""
 
     def __post_init__(self) -> None:
         config.check(
@@ -155,22 +187,31 @@ class PBT(_Early):
             every_epochs=at_least(1),
             quantile=(lambda share: 0 < share <= 0.5, "above 0 and at most 0.5"),
             resample=within(0, 1),
+            every_steps=at_least(1),
         )
+        _check_unit(self, "every")
+
+    @property
+    def unit_steps(self) -> int | None:
+        """The steps between two comparisons."""
+        return self.every_steps
 
     @property
     def mutates(self) -> bool:
         """PBT changes values of running trials."""
         return True
 
-    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, epochs: int) -> None:
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """A population, epochs to compare after, and axes that may change on the way."""
-        super().check(axes, objectives, trials, epochs)
+        super().check(axes, objectives, trials, length)
         kind = type(self).__name__
         if trials < 2:
             raise _scheduler_misfit(kind, "needs a population of 2 trials or more", "Sweep.trials")
-        if epochs <= self.every_epochs:
+        if self.every_steps and length <= 1:
+            raise _scheduler_misfit(kind, f"never compares: trials have no more than {self.every_steps} steps", "steps")
+        if not self.every_steps and length <= self.every_epochs:
             raise _scheduler_misfit(
-                kind, f"never compares: {epochs} epochs, one comparison in {self.every_epochs}", "epochs"
+                kind, f"never compares: {length} epochs, one comparison in {self.every_epochs}", "epochs"
             )
         for axis in axes:
             if not any(axis.path == field or axis.path.startswith(f"{field}.") for field in MUTABLE):
@@ -182,10 +223,10 @@ class PBT(_Early):
                     kind, f"cannot turn {axis.path} from {' into '.join(sorted(classes))} on the way", "Sweep.axes"
                 )
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
         """Return Tune's PopulationBasedTraining."""
         return tune.PopulationBasedTraining(
-            time_attr=EPOCH,
+            time_attr=TIME,
             perturbation_interval=self.every_epochs,
             hyperparam_mutations={axis.path: _drawn(axis) for axis in axes},
             quantile_fraction=self.quantile,
@@ -200,21 +241,21 @@ class PB2(PBT):
     """Population-based bandits (Parker-Holder et al., 2020): as PBT, with new values from a Gaussian process. Needs
     scikit-learn."""
 
-    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, epochs: int) -> None:
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """Ranges alone, and scikit-learn."""
-        super().check(axes, objectives, trials, epochs)
+        super().check(axes, objectives, trials, length)
         if importlib.util.find_spec("sklearn") is None:
             raise errors.extra_missing("PB2", "scikit-learn", "sweep")
         for axis in axes:
             if axis.finite is not None or isinstance(axis, Int):
                 raise _scheduler_misfit("PB2", f"takes Uniform and LogUniform alone, not {axis.path}", "axes")
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], epochs: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
         """Return Tune's PB2."""
         from ray.tune.schedulers.pb2 import PB2 as TunePB2  # scikit-learn: `tune` does not have it
 
         return TunePB2(
-            time_attr=EPOCH,
+            time_attr=TIME,
             perturbation_interval=self.every_epochs,
             hyperparam_bounds={axis.path: list(axis.examples()) for axis in axes},
             quantile_fraction=self.quantile,
@@ -229,5 +270,31 @@ def _drawn(axis: Axis) -> list[Any] | Callable[[], Any]:
     return lambda: axis.draw(random.random())
 
 
-def _scheduler_misfit(kind: str, why: str, where: str) -> errors.UserError:
-    return errors.UserError(f"{kind} {why}", f"in {where}", "change that, or use another scheduler")
+def trained(row: Mapping[str, Any] | None, steps_per_epoch: int, unit_steps: int | None) -> float:
+    """Return how long a trial has trained by a validation, in a scheduler's units of time.
+
+    Args:
+        row: the validation's; None before the first.
+        steps_per_epoch: the trial's.
+        unit_steps: the scheduler's.
+    """
+    if row is None:
+        return 0.0
+    return row["step"] / (unit_steps or steps_per_epoch)  # exact where it is whole
+
+
+def _check_unit(scheduler: Any, name: str) -> None:
+    """Check that a scheduler's length is given in epochs or in steps.
+
+    Raises:
+        UserError: it is given in both.
+    """
+    if getattr(scheduler, f"{name}_epochs") != 1 and getattr(scheduler, f"{name}_steps") is not None:
+        what = f"{name}_epochs and {name}_steps both say when trials are compared"
+        raise errors.UserError(what, f"in {type(scheduler).__name__}", "leave one of them out")
+
+
+def _scheduler_misfit(
+    kind: str, why: str, where: str, how: str = "change that, or use another scheduler"
+) -> errors.UserError:
+    return errors.UserError(f"{kind} {why}", f"in {where}", how)

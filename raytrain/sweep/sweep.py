@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,12 @@ class Sweep:
             _check_axis(self.experiment, axis, {other.path: other.examples()[0] for other in self.axes})
         self.search.check(self.axes, objectives)
         self._check_steps(known)
-        most = self.experiment.epochs if self.experiment.steps is None else self.experiment.steps
-        self.scheduler.check(self.axes, objectives, self.count, most)  # the plan knows how many epochs these steps are
+        steps, unit = self.experiment.steps, self.scheduler.unit_steps
+        # Only the plan knows how many steps an epoch has: until then a trial is as long as it can be.
+        length = self.experiment.epochs if steps is None else steps
+        if unit is not None:
+            length = math.inf if steps is None else math.ceil(steps / unit)
+        self.scheduler.check(self.axes, objectives, self.count, length)
 
     def _check_steps(self, axes: list[str]) -> None:
         """Check that trials which are counted in steps can be compared.
@@ -109,18 +114,33 @@ class Sweep:
         Raises:
             UserError: they have no epochs to vary, or a scheduler would compare them after other numbers of steps.
         """
-        if self.experiment.steps is None and "steps" not in axes:
-            return
-        if "epochs" in axes:
+        e, unit = self.experiment, self.scheduler.unit_steps
+        in_steps, kind = e.steps is not None or "steps" in axes, type(self.scheduler).__name__
+        if in_steps and "epochs" in axes:
             what = "an axis over epochs has no effect where steps is set"
             raise errors.UserError(what, "in Sweep.axes", 'use Grid("steps", ...), or leave steps out')
-        varied = [path for path in axes if path in ("steps", "batch_size")]
-        if varied and not isinstance(self.scheduler, Complete):
+        if isinstance(self.scheduler, Complete) or not (in_steps or unit):
+            return
+        apart = {"steps", "batch_size"}  # what would have them compared after different times
+        if unit is not None:
+            apart |= {"epochs", "validate_every_steps"}
+            if in_steps and e.validate_every_steps:  # then all validate after the same steps
+                apart -= {"batch_size"}
+        varied = [path for path in axes if path in apart]
+        if varied and unit is None:
             raise errors.UserError(
-                f"{type(self.scheduler).__name__} compares trials after equal epochs, and with steps set these differ "
-                f"along the axis {varied[0]}",
+                f"{kind} compares trials after equal epochs, and with steps set these differ along the axis "
+                f"{varied[0]}",
                 "in Sweep.scheduler",
                 "count the trials in epochs, or use Complete()",
+            )
+        if varied:
+            raise errors.UserError(
+                f"{kind} counts in steps, and trials do not validate after equal steps along the axis {varied[0]}"
+                if varied[0] != "steps"
+                else f"{kind} counts in steps, and trials differ in them along the axis steps",
+                "in Sweep.scheduler",
+                "let the scheduler count in epochs, leave the axis out, or use Complete()",
             )
 
     @property

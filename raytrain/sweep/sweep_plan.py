@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -53,9 +54,12 @@ class SweepPlan:
         return _decided(one, self.sweep.scheduler.together, self.share, _streams(self.variants))
 
     @property
-    def epochs(self) -> int:
-        """Epochs of a whole trial, after which schedulers count."""
-        return self.sweep.experiment.epochs if self.sweep.experiment.steps is None else self.base.epochs
+    def length(self) -> int:
+        """Length of a whole trial, in the scheduler's units of time."""
+        e, unit = self.sweep.experiment, self.sweep.scheduler.unit_steps
+        if unit is None:
+            return e.epochs if e.steps is None else self.base.epochs
+        return math.ceil(e.all_steps(self.base.steps_per_epoch) / unit)
 
     @property
     def fingerprints(self) -> dict[str, dict[str, str]]:
@@ -81,7 +85,9 @@ class SweepPlan:
         whole = type(s.scheduler) is Complete
         compares = ""
         if not whole and self.base.experiment.validate_every_steps:
-            compares = " (trials are compared at the ends of epochs, not at validations inside them)"
+            unit = s.scheduler.unit_steps
+            counted = f"units of {unit} steps" if unit else "epochs"
+            compares = f" (at validations inside epochs too, counted in {counted})"
         values = {axis.path: config.get(self.base.experiment, axis.path) for axis in s.axes}
         example = ", ".join(f"{name}={value}" for name, value in values.items())
         own = {
@@ -155,8 +161,23 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
         raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
     widths = tuple(sorted({scaling.ranks for scaling, _ in scalings}))
     found = SweepPlan(value, base, share, concurrent, widths, weights, variants)
-    value.scheduler.check(value.axes, value.objectives, value.count, found.epochs)
+    value.scheduler.check(value.axes, value.objectives, value.count, found.length)
+    _check_unit(value, base.steps_per_epoch)
     return found
+
+
+def _check_unit(value: Sweep, steps_per_epoch: int) -> None:
+    """Check that a scheduler that counts in steps finds a validation in each of its units of time: else it would take
+    one validation for several comparisons.
+
+    Raises:
+        UserError: validations are further apart.
+    """
+    unit, every = value.scheduler.unit_steps, min(value.experiment.validate_every_steps or math.inf, steps_per_epoch)
+    if unit is not None and unit < every:
+        what = f"{type(value.scheduler).__name__} compares trials after {unit} steps, and they validate after {every}"
+        how = f"use --validate_every_steps {unit}, or let it compare after {every} steps or more"
+        raise errors.UserError(what, "in Sweep.scheduler", how)
 
 
 def _scalings(value: Sweep) -> list[tuple[Scaling, str]]:

@@ -16,7 +16,7 @@ from raytrain.run import experiment_file
 from raytrain.sweep import attempt, record
 from raytrain.sweep.attempt import Attempt, Data, Ended, Limits
 from raytrain.sweep.objective import Objective
-from raytrain.sweep.schedulers import EPOCH, SCORE
+from raytrain.sweep.schedulers import SCORE, TIME, trained
 from raytrain.sweep.space import apply
 
 NUMBER = "trial"
@@ -38,7 +38,7 @@ def number_of(name: str) -> int:
 
 
 class Trial(tune.Trainable):
-    """Trains one trial after the other in one process; Tune asks for an epoch at a time."""
+    """Trains one trial after the other in one process; Tune asks for a validation at a time."""
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -46,7 +46,13 @@ class Trial(tune.Trainable):
         return tune.PlacementGroupFactory(**config[ROOM])
 
     def setup(  # type: ignore[override]
-        self, config: dict[str, Any], folder: str, objective: Objective, shelf: dict[str, Data], limits: Limits
+        self,
+        config: dict[str, Any],
+        folder: str,
+        objective: Objective,
+        shelf: dict[str, Data],
+        limits: Limits,
+        unit: int | None,
     ) -> None:
         """Begin the first trial.
 
@@ -56,8 +62,10 @@ class Trial(tune.Trainable):
             objective: what schedulers compare by.
             shelf: the data, by the part of the experiment that decides what is read.
             limits: what a trial may take.
+            unit: the scheduler's `unit_steps`.
         """
         self.folder, self.objective, self.shelf, self.limits = Path(folder), objective, shelf, limits
+        self.unit = unit
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -69,21 +77,23 @@ class Trial(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Train one epoch.
+        """Train up to the next validation.
 
         Returns:
-            Its number, the objective after it, and at the end what became of the trial.
+            The time that is trained by then, the objective, and at the end what became of the trial.
         """
         row, status = self.attempt.next()
         if row is not None:
             self.rows.append(row)
-        # A trial that is counted in steps may end within an epoch, after a validation that is no epoch's.
-        score = self.objective.now(self.rows if status is None else record.validations(self.run))
-        found = {EPOCH: len(self.rows), SCORE: float("nan") if score is None else score}
+        score, last = self.objective.now(self.rows), self.rows[-1] if self.rows else None
+        found = {
+            TIME: trained(last, self.steps_per_epoch, self.unit),
+            SCORE: float("nan") if score is None else score,
+        }
         return found if status is None else found | {"done": True, STATUS: status}
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Keep the checkpoint of the last epoch, for this trial after a pause or for another trial."""
+        """Keep the checkpoint of the last validation, for this trial after a pause or for another trial."""
         path = self.attempt.settle() if isinstance(self.attempt, Attempt) else None
         if path is None:
             return {}
@@ -102,12 +112,15 @@ class Trial(tune.Trainable):
             self.attempt.stop()
             self.attempt = self._attempt()
         attempt.adopt(self.run, self.folder / "pool" / checkpoint["pool"])
+        self.rows = record.validations(self.run)
+        self.attempt.skip = len(self.rows)
         if checkpoint["from"] != self.number:
-            taken = {"from": checkpoint["from"], "epoch": len(record.epochs(self.run)), "values": self.values}
+            step = self.rows[-1]["step"] if self.rows else 0
+            epochs, rest = divmod(step, self.steps_per_epoch)
+            epoch = step / self.steps_per_epoch if rest else epochs
+            taken = {"from": checkpoint["from"], "epoch": epoch, "step": step, "values": self.values}
             found = record.read(self.run) or {}
             record.update(self.run, taken=[*found.get("taken", []), taken])
-        self.rows = record.epochs(self.run)
-        self.attempt.skip = len(self.rows)
 
     def cleanup(self) -> None:
         """End the trial."""
@@ -118,11 +131,11 @@ class Trial(tune.Trainable):
         self.attempt: Attempt | Ended
         self.values = {name: value for name, value in given.items() if name not in (NUMBER, ROOM)}
         self.run = record.folder(self.folder, self.number)
-        found = record.read(self.run) or {}
+        found, value = record.read(self.run) or {}, experiment_file.load(self.run / "experiment.json")[0]
+        self.steps_per_epoch = self.shelf[record.reads(value)].steps_per_epoch(value)
         if found.get("status") in record.ENDED:  # before the sweep was interrupted, or before a scheduler chose it
             self.attempt = Ended(self.run, found["status"])
             return
-        value = experiment_file.load(self.run / "experiment.json")[0]
         changed = {path: new for path, new in self.values.items() if config.get(value, path) != new}
         if changed:  # by a scheduler, on the way
             value = apply(value, changed)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors
-from raytrain.driver import environment, plan
+from raytrain.driver import environment, gate, plan
 from raytrain.driver.fit import with_threads
 from raytrain.experiment import Scaling
 from raytrain.files import known_json, write_atomically
@@ -67,8 +67,8 @@ class Trials:
                 record.update(folder, status="interrupted")
 
     def sweep_up(self) -> None:
-        """Remove files that only running trials need: requests to stop, and weights for other trials."""
-        for request in (self.path / "stop", *self.path.glob("trials/*/stop")):
+        """Remove files that only running trials need: requests to stop or train on, and weights for other trials."""
+        for request in (self.path / "stop", *self.path.glob("trials/*/stop"), *self.path.glob(f"trials/*/{gate.GO}")):
             request.unlink(missing_ok=True)
         shutil.rmtree(self.path / "pool", ignore_errors=True)
 

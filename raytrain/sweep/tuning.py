@@ -14,6 +14,7 @@ from ray import tune
 from ray.tune import schedulers
 from ray.tune.search import Searcher
 
+from raytrain.data.reader import Part
 from raytrain.driver import reading
 from raytrain.driver.interrupts import Interrupts
 from raytrain.driver.ray_internals import ray_train
@@ -21,7 +22,7 @@ from raytrain.driver.room import why_no_room
 from raytrain.driver.skipped import write_skipped
 from raytrain.experiment import Scaling
 from raytrain.loggers import Logger
-from raytrain.sweep import record, trial
+from raytrain.sweep import fold_data, record, trial
 from raytrain.sweep.attempt import Data
 from raytrain.sweep.sweep_plan import SweepPlan
 from raytrain.sweep.trial import number_of
@@ -35,7 +36,7 @@ _ROOM_SECONDS = 30.0
 
 
 def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
-    """Read the data of each variant into the object store, once for all trials.
+    """Read the data of each variant into the object store, once for all trials; folds share one copy.
 
     Args:
         path: the sweep's directory, for the list of skipped samples.
@@ -44,7 +45,18 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
         The data of each variant, by its key.
     """
     shelf, skipped = {}, {}
+    for keys in fold_data.groups(planned.variants):
+        shared = fold_data.read({key: planned.variants[key] for key in keys})
+        if shared is None:
+            continue
+        arrays = ray.put(shared.arrays)
+        for key, parts in shared.parts.items():
+            images = {split: ray.put(Part(arrays, rows)) for split, (_, rows) in parts.items()}
+            shelf[key] = Data(ray.put({split: index for split, (index, _) in parts.items()}), images)
+        skipped |= {"train": shared.bad} if shared.bad else {}
     for key, variant in planned.variants.items():
+        if key in shelf:
+            continue
         found, images, bad = reading.read(variant.experiment.data, variant.indices, variant.mode)
         shelf[key] = Data(ray.put(found), images)
         skipped |= {split: samples for split, samples in bad.items() if samples}
@@ -193,7 +205,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
     """Return Tune's tuner for the trials that have not ended; None where there are none."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     s = trials.sweep
-    scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.epochs)
+    scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
     for one in trials.records():
         trials.repeat(one["number"], one)
     waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended]
@@ -235,7 +247,10 @@ def _trainable(trials: Trials, shelf: dict[str, Any]) -> Any:
     share = min(1.0, scaling.gpus_per_worker or 1.0)
     limits = trial.Limits(None if gib is None else int(gib * 2**30), trials.sweep.timeout_seconds, share)
     folder = str(trials.path.absolute())
-    return tune.with_parameters(trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits)
+    unit = trials.sweep.scheduler.unit_steps
+    return tune.with_parameters(
+        trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits, unit=unit
+    )
 
 
 def _population(trials: Trials, waiting: list[int]) -> dict[str, Any]:

@@ -63,10 +63,13 @@ class Hooks:
             _add(columns, getattr(hook, method)(trainer, row), getattr(type(hook), method), (*row, "checkpoint"))
         return {name: read(value) for name, value in columns.items()}
 
-    def after_epoch_saved(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        """Call each hook."""
+    def after_saved(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        """Call each hook's `after_epoch_saved`, or its `after_validation_saved`, as in `after_validation`."""
         for hook in self._all:
-            hook.after_epoch_saved(trainer, row)
+            if row["kind"] == "epoch":
+                hook.after_epoch_saved(trainer, row)
+            else:
+                hook.after_validation_saved(trainer, row)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return copies of the states of the experiment's hooks.

@@ -181,8 +181,7 @@ class Trainer:
             self.stopping = bool(self.flush() & Ask.STOP)
             row = self._validate()
             self.save()
-            if row["kind"] == "epoch":
-                self.hooks.after_epoch_saved(self, row)
+            self.hooks.after_saved(self, row)
             if self.stopping and not self.over:
                 return self.finish("interrupted")
         return self.finish("completed")

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from raytrain.data import Data, Digits, ImageFolder, Index, cache, packing
+from raytrain.data import Data, Digits, ImageFolder, Images, Index, cache, packing
 from raytrain.errors import UserError
 
 N, SHAPE = 37, (3, 5, 7)
@@ -37,13 +37,13 @@ def entry(tmp_path: Path) -> Path:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Counts the samples that are read from files."""
-    counted, read = SimpleNamespace(samples=0), ImageFolder.read
+    counted, read = SimpleNamespace(samples=0), Images.read
 
     def counting(data: ImageFolder, index: Index, samples: np.ndarray) -> np.ndarray:
         counted.samples += len(samples)
         return read(data, index, samples)
 
-    monkeypatch.setattr(ImageFolder, "read", counting)
+    monkeypatch.setattr(Images, "read", counting)
     return counted
 
 

@@ -9,10 +9,12 @@ import itertools
 import json
 import math
 import re
+import shutil
 import signal
 import textwrap
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -216,6 +218,43 @@ def test_asha_saves_half_and_finds_the_best(tmp_path: Path) -> None:
         path = Path("trials") / f"{trial['number']:04d}"
         found = losses(spared.path / path)
         assert found == losses(whole.path / path)[: len(found)] and len(found) >= 23 * trial["epochs"]
+
+
+def test_asha_stops_trials_inside_an_epoch_and_decides_alike_after_a_kill(tmp_path: Path) -> None:
+    """One trial at a time, so that the order of comparisons is that of the numbers."""
+    base = dataclasses.replace(BASE, steps=40, validate_every_steps=10, schedule=raytrain.Constant())
+    rates = Grid("optimizer.lr", (0.05, 1e-6, 0.02, 0.1, 1e-5))
+    sweep = Sweep(base, (rates,), scheduler=ASHA(grace_steps=10, reduction_factor=2), concurrent=1)
+    found = run(sweep, tmp_path)
+    rows = [raytrain.Run(found.path / "trials" / f"{n:04d}").metrics("validation") for n in range(5)]
+    accuracy = [dict(zip(one["step"].to_pylist(), one["val_accuracy"].to_pylist(), strict=True)) for one in rows]
+    ends, rungs = [], {step: [] for step in (10, 20, 40)}
+    step = 0
+    for number in range(5):  # successive halving, by what each trial had after these steps
+        for step, before in rungs.items():
+            before.append(accuracy[number][step])
+            if step == 40 or (before[:-1] and before[-1] < median(before[:-1])):
+                break
+        ends.append(step)
+    assert [t["steps"] for t in found.trials] == ends and 10 in ends and 40 in ends
+    assert [t["status"] for t in found.trials] == ["completed" if end == 40 else "stopped" for end in ends]
+    for n, end in enumerate(ends):
+        assert len(losses(found.path / "trials" / f"{n:04d}")) == end, "a stopped trial has trained no further"
+    # As after a kill in the third trial: it has begun, and the two after it have not.
+    whole, third = outcomes(found), found.path / "trials" / "0002"
+    for folder in (third / "checkpoints", found.path / "trials" / "0003", found.path / "trials" / "0004"):
+        shutil.rmtree(folder, ignore_errors=True)
+    record_of_it = json.loads((third / "trial.json").read_text())
+    (third / "trial.json").write_text(json.dumps(record_of_it | {"status": "running"}))
+    more = driver.resume(found.path, sweep, Options(), Logger(), 0.0, write_files)
+    assert more is not None and outcomes(more) == whole
+
+
+def outcomes(found: sweep_run.SweepRun) -> list[Any]:
+    """What a sweep has found, without times and attempts."""
+    names = ("number", "values", "status", "objective", "steps", "epochs", "val_accuracy", "val_loss")
+    figures = [[trial[name] for name in names] for trial in found.trials]
+    return [found.answer["best"], figures, [losses(path) for path in sorted(found.path.glob("trials/*"))]]
 
 
 def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from helpers.ranks import Ranks, losses, new_run, train_rank
 
 from raytrain import MLP, SGD, Balanced, Digits, Experiment, Folds, Grid, Run, Sweep, config
+from raytrain.data import packing
 from raytrain.data.checks import checked_indices
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
@@ -22,13 +23,18 @@ from raytrain.sweep.sweep import load
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def test_folds_are_plain_runs_of_their_splits_and_resume(ranks: Ranks, tmp_path: Path) -> None:
+def test_folds_are_plain_runs_of_their_splits_and_resume(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, pack = [], packing.pack
+    monkeypatch.setattr(packing, "pack", lambda data, index, *a: (read.append(len(index)), pack(data, index, *a))[1])
     base = Experiment(
         MLP(hidden=(32,)), Digits(folds=Folds(3)), optimizer=SGD(lr=0.05, momentum=0.9), sampler=Balanced(), epochs=2
     )
     sweep = Sweep(base, (Grid("data.folds.fold", (0, 1, 2)),), "val_accuracy", keep=3)
     found = driver.sweep(sweep, Options(str(tmp_path), "cv"), Logger(), None, 0.0, write_files)
     assert found is not None
+    assert read == [1438], "all folds share one copy of the samples"
     path, values = tmp_path / "cv", []
     for trial in found.trials:
         fold = trial["values"]["data.folds.fold"]
@@ -36,7 +42,7 @@ def test_folds_are_plain_runs_of_their_splits_and_resume(ranks: Ranks, tmp_path:
         e = replace(config.replace(run.experiment, "data.folds.fold", fold), scaling=run.experiment.scaling)
         alone = new_run(tmp_path / f"alone-{fold}", e)
         ranks.run(1, train_rank, e, alone, checked_indices(e.data))
-        np.testing.assert_allclose(losses(run.path), losses(alone), rtol=1e-6)
+        np.testing.assert_array_equal(losses(run.path), losses(alone))
         assert run.summary["val_accuracy"] == Run(alone).summary["val_accuracy"]
         values.append(run.summary["val_accuracy"])
         assert run.checkpoint("best"), "the weights of every fold stay"

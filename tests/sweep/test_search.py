@@ -42,12 +42,14 @@ from raytrain import (
 from raytrain.run import experiment_file
 from raytrain.sweep import objective, record
 from raytrain.sweep.objective import Objective
+from raytrain.sweep.schedulers import trained
 from raytrain.sweep.search import crossed
 from raytrain.sweep.space import apply, combinations
 from raytrain.sweep.sweep import impossible, load, to_dict
 from raytrain.sweep.trials import Trials
 
 BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.1), epochs=4)
+IN_STEPS = replace(BASE, steps=50, validate_every_steps=10)
 LR = LogUniform("optimizer.lr", 1e-4, 1.0)
 DIRECTIONS = BASE.task.declared()
 
@@ -182,10 +184,13 @@ def test_objectives_and_figures_see_validations_inside_epochs(tmp_path: Path) ->
     found = record.figures(tmp_path, of, in_steps)
     assert (found["objective"], found["epochs"], found["of_epochs"], found["seconds"]) == ([0.9], 2, None, 10.0)
     assert (found["steps"], found["of_steps"]) == (22, 22)
-    assert found["val_accuracy"] == 0.9 and [row["step"] for row in record.epochs(tmp_path)] == [10, 20]
-    taken = {"status": "completed", "taken": [{"epoch": 2, "from": 1, "values": {}}]}
+    assert found["val_accuracy"] == 0.9 and len(record.validations(tmp_path)) == 5
+    taken: dict[str, Any] = {"status": "completed", "taken": [{"epoch": 2, "from": 1, "values": {}}]}
     (tmp_path / "trial.json").write_text(json.dumps(taken))
     assert record.figures(tmp_path, of, base)["objective"] == [0.8]
+    taken["taken"] = [{"epoch": 1.5, "step": 15, "from": 1, "values": {}}]
+    (tmp_path / "trial.json").write_text(json.dumps(taken))
+    assert record.figures(tmp_path, of, base)["objective"] == [0.8], "what comes after step 15"
     for values, lengths in (({}, (5, None)), ({"epochs": 7}, (7, None)), ({"steps": 40}, (None, 40))):
         (tmp_path / "trial.json").write_text(json.dumps({"status": "completed", "values": values}))
         found = record.figures(tmp_path, of, base)
@@ -282,6 +287,23 @@ def test_a_sweep_s_json_makes_nothing_but_raytrain_s_own_values(tmp_path: Path, 
             "ASHA compares trials after equal epochs, and with steps set these differ along the axis batch_size",
         ),
         ({"axes": (Grid("steps", (50, 60)),), "scheduler": HyperBand()}, "these differ along the axis steps"),
+        ({"scheduler": ASHA(grace_steps=10)}, "trials do not validate after equal steps along the axis batch_size"),
+        (
+            {"experiment": IN_STEPS, "scheduler": ASHA(grace_steps=9), "axes": (Grid("validate_every_steps", (5, 7)),)},
+            "ASHA counts in steps, and trials do not validate after equal steps along the axis validate_every_steps",
+        ),
+        (
+            {"experiment": IN_STEPS, "scheduler": ASHA(grace_steps=10), "axes": (Grid("steps", (50, 60)),)},
+            "ASHA counts in steps, and trials differ in them along the axis steps",
+        ),
+        (
+            {"experiment": IN_STEPS, "scheduler": ASHA(grace_steps=50)},
+            "ASHA has nothing to save: all trials get 50 steps and have no more",
+        ),
+        (
+            {"experiment": IN_STEPS, "scheduler": PBT(every_steps=50), "axes": (LR,), "trials": 4},
+            "PBT never compares: trials have no more than 50 steps",
+        ),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_in_a_line(
@@ -294,6 +316,24 @@ def test_a_sweep_that_cannot_be_is_refused_in_a_line(
     with pytest.raises(UserError, match=message) as caught:
         Sweep(**{"experiment": BASE, "axes": (Grid("batch_size", (32, 64)),), **changes})
     assert "\n" not in str(caught.value)
+
+
+def test_schedulers_count_in_epochs_or_in_steps() -> None:
+    """An epoch of 23 steps: what Tune's schedulers get is exact at the ends of epochs, and at multiples of the unit."""
+    assert trained(None, 23, None) == 0.0
+    assert [trained({"step": step}, 23, None) for step in (23, 69, 2300)] == [1.0, 3.0, 100.0]
+    assert 2.0 < trained({"step": 50}, 23, None) < 3.0
+    assert [trained({"step": 7 * unit}, 23, unit) for unit in (3, 7, 10, 49)] == [7.0] * 4
+    units = [ASHA(grace_steps=5), HyperBand(grace_steps=6), MedianStopping(grace_steps=7), PBT(every_steps=8)]
+    assert [scheduler.unit_steps for scheduler in units] == [5, 6, 7, 8]
+    assert ASHA().unit_steps is PBT().unit_steps is None
+    for kind, values in ((ASHA, {"grace_epochs": 2, "grace_steps": 10}), (PBT, {"every_epochs": 2, "every_steps": 10})):
+        with pytest.raises(
+            UserError, match=r"_epochs and \w+_steps both say when trials are compared, in \w+; leave one"
+        ):
+            kind(**values)
+    # All trials validate after the same steps, whatever their batches.
+    Sweep(IN_STEPS, (Grid("batch_size", (32, 64)),), scheduler=ASHA(grace_steps=10))
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,21 @@ def planned(out: Path, resources: Resources, *axes: Axis, scaling: Scaling | Non
 def test_schedulers_count_the_epochs_that_steps_are(tmp_path: Path) -> None:
     """An epoch of the digits has 23 steps."""
     in_steps = Sweep(replace(BASE, steps=50), (LR,), scheduler=ASHA())
-    assert sweep_plan.make(in_steps, lambda: nodes(2), tmp_path).epochs == 3
-    assert planned(tmp_path, nodes(2), LR).epochs == 4
-    note = "ASHA (trials are compared at the ends of epochs, not at validations inside them)"
+    assert sweep_plan.make(in_steps, lambda: nodes(2), tmp_path).length == 3
+    assert planned(tmp_path, nodes(2), LR).length == 4
+    note = "ASHA (at validations inside epochs too, counted in epochs)"
     inside = replace(in_steps, experiment=replace(in_steps.experiment, validate_every_steps=5))
     for value, said in ((inside, True), (in_steps, False), (replace(inside, scheduler=Complete()), False)):
         assert (note in dict(sweep_plan.make(value, lambda: nodes(2), tmp_path).lines(""))["search"]) is said
+    in_units = replace(inside, scheduler=ASHA(grace_steps=10))
+    found = sweep_plan.make(in_units, lambda: nodes(2), tmp_path)
+    assert found.length == 5 and "counted in units of 10 steps" in dict(found.lines(""))["search"]
+    in_epochs = replace(in_units, experiment=replace(BASE, validate_every_steps=10))
+    assert sweep_plan.make(in_epochs, lambda: nodes(2), tmp_path).length == 10, "92 steps"
+    for every, said in ((None, 23), (12, 12)):
+        rare = replace(in_units, experiment=replace(BASE, steps=50, validate_every_steps=every))
+        with pytest.raises(UserError, match=f"ASHA compares trials after 10 steps, and they validate after {said}, in"):
+            sweep_plan.make(rare, lambda: nodes(2), tmp_path)
     short = replace(in_steps, experiment=replace(BASE, steps=23))
     with pytest.raises(UserError, match="ASHA has nothing to save: 1 epochs, 1 for all"):
         sweep_plan.make(short, lambda: nodes(2), tmp_path)

@@ -1,0 +1,138 @@
+"""The base of sources of encoded images, such as JPEG files: bytes to squares of pixels, and the cache of these."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from raytrain import errors
+from raytrain.config import at_least, check
+from raytrain.data.late import with_pillow
+from raytrain.data.source import Data, Index
+
+_CROP = 224
+"""The largest side that `crop=auto` takes."""
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of ImageNet's RGB images."""
+_GREY = (0.449,), (0.226,)
+"""The same for grey: the means of the three."""
+_MEASURED = 32
+"""Images whose size in pixels the plan looks up."""
+_ENLARGED = 1.5
+"""Ratio of enlargement above which the plan suggests a smaller size."""
+
+
+@dataclass(frozen=True)
+class Images(Data):
+    """Labelled images that are stored encoded. A subclass lists them in `index` and returns their bytes from
+    `encoded`; `read` decodes them."""
+
+    root: str = ""
+    """The folder."""
+    size: int = 256
+    """Side of the stored images: the central square of each image, resized."""
+    crop: int | Literal["auto"] | None = field(default="auto", kw_only=True)  # type: ignore[override]
+    """Side of the square that the model sees, cut from the stored image. auto takes 224, or all of a smaller image;
+    None takes all of any image."""
+    channels: Literal[1, 3] = 3
+    """3 for RGB, 1 for grey."""
+    cache: str = "auto"
+    """Folder that caches the decoded images, so that the next run on the same files starts without decoding. `auto` is
+    $XDG_CACHE_HOME/raytrain or ~/.cache/raytrain; `off` caches nothing. It holds at most 20 GiB, or a tenth of the free
+    disk, and may be removed at any time."""
+    mean: tuple[float, ...] | None = field(default=None, kw_only=True)  # type: ignore[override]
+    """Mean of the pixels. None takes ImageNet's: (0.485, 0.456, 0.406) for RGB, 0.449 for grey."""
+    std: tuple[float, ...] | None = field(default=None, kw_only=True)  # type: ignore[override]
+    """Standard deviation of the pixels. None takes ImageNet's: (0.229, 0.224, 0.225) for RGB, 0.226 for grey."""
+
+    def __post_init__(self) -> None:
+        per_channel = (
+            lambda values: len(values) in (1, self.channels),
+            f"of 1 number or one per channel ({self.channels}), or None for ImageNet's",
+        )
+        check(self, size=at_least(1), mean=per_channel, std=per_channel)
+        super().__post_init__()
+
+    @property
+    def input_side(self) -> int | None:
+        """Side of the square that the model sees; None is the whole stored image."""
+        return min(_CROP, self.size) if self.crop == "auto" else self.crop
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and std for images of that many channels, ImageNet's where they are None."""
+        mean, std = _IMAGENET if channels == 3 else _GREY
+        return self.mean or mean, self.std or std
+
+    def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
+        """Yield the encoded images of some samples (int64 [k]), in their order. Runs in any process of the cluster.
+
+        Raises:
+            BadSample: one of them cannot be read; its cause is an OSError if that may pass.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs an encoded(index, samples)")
+
+    def where(self, index: Index, sample: int) -> str:
+        """Return where a sample is, for messages."""
+        return index.name(sample)
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        """Decode images to their central squares, uint8 [k, channels, size, size]."""
+        square, images = with_pillow().decode.square, np.empty((len(samples), *index.shape), np.uint8)
+        for image, sample, raw in zip(images, samples, self.encoded(index, samples), strict=True):
+            try:
+                image[:] = square(raw, self.size, self.channels)
+            except ValueError as error:
+                raise errors.BadSample(self.where(index, int(sample)), str(error)) from error
+        return images
+
+    def pixel_size(self, index: Index, sample: int) -> tuple[int, int] | None:
+        """Return an image's width and height; None if it cannot be read."""
+        try:
+            (raw,) = self.encoded(index, np.array([sample]))
+        except errors.BadSample:
+            return None
+        return with_pillow().pixel_size_of(raw)
+
+    def notes(self) -> list[str]:
+        """Return notes for the plan: that decoded images cannot be cached."""
+        if self.cache == "off":
+            return []
+        folder = self._cache_folder()
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            return []
+        return [f"decoded images cannot be kept in {folder}: the next run decodes them again (--data.cache FOLDER)"]
+
+    def size_notes(self, index: Index) -> list[str]:
+        """Return what becomes of the images' pixels, and a size that fits if they are enlarged much."""
+        if index.paths is None or type(self).read is not Images.read:
+            return []
+        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
+        found = [self.pixel_size(index, int(sample)) for sample in chosen]
+        found = sorted((size for size in found if size), key=min)
+        if not found:
+            return []
+        width, height = found[len(found) // 2]
+        side = self.input_side or self.size
+        seen = "" if side == self.size else f", of which the model sees {side} x {side}"
+        note = f"files of about {width} x {height} pixels become {self.size} x {self.size}{seen}"
+        short = min(width, height)
+        if self.size > _ENLARGED * short:
+            fits = f"--data.size {short}" + (" --data.crop auto" if self.crop != "auto" and side > short else "")
+            note += f": enlarged {self.size / short:.1f} times, and {fits} would fit"
+        return [note]
+
+    def cache_entry(self, index: Index) -> Path | None:
+        """Return the cache entry, named by the files, their times and how they are decoded."""
+        if self.cache == "off" or index.times is None or type(self).read is not Images.read:
+            return None
+        root = os.path.abspath(os.path.expanduser(self.root))
+        return with_pillow().cache_entry(self._cache_folder(), index, root, self.size, self.channels)
+
+    def _cache_folder(self) -> Path:
+        return with_pillow().cache_folder(self.cache)
