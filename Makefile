@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test slow-test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-augmentation bench-check bench-smoke clean
+.PHONY: setup train test slow-test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-augmentation bench-check bench-smoke docs pictures dist clean
 
 setup: $(VENV)/.ready
 
@@ -82,5 +82,21 @@ bench-check: setup
 bench-smoke: setup
 	$(BIN)/python benchmarks/run.py --smoke
 
+# The site, into build/site. A broken link or anchor fails.
+docs: setup
+	$(BIN)/python docs/build.py
+
+# The pictures of the README: a chart of docs/benchmarks.md, and the report of a run on the MNIST in DATA.
+DATA ?= data/mnist
+pictures: setup
+	$(BIN)/python docs/pictures.py chart
+	$(BIN)/python docs/pictures.py report --data $(DATA)
+
+# A wheel and a source archive, into dist.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .cache build dist

@@ -1,4 +1,4 @@
-"""README's commands, word for word but for the names of folders and what makes them short."""
+"""The commands of the README and its pages, word for word but for the names of folders and what makes them short."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import tree
-from helpers.readme import COMMANDS, README, ROOT, the
+from helpers.readme import BLOCKS, COMMANDS, ROOT, the
 from PIL import Image
 
 from raytrain import Digits, Run
 from raytrain.sweep.sweep_run import SweepRun
-
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def refused(command: str, home: Path) -> str:
     return done.stderr
 
 
-def test_every_command_of_the_readme_is_tested() -> None:
+def test_every_command_of_the_pages_is_tested() -> None:
     here = [Path(__file__), Path(__file__).with_name("test_submit.py")]
     run = re.findall(r'the\("(raytrain [^"]+)"\)', "".join(file.read_text() for file in here))
     for command in COMMANDS:

@@ -51,7 +51,7 @@ def test_tutorial_names_document_commands_and_result(file: Path) -> None:
     flags = {word[2:] for words in commands for word in words if word.startswith("--")}
     assert flags <= {*config.paths(experiment), "address", "out"}
     assert re.search(r"On two CPU cores: .*\d s", said)
-    assert f"`{file.name}`" in (ROOT / "README.md").read_text()
+    assert f"`{file.name}`" in (ROOT / "docs/strategies.md").read_text()
 
 
 def load_and_train(rank: int, world: int, run: Path, indices: dict[str, Index]) -> str:
