@@ -82,8 +82,7 @@ class Attempt:
 
     def __init__(self, run: Path, value: Experiment, data: Data, limits: Limits):
         self.run, self.value, self.data, self.limits = run, value, data, limits
-        self.skip = 0
-        self._validated = 0
+        self.skip, self._validated = 0, 0
         self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._go, self._stop = threading.Semaphore(0), threading.Event()
         self._thread: threading.Thread | None = None
