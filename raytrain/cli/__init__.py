@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -18,7 +19,7 @@ from raytrain.driver.endings import Interrupted, RunFailed, advice, near
 from raytrain.driver.interrupts import asked, status_after, unwinding
 from raytrain.driver.session import leave
 from raytrain.report import failure
-from raytrain.report.output import Refused, guard_standard_streams
+from raytrain.report.output import Refused, aside, guard_standard_streams
 from raytrain.run.version import VERSION
 
 
@@ -120,7 +121,9 @@ def _call(name: str, arguments: list[str]) -> int | None:
         name = "sweep"
     command = _COMMANDS[name]
     flags = importlib.import_module(f"raytrain.cli.flags.{command.module}")
-    given = getattr(flags, name)(arguments)
+    machine_reads = "--json" in arguments and not {"-h", "--help"} & set(arguments)
+    with aside() if machine_reads else contextlib.nullcontext():  # experiment files may print while they are loaded
+        given = getattr(flags, name)(arguments)
     if given is None:  # it has printed help
         return 0
     return getattr(importlib.import_module(f"raytrain.cli.{command.module}"), name)(*given)
