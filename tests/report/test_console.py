@@ -161,14 +161,14 @@ def test_bar_counts_epochs_as_the_table_does(tmp_path: Path) -> None:
     steps = [{"kind": "step", "step": step, "epoch": 7, "loss": 1.0, "lr": 0.1} for step in (139, 140)]
     console.start(info(run_of(tmp_path), laid_out, [{**ROW, "epoch": 6, "step": 138}]), Held())
     console.rows(steps)
-    assert console._bar is not None
-    fields = console._bar.tasks[0].fields
+    bar = console._bar
     console.close()
-    assert fields["epoch"] == "epoch 7/44" and fields["figures"].startswith("step 140/1,012  loss 1.0000  lr 0.1")
+    assert bar is not None and bar.epoch == "epoch 7/44" and bar.share == pytest.approx(140 / 1012)
+    assert bar.place[0][1] == "step 140/1,012" and [text for _, text in bar.figures[:2]] == ["loss 1.0000", "lr 0.1"]
     assert [line.split()[0] for line in shown(console).splitlines() if line.startswith(" 6/")] == ["6/44"]
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("width", [40, 80, 100, 200])
 @pytest.mark.parametrize("epochs", [3, 44, 100, 999_999])
 @pytest.mark.parametrize("task", [Classification(), Graded(), LongNames(), LongNames(monitor="val_loss")])
 def test_no_line_of_a_run_wraps(tmp_path: Path, width: int, epochs: int, task: Task) -> None:
@@ -200,7 +200,10 @@ def test_no_line_of_a_run_wraps(tmp_path: Path, width: int, epochs: int, task: T
         re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown(console)).replace("\r", "\n").splitlines()
     )  # \r: the bar, drawn again
     for line in lines:
-        assert cell_len(line) <= width or str(long) in line.split()[0], line
+        one_word = width < 80 and len(line.split()) == 1  # words are never broken
+        assert cell_len(line) <= width or one_word or str(long) in line.split()[0], line
+    if width < 80:
+        return
     table = next(line for line in lines if line.startswith(f"{'epoch':>{2 * len(str(epochs)) + 1}}  "))
     assert "lr" in table.split() and "step" in table.split(), "both fit at 80 columns"
     if type(task) is Classification and epochs <= 44:
@@ -254,7 +257,7 @@ def test_the_bar_moves_where_epochs_end_between_two_looks(tmp_path: Path) -> Non
     console.start(info(run_of(tmp_path), laid_out, []), Held())
     step = {"kind": "step", "step": 161, "epoch": 7, "loss": 1.0, "lr": 0.1}
     console.rows([step, {**ROW, "epoch": 7, "step": 161}])
-    assert console._bar is not None and console._bar.tasks[0].fields["epoch"] == "epoch 7/44"
+    assert console._bar is not None and console._bar.epoch == "epoch 7/44"
     console.close()
 
 
