@@ -37,6 +37,7 @@ class Console(Logger):
 
     def __init__(self, console: RichConsole | None = None):
         self.console = console or terminal(lasting=True)
+        self._moves = self.console.is_terminal and not self.console.is_dumb_terminal
         self._live: Live | None = None
         self._bar: Bar | None = None
         self._times: list[tuple[float, int]] = []
@@ -51,7 +52,7 @@ class Console(Logger):
 
     def status(self, text: str) -> None:
         """Show a spinner, or print a line."""
-        if self.console.is_terminal:
+        if self._moves:
             self._show(Spinner("dots", text=Text(f" {text} ...", no_wrap=True, overflow="ellipsis")))
         else:
             show(self.console, "", f"{text} ...")
@@ -60,7 +61,7 @@ class Console(Logger):
         """Print the validations that a resumed run has done, and begin the bar."""
         self._run = run
         self._read(run.earlier)
-        if self.console.is_terminal:
+        if self._moves:
             self.status("starting the workers")
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -69,7 +70,7 @@ class Console(Logger):
         ends = (
             bool(rows) and rows[-1]["kind"] in VALIDATED
         )  # short epochs end between two polls: then the bar moves too
-        if any(row["kind"] == "step" for row in rows) and (self.console.is_terminal or not ends):
+        if any(row["kind"] == "step" for row in rows) and (self._moves or not ends):
             self._move()
 
     def workers(self, event: str, why: str, checkpoint: str) -> None:
@@ -202,7 +203,7 @@ class Console(Logger):
         )
         left = (6, f"{clock((self._steps - step) / rate)} left" if rate else "")
         more = ((2, waiting(self._validated)), (1, memory(self._validated)))
-        if self.console.is_terminal:
+        if self._moves:
             self._bar = Bar(step / max(1, self._steps), epoch, (place, left), (*figures, *more))
             self._show(self._bar)
         elif now - self._said > _PLAIN_SECONDS:

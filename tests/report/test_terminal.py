@@ -120,6 +120,11 @@ def test_no_color_has_no_colours() -> None:
     assert re.search(r"\x1b\[[\d;]*m", written(80)), "which are there otherwise"
 
 
+def test_a_terminal_without_codes_gets_plain_lines() -> None:
+    said = written(80, TERM="dumb")
+    assert "\x1b" not in said and "starting Ray ..." in said and "epoch 1/44  step 1/1,012  loss 0.5000" in said
+
+
 def test_a_pipe_gets_no_codes(tmp_path: Path) -> None:
     code = textwrap.dedent(ROWS).replace("END", "")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
