@@ -20,6 +20,7 @@ from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report import run_time
 from raytrain.report.bar import Bar, memory, waiting
 from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
+from raytrain.report.notebook import Line
 from raytrain.report.output import Output
 from raytrain.run import copies
 from raytrain.run.metrics_log import VALIDATED
@@ -38,6 +39,7 @@ class Console(Logger):
     def __init__(self, console: RichConsole | None = None):
         self.console = console or terminal(lasting=True)
         self._moves = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._line = Line() if self.console.is_jupyter else None
         self._live: Live | None = None
         self._bar: Bar | None = None
         self._times: list[tuple[float, int]] = []
@@ -54,6 +56,8 @@ class Console(Logger):
         """Show a spinner, or print a line."""
         if self._moves:
             self._show(Spinner("dots", text=Text(f" {text} ...", no_wrap=True, overflow="ellipsis")))
+        elif self._line:
+            self._line.show(f"{text} ...")
         else:
             show(self.console, "", f"{text} ...")
 
@@ -70,7 +74,7 @@ class Console(Logger):
         ends = (
             bool(rows) and rows[-1]["kind"] in VALIDATED
         )  # short epochs end between two polls: then the bar moves too
-        if any(row["kind"] == "step" for row in rows) and (self._moves or not ends):
+        if any(row["kind"] == "step" for row in rows) and (self._moves or self._line or not ends):
             self._move()
 
     def workers(self, event: str, why: str, checkpoint: str) -> None:
@@ -203,12 +207,15 @@ class Console(Logger):
         )
         left = (6, f"{clock((self._steps - step) / rate)} left" if rate else "")
         more = ((2, waiting(self._validated)), (1, memory(self._validated)))
+        share, line = step / max(1, self._steps), [(8, epoch), place, *figures, left, *more]
         if self._moves:
-            self._bar = Bar(step / max(1, self._steps), epoch, (place, left), (*figures, *more))
+            self._bar = Bar(share, epoch, (place, left), (*figures, *more))
             self._show(self._bar)
+        elif self._line:
+            self._line.show(joined(line, None), share)
         elif now - self._said > _PLAIN_SECONDS:
             self._said = now
-            self.console.print(Text(joined([(8, epoch), place, *figures, left, *more], columns(self.console))))
+            self.console.print(Text(joined(line, columns(self.console))))
 
     def _show(self, what: Any) -> None:
         if self._live is None:
@@ -219,6 +226,8 @@ class Console(Logger):
     def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
+        if self._line:
+            self._line.close()
         self._live = self._bar = None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -270,3 +272,31 @@ def test_the_bar_leaves_room_for_the_echo_of_ctrl_c(tmp_path: Path) -> None:
     said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\r", shown(console))
     bars = [line for line in said.splitlines() if "━" in line]
     assert bars and all(cell_len(line.rstrip()) <= 77 for line in bars), bars
+
+
+def test_a_notebook_has_one_line_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str]] = []
+
+    class Handle:
+        def update(self, data: Mapping[str, str], raw: bool) -> None:
+            shown.append(("again", data["text/plain"]))
+
+    def display(data: Any, **how: Any) -> Handle:
+        if how.get("display_id"):
+            shown.append(("new", data["text/plain"]))
+        return Handle()
+
+    notebook = types.ModuleType("IPython.display")
+    notebook.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    console = Console(RichConsole(force_jupyter=True))
+    laid_out = planned(replace(VALUE, epochs=44))
+    console.planned(laid_out.lines())
+    console.status("starting Ray")
+    console.start(info(run_of(tmp_path), laid_out), Held())
+    for step in (139, 140):
+        console.rows([{"kind": "step", "step": step, "epoch": 7, "loss": 1.0, "lr": 0.1}])
+    console.close()
+    assert shown[0] == ("new", "starting Ray ...") and [kind for kind, _ in shown[1:]] == ["again"] * 3
+    assert shown[2][1].startswith("epoch 7/44  step 140/1,012  loss 1.0000  lr 0.1") and shown[3][1] == ""
