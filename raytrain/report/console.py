@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.text import Text
 
+from raytrain.driver import interrupts
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report import run_time
 from raytrain.report.bar import Bar, memory, waiting
@@ -221,11 +222,14 @@ class Console(Logger):
         if self._live is None:
             self._live = Live(console=self.console, transient=True, refresh_per_second=4)
             self._live.start()
-        self._live.update(Padding(what, (0, _ECHO, 0, 0)))
+        lines = 2 if isinstance(what, Bar) else 1
+        self._live.update(Padding(what, (0, _ECHO, 0, 0)), refresh=lines != interrupts.drawn[0])
+        interrupts.drawn[0] = lines
 
     def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
+            interrupts.drawn[0] = 1
         if self._line:
             self._line.close()
         self._live = self._bar = None

@@ -114,6 +114,29 @@ def test_ctrl_c_leaves_the_cursor_shown() -> None:
     assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
 
 
+def test_what_ctrl_c_says_stays_and_takes_the_bar_away(tmp_path: Path) -> None:
+    end = f"""
+    import os, signal
+    from raytrain.driver.interrupts import Interrupts
+    with Interrupts(Path({str(tmp_path)!r})) as interrupts:
+        interrupts.saves = True
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+        step = {{"kind": "step", "step": 40, "epoch": 2, "loss": 0.25, "lr": 0.05}}
+        console.rows([step, {{"kind": "epoch", "epoch": 2, "step": 46, "samples_per_second": 1.0, "seconds": 1.0}}])
+    """
+    shown, wrapped = screen(written(80, textwrap.dedent(end)), 80)
+    said = "stopping after this step, with a checkpoint; a second signal stops at once"
+    assert not wrapped and [line.split()[0] for line in shown[1:] if line] == [
+        "epoch",
+        "1/44",
+        "stopping",
+        "epoch",
+        "2/44",
+    ]
+    assert shown[3] == said and "━" not in "".join(shown)
+
+
 def test_no_color_has_no_colours() -> None:
     said = written(80, NO_COLOR="1")
     assert not re.search(r"\x1b\[[\d;]*3\dm|\x1b\[[\d;]*38;", said) and "━" in said
