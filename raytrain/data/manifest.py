@@ -18,7 +18,7 @@ from raytrain.data.source import Index
 
 @dataclass(frozen=True)
 class Manifest(FileImages):
-    """Images that a CSV, JSON-lines or Parquet file lists, one a row: by their paths, or with their bytes in Parquet, as
+    """Images that a CSV, JSON-lines or Parquet file lists, one a row: by their paths, or in Parquet with their bytes, as
     Hugging Face writes them. `root` is the file."""
 
     path: str = "path"
