@@ -18,8 +18,8 @@ from raytrain.data.source import Index
 
 @dataclass(frozen=True)
 class Manifest(FileImages):
-    """Images that a CSV, JSON-lines or Parquet file lists, one a row: by their paths, or in Parquet with their bytes, as
-    Hugging Face writes them. `root` is the file."""
+    """Images that a CSV, JSON-lines or Parquet file lists, one a row: by their paths, or in Parquet with their bytes,
+    as Hugging Face writes them. `root` is the file."""
 
     path: str = "path"
     """Column of the images' paths."""
@@ -57,8 +57,9 @@ class Manifest(FileImages):
                 raise self._no_column(name, schema)
         text = [*([self.split] if has_split else []), *([] if self.bytes else [self.path])]
         table = tables.columns(root, list(dict.fromkeys(wanted)), text)
-        if not len(table):
+        if not table.num_rows:
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
+        table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used
         splits = self._splits(table)
         labels, classes = self._labels(table, tables.class_names(root, schema, self.label))
         whole = self._whole(table, labels, classes)
@@ -112,6 +113,10 @@ class Manifest(FileImages):
             raise errors.UserError("a manifest must be a local file", self.root, "copy it, or pack the data")
         return os.path.expanduser(self.root)
 
+    def _kept(self) -> list[str]:
+        """Return the columns that the index is made of, besides labels and splits."""
+        return [*self.columns, *([] if self.bytes else [self.path])]
+
     def _base(self) -> str:
         return os.path.expanduser(self.folder) if self.folder else os.path.dirname(self._file()) or "."
 
@@ -122,22 +127,24 @@ class Manifest(FileImages):
             how = f"did you mean --data.bytes {images[0]}?"
         return errors.UserError(f"the manifest has no column {name!r}", self._file(), how)
 
-    def _splits(self, table: Any) -> np.ndarray:
-        """Return the number of each row's split in SPLITS, int64 [n]."""
-        if self.split not in table.column_names:
-            return np.zeros(len(table), np.int64)
-        codes, names = with_pillow().tables.coded(table[self.split])
+    def _splits(self, table: dict[str, Any]) -> np.ndarray:
+        """Return the number of each row's split in SPLITS, int8 [n]."""
+        if self.split not in table:
+            return np.zeros(len(table[self.label]), np.int8)
+        column = table[self.split] if self.split in self._kept() else table.pop(self.split)
+        codes, names = with_pillow().tables.coded(column)
         known = {name: number for number, names in enumerate(SPLITS.values()) for name in names}
         unknown = [name for name in names if name.strip().lower() not in known]
         if unknown or (codes < 0).any():
             what = f"unknown split {unknown[0]!r}" if unknown else f"row {int(codes.argmin())} has no split"
             how = errors.nearest(unknown[0], known) if unknown else ""
             raise errors.UserError(f"{what} in column {self.split!r}", self._file(), f"{how}write train, val or test")
-        return np.array([known[name.strip().lower()] for name in names], np.int64)[codes]
+        return np.array([known[name.strip().lower()] for name in names], np.int8)[codes]
 
-    def _labels(self, table: Any, named: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    def _labels(self, table: dict[str, Any], named: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return each row's label, int64 [n], and the classes."""
-        tables, column = with_pillow().tables, table[self.label]
+        tables = with_pillow().tables
+        column = table[self.label] if self.label in self._kept() else table.pop(self.label)
         numbers = tables.integers(column)
         labels, names = (numbers, ()) if numbers is not None else tables.coded(column)
         if (labels < 0).any():
@@ -157,9 +164,9 @@ class Manifest(FileImages):
             raise errors.UserError(what, self._file(), "number the classes from 0, or write their names")
         return labels, tuple(str(number) for number in range(count))
 
-    def _whole(self, table: Any, labels: np.ndarray, classes: tuple[str, ...]) -> Index:
+    def _whole(self, table: dict[str, Any], labels: np.ndarray, classes: tuple[str, ...]) -> Index:
         tables, where = with_pillow().tables, self._file()
-        for name in [*self.columns, *([] if self.bytes else [self.path])]:
+        for name in self._kept():
             if table[name].null_count:
                 raise errors.UserError(f"column {name!r} has an empty cell", where, "fill it, or remove the row")
         whole = Index(
@@ -170,6 +177,6 @@ class Manifest(FileImages):
         )
         if self.bytes:
             return replace(whole, rows=np.arange(len(labels)))
-        paths = tables.strings(table[self.path])
+        paths = tables.strings(table.pop(self.path))
         sizes, times = tables.status(self._base(), paths) or (None, None)
         return replace(whole, paths=paths, sizes=sizes, times=times)

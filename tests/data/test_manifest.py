@@ -86,7 +86,7 @@ def test_hugging_face_parquet(folder: Path, tmp_path: Path):
     with Image.open(io.BytesIO(cells[train.rows[7]]["bytes"])) as expected:
         assert tuple(image) == expected.getpixel((0, 0))
     assert data.where(train, 0) == f"{root}, row {train.rows[0]}" and data.cache_entry(train) is None
-    with pytest.raises(UserError, match="did you mean --data.bytes image"):
+    with pytest.raises(UserError, match=r"did you mean --data\.bytes image"):
         Manifest(root).index()
 
 
