@@ -43,6 +43,13 @@ class Manifest(FileImages):
         check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
         super().__post_init__()
 
+    def absolute(self) -> Manifest:
+        """Return the source with absolute paths."""
+        if not self.root:
+            return self
+        folder = os.path.abspath(os.path.expanduser(self.folder)) if self.folder else ""
+        return replace(self, root=os.path.abspath(self._file()), folder=folder)
+
     def index(self) -> dict[str, Index]:
         """Return the rows of each split, in their order; classes in the order of their names."""
         root, tables = self._file(), with_pillow().tables
@@ -99,6 +106,14 @@ class Manifest(FileImages):
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Look at both ends of each file, as ImageFolder does; bytes in a table are not looked at."""
         return super().probe(index) if index.in_files else []
+
+    def notes(self) -> list[str]:
+        """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
+        root = self._file()
+        if self.split in with_pillow().tables.schema(root).names:
+            return super().notes()
+        held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
+        return [f"{self.root} has no column of splits: {held_out}", *super().notes()]
 
     def size_notes(self, index: Index) -> list[str]:
         """Return what becomes of the images' pixels, and why decoded images are not cached."""

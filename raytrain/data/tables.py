@@ -73,7 +73,7 @@ def _schema(root: str) -> pa.Schema:
 
 def _columns(root: str, names: list[str], strings: Iterable[str]) -> pa.Table:
     if is_parquet(root):
-        return parquet.read_table(root, columns=names, partitioning=None)
+        return parquet.ParquetFile(root).read(columns=names)
     if root.lower().endswith(_CSV):
         convert = csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(strings, pa.string()))
         return csv.read_csv(root, parse_options=_delimiter(root), convert_options=convert)

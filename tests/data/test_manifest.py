@@ -146,6 +146,16 @@ def test_a_missing_table(tmp_path: Path):
         Manifest(str(tmp_path / "none.csv")).index()
 
 
+def test_workers_get_absolute_paths_and_the_plan_says_what_is_held_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(rows(folder).drop(["split"]), tmp_path / "a.csv")
+    monkeypatch.chdir(tmp_path)
+    data = Manifest("a.csv", folder="images", cache="off")
+    assert (data.absolute().root, data.absolute().folder) == (str(tmp_path / "a.csv"), str(tmp_path / "images"))
+    assert [note.partition(":")[0] for note in data.notes()] == ["a.csv has no column of splits"]
+
+
 def test_codes_are_places_among_sorted_texts():
     column = pa.chunked_array([["b", None, "a"], ["", "c", "a"]])
     codes, names = tables.coded(column)
