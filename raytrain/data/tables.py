@@ -168,4 +168,6 @@ def _starts(root: str, stamp: int) -> np.ndarray:
 def _group(root: str, stamp: int, column: str, group: int) -> pa.ChunkedArray:
     with parquet.ParquetFile(root) as file:
         found = file.read_row_group(group, columns=[column]).column(0)
-    return pa.chunked_array(found.flatten()[0]) if pa.types.is_struct(found.type) else found
+    if pa.types.is_struct(found.type):
+        return found.flatten()[found.type.get_field_index("bytes")]  # Hugging Face's, beside `path`
+    return found

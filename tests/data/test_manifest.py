@@ -67,7 +67,7 @@ def test_a_table_gives_what_its_folders_give(folder: Path, tmp_path: Path, suffi
 
 def test_hugging_face_parquet(folder: Path, tmp_path: Path):
     table = rows(folder)
-    cells = [{"bytes": (folder / name).read_bytes(), "path": name} for name in table["path"].to_pylist()]
+    cells = [{"path": name, "bytes": (folder / name).read_bytes()} for name in table["path"].to_pylist()]
     features = {"label": {"names": ["wasp", "bee", "ant"], "_type": "ClassLabel"}}
     hugging = pa.table({"image": cells, "label": [2 if label == "ant" else 1 for label in table["label"].to_pylist()]})
     hugging = hugging.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
