@@ -6,6 +6,7 @@ from raytrain.data.digits import Digits
 from raytrain.data.folds import Folds
 from raytrain.data.imagefolder import ImageFolder
 from raytrain.data.images import Images
+from raytrain.data.manifest import Manifest
 from raytrain.data.mixed import Mixed
 from raytrain.data.mnist import MNIST
 from raytrain.data.operation import Operation
@@ -40,6 +41,7 @@ __all__ = [
     "Images",
     "Index",
     "MNIST",
+    "Manifest",
     "Mixed",
     "Packed",
     "Sampler",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from raytrain import errors
-from raytrain.data import cache, decode
+from raytrain.data import cache, decode, tables  # noqa: F401  (tables for `Manifest`, by `with_pillow`)
 from raytrain.data.packs import opened as opened_pack  # noqa: F401  (for `Packed`, by `with_pillow`)
 from raytrain.data.source import Index
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,22 +13,15 @@ import numpy as np
 from raytrain import errors, order
 from raytrain.config import check
 from raytrain.data.checks import classes_differ
-from raytrain.data.images import Images
+from raytrain.data.images import SPLITS, FileImages
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
 
-_SPLITS = {
-    "train": ("train", "training", "trainset"),
-    "val": ("val", "valid", "validation", "valset"),
-    "test": ("test", "testing", "testset"),
-}
 _LAYOUT = "give --data.root a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
-_PROBES = 20_000
-_THREADS = 8
 
 
 @dataclass(frozen=True)
-class ImageFolder(Images):
+class ImageFolder(FileImages):
     """Images in ROOT/train|val|test/<class>/ (also training, valid, validation, testing, trainset, valset and testset,
     in any case), or in ROOT/<class>/ with a part of each class held out."""
 
@@ -68,20 +60,7 @@ class ImageFolder(Images):
                 raise errors.UserError("no class with two images there", root, "give it a val folder, or more images")
             whole = splits["train"]
             splits["train"], splits["val"] = whole.take(rest), replace(whole.take(held_out), split="val", ignored=())
-        return {split: splits[split] for split in _SPLITS if split in splits}
-
-    def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
-        """Yield the bytes of the files of some samples."""
-        root = os.path.expanduser(self.root)
-        return (with_pillow().content(os.path.join(root, name)) for name in index.names(samples))
-
-    def where(self, index: Index, sample: int) -> str:
-        """Return a file's path."""
-        return os.path.join(os.path.expanduser(self.root), index.name(sample))
-
-    def pixel_size(self, index: Index, sample: int) -> tuple[int, int] | None:
-        """Return a file's width and height in pixels, from its header."""
-        return with_pillow().pixel_size(self.where(index, sample))
+        return {split: splits[split] for split in SPLITS if split in splits}
 
     def notes(self) -> list[str]:
         """Return notes for the plan: that a part of train/ is held out, and that decoded images cannot be cached."""
@@ -96,22 +75,6 @@ class ImageFolder(Images):
         )
         test = "; test is left for `raytrain evaluate --split test`" if "test" in found else ""
         return [f"{self.root} has no val folder: {share}{test}"]
-
-    def probe(self, index: Index) -> list[errors.BadSample]:
-        """Look at both ends of each file (at most 20,000, evenly chosen), and decode files that look damaged. The disk
-        cache answers for a split that it has."""
-        files, entry = with_pillow(), self.cache_entry(index)
-        known = None if entry is None else files.known_bad(entry, index)
-        if known is not None:
-            return known
-        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _PROBES)).astype(np.int64))
-        root, names = os.path.expanduser(self.root), index.names(chosen)
-        shares = [names[start : start + 500] for start in range(0, len(names), 500)]  # a future for each costs more
-        with ThreadPoolExecutor(_THREADS) as pool:
-            probed = pool.map(
-                lambda share: [files.probe(os.path.join(root, name), self.channels) for name in share], shares
-            )
-            return [bad for share in probed for bad in share if bad]
 
     def _scan(self, root: Path, folder: str, split: str) -> Index:
         files, base, ignored = with_pillow(), root / folder, []
@@ -160,7 +123,7 @@ def _split_folders(root: Path) -> dict[str, str]:
 
 def _splits_of(names: Iterable[str]) -> dict[str, str]:
     folders = {name.lower(): name for name in names}
-    found = {split: next((name for name in known if name in folders), None) for split, known in _SPLITS.items()}
+    found = {split: next((name for name in known if name in folders), None) for split, known in SPLITS.items()}
     return {split: folders[name] for split, name in found.items() if name}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,14 @@ CROP = 224
 """The largest side that `crop=auto` takes."""
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's RGB images."""
+SPLITS = {
+    "train": ("train", "training", "trainset"),
+    "val": ("val", "valid", "validation", "valset"),
+    "test": ("test", "testing", "testset"),
+}
+"""The names of splits, with their synonyms, in lower case."""
+_PROBES = 20_000
+_THREADS = 8
 _GREY = (0.449,), (0.226,)
 """The same for grey: the means of the three."""
 _MEASURED = 32
@@ -136,8 +145,46 @@ class Images(Data):
         """Return the cache entry, named by the files, their times and how they are decoded."""
         if self.cache == "off" or index.times is None or not self.decodes:
             return None
-        root = os.path.abspath(os.path.expanduser(self.root))
+        root = os.path.abspath(self._base())
         return with_pillow().cache_entry(self._cache_folder(), index, root, self.size, self.channels)
 
     def _cache_folder(self) -> Path:
         return with_pillow().cache_folder(self.cache)
+
+    def _base(self) -> str:
+        """Return the folder that the samples' paths are relative to."""
+        return os.path.expanduser(self.root)
+
+
+@dataclass(frozen=True)
+class FileImages(Images):
+    """The base of sources with a file for each image, which `Index.paths` names."""
+
+    def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
+        """Yield the bytes of the files of some samples."""
+        root = self._base()
+        return (with_pillow().content(os.path.join(root, name)) for name in index.names(samples))
+
+    def where(self, index: Index, sample: int) -> str:
+        """Return a file's path."""
+        return os.path.join(self._base(), index.name(sample))
+
+    def pixel_size(self, index: Index, sample: int) -> tuple[int, int] | None:
+        """Return a file's width and height in pixels, from its header."""
+        return with_pillow().pixel_size(self.where(index, sample))
+
+    def probe(self, index: Index) -> list[errors.BadSample]:
+        """Look at both ends of each file (at most 20,000, evenly chosen), and decode files that look damaged. The disk
+        cache answers for a split that it has."""
+        files, entry = with_pillow(), self.cache_entry(index)
+        known = None if entry is None else files.known_bad(entry, index)
+        if known is not None:
+            return known
+        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _PROBES)).astype(np.int64))
+        root, names = self._base(), index.names(chosen)
+        shares = [names[start : start + 500] for start in range(0, len(names), 500)]  # a future for each costs more
+        with ThreadPoolExecutor(_THREADS) as pool:
+            probed = pool.map(
+                lambda share: [files.probe(os.path.join(root, name), self.channels) for name in share], shares
+            )
+            return [bad for share in probed for bad in share if bad]

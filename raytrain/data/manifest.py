@@ -1,0 +1,197 @@
+"""Manifest: a table with a row for each image, by its path or with its bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from raytrain import errors, order
+from raytrain.config import check
+from raytrain.data.images import SPLITS, FileImages
+from raytrain.data.late import with_pillow
+from raytrain.data.source import Index
+
+
+@dataclass(frozen=True)
+class Manifest(FileImages):
+    """Images that a CSV, JSON-lines or Parquet file lists, one a row: by their paths, or in Parquet with their bytes,
+    as Hugging Face writes them. `root` is the file."""
+
+    path: str = "path"
+    """Column of the images' paths."""
+    bytes: str = ""
+    """Column of encoded images in a Parquet file, in place of paths; also Hugging Face's struct of bytes and path."""
+    label: str = "label"
+    """Column of the classes: names, or numbers from 0."""
+    split: str = "split"
+    """Column of the names of splits: train, val and test, also training, valid, validation, testing, trainset, valset
+    and testset, in any case. Without it, a part of each class is held out."""
+    columns: tuple[str, ...] = ()
+    """Further columns, for `Weighted` and `Folds`."""
+    folder: str = ""
+    """What relative paths are relative to; by default the folder of the table."""
+    val_fraction: float = 0.2
+    """Share of each class that is held out for validation if no row is in val."""
+    split_seed: int = 0
+    """Seed that chooses the held-out images."""
+
+    def __post_init__(self) -> None:
+        check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
+        super().__post_init__()
+
+    def absolute(self) -> Manifest:
+        """Return the source with absolute paths."""
+        if not self.root:
+            return self
+        folder = os.path.abspath(os.path.expanduser(self.folder)) if self.folder else ""
+        return replace(self, root=os.path.abspath(self._file()), folder=folder)
+
+    def index(self) -> dict[str, Index]:
+        """Return the rows of each split, in their order; classes in the order of their names."""
+        root, tables = self._file(), with_pillow().tables
+        if self.bytes and not tables.is_parquet(root):
+            raise errors.UserError("only a Parquet file holds bytes", root, "leave --data.bytes out")
+        schema = tables.schema(root)
+        has_split = bool(self.split) and (self.split in schema.names or self.split != "split")
+        wanted = [self.label, *([self.split] if has_split else []), *self.columns]
+        wanted += [] if self.bytes else [self.path]
+        for name in [*wanted, *([self.bytes] if self.bytes else [])]:
+            if name not in schema.names:
+                raise self._no_column(name, schema)
+        text = [*([self.split] if has_split else []), *([] if self.bytes else [self.path])]
+        table = tables.columns(root, list(dict.fromkeys(wanted)), text)
+        if not table.num_rows:
+            raise errors.UserError("the manifest has no rows", root, "list at least two images")
+        table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used
+        splits = self._splits(table)
+        labels, classes = self._labels(table, tables.class_names(root, schema, self.label))
+        whole = self._whole(table, labels, classes)
+        found = {
+            split: replace(whole.take(np.flatnonzero(splits == number)), split=split)
+            for number, split in enumerate(SPLITS)
+            if (splits == number).any()
+        }
+        if "train" not in found:
+            raise errors.UserError("no row is in the split train", root, f"name it in column {self.split!r}")
+        if "val" not in found:
+            train = found["train"]
+            rest, held_out = order.stratified(train.labels, self.val_fraction, self.split_seed)
+            if not len(held_out):
+                raise errors.UserError("no class has two images", root, "add rows of the split val, or more images")
+            found |= {"train": train.take(rest), "val": replace(train.take(held_out), split="val")}
+        return {split: found[split] for split in SPLITS if split in found}
+
+    def encoded(self, index: Index, samples: np.ndarray) -> Iterator[Any]:
+        """Yield the bytes of some samples, from their files or from the table."""
+        if index.paths is not None:
+            yield from super().encoded(index, samples)
+            return
+        try:
+            found = with_pillow().tables.cells(self._file(), self.bytes, index.rows[samples])
+            for sample, raw in zip(samples, found, strict=True):
+                if raw is None:
+                    raise errors.BadSample(self.where(index, int(sample)), "it has no bytes")
+                yield raw
+        except OSError as error:
+            raise errors.BadSample(self._file(), error.strerror or str(error)) from error
+
+    def where(self, index: Index, sample: int) -> str:
+        """Return a file's path, or the table and the row, from 0."""
+        return super().where(index, sample) if index.in_files else f"{self._file()}, row {index.rows[sample]}"
+
+    def probe(self, index: Index) -> list[errors.BadSample]:
+        """Look at both ends of each file, as ImageFolder does; bytes in a table are not looked at."""
+        return super().probe(index) if index.in_files else []
+
+    def notes(self) -> list[str]:
+        """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
+        root = self._file()
+        if self.split in with_pillow().tables.schema(root).names:
+            return super().notes()
+        held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
+        return [f"{self.root} has no column of splits: {held_out}", *super().notes()]
+
+    def size_notes(self, index: Index) -> list[str]:
+        """Return what becomes of the images' pixels, and why decoded images are not cached."""
+        why = "their bytes are in a table" if index.paths is None else "there are more than 200,000 files"
+        uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
+        return [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
+
+    def _file(self) -> str:
+        if not self.root:
+            raise errors.no_root("Manifest")
+        if "://" in self.root:
+            raise errors.UserError("a manifest must be a local file", self.root, "copy it, or pack the data")
+        return os.path.expanduser(self.root)
+
+    def _kept(self) -> list[str]:
+        """Return the columns that the index is made of, besides labels and splits."""
+        return [*self.columns, *([] if self.bytes else [self.path])]
+
+    def _base(self) -> str:
+        return os.path.expanduser(self.folder) if self.folder else os.path.dirname(self._file()) or "."
+
+    def _no_column(self, name: str, schema: Any) -> errors.UserError:
+        how = f"{errors.nearest(name, schema.names)}the columns are {errors.listed(schema.names, 12)}"
+        images = [field.name for field in schema if "binary" in str(field.type)]
+        if name == self.path and not self.bytes and images:
+            how = f"did you mean --data.bytes {images[0]}?"
+        return errors.UserError(f"the manifest has no column {name!r}", self._file(), how)
+
+    def _splits(self, table: dict[str, Any]) -> np.ndarray:
+        """Return the number of each row's split in SPLITS, int8 [n]."""
+        if self.split not in table:
+            return np.zeros(len(table[self.label]), np.int8)
+        column = table[self.split] if self.split in self._kept() else table.pop(self.split)
+        codes, names = with_pillow().tables.coded(column)
+        known = {name: number for number, names in enumerate(SPLITS.values()) for name in names}
+        unknown = [name for name in names if name.strip().lower() not in known]
+        if unknown or (codes < 0).any():
+            what = f"unknown split {unknown[0]!r}" if unknown else f"row {int(codes.argmin())} has no split"
+            how = errors.nearest(unknown[0], known) if unknown else ""
+            raise errors.UserError(f"{what} in column {self.split!r}", self._file(), f"{how}write train, val or test")
+        return np.array([known[name.strip().lower()] for name in names], np.int8)[codes]
+
+    def _labels(self, table: dict[str, Any], named: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return each row's label, int64 [n], and the classes."""
+        tables = with_pillow().tables
+        column = table[self.label] if self.label in self._kept() else table.pop(self.label)
+        numbers = tables.integers(column)
+        labels, names = (numbers, ()) if numbers is not None else tables.coded(column)
+        if (labels < 0).any():
+            row = int(labels.argmin())
+            raise errors.UserError(
+                f"row {row} has no label in column {self.label!r}", self._file(), "give it one, or remove the row"
+            )
+        if numbers is None:
+            return labels, tuple(names)
+        present, count = np.unique(labels), len(named) if named else int(labels.max()) + 1
+        if named and present[-1] < count:
+            return labels, named
+        if named or len(present) < count:
+            seen = errors.listed(present.tolist())
+            what = f"the labels in column {self.label!r} must be 0 to n - 1 without gaps, got {seen}"
+            what = f"label {present[-1]} in column {self.label!r}, which names {count} classes" if named else what
+            raise errors.UserError(what, self._file(), "number the classes from 0, or write their names")
+        return labels, tuple(str(number) for number in range(count))
+
+    def _whole(self, table: dict[str, Any], labels: np.ndarray, classes: tuple[str, ...]) -> Index:
+        tables, where = with_pillow().tables, self._file()
+        for name in self._kept():
+            if table[name].null_count:
+                raise errors.UserError(f"column {name!r} has an empty cell", where, "fill it, or remove the row")
+        whole = Index(
+            labels,
+            classes,
+            (self.channels, self.size, self.size),
+            columns={name: tables.values(table[name]) for name in self.columns},
+        )
+        if self.bytes:
+            return replace(whole, rows=np.arange(len(labels)))
+        paths = tables.strings(table.pop(self.path))
+        sizes, times = tables.status(self._base(), paths) or (None, None)
+        return replace(whole, paths=paths, sizes=sizes, times=times)

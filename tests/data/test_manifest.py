@@ -1,0 +1,162 @@
+"""Manifest: the same samples as the folders that its table lists, and what is wrong with a table."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import csv, parquet
+
+from raytrain.data import ImageFolder, Manifest
+from raytrain.data.checks import checked_indices, checked_read
+from raytrain.data.image_files import tables
+from raytrain.errors import BadSample, UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ImageFolder of 2 splits, 2 classes and 3 images of each, of different colours."""
+    root = tmp_path_factory.mktemp("images")
+    for number in range(12):
+        split, name = ("train", "val")[number // 6], ("ant", "bee")[number // 3 % 2]
+        path = root / split / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (6 + number % 3, 5), (number * 20, 40, 255 - number * 9)).save(path)
+    return root
+
+
+def rows(folder: Path) -> pa.Table:
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.png"))
+    splits, labels, _ = zip(*(name.split("/") for name in names), strict=True)
+    known = ["Validation" if split == "val" else split for split in splits]
+    return pa.table({"path": names, "label": labels, "split": known, "weight": np.arange(12.0), "who": labels})
+
+
+def write(table: pa.Table, path: Path) -> str:
+    if path.suffix == ".csv":
+        csv.write_csv(table, path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    else:
+        parquet.write_table(table, path, row_group_size=5)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_table_gives_what_its_folders_give(folder: Path, tmp_path: Path, suffix: str):
+    root = write(rows(folder), tmp_path / f"labels.{suffix}")
+    data = Manifest(root, size=8, folder=str(folder), columns=("weight", "who"))
+    found, expected = checked_indices(data), checked_indices(ImageFolder(str(folder), size=8))
+    assert list(found) == list(expected)
+    for split, index in found.items():
+        samples = np.array([5, 0, 3])
+        assert index.classes == expected[split].classes == ("ant", "bee")
+        assert index.labels.tolist() == expected[split].labels.tolist()
+        assert index.names(np.arange(6)) == expected[split].names(np.arange(6))
+        assert index.sizes is not None and index.sizes.tolist() == expected[split].sizes.tolist()  # type: ignore[union-attr]
+        same = checked_read(ImageFolder(str(folder), size=8), expected[split], samples)["image"]
+        assert np.array_equal(checked_read(data, index, samples)["image"], same)
+    assert found["val"].columns["weight"].tolist() == list(range(6, 12))
+    assert found["val"].columns["who"].tolist() == ["ant"] * 3 + ["bee"] * 3
+
+
+def test_hugging_face_parquet(folder: Path, tmp_path: Path):
+    table = rows(folder)
+    cells = [{"path": name, "bytes": (folder / name).read_bytes()} for name in table["path"].to_pylist()]
+    features = {"label": {"names": ["wasp", "bee", "ant"], "_type": "ClassLabel"}}
+    hugging = pa.table({"image": cells, "label": [2 if label == "ant" else 1 for label in table["label"].to_pylist()]})
+    hugging = hugging.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    root = write(hugging, tmp_path / "0000.parquet")
+    data = Manifest(root, size=8, bytes="image", val_fraction=0.34)
+    found = checked_indices(data)
+    assert found["train"].classes == ("wasp", "bee", "ant")
+    assert {split: np.bincount(index.labels).tolist() for split, index in found.items()} == {
+        "train": [0, 4, 4],
+        "val": [0, 2, 2],
+    }
+    train = found["train"]
+    order = np.array([7, 0, 4, 0])
+    assert list(data.encoded(train, order)) == [cells[row]["bytes"] for row in train.rows[order]]
+    image = data.read(train, np.array([7]))[0, :, 0, 0]
+    with Image.open(io.BytesIO(cells[train.rows[7]]["bytes"])) as expected:
+        assert tuple(image) == expected.getpixel((0, 0))
+    assert data.where(train, 0) == f"{root}, row {train.rows[0]}" and data.cache_entry(train) is None
+    with pytest.raises(UserError, match=r"did you mean --data\.bytes image"):
+        Manifest(root).index()
+
+
+def test_bytes_that_are_missing_or_damaged_name_the_row(tmp_path: Path):
+    root = write(pa.table({"image": [None, b"none", b"", b"x"], "label": [0, 0, 1, 1]}), tmp_path / "a.parquet")
+    data = Manifest(root, bytes="image", val_fraction=0.5)
+    index = data.index()["train"]
+    for sample in range(len(index)):
+        with pytest.raises(BadSample, match=f"row {index.rows[sample]}"):
+            data.read(index, np.array([sample]))
+
+
+def test_missing_files_are_found(folder: Path, tmp_path: Path):
+    lost = rows(folder).to_pylist()
+    lost[1]["path"] = "train/ant/lost.png"
+    data = Manifest(write(pa.Table.from_pylist(lost), tmp_path / "a.csv"), folder=str(folder), cache="off")
+    (bad,) = data.probe(data.index()["train"])
+    assert bad.path == str(folder / "train/ant/lost.png")
+
+
+WRONG = [
+    ({"labels": ["a", "a"], "path": ["x", "y"]}, "no column 'label'.*did you mean"),
+    ({"label": ["a", "a"], "path": ["x", "y"], "split": ["train", "vaal"]}, "unknown split 'vaal'.*did you mean"),
+    ({"label": ["a", ""], "path": ["x", "y"]}, "row 1 has no label"),
+    ({"label": [0, None], "path": ["x", "y"]}, "row 1 has no label"),
+    ({"label": [0, 2], "path": ["x", "y"]}, "0 to n - 1 without gaps, got 0, 2|0 to n - 1 without gaps, got 0 and 2"),
+    ({"label": ["a", "b"], "path": ["x", "y"]}, "no class has two images"),
+    ({"label": ["a", "b"], "path": ["x", "y"], "split": ["val", "val"]}, "no row is in the split train"),
+]
+
+
+@pytest.mark.parametrize(("table", "message"), WRONG)
+def test_errors_say_what_is_wrong(table: dict[str, list[object]], message: str, tmp_path: Path):
+    for suffix in ("csv", "parquet"):
+        with pytest.raises(UserError, match=message):
+            Manifest(write(pa.table(table), tmp_path / f"a.{suffix}")).index()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "x", "not a table"),
+        ("a.parquet", "x", "cannot be read as a table"),
+        ("a.jsonl", "{", "cannot be read as a table"),
+        ("a.csv", "", "cannot be read as a table"),
+        ("a.csv", "path,label\n", "no rows"),
+    ],
+)
+def test_files_that_are_no_tables(name: str, text: str, message: str, tmp_path: Path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        Manifest(str(tmp_path / name)).index()
+
+
+def test_a_missing_table(tmp_path: Path):
+    with pytest.raises(UserError, match="no such file"):
+        Manifest(str(tmp_path / "none.csv")).index()
+
+
+def test_workers_get_absolute_paths_and_the_plan_says_what_is_held_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(rows(folder).drop(["split"]), tmp_path / "a.csv")
+    monkeypatch.chdir(tmp_path)
+    data = Manifest("a.csv", folder="images", cache="off")
+    assert (data.absolute().root, data.absolute().folder) == (str(tmp_path / "a.csv"), str(tmp_path / "images"))
+    assert [note.partition(":")[0] for note in data.notes()] == ["a.csv has no column of splits"]
+
+
+def test_codes_are_places_among_sorted_texts():
+    column = pa.chunked_array([["b", None, "a"], ["", "c", "a"]])
+    codes, names = tables.coded(column)
+    assert names == ["a", "b", "c"] and codes.tolist() == [1, -1, 0, -1, 2, 0]
