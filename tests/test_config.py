@@ -332,6 +332,7 @@ def test_a_lazy_attribute_of_a_loaded_module_is_not_touched(monkeypatch: pytest.
     assert touched == ["Net"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Ray Serve imports
 def test_importing_raytrain_loads_every_class_that_json_may_name() -> None:
     seams = (Model, Data, Task, Optimizer, Schedule, Parallel)
     code = "import sys, raytrain; print(' '.join(name for name in sys.modules if name.startswith('raytrain')))"
