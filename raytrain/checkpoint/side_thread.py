@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _PAUSE, _PATIENCE = 0.25, 30.0
 
@@ -39,8 +42,8 @@ class Background:
         self._pool.shutdown()
 
 
-def retry(write: Callable[[], None]) -> None:
-    """Write, and retry with exponential back-off for 30 s.
+def retry(work: Callable[[], T]) -> T:
+    """Return what a request to storage returns, and retry with exponential back-off for 30 s.
 
     Raises:
         OSError: the last attempt failed.
@@ -48,7 +51,7 @@ def retry(write: Callable[[], None]) -> None:
     deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
     while True:
         try:
-            return write()
+            return work()
         except OSError:
             if time.monotonic() + pause > deadline:
                 raise

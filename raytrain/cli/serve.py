@@ -12,5 +12,5 @@ from raytrain.tools.serving import Serving
 def serve(run: Run, how: Serving, address: str | None, verbose: bool) -> int:
     """Serve a run until a signal ends the command. The exit status is 1 if the cluster dies."""
     serving.serve(run, how, address, verbose, lambda line: print(line, flush=True))
-    print("error: the cluster answers no more, and serves nothing; start the command again", file=sys.stderr)
+    print("error: the cluster no longer answers; start the command again", file=sys.stderr)
     return 1

@@ -42,7 +42,7 @@ class Baseline:
 
 
 UNKNOWN = Baseline({}, "", "")
-"""That of a run for which nobody asked, such as a sweep's trial."""
+"""The baseline of a run that computes none, such as a sweep's trial."""
 
 
 def baseline(e: Experiment, indices: dict[str, Index]) -> Baseline:

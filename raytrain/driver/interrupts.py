@@ -24,7 +24,7 @@ from raytrain.driver.guard import numbers, say
 _came: list[int] = []
 """The signals that asked the command to end, in the order in which they came."""
 drawn = [1]
-"""The lines of the terminal that what moves on it takes: the last of them has the cursor."""
+"""Lines of the terminal that the live display takes; the cursor is in the last one."""
 _asked: list[int] = []
 """The signals that unwind the command."""
 

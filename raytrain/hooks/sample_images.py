@@ -27,7 +27,7 @@ _COLOURS = ((0, 0, 0), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 
 class SampleImages(Hook):
     """Writes a picture after each epoch, `samples/epoch_0003.png` in the run's directory: the first validation samples
     of rank 0, each with its class and the model's prediction, or with its mask and the predicted one. TensorBoard shows
-    it. It takes rank 0 a forward pass of a micro-batch. A strategy that shards the model is refused.
+    it. Rank 0 computes a forward pass of one micro-batch for it. A strategy that shards the model is refused.
 
     The model's input must be images, and the task must have `predictions`.
     """
@@ -69,7 +69,8 @@ class SampleImages(Hook):
         strategy.module.eval()
         with trainer.averaged(), torch.inference_mode(), trainer.precision.forward():
             said = e.task.predictions(strategy.module(batch.input), trainer.classes)[: self.count]
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (e.data.mean, e.data.std))
+        used = e.data.normalisation(batch.input.shape[1])  # a source may derive them
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in used)
         shown = [_image(one.float().cpu() * std + mean) for one in batch.input[: self.count]]
         truths = _truths(batch, e.task, trainer.classes, len(shown))
         rows = [[one, *_masks(truth, found)] for one, truth, found in zip(shown, truths, said, strict=True)]

@@ -13,7 +13,7 @@ import torch
 
 from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state, step_of
-from raytrain.data import ImageFolder
+from raytrain.data import Images
 from raytrain.data.checks import checked_indices
 from raytrain.data.transforms import full_range
 from raytrain.files import known_json
@@ -186,7 +186,7 @@ def _preparation(facts: _Facts, sample: Sequence[int], program: bool) -> str:
     mean, std = data.normalisation(stored[0])
     scaled = f"divided by {most:g}, " if (most := full_range(facts.dtype)) != 1 else ""
     done = f"the central {sample[1]} x {sample[2]} pixels, {scaled}minus {_numbers(mean)}, over {_numbers(std)}"
-    before = "the central square of an image, resized to" if isinstance(data, ImageFolder) else "images of"
+    before = "the central square of an image, resized to" if isinstance(data, Images) and data.decodes else "images of"
     outside = f"{before} {stored[1]} x {stored[2]} pixels"
     return f"inside: {done}; outside: {outside}" if program else f"yours: {outside}; {done}"
 

@@ -89,6 +89,7 @@ def _table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of a name and figures, the names cut to 48 columns."""
     rows = [(name[:48], *figures) for name, *figures in rows]
     first, *others = [max(len(row[place]) for row in rows) for place in range(3)] if rows else [0]
+    console = terminal()
     for name, *figures in rows:
         cells = [name.ljust(first), *(text.rjust(width) for text, width in zip(figures, others, strict=True))]
-        terminal().print(Text("  " + "  ".join(cells)))
+        console.print(Text("  " + "  ".join(cells)))

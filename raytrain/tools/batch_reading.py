@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raytrain.checkpoint.side_thread import retry
 from raytrain.checkpoint.storage import Storage
 from raytrain.data import ImageFolder
 from raytrain.data.blocks import Arrays, arrays_and_bad, read_part
@@ -20,8 +20,8 @@ from raytrain.data.decode import MAX_BYTES
 from raytrain.tools.inference import file_index
 from raytrain.tools.listing import Image
 
-_DOWNLOADS, _TRIES = 16, 3
-"""Downloads at once in a process, and attempts at one."""
+_DOWNLOADS = 16
+"""Downloads at once in a process."""
 
 
 class Read(NamedTuple):
@@ -78,17 +78,15 @@ def _download(image: Image, target: Path) -> str | None:
     """
     if image.size > MAX_BYTES:
         return f"{image.size:,} bytes are more than {MAX_BYTES:,}"
-    for attempt in range(_TRIES):
+
+    def fetch() -> str | None:
         try:
             target.write_bytes(_storage(image.root).read(image.name))
-            return None
         except FileNotFoundError:
             return "No such file or directory"
-        except OSError:
-            if attempt == _TRIES - 1:
-                raise
-            time.sleep(2**attempt)
-    return None
+        return None
+
+    return retry(fetch)
 
 
 @cache

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -13,16 +11,14 @@ from typing import TypeVar
 from raytrain import errors, files
 from raytrain.checkpoint import pulse
 from raytrain.checkpoint.location import is_url, mirror
+from raytrain.checkpoint.side_thread import retry
 from raytrain.checkpoint.storage import Storage, answered
-from raytrain.watchdog import doing
 
 T = TypeVar("T")
 
 FOLDER = ".packing"
 """The folder of what is not finished; it goes with the last file."""
 PLAN = f"{FOLDER}/plan.json"
-_TRIES, _PAUSE = 6, 0.5
-"""Attempts of a request, and the seconds after the first failure; each further pause is twice as long."""
 _FIRST_SECONDS = 3.0
 
 
@@ -157,16 +153,11 @@ class AtUrl:
         self._there = self._again(lambda: self._storage.names("", recursive=True))
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Return the result of a request, made again with growing pauses after a failure."""
-        for number in range(_TRIES):
-            try:
-                return work()
-            except OSError as error:
-                if number == _TRIES - 1:
-                    raise errors.cannot_write(self.where, str(error)) from None
-                doing.tick()
-                time.sleep(_PAUSE * 2**number * random.uniform(0.75, 1.25))
-        raise AssertionError
+        """Return the result of a request, which is retried."""
+        try:
+            return retry(work)
+        except OSError as error:
+            raise errors.cannot_write(self.where, str(error)) from None
 
 
 Place = InFolder | AtUrl

@@ -25,7 +25,7 @@ _LOOK_SECONDS = 2.0
 
 def serve(run: Run, how: Serving, address: str | None, verbose: bool, say: Callable[[str], None]) -> None:
     """Serve the best checkpoint's model, on a cluster of this machine alone or on a running one. Return if the cluster
-    answers no more; a signal ends the command.
+    no longer answers; a signal ends the command.
 
     Args:
         say: shows a line.

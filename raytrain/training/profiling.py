@@ -147,7 +147,8 @@ def device_seconds(spans: Sequence[Span]) -> dict[str, float]:
     and `idle` between the first and the last span."""
     exchanges = [span for span in spans if any(mark in span.name.lower() for mark in _EXCHANGES)]
     copies = [span for span in spans if span.name.startswith(("Memcpy HtoD", "Memcpy DtoH"))]
-    kernels = [span for span in spans if span not in {*exchanges, *copies}]
+    others = {*exchanges, *copies}
+    kernels = [span for span in spans if span not in others]
     computes, exchanged, all_ = _length(kernels), _length([*kernels, *exchanges]), _length(spans)
     whole = max(span.end for span in spans) - min(span.start for span in spans) if spans else 0.0
     found = {"compute": computes, "exchange": exchanged - computes, "copies": all_ - exchanged, "idle": whole - all_}

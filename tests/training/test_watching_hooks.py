@@ -19,6 +19,7 @@ from raytrain import (
     FSDP,
     Experiment,
     Held,
+    ImageFolder,
     MultiLabel,
     Regression,
     RunInfo,
@@ -86,6 +87,18 @@ def test_picture_of_each_task(tmp_path: Path, e: Experiment, height: int) -> Non
     train_rank(0, 1, e, run)
     with Image.open(run / "samples/epoch_0001.png") as picture:
         assert picture.size == (3 * 100, height)
+
+
+def test_picture_undoes_a_normalisation_that_the_source_derives(tmp_path: Path) -> None:
+    for number in range(8):
+        folder = tmp_path / "data" / ("red", "grey")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (24, 24), ((200, 20, 20), (90, 90, 90))[number % 2]).save(folder / f"{number}.png")
+    data = ImageFolder(str(tmp_path / "data"), 24, cache="off")
+    run = new_run(tmp_path / "run", e := replace(BASE, data=data, batch_size=4, epochs=1, hooks=(SampleImages(2),)))
+    train_rank(0, 1, e, run)
+    with Image.open(run / "samples/epoch_0001.png") as picture:
+        assert {picture.getpixel((48, 48)), picture.getpixel((148, 48))} == {(200, 20, 20), (90, 90, 90)}
 
 
 def test_strategy_that_shards_the_model_is_refused() -> None:
