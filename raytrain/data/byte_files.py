@@ -6,13 +6,17 @@ cancelled: each has its own thread, is given up without progress, and is made ag
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -115,6 +119,93 @@ def listed(url: str, recursive: bool = False, first: bool = False) -> list[File]
         return sorted(found)
 
     return retried(work, FIRST_SECONDS, 1) if first else retried(work)
+
+
+def files(root: str, suffixes: tuple[str, ...]) -> list[File]:
+    """Return files with their paths or URLs, in the order of these.
+
+    Args:
+        root: a file, a folder whose files with some suffixes are taken, or a pattern: `*` for any characters of a name,
+            {a,b} for either and {000..010} for numbers.
+
+    Raises:
+        FileNotFoundError: there is none, or one that the braces name is missing.
+        OSError: it cannot be read.
+    """
+    path, mark, options = root.partition("?") if is_url(root) else (os.path.expanduser(root), "", "")
+    found = [file for one in expanded(path) for file in _matching(one, mark + options, suffixes)]
+    if not found:
+        raise FileNotFoundError(shown(root))
+    return sorted(found)
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return a pattern with its braces replaced: {a,b} by each text, {08..11} by each number, with its zeros."""
+    braces = re.search(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}", pattern)
+    if not braces:
+        return [pattern]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
+    parts = braces[1].split(",")
+    if numbers:
+        first, last = int(numbers[1]), int(numbers[2])
+        parts = [f"{number:0{len(numbers[1])}}" for number in range(first, last + 1)]
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    return [one for part in parts for one in expanded(f"{before}{part}{after}")]
+
+
+def _matching(path: str, options: str, suffixes: tuple[str, ...]) -> list[File]:
+    """Return the files that a path, or a pattern without braces, names."""
+    folder, _, name = path.rpartition("/")
+    if is_url(path):
+        if "*" in name:
+            there = [one for one in listed(folder + options, first=True) if one.size is not None]
+            there = [one for one in there if fnmatch.fnmatchcase(one.path, name)]
+        else:
+            one = _information(path + options)
+            if one.size is not None:
+                return [one._replace(path=path + options)]
+            folder = path.rstrip("/")
+            there = [one for one in listed(path + options, recursive=True) if one.path.endswith(suffixes)]
+        return [one._replace(path=joined(folder + options, one.path)) for one in there]
+    if os.path.isdir(path):
+        names = sorted(str(one) for one in Path(path).rglob("*") if one.name.endswith(suffixes) and one.is_file())
+    else:
+        names = sorted(glob.glob(path)) if "*" in path else [path]
+    return [File(one, (status := os.stat(one)).st_size, status.st_ctime_ns) for one in names]
+
+
+def _information(url: str) -> File:
+    """Return a file's size and time; the size None for a folder.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        OSError: the URL cannot be read.
+    """
+
+    def work(_: Callable[[], None]) -> File:
+        system, path = located(url)
+        (info,) = system.get_file_info([path])
+        if info.type == fs.FileType.NotFound:
+            raise FileNotFoundError(shown(url))
+        return File(path, info.size if info.type == fs.FileType.File else None, info.mtime_ns or 0)
+
+    return retried(work, FIRST_SECONDS, 1)
+
+
+def opened(path: str) -> Any:
+    """Return what Arrow's readers open: a path on this machine as it is, of a URL the open file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not is_url(path):
+        return path
+
+    def work(_: Callable[[], None]) -> Any:
+        system, name = located(path)
+        return system.open_input_file(name)
+
+    return retried(work, FIRST_SECONDS, 1)
 
 
 def content(path: str, limit: int | None = None, first: bool = False) -> bytes:

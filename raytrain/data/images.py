@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,6 +35,12 @@ _MEASURED = 32
 """Images whose size in pixels the plan looks up."""
 _ENLARGED = 1.5
 """Ratio of enlargement above which the plan suggests a smaller size."""
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that the name of a file tells, as train-00000-of-00002.parquet does; None if it tells none."""
+    words = re.split(r"[^a-z]+", os.path.basename(name).lower())
+    return next((split for split, names in SPLITS.items() if not set(names).isdisjoint(words)), None)
 
 
 @dataclass(frozen=True)

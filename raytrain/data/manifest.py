@@ -11,15 +11,19 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.config import check
-from raytrain.data.images import SPLITS, FileImages
+from raytrain.data.images import SPLITS, FileImages, split_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
+
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq")
+_VAL = list(SPLITS).index("val")
 
 
 @dataclass(frozen=True)
 class Manifest(FileImages):
     """Images that a CSV, JSON-lines or Parquet file lists, one a row: by their paths, or in Parquet with their bytes,
-    as Hugging Face writes them. `root` is the file."""
+    as Hugging Face writes them. `root` is the file or its URL; of Parquet also a folder or a pattern, such as
+    data/train-*.parquet or data/{train,test}.parquet."""
 
     path: str = "path"
     """Column of the images' paths."""
@@ -29,7 +33,8 @@ class Manifest(FileImages):
     """Column of the classes: names, or numbers from 0."""
     split: str = "split"
     """Column of the names of splits: train, val and test, also training, valid, validation, testing, trainset, valset
-    and testset, in any case. Without it, a part of each class is held out."""
+    and testset, in any case. Without it, several files take theirs from their names, as train-00000-of-00002.parquet,
+    and of a single file a part of each class is held out."""
     columns: tuple[str, ...] = ()
     """Further columns, for `Weighted` and `Folds`."""
     folder: str = ""
@@ -47,15 +52,19 @@ class Manifest(FileImages):
         """Return the source with absolute paths."""
         if not self.root:
             return self
-        folder = os.path.abspath(os.path.expanduser(self.folder)) if self.folder else ""
-        return replace(self, root=os.path.abspath(self._file()), folder=folder)
+
+        def absolute(path: str) -> str:
+            return path if not path or "://" in path else os.path.abspath(os.path.expanduser(path))
+
+        return replace(self, root=absolute(self.root), folder=absolute(self.folder))
 
     def index(self) -> dict[str, Index]:
         """Return the rows of each split, in their order; classes in the order of their names."""
-        root, tables = self._file(), with_pillow().tables
-        if self.bytes and not tables.is_parquet(root):
+        tables, root = with_pillow().tables, self._file()
+        files = tables.files(root, fresh=True)
+        if self.bytes and not all(map(tables.is_parquet, files)):
             raise errors.UserError("only a Parquet file holds bytes", root, "leave --data.bytes out")
-        schema = tables.schema(root)
+        schema = tables.schema(files[0])
         has_split = bool(self.split) and (self.split in schema.names or self.split != "split")
         wanted = [self.label, *([self.split] if has_split else []), *self.columns]
         wanted += [] if self.bytes else [self.path]
@@ -63,12 +72,12 @@ class Manifest(FileImages):
             if name not in schema.names:
                 raise self._no_column(name, schema)
         text = [*([self.split] if has_split else []), *([] if self.bytes else [self.path])]
-        table = tables.columns(root, list(dict.fromkeys(wanted)), text)
+        table, counts = tables.joined(files, list(dict.fromkeys(wanted)), text)
         if not table.num_rows:
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
         table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used
-        splits = self._splits(table)
-        labels, classes = self._labels(table, tables.class_names(root, schema, self.label))
+        splits = self._splits(table) if has_split else np.repeat(self._named_splits(files), counts)
+        labels, classes = self._labels(table, tables.class_names(schema, self.label))
         whole = self._whole(table, labels, classes)
         found = {
             split: replace(whole.take(np.flatnonzero(splits == number)), split=split)
@@ -91,7 +100,8 @@ class Manifest(FileImages):
             yield from super().encoded(index, samples)
             return
         try:
-            found = with_pillow().tables.cells(self._file(), self.bytes, index.rows[samples])
+            tables = with_pillow().tables
+            found = tables.cells(tables.files(self._file()), self.bytes, index.rows[samples])
             for sample, raw in zip(samples, found, strict=True):
                 if raw is None:
                     raise errors.BadSample(self.where(index, int(sample)), "it has no bytes")
@@ -109,31 +119,53 @@ class Manifest(FileImages):
 
     def notes(self) -> list[str]:
         """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
-        root = self._file()
-        if self.split in with_pillow().tables.schema(root).names:
+        tables = with_pillow().tables
+        files = tables.files(self._file())
+        if self.split in tables.schema(files[0]).names or _VAL in self._named_splits(files):
             return super().notes()
         held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
         return [f"{self.root} has no column of splits: {held_out}", *super().notes()]
 
     def size_notes(self, index: Index) -> list[str]:
         """Return what becomes of the images' pixels, and why decoded images are not cached."""
-        why = "their bytes are in a table" if index.paths is None else "there are more than 200,000 files"
+        why = (
+            "their bytes are in a table"
+            if index.paths is None
+            else "there are more than 200,000 files, or they are at a URL"
+        )
         uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
         return [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
 
     def _file(self) -> str:
         if not self.root:
             raise errors.no_root("Manifest")
-        if "://" in self.root:
-            raise errors.UserError("a manifest must be a local file", self.root, "copy it, or pack the data")
-        return os.path.expanduser(self.root)
+        return self.root if "://" in self.root else os.path.expanduser(self.root)
+
+    def _named_splits(self, files: tuple[str, ...]) -> np.ndarray:
+        """Return the number of each file's split in SPLITS by its name, int64 [files]: train for a single file.
+
+        Raises:
+            UserError: the names of some files tell a split, and those of others none.
+        """
+        names = [split_of(with_pillow().byte_files.shown(file)) for file in files]
+        if len(files) == 1 or not any(names):
+            return np.zeros(len(files), np.int64)
+        if None in names:
+            what = "the file's name tells no split, and those of others do"
+            raise errors.UserError(what, files[names.index(None)], "put train, val or test into it, or leave it out")
+        return np.array([list(SPLITS).index(name) for name in names if name])
 
     def _kept(self) -> list[str]:
         """Return the columns that the index is made of, besides labels and splits."""
         return [*self.columns, *([] if self.bytes else [self.path])]
 
     def _base(self) -> str:
-        return os.path.expanduser(self.folder) if self.folder else os.path.dirname(self._file()) or "."
+        if self.folder:
+            return self.folder if "://" in self.folder else os.path.expanduser(self.folder)
+        path, mark, options = self._file().partition("?") if "://" in self.root else (self._file(), "", "")
+        if path.lower().endswith(_TABLES):
+            path = os.path.dirname(path) or "."
+        return path + mark + options
 
     def _no_column(self, name: str, schema: Any) -> errors.UserError:
         how = f"{errors.nearest(name, schema.names)}the columns are {errors.listed(schema.names, 12)}"
@@ -144,8 +176,6 @@ class Manifest(FileImages):
 
     def _splits(self, table: dict[str, Any]) -> np.ndarray:
         """Return the number of each row's split in SPLITS, int8 [n]."""
-        if self.split not in table:
-            return np.zeros(len(table[self.label]), np.int8)
         column = table[self.split] if self.split in self._kept() else table.pop(self.split)
         codes, names = with_pillow().tables.coded(column)
         known = {name: number for number, names in enumerate(SPLITS.values()) for name in names}

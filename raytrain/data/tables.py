@@ -15,10 +15,36 @@ from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
 from raytrain import errors
+from raytrain.data import byte_files
 
 _CSV, _JSON, _PARQUET = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
 _STAT, _THREADS = 200_000, 8
 """Files whose size and time are looked up, and the threads that do so."""
+_FILES: dict[str, tuple[str, ...]] = {}
+
+
+def files(root: str, fresh: bool = False) -> tuple[str, ...]:
+    """Return the tables that a path, a URL or a pattern names (`byte_files.files`), in order. A process looks for them
+    once.
+
+    Raises:
+        UserError: there is none, or they are no tables.
+    """
+    if fresh or root not in _FILES:
+        how = "give a .csv, .tsv, .jsonl or .parquet file"
+        if not byte_files.is_url(root) and not os.path.exists(root) and "*" not in root and "{" not in root:
+            raise errors.no_such_file(root, "file")
+        try:
+            found = tuple(one.path for one in byte_files.files(root, _PARQUET))
+        except (OSError, ValueError) as error:
+            if byte_files.is_url(root):
+                raise byte_files.refused(root, error) from None
+            raise errors.UserError("no table is there", root, how) from None
+        for one in found:
+            if not _name(one).endswith((*_CSV, *_JSON, *_PARQUET)):
+                raise errors.UserError("the manifest is not a table", byte_files.shown(one), how)
+        _FILES[root] = found
+    return _FILES[root]
 
 
 def schema(root: str) -> pa.Schema:
@@ -41,46 +67,64 @@ def columns(root: str, names: list[str], strings: Iterable[str]) -> pa.Table:
 
 def is_parquet(root: str) -> bool:
     """Return whether a table may hold bytes."""
-    return root.lower().endswith(_PARQUET)
+    return _name(root).endswith(_PARQUET)
+
+
+def _name(root: str) -> str:
+    return byte_files.shown(root).lower()
 
 
 def _opened(root: str, work: Any) -> Any:
-    if not root.lower().endswith((*_CSV, *_JSON, *_PARQUET)):
-        how = "give a .csv, .tsv, .jsonl or .parquet file"
-        raise errors.UserError("the manifest is not a table", root, how)
     try:
         return work()
-    except FileNotFoundError:
-        raise errors.no_such_file(root, "file") from None
     except (pa.ArrowException, OSError) as error:
-        reason = errors.one_line(str(error), 200)
-        raise errors.UserError(f"the manifest cannot be read as a table: {reason}", root, "mend the file") from None
+        if byte_files.is_url(root) and isinstance(error, OSError):
+            raise byte_files.refused(root, error) from None
+        reason, where = errors.one_line(str(error), 200), byte_files.shown(root)
+        raise errors.UserError(f"the manifest cannot be read as a table: {reason}", where, "mend the file") from None
 
 
 def _delimiter(root: str) -> csv.ParseOptions:
-    return csv.ParseOptions(delimiter="\t" if root.lower().endswith(".tsv") else ",", newlines_in_values=True)
+    return csv.ParseOptions(delimiter="\t" if _name(root).endswith(".tsv") else ",", newlines_in_values=True)
 
 
 def _schema(root: str) -> pa.Schema:
+    source = byte_files.opened(root)
     if is_parquet(root):
-        return parquet.read_schema(root)
-    if root.lower().endswith(_CSV):
-        with csv.open_csv(root, parse_options=_delimiter(root)) as file:
+        return parquet.read_schema(source)
+    if _name(root).endswith(_CSV):
+        with csv.open_csv(source, parse_options=_delimiter(root)) as file:
             return file.schema
-    with arrow_json.open_json(root) as file:
+    with arrow_json.open_json(source) as file:
         return file.schema
 
 
 def _columns(root: str, names: list[str], strings: Iterable[str]) -> pa.Table:
     if is_parquet(root):
-        return parquet.ParquetFile(root).read(columns=names)
-    if root.lower().endswith(_CSV):
+        return parquet.ParquetFile(byte_files.opened(root), pre_buffer=byte_files.is_url(root)).read(columns=names)
+    source = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else root
+    if _name(root).endswith(_CSV):
         convert = csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(strings, pa.string()))
-        return csv.read_csv(root, parse_options=_delimiter(root), convert_options=convert)
-    return arrow_json.read_json(root).select(names)
+        return csv.read_csv(source, parse_options=_delimiter(root), convert_options=convert)
+    return arrow_json.read_json(source).select(names)
 
 
-def class_names(root: str, found: pa.Schema, column: str) -> tuple[str, ...] | None:
+def joined(tables: tuple[str, ...], names: list[str], strings: Iterable[str]) -> tuple[pa.Table, list[int]]:
+    """Return columns of several tables, one after the other, and the number of rows of each.
+
+    Raises:
+        UserError: a file is no table, or lacks a column or has it in another type.
+    """
+    strings = list(strings)
+    found = list(byte_files.at_once(lambda one: columns(one, names, strings), list(tables)))
+    try:
+        return pa.concat_tables(found, promote_options="default"), [len(one) for one in found]
+    except pa.ArrowException as error:
+        what = f"the tables have different columns: {errors.one_line(str(error), 200)}"
+        raise errors.UserError(what, byte_files.shown(tables[0]), "give all the same columns") from None
+
+
+def class_names(found: pa.Schema, column: str) -> tuple[str, ...] | None:
     """Return the names of a column's classes by Hugging Face's metadata; None without it."""
     try:
         features = json.loads((found.metadata or {})[b"huggingface"])["info"]["features"]
@@ -124,8 +168,11 @@ def values(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def status(base: str, paths: pa.StringArray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return sizes and times of files, int64 [n] each, 0 for missing ones; None for more than 200,000 files."""
-    if len(paths) > _STAT:
+    """Return sizes and times of files, int64 [n] each, 0 for missing ones; None for more than 200,000 files and
+    for files at URLs."""
+    if len(paths) > _STAT or byte_files.is_url(base):
+        return None
+    if any(map(byte_files.is_url, paths.to_pylist())):
         return None
 
     def look(share: list[str]) -> list[tuple[int, int]]:
@@ -144,30 +191,41 @@ def status(base: str, paths: pa.StringArray) -> tuple[np.ndarray, np.ndarray] | 
     return found[:, 0].copy(), found[:, 1].copy()
 
 
-def cells(root: str, column: str, rows: np.ndarray) -> Iterator[bytes | None]:
-    """Yield the bytes in some rows (int64 [k]) of a Parquet file, in their order. The row groups that were read last
-    are kept, since neighbours are mostly asked for together."""
-    stamp = os.stat(root).st_mtime_ns
-    starts = _starts(root, stamp)
+def cells(tables: tuple[str, ...], column: str, rows: np.ndarray) -> Iterator[bytes | None]:
+    """Yield the bytes in some rows (int64 [k]) of Parquet files, numbered from the first file on, in their order. The
+    row groups that were read last are kept, since neighbours are mostly asked for together.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    stamps = tuple(0 if byte_files.is_url(one) else os.stat(one).st_mtime_ns for one in tables)
+    starts, places = _groups(tables, stamps)
     groups = np.searchsorted(starts, rows, side="right") - 1
     found: dict[int, bytes | None] = {}
     for group in np.unique(groups):
-        kept = _group(root, stamp, column, int(group))
+        file, number = places[group]
+        kept = _group(tables[file], stamps[file], column, number)
         for row in rows[groups == group]:
             found[int(row)] = kept[int(row - starts[group])].as_py()
     return (found[int(row)] for row in rows)
 
 
 @lru_cache(maxsize=4)
-def _starts(root: str, stamp: int) -> np.ndarray:
-    about = parquet.read_metadata(root)
-    return np.cumsum([0, *(about.row_group(group).num_rows for group in range(about.num_row_groups))])[:-1]
+def _groups(tables: tuple[str, ...], stamps: tuple[int, ...]) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Return the first row of each row group, int64 [groups], and the number of its file and its number there."""
+    metadata = list(byte_files.at_once(lambda one: parquet.read_metadata(byte_files.opened(one)), list(tables)))
+    places = [(file, group) for file, about in enumerate(metadata) for group in range(about.num_row_groups)]
+    counts = [metadata[file].row_group(group).num_rows for file, group in places]
+    return np.cumsum([0, *counts])[:-1], places
 
 
 @lru_cache(maxsize=2)
 def _group(root: str, stamp: int, column: str, group: int) -> pa.ChunkedArray:
-    with parquet.ParquetFile(root) as file:
-        found = file.read_row_group(group, columns=[column]).column(0)
+    def work(_: Any) -> pa.ChunkedArray:
+        with parquet.ParquetFile(byte_files.opened(root)) as file:
+            return file.read_row_group(group, columns=[column]).column(0)
+
+    found = byte_files.retried(work) if byte_files.is_url(root) else work(None)
     if pa.types.is_struct(found.type):
         return found.flatten()[found.type.get_field_index("bytes")]  # Hugging Face's, beside `path`
     return found

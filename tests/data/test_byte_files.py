@@ -90,7 +90,7 @@ def test_a_missing_object_is_a_bad_sample(folder: Path, url: str) -> None:
     files, root = fs.FileSystem.from_uri(url)
     files.delete_file(f"{root}/Validation/ant/1.png")
     try:
-        with pytest.raises(BadSample, match="Validation/ant/1.png") as found:
+        with pytest.raises(BadSample, match="Validation/ant") as found:
             data.read(index, np.arange(3))
         assert isinstance(found.value.__cause__, OSError)  # it may come back
         assert [bad.path for bad in data.probe(index)] == [f"{url}/Validation/ant/1.png"]
