@@ -6,6 +6,7 @@ cancelled: each has its own thread, is given up without progress, and is made ag
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import os
@@ -133,7 +134,7 @@ def files(root: str, suffixes: tuple[str, ...]) -> list[File]:
         OSError: it cannot be read.
     """
     path, mark, options = root.partition("?") if is_url(root) else (os.path.expanduser(root), "", "")
-    found = [file for one in expanded(path) for file in _matching(one, mark + options, suffixes)]
+    found = [file for one in dict.fromkeys(expanded(path)) for file in _matching(one, mark + options, suffixes)]
     if not found:
         raise FileNotFoundError(shown(root))
     return sorted(found)
@@ -236,6 +237,22 @@ def content(path: str, limit: int | None = None, first: bool = False) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     return retried(work, FIRST_SECONDS, 1) if first else retried(work)
+
+
+@contextlib.contextmanager
+def stream(path: str) -> Iterator[Any]:
+    """A file that is open for reading, in a `with` statement; one at a URL is read from its beginning.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not is_url(path):
+        with open(path, "rb") as file:
+            yield file
+        return
+    system, name = located(path)
+    with system.open_input_stream(name, buffer_size=_CHUNK) as file:
+        yield file
 
 
 def part(path: str, offset: int, length: int) -> bytes:

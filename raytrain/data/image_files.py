@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from raytrain import errors
-from raytrain.data import byte_files, cache, decode, tables  # noqa: F401  (tables for `Manifest`, by `with_pillow`)
+from raytrain.data import byte_files, cache, decode, tables, tars  # noqa: F401  (for sources, by `with_pillow`)
 from raytrain.data.packs import opened as opened_pack  # noqa: F401  (for `Packed`, by `with_pillow`)
 from raytrain.data.source import Index
 from raytrain.data.trees import EXTENSIONS, tree  # noqa: F401  (for `ImageFolder`, by `with_pillow`)
@@ -42,6 +42,30 @@ def contents(base: str, names: list[str]) -> Iterator[bytes]:
     """
     paths = [byte_files.joined(base, name) for name in names]
     return byte_files.at_once(content, paths) if any(map(byte_files.is_url, paths)) else map(content, paths)
+
+
+def part(place: tuple[str, int, int]) -> bytes:
+    """Return the bytes of an image inside a file.
+
+    Args:
+        place: the file's path or URL, where the image begins, and its bytes.
+
+    Raises:
+        BadSample: it cannot be read.
+    """
+    path, offset, length = place
+    try:
+        if length > decode.MAX_BYTES:
+            raise ValueError(f"{length:,} bytes are more than {decode.MAX_BYTES:,}")
+        return byte_files.part(path, offset, length)
+    except (ValueError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise errors.BadSample(byte_files.shown(path), reason) from error
+
+
+def parts(places: list[tuple[str, int, int]]) -> Iterator[bytes]:
+    """Yield the bytes of images inside files at a URL, several of which are fetched at once; see `part`."""
+    return byte_files.at_once(part, places)
 
 
 def probe_some(base: str, names: list[str], channels: int) -> list[errors.BadSample]:

@@ -72,7 +72,7 @@ class Manifest(FileImages):
             if name not in schema.names:
                 raise self._no_column(name, schema)
         text = [*([self.split] if has_split else []), *([] if self.bytes else [self.path])]
-        table, counts = tables.joined(files, list(dict.fromkeys(wanted)), text)
+        table, counts = tables.joined(files, list(dict.fromkeys(wanted)), text, wanted[: 1 + has_split])
         if not table.num_rows:
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
         table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -20,6 +20,7 @@ from raytrain.data import byte_files
 _CSV, _JSON, _PARQUET = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
 _STAT, _THREADS = 200_000, 8
 """Files whose size and time are looked up, and the threads that do so."""
+_CODES = pa.dictionary(pa.int32(), pa.string())
 _FILES: dict[str, tuple[str, ...]] = {}
 
 
@@ -56,15 +57,6 @@ def schema(root: str) -> pa.Schema:
     return _opened(root, lambda: _schema(root))
 
 
-def columns(root: str, names: list[str], strings: Iterable[str]) -> pa.Table:
-    """Return columns of a table; those in `strings` are text even where a CSV file has numbers in them.
-
-    Raises:
-        UserError: the file is no table.
-    """
-    return _opened(root, lambda: _columns(root, names, strings))
-
-
 def is_parquet(root: str) -> bool:
     """Return whether a table may hold bytes."""
     return _name(root).endswith(_PARQUET)
@@ -99,24 +91,36 @@ def _schema(root: str) -> pa.Schema:
         return file.schema
 
 
-def _columns(root: str, names: list[str], strings: Iterable[str]) -> pa.Table:
+def _columns(root: str, names: list[str], strings: list[str], coded: list[str]) -> pa.Table:
     if is_parquet(root):
         return parquet.ParquetFile(byte_files.opened(root), pre_buffer=byte_files.is_url(root)).read(columns=names)
     source = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else root
     if _name(root).endswith(_CSV):
-        convert = csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(strings, pa.string()))
+        types = {name: pa.string() for name in strings}
+        known = _schema(root)  # few different texts of many rows: as numbers they take a fraction of the memory
+        types |= {one: _CODES for one in coded if one in strings or pa.types.is_string(known.field(one).type)}
+        convert = csv.ConvertOptions(include_columns=names, column_types=types)
         return csv.read_csv(source, parse_options=_delimiter(root), convert_options=convert)
     return arrow_json.read_json(source).select(names)
 
 
-def joined(tables: tuple[str, ...], names: list[str], strings: Iterable[str]) -> tuple[pa.Table, list[int]]:
+def joined(
+    tables: tuple[str, ...], names: list[str], strings: list[str], coded: list[str]
+) -> tuple[pa.Table, list[int]]:
     """Return columns of several tables, one after the other, and the number of rows of each.
+
+    Args:
+        strings: those that are text even where a CSV file has numbers in them.
+        coded: those with few different texts.
 
     Raises:
         UserError: a file is no table, or lacks a column or has it in another type.
     """
-    strings = list(strings)
-    found = list(byte_files.at_once(lambda one: columns(one, names, strings), list(tables)))
+
+    def read(one: str) -> pa.Table:
+        return _opened(one, lambda: _columns(one, names, strings, coded))
+
+    found = list(byte_files.at_once(read, list(tables)))
     try:
         return pa.concat_tables(found, promote_options="default"), [len(one) for one in found]
     except pa.ArrowException as error:
@@ -136,9 +140,8 @@ def class_names(found: pa.Schema, column: str) -> tuple[str, ...] | None:
 def coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
     """Return the number of each row's text among the sorted texts, int64 [n], and these; -1 for null and for empty
     text."""
-    encoded = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.unify_dictionaries().combine_chunks()
+    chunks = column if column.type == _CODES else column.cast(pa.string()).dictionary_encode()
+    encoded = chunks.unify_dictionaries().combine_chunks()
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     texts = encoded.dictionary.to_pylist()
     names = sorted(text for text in texts if text)
