@@ -125,7 +125,10 @@ def _scan(path: str, suffix: str, entry: str, sign: Any) -> pa.Table:
     """Return the samples of one shard, in their order: members whose names are equal up to the first dot after the
     last slash are one sample (WebDataset's rule)."""
     keys: dict[str, int] = {}
-    names, offsets, sizes, labels = [], [], [], []
+    names: list[Any] = []
+    offsets: list[Any] = []
+    sizes: list[Any] = []
+    labels: list[Any] = []
     with (
         byte_files.stream(path) as source,
         tarfile.open(fileobj=source, mode="r:" if source.seekable() else "r|") as tar,
@@ -138,7 +141,8 @@ def _scan(path: str, suffix: str, entry: str, sign: Any) -> pa.Table:
             key, _, kind = own.partition(".")
             number = keys.setdefault(folder + slash + key, len(keys))
             if number == len(names):
-                names.append(None), offsets.append(0), sizes.append(0), labels.append(None)
+                for column, empty in ((names, None), (offsets, 0), (sizes, 0), (labels, None)):
+                    column.append(empty)
             if kind.lower() == suffix and member.size <= _MOST_TEXT and (text := tar.extractfile(member)):
                 labels[number] = _label(text.read(), entry)
             elif own.lower().endswith(EXTENSIONS) and names[number] is None:
