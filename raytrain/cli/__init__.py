@@ -144,7 +144,7 @@ class _Command:
 
 _COMMANDS = {
     "new": _Command("new", "Write an experiment", "FOLDER [--out experiment.py]"),
-    "data": _Command("data", "Describe data", "EXPERIMENT|FOLDER|TABLE|URL [--sheet FILE] [--json]"),
+    "data": _Command("data", "Describe data", "EXPERIMENT|PLACE [--sheet FILE] [--json]"),
     "pack": _Command("pack", "Pack data into shards", "EXPERIMENT|FOLDER DEST [--codec jpeg] [--size N]"),
     "train": _Command("train", "Train an experiment", "EXPERIMENT [--field value ...]"),
     "lr": _Command("tools", "Find a learning rate", "EXPERIMENT|RUN [--field value ...] [--out FILE]"),

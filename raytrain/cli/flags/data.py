@@ -21,8 +21,8 @@ from raytrain.tools.output import check_output
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 _ABOUT = (
     "Describes the data of an experiment or a run, a folder (images in a folder for each class, MNIST, tar shards or "
-    "a pack), a table of images, or any of these at a URL: counts, classes, sizes of images, samples that cannot be read "
-    "or are equal, and mean and standard deviation."
+    "a pack), a table of images, or any of these at a URL: counts, classes, sizes of images, samples that cannot be "
+    "read or are equal, and mean and standard deviation."
 )
 
 
