@@ -37,10 +37,26 @@ _ENLARGED = 1.5
 """Ratio of enlargement above which the plan suggests a smaller size."""
 
 
-def split_of(name: str) -> str | None:
-    """Return the split that the name of a file tells, as train-00000-of-00002.parquet does; None if it tells none."""
-    words = re.split(r"[^a-z]+", os.path.basename(name).lower())
-    return next((split for split, names in SPLITS.items() if not set(names).isdisjoint(words)), None)
+def splits_of(files: list[str]) -> np.ndarray | None:
+    """Return the number in SPLITS of the split that each file's name tells, as train-00000-of-00002.parquet does, or
+    its folder's where these differ, int64 [files]; None if none tells one.
+
+    Raises:
+        UserError: some tell a split, and others none.
+    """
+
+    def told(name: str) -> str | None:
+        words = re.split(r"[^a-z]+", os.path.basename(name).lower())
+        return next((split for split, names in SPLITS.items() if not set(names).isdisjoint(words)), None)
+
+    folders = {os.path.dirname(one) for one in files}
+    found = [told(one) or (told(os.path.dirname(one)) if len(folders) > 1 else None) for one in files]
+    if not any(found):
+        return None
+    if None in found:
+        what = "the file's name tells no split, and those of others do"
+        raise errors.UserError(what, files[found.index(None)], "put train, val or test into it, or leave it out")
+    return np.array([list(SPLITS).index(split) for split in found if split])
 
 
 @dataclass(frozen=True)

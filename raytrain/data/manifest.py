@@ -11,24 +11,25 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.config import check
-from raytrain.data.images import SPLITS, FileImages, split_of
+from raytrain.data.images import SPLITS, FileImages, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
 
-_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq")
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow")
 _VAL = list(SPLITS).index("val")
 
 
 @dataclass(frozen=True)
 class Manifest(FileImages):
-    """Images that a CSV, JSON-lines or Parquet file lists, one a row: by their paths, or in Parquet with their bytes,
-    as Hugging Face writes them. `root` is the file or its URL; of Parquet also a folder or a pattern, such as
-    data/train-*.parquet or data/{train,test}.parquet."""
+    """Images that a CSV, JSON-lines, Parquet or Arrow file lists, one a row: by their paths, or in Parquet and Arrow
+    with their bytes, as Hugging Face writes them. `root` is the file or its URL, a pattern such as
+    data/train-*.parquet, or a folder of Parquet or Arrow files."""
 
     path: str = "path"
     """Column of the images' paths."""
     bytes: str = ""
-    """Column of encoded images in a Parquet file, in place of paths; also Hugging Face's struct of bytes and path."""
+    """Column of encoded images in Parquet and Arrow files, in place of paths; also Hugging Face's struct of bytes and
+    path."""
     label: str = "label"
     """Column of the classes: names, or numbers from 0."""
     split: str = "split"
@@ -62,8 +63,8 @@ class Manifest(FileImages):
         """Return the rows of each split, in their order; classes in the order of their names."""
         tables, root = with_pillow().tables, self._file()
         files = tables.files(root, fresh=True)
-        if self.bytes and not all(map(tables.is_parquet, files)):
-            raise errors.UserError("only a Parquet file holds bytes", root, "leave --data.bytes out")
+        if self.bytes and not all(map(tables.holds_bytes, files)):
+            raise errors.UserError("only Parquet and Arrow files hold bytes", root, "leave --data.bytes out")
         schema = tables.schema(files[0])
         has_split = bool(self.split) and (self.split in schema.names or self.split != "split")
         wanted = [self.label, *([self.split] if has_split else []), *self.columns]
@@ -142,18 +143,9 @@ class Manifest(FileImages):
         return self.root if "://" in self.root else os.path.expanduser(self.root)
 
     def _named_splits(self, files: tuple[str, ...]) -> np.ndarray:
-        """Return the number of each file's split in SPLITS by its name, int64 [files]: train for a single file.
-
-        Raises:
-            UserError: the names of some files tell a split, and those of others none.
-        """
-        names = [split_of(with_pillow().byte_files.shown(file)) for file in files]
-        if len(files) == 1 or not any(names):
-            return np.zeros(len(files), np.int64)
-        if None in names:
-            what = "the file's name tells no split, and those of others do"
-            raise errors.UserError(what, files[names.index(None)], "put train, val or test into it, or leave it out")
-        return np.array([list(SPLITS).index(name) for name in names if name])
+        """Return the number of each file's split in SPLITS by its name, int64 [files]: train for a single file."""
+        found = splits_of([with_pillow().byte_files.shown(file) for file in files]) if len(files) > 1 else None
+        return np.zeros(len(files), np.int64) if found is None else found
 
     def _kept(self) -> list[str]:
         """Return the columns that the index is made of, besides labels and splits."""

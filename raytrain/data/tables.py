@@ -17,7 +17,8 @@ from pyarrow import json as arrow_json
 from raytrain import errors
 from raytrain.data import byte_files
 
-_CSV, _JSON, _PARQUET = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
+_CSV, _JSON = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json")
+_PARQUET, _ARROW = (".parquet", ".pq"), (".arrow",)
 _STAT, _THREADS = 200_000, 8
 """Files whose size and time are looked up, and the threads that do so."""
 _CODES = pa.dictionary(pa.int32(), pa.string())
@@ -32,17 +33,17 @@ def files(root: str, fresh: bool = False) -> tuple[str, ...]:
         UserError: there is none, or they are no tables.
     """
     if fresh or root not in _FILES:
-        how = "give a .csv, .tsv, .jsonl or .parquet file"
+        how = "give a .csv, .tsv, .jsonl, .parquet or .arrow file"
         if not byte_files.is_url(root) and not os.path.exists(root) and "*" not in root and "{" not in root:
             raise errors.no_such_file(root, "file")
         try:
-            found = tuple(one.path for one in byte_files.files(root, _PARQUET))
+            found = tuple(one.path for one in byte_files.files(root, (*_PARQUET, *_ARROW)))
         except (OSError, ValueError) as error:
             if byte_files.is_url(root):
                 raise byte_files.refused(root, error) from None
             raise errors.UserError("no table is there", root, how) from None
         for one in found:
-            if not _name(one).endswith((*_CSV, *_JSON, *_PARQUET)):
+            if not _name(one).endswith((*_CSV, *_JSON, *_PARQUET, *_ARROW)):
                 raise errors.UserError("the manifest is not a table", byte_files.shown(one), how)
         _FILES[root] = found
     return _FILES[root]
@@ -57,9 +58,9 @@ def schema(root: str) -> pa.Schema:
     return _opened(root, lambda: _schema(root))
 
 
-def is_parquet(root: str) -> bool:
+def holds_bytes(root: str) -> bool:
     """Return whether a table may hold bytes."""
-    return _name(root).endswith(_PARQUET)
+    return _name(root).endswith((*_PARQUET, *_ARROW))
 
 
 def _name(root: str) -> str:
@@ -81,8 +82,10 @@ def _delimiter(root: str) -> csv.ParseOptions:
 
 
 def _schema(root: str) -> pa.Schema:
+    if _name(root).endswith(_ARROW):
+        return _mapped(root, _stamp(root)).schema
     source = byte_files.opened(root)
-    if is_parquet(root):
+    if _name(root).endswith(_PARQUET):
         return parquet.read_schema(source)
     if _name(root).endswith(_CSV):
         with csv.open_csv(source, parse_options=_delimiter(root)) as file:
@@ -92,7 +95,9 @@ def _schema(root: str) -> pa.Schema:
 
 
 def _columns(root: str, names: list[str], strings: list[str], coded: list[str]) -> pa.Table:
-    if is_parquet(root):
+    if _name(root).endswith(_ARROW):
+        return _mapped(root, _stamp(root)).select(names)
+    if _name(root).endswith(_PARQUET):
         return parquet.ParquetFile(byte_files.opened(root), pre_buffer=byte_files.is_url(root)).read(columns=names)
     source = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else root
     if _name(root).endswith(_CSV):
@@ -195,13 +200,13 @@ def status(base: str, paths: pa.StringArray) -> tuple[np.ndarray, np.ndarray] | 
 
 
 def cells(tables: tuple[str, ...], column: str, rows: np.ndarray) -> Iterator[bytes | None]:
-    """Yield the bytes in some rows (int64 [k]) of Parquet files, numbered from the first file on, in their order. The
-    row groups that were read last are kept, since neighbours are mostly asked for together.
+    """Yield the bytes in some rows (int64 [k]) of Parquet and Arrow files, numbered from the first file on, in their
+    order. The row groups that were read last are kept, since neighbours are mostly asked for together.
 
     Raises:
         OSError: a file cannot be read.
     """
-    stamps = tuple(0 if byte_files.is_url(one) else os.stat(one).st_mtime_ns for one in tables)
+    stamps = tuple(map(_stamp, tables))
     starts, places = _groups(tables, stamps)
     groups = np.searchsorted(starts, rows, side="right") - 1
     found: dict[int, bytes | None] = {}
@@ -216,19 +221,52 @@ def cells(tables: tuple[str, ...], column: str, rows: np.ndarray) -> Iterator[by
 @lru_cache(maxsize=4)
 def _groups(tables: tuple[str, ...], stamps: tuple[int, ...]) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """Return the first row of each row group, int64 [groups], and the number of its file and its number there."""
-    metadata = list(byte_files.at_once(lambda one: parquet.read_metadata(byte_files.opened(one)), list(tables)))
-    places = [(file, group) for file, about in enumerate(metadata) for group in range(about.num_row_groups)]
-    counts = [metadata[file].row_group(group).num_rows for file, group in places]
-    return np.cumsum([0, *counts])[:-1], places
+    counts = list(byte_files.at_once(_group_rows, list(tables)))
+    places = [(file, group) for file, rows in enumerate(counts) for group in range(len(rows))]
+    return np.cumsum([0, *(count for rows in counts for count in rows)])[:-1], places
+
+
+def _group_rows(root: str) -> list[int]:
+    """Return the rows of each row group of a Parquet file; an Arrow file is one group."""
+    if _name(root).endswith(_ARROW):
+        return [len(_mapped(root, _stamp(root)))]
+    about = parquet.read_metadata(byte_files.opened(root))
+    return [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+
+
+def _stamp(root: str) -> int:
+    """Return the time of a file's last change, by which what is kept of it is known; 0 at a URL."""
+    return 0 if byte_files.is_url(root) else os.stat(root).st_mtime_ns
+
+
+@lru_cache(maxsize=64)
+def _mapped(root: str, stamp: int) -> pa.Table:
+    """Return the table in an Arrow file, either of IPC's formats, mapped from the disk; one at a URL is read whole."""
+    source: Any = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else pa.memory_map(root)
+    try:
+        return pa.ipc.open_stream(source).read_all()  # as Hugging Face writes them
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.open_file(source).read_all()
+
+
+def _group(root: str, stamp: int, column: str, group: int) -> pa.ChunkedArray:
+    if _name(root).endswith(_ARROW):  # mapped, and rows are read where they are
+        return _bytes_in(_mapped(root, _stamp(root)).column(column))
+    return _row_group(root, stamp, column, group)
 
 
 @lru_cache(maxsize=2)
-def _group(root: str, stamp: int, column: str, group: int) -> pa.ChunkedArray:
+def _row_group(root: str, stamp: int, column: str, group: int) -> pa.ChunkedArray:
     def work(_: Any) -> pa.ChunkedArray:
         with parquet.ParquetFile(byte_files.opened(root)) as file:
             return file.read_row_group(group, columns=[column]).column(0)
 
-    found = byte_files.retried(work) if byte_files.is_url(root) else work(None)
+    return _bytes_in(byte_files.retried(work) if byte_files.is_url(root) else work(None))
+
+
+def _bytes_in(found: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of bytes."""
     if pa.types.is_struct(found.type):
         return found.flatten()[found.type.get_field_index("bytes")]  # Hugging Face's, beside `path`
     return found

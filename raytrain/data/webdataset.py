@@ -12,7 +12,7 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.config import check
-from raytrain.data.images import SPLITS, Images, split_of
+from raytrain.data.images import SPLITS, Images, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
 
@@ -118,20 +118,9 @@ class WebDataset(Images):
         return with_pillow().cache_entry(self._cache_folder(), index, self.root, self.size, self.channels)
 
     def _splits(self, files: list[Any]) -> np.ndarray:
-        """Return the number of each shard's split in SPLITS, int64 [shards]; train if no name tells one.
-
-        Raises:
-            UserError: the names of some shards tell a split, and those of others none.
-        """
-        shown = [with_pillow().byte_files.shown(one.path) for one in files]
-        folders = {os.path.dirname(one) for one in shown}  # as train/000.tar and val/000.tar
-        names = [split_of(one) or (split_of(os.path.dirname(one)) if len(folders) > 1 else None) for one in shown]
-        if not any(names):
-            return np.zeros(len(files), np.int64)
-        if None in names:
-            what = "the shard's name tells no split, and those of others do"
-            raise errors.UserError(what, shown[names.index(None)], "put train, val or test into it, or leave it out")
-        return np.array([list(SPLITS).index(name) for name in names if name])
+        """Return the number of each shard's split in SPLITS, int64 [shards]; train if no name tells one."""
+        found = splits_of([with_pillow().byte_files.shown(one.path) for one in files])
+        return np.zeros(len(files), np.int64) if found is None else found
 
     def _labels(self, table: Any, files: list[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return each sample's label, int64 [n], and the classes."""

@@ -225,3 +225,22 @@ def test_several_parquet_files_take_their_splits_from_their_names(folder: Path, 
 def test_tables_that_are_not_there_are_one_line(s3: str, place: str, message: str):
     with pytest.raises(UserError, match=message):
         Manifest(place).index()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_arrow_files_of_hugging_face_take_their_splits_from_their_folders(folder: Path, tmp_path: Path, stream: bool):
+    whole = rows(folder)
+    raw = [{"bytes": (folder / name).read_bytes(), "path": name} for name in whole["path"].to_pylist()]
+    here = ImageFolder(str(folder), size=8)
+    for split in ("train", "val"):
+        chosen = np.flatnonzero([name.startswith(split) for name in whole["path"].to_pylist()])
+        table = pa.table({"image": raw, "label": whole["label"]}).take(chosen)
+        path = tmp_path / "set" / split / "data-00000-of-00001.arrow"
+        path.parent.mkdir(parents=True)
+        with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as file:
+            file.write_table(table, max_chunksize=2)
+    data = Manifest(str(tmp_path / "set"), size=8, bytes="image")
+    order = np.array([5, 1, 2, 0, 4, 3])
+    for split, index in checked_indices(data).items():
+        pixels = checked_read(here, here.index()[split], order)["image"]
+        np.testing.assert_array_equal(checked_read(data, index, order)["image"], pixels)

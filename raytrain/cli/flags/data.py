@@ -18,7 +18,7 @@ from raytrain.experiment import Experiment
 from raytrain.run.experiment_file import load
 from raytrain.tools.output import check_output
 
-_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq", ".arrow")
 _ABOUT = (
     "Describes the data of an experiment or a run, a folder (images in a folder for each class, MNIST, tar shards or "
     "a pack), a table of images, or any of these at a URL: counts, classes, sizes of images, samples that cannot be "
