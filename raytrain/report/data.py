@@ -45,10 +45,10 @@ def to_json(found: Description) -> str:
         "equal": [[{"split": s, "path": p, "class": c} for s, p, c in group] for group in found.equal],
         "fields": [
             {
-                "name": one.field.name,
-                "shape": list(one.field.shape),
-                "dtype": one.field.dtype,
-                "kind": one.field.kind,
+                "name": one.of.name,
+                "shape": list(one.of.shape),
+                "dtype": one.of.dtype,
+                "kind": one.of.kind,
                 "min": one.low,
                 "max": one.high,
                 "not_finite": one.nan,
@@ -76,8 +76,8 @@ def _lines(found: Description) -> list[tuple[str, str]]:
         low, middle, high = (f"{one[0]} x {one[1]}" for one in sides.values())
         lines.append(("pixels", f"{middle} (median), from {low} to {high}" if low != high else f"{low}, all images"))
     for one in found.values:
-        lines.append((one.field.name[:9], _value_line(one)))
-        if one.field.kind == "image":
+        lines.append((one.of.name[:9], _value_line(one)))
+        if one.of.kind == "image":
             lines.append(("", f"mean=({_numbers(one.mean)}), std=({_numbers(one.std)}) of the training images"))
     lines.append(("bad", _bad(found)))
     across = sum(len({split for split, _, _ in group}) > 1 for group in found.equal)
@@ -117,10 +117,10 @@ def _bad(found: Description) -> str:
 
 
 def _value_line(one: Values) -> str:
-    text = f"{one.field.dtype} {list(one.field.shape)}"
+    text = f"{one.of.dtype} {list(one.of.shape)}"
     if one.low is not None:
         text += f", {one.low:g} to {one.high:g}"
-    if one.field.kind != "image" and one.mean:
+    if one.of.kind != "image" and one.mean:
         text += f", mean {one.mean[0]:.4g}, std {one.std[0]:.4g}"
     return text + (f", {one.nan:,} values are NaN or infinite" if one.nan else "")
 

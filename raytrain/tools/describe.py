@@ -36,7 +36,7 @@ class Values:
         mean, std: one for each channel of an image, in units of the full range; else one for all.
     """
 
-    field: Field
+    of: Field
     low: float | None = None
     high: float | None = None
     nan: int = 0
@@ -138,8 +138,8 @@ def describe(data: Data, samples: int, seconds: float) -> tuple[Description, Ima
         good = np.array([not text for text in arrays["bad"]], bool)
         found.bad += [tuple(str(text).split("\0")[:2]) for text in arrays["bad"] if text]  # type: ignore[misc]
         for one in sums:
-            if good.any() and one.values.field in index.fields:
-                one.add(arrays[one.values.field.name][good], split == "train")
+            if good.any() and one.values.of in index.fields:
+                one.add(arrays[one.values.of.name][good], split == "train")
         sides += sizes
         for place in np.flatnonzero(good).tolist():
             row = int(rows[place])
