@@ -300,8 +300,8 @@ def train(
     started = time.time()
     _refuse_while_loading()
     command, _ = _commands()
-    options = command.Options(out, name, address, report=report, verbose=verbose)
-    run = command.trained(experiment, options, _source(experiment), started, loggers, quiet)
+    options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
+    run = command.trained(experiment, options, _source(experiment), started, loggers)
     assert run is not None
     return run
 
@@ -337,8 +337,8 @@ def resume(
     value = correction.experiment if correction else run.experiment
     for path, change in changes.items():
         value = _config.replace(value, path, change)
-    options = command.Options(address=address, report=report, verbose=verbose)
-    return command.resumed(run, value, options, correction, started, loggers, quiet)
+    options = command.Options(address=address, report=report, verbose=verbose, quiet=quiet)
+    return command.resumed(run, value, options, correction, started, loggers)
 
 
 def sweep(
@@ -374,8 +374,8 @@ def sweep(
     started = time.time()
     _refuse_while_loading()
     _, command = _commands()
-    options = command.Options(out, name, address, report=report, verbose=verbose)
-    done = command.swept(value, options, _source(value.experiment), started, loggers, quiet)
+    options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
+    done = command.swept(value, options, _source(value.experiment), started, loggers)
     assert done is not None
     return done
 

@@ -190,6 +190,7 @@ def test_the_parser_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest
         "from raytrain import CNN, MNIST, SGD, Experiment; Experiment(CNN(), MNIST(), optimizer=SGD())",
         "from raytrain import cli; cli.run(['--help'])",
         "from raytrain import cli; cli.run(['train', 'experiments/digits.py', '--help'])",
+        "from raytrain import cli; cli.run(['completion', 'flags', 'train', 'experiments/digits.py'])",
         "from raytrain import cli; cli.run(['evaluate', '--help'])",
         "from raytrain import cli; cli.run(['sweep', '--help'])",
         "from raytrain import cli; cli.run(['sweep', 'experiments/sweep_amp_batch.py', '--help'])",

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import re
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 from raytrain import errors
 from raytrain.checkpoint import location
-from raytrain.cli.flags.arguments import first_argument, wrapped
+from raytrain.cli.commands import COMMANDS, read
+from raytrain.cli.flags.arguments import wrapped
 from raytrain.driver import limits
 from raytrain.driver.endings import Interrupted, RunFailed, advice, near
 from raytrain.driver.interrupts import asked, status_after, unwinding
 from raytrain.driver.session import leave
 from raytrain.report import failure
-from raytrain.report.output import Refused, guard_standard_streams
+from raytrain.report.output import Refused, aside, guard_standard_streams
 from raytrain.run.version import VERSION
 
 
@@ -98,8 +98,8 @@ def _command(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"raytrain {VERSION}")
         return 0
-    if arguments[0] not in _COMMANDS:
-        raise errors.unknown_command(arguments[0], list(_COMMANDS))
+    if arguments[0] not in COMMANDS:
+        raise errors.unknown_command(arguments[0], list(COMMANDS))
     try:
         os.getcwd()
     except OSError as error:
@@ -111,66 +111,18 @@ def _command(arguments: list[str]) -> int:
 
 
 def _call(name: str, arguments: list[str]) -> int | None:
-    """Read a command's flags, then import what runs the command, and run it.
-
-    The first module imports neither torch nor Ray, so that help and a mistake are answered at once.
-    """
-    path = first_argument(arguments)
-    if name == "resume" and path is not None and Path(path, "sweep.json").is_file():
-        name = "sweep"
-    command = _COMMANDS[name]
-    flags = importlib.import_module(f"raytrain.cli.flags.{command.module}")
-    given = getattr(flags, name)(arguments)
+    """Read a command's flags, then import what runs the command, and run it."""
+    machine_reads = "--json" in arguments and not {"-h", "--help"} & set(arguments)
+    with aside() if machine_reads else contextlib.nullcontext():  # experiment files may print while they are loaded
+        name, given = read(name, arguments)
     if given is None:  # it has printed help
         return 0
-    return getattr(importlib.import_module(f"raytrain.cli.{command.module}"), name)(*given)
-
-
-@dataclass(frozen=True)
-class _Command:
-    """A command of the command line.
-
-    Attributes:
-        module: the module of its flags in `raytrain.cli.flags`, and of what runs it in `raytrain.cli`; both have a
-            function named as the command.
-        purpose: what the command is for, a few words.
-        usage: its arguments.
-    """
-
-    module: str
-    purpose: str
-    usage: str
-
-
-_COMMANDS = {
-    "new": _Command("new", "Write an experiment", "FOLDER [--out experiment.py]"),
-    "data": _Command("data", "Describe data", "EXPERIMENT|PLACE [--sheet FILE] [--json]"),
-    "pack": _Command("pack", "Pack data into shards", "EXPERIMENT|FOLDER DEST [--codec jpeg] [--size N]"),
-    "train": _Command("train", "Train an experiment", "EXPERIMENT [--field value ...]"),
-    "lr": _Command("tools", "Find a learning rate", "EXPERIMENT|RUN [--field value ...] [--out FILE]"),
-    "batch": _Command("tools", "Find a micro-batch", "EXPERIMENT|RUN [--field value ...] [--memory GIB] [--json]"),
-    "profile": _Command("profile", "Find the bottleneck", "EXPERIMENT [--steps 20] [--field value ...]"),
-    "resume": _Command("train", "Resume a run", "RUN [--epochs N] [--steps N] [--scaling.workers N] [--experiment F]"),
-    "sweep": _Command("sweep", "Run a sweep", "SWEEP [--field value ...] [--out runs] [--name N]"),
-    "folds": _Command("sweep", "Cross-validate", "EXPERIMENT [--folds 5] [--field value ...] [--out runs] [--name N]"),
-    "runs": _Command("runs", "List runs and sweeps", "[DIR] [--sort KEY] [--json]"),
-    "report": _Command("report", "Write an HTML report", "RUN ... [--out FILE] [--evaluate] | SWEEP"),
-    "evaluate": _Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
-    "predict": _Command("tools", "Predict images", "RUN PATH ... [--out FILE|FOLDER] [--features]"),
-    "export": _Command("tools", "Write the model", "RUN FILE (.pth .safetensors .pt2 .onnx)"),
-    "serve": _Command("serve", "Serve a model", "RUN [--port 8000] [--replicas 1] [--address ADDRESS]"),
-    "cluster": _Command("cluster", "Start a cluster", "init KIND [--out FILE] | check FILE | up FILE"),
-    "submit": _Command("jobs", "Train on a cluster", "EXPERIMENT|SWEEP --address URL [--field value ...] [--no_wait]"),
-    "status": _Command("jobs", "Look at jobs", "[JOB] --address URL [--json]"),
-    "logs": _Command("jobs", "Read a job's log", "JOB --address URL [--follow]"),
-    "stop": _Command("jobs", "Stop a job", "JOB --address URL"),
-    "doctor": _Command("doctor", "Check the machines", "[--address ADDR] [--out DIR] [--json]"),
-}
+    return getattr(importlib.import_module(f"raytrain.cli.{COMMANDS[name].module}"), name)(*given)
 
 
 def _help() -> str:
     lines = ["usage: raytrain COMMAND ...", "", "Distributed training of PyTorch vision models on Ray.", ""]
-    for name, command in _COMMANDS.items():
+    for name, command in COMMANDS.items():
         unbroken = re.sub(r"\[[^]]*\]|\w+ FILE|--address URL", lambda found: found[0].replace(" ", "\0"), command.usage)
         lines.append(wrapped(unbroken, f"  {name:<9} {command.purpose:<22}  ").replace("\0", " "))
     return "\n".join([*lines, "", wrapped("`raytrain COMMAND --help` says more; --version prints the version.")])

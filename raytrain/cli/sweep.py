@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from raytrain.cli.answer import answered
 from raytrain.cli.started import command_started
 from raytrain.driver.observe import watched
 from raytrain.driver.options import Options
@@ -22,7 +23,6 @@ def swept(
     source: Path | None,
     started: float,
     loggers: Sequence[Logger] = (),
-    quiet: bool = False,
 ) -> SweepRun | None:
     """Run a sweep and return it; None for a dry run.
 
@@ -30,10 +30,13 @@ def swept(
         source: the sweep's file.
         started: the Unix time at which the user's wait began.
         loggers: follow the sweep as a whole.
-        quiet: print nothing.
     """
-    with watched(Logger() if quiet else Table(), loggers) as observer:
-        return driver.sweep(wanted, options, observer, source, started, _files(options, observer))
+
+    def work() -> SweepRun | None:
+        with watched(Logger() if options.quiet else Table(), loggers) as observer:
+            return driver.sweep(wanted, options, observer, source, started, _files(options, observer))
+
+    return answered(options, work)
 
 
 def _files(options: Options, observer: Logger) -> Callable[[Path, dict[str, Any]], None]:
@@ -60,5 +63,9 @@ def sweep(path: Path, wanted: Sweep, options: Options, source: Path | None) -> N
     if not path.is_dir():
         swept(wanted, options, source, command_started())
         return
-    with watched(Table()) as observer:
-        driver.resume(path, wanted, options, observer, command_started(), _files(options, observer))
+
+    def work() -> SweepRun | None:
+        with watched(Logger() if options.quiet else Table()) as observer:
+            return driver.resume(path, wanted, options, observer, command_started(), _files(options, observer))
+
+    answered(options, work)

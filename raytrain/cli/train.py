@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from raytrain.cli.answer import answered
 from raytrain.cli.started import command_started
 from raytrain.driver import fit
 from raytrain.driver.correction import Correction
@@ -34,7 +35,6 @@ def trained(
     source: Path | None,
     started: float,
     loggers: Sequence[Logger] = (),
-    quiet: bool = False,
     profiled: Experiment | None = None,
 ) -> Run | None:
     """Train an experiment and return its run; None for a dry run.
@@ -43,14 +43,17 @@ def trained(
         source: the experiment's file.
         started: the Unix time at which the user's wait began.
         loggers: follow the run besides those of the experiment.
-        quiet: print nothing.
         profiled: the experiment that a profile is about, if not this one.
     """
-    with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
-        run = fit.train(value, options, observer, source, started, run_page.at_end)
-    if run and options.profile and not quiet:
-        show_profile(run, profiled or value)
-    return run
+
+    def work() -> Run | None:
+        with watched(Logger() if options.quiet else Console(), (*value.loggers, *loggers)) as observer:
+            run = fit.train(value, options, observer, source, started, run_page.at_end)
+        if run and options.profile and not options.quiet:
+            show_profile(run, profiled or value)
+        return run
+
+    return answered(options, work)
 
 
 def resumed(
@@ -60,11 +63,14 @@ def resumed(
     correction: Correction | None,
     started: float,
     loggers: Sequence[Logger] = (),
-    quiet: bool = False,
 ) -> Run:
     """Resume a run with a changed experiment; the other arguments are those of `trained`."""
-    with watched(Logger() if quiet else Console(), (*value.loggers, *loggers)) as observer:
-        run = fit.resume(run, value, options, observer, started, correction, run_page.at_end)
-    if options.profile and not options.dry_run:
-        show_profile(run, value)
-    return run
+
+    def work() -> Run:
+        with watched(Logger() if options.quiet else Console(), (*value.loggers, *loggers)) as observer:
+            done = fit.resume(run, value, options, observer, started, correction, run_page.at_end)
+        if options.profile and not options.dry_run and not options.quiet:
+            show_profile(done, value)
+        return done
+
+    return answered(options, work)

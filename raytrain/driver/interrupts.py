@@ -23,6 +23,8 @@ from raytrain.driver.guard import numbers, say
 
 _came: list[int] = []
 """The signals that asked the command to end, in the order in which they came."""
+drawn = [1]
+"""The lines of the terminal that what moves on it takes: the last of them has the cursor."""
 _asked: list[int] = []
 """The signals that unwind the command."""
 
@@ -189,8 +191,10 @@ class Interrupts:
         if not self.saves:
             raise Leave
         if self.says:
-            line = "\r\x1b[2K" if os.isatty(2) else "\n"  # takes the bar and the echo of Ctrl-C away
-            say(f"{line}stopping after this step, with a checkpoint; a second signal stops at once\n")
+            above = drawn[0] - 1 if os.isatty(2) else 0  # lines of the bar, whose next drawing begins as far above
+            line = "\r\x1b[2K" + "\x1b[1A\x1b[2K" * above if os.isatty(2) else "\n"  # takes the bar and the echo away
+            below = "\n" * above
+            say(f"{line}stopping after this step, with a checkpoint; a second signal stops at once\n{below}")
         self.ask()
 
     def ask(self) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import tyro
 
+from raytrain import errors
+
 
 @dataclass(frozen=True)
 class Options:
@@ -31,3 +33,14 @@ class Options:
     """Write report.html into the directory at the end: see `raytrain report`. Trials have none."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""
+    quiet: bool = False
+    """Print nothing but errors."""
+    json: bool = False
+    """Print the result to standard output as one line of JSON, and all else to standard error: `summary.json` with the
+    run's directory or URL as `run`, or `sweep.json` with the sweep's directory as `sweep`."""
+
+    def __post_init__(self):
+        if self.quiet and self.verbose:
+            raise errors.UserError("--quiet and --verbose exclude each other", "", "leave one of them out")
+        if self.json and self.dry_run:
+            raise errors.UserError("--dry_run has no result to print as JSON", "", "leave --json or --dry_run out")

@@ -193,9 +193,8 @@ def make(
     """
     to_json(experiment)
     experiment.task.check_monitor()
-    if (given := experiment.data.absolute()) is not experiment.data:
-        experiment = replace(experiment, data=given)
-    experiment = model_input.sized(experiment)
+    given = experiment.data.absolute()
+    experiment = model_input.sized(replace(experiment, data=given))
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     experiment = model_input.normalised(experiment, train.input)
@@ -220,10 +219,8 @@ def make(
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     workers = scaling.ranks
     spread = experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
-    experiment = replace(
-        experiment,
-        memory_format=memory_format(experiment, sample, len(train.classes), module, dtype),
-    )
+    layout = memory_format(experiment, sample, len(train.classes), module, dtype)
+    experiment = replace(experiment, memory_format=layout)
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
     floor = baseline(experiment, indices) if surveyed is None else UNKNOWN

@@ -13,23 +13,25 @@ from rich.cells import cell_len
 from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.spinner import Spinner
 from rich.text import Text
 
+from raytrain.driver import interrupts
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report import run_time
+from raytrain.report.bar import Bar, memory, waiting
 from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
+from raytrain.report.notebook import Line
 from raytrain.report.output import Output
 from raytrain.run import copies
 from raytrain.run.metrics_log import VALIDATED
 from raytrain.tasks.classification import Classification
 
 _PLAIN_SECONDS = 10.0
-_LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE, _SHORTEST_BAR = 8, 28, 14, 12
+_LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE = 8, 28, 14
 _MOST_CLASSES = 20
 _ECHO = 3
-"""Columns that the bar leaves for the terminal's echo of Ctrl-C, so that the line can be erased as a whole."""
+"""Columns that are left for the terminal's echo of Ctrl-C, so that a line can be erased as a whole."""
 
 
 class Console(Logger):
@@ -37,12 +39,13 @@ class Console(Logger):
 
     def __init__(self, console: RichConsole | None = None):
         self.console = console or terminal(lasting=True)
+        self._moves = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._line = Line() if self.console.is_jupyter else None
         self._live: Live | None = None
-        self._bar: Progress | None = None
-        self._shown: Any = None
-        self._task: Any = None
+        self._bar: Bar | None = None
         self._times: list[tuple[float, int]] = []
         self._last: Mapping[str, Any] = {}
+        self._validated: Mapping[str, Any] = {}
         self._said = 0.0
         self._columns: list[tuple[str, int]] = []
 
@@ -52,8 +55,10 @@ class Console(Logger):
 
     def status(self, text: str) -> None:
         """Show a spinner, or print a line."""
-        if self.console.is_terminal:
+        if self._moves:
             self._show(Spinner("dots", text=Text(f" {text} ...", no_wrap=True, overflow="ellipsis")))
+        elif self._line:
+            self._line.show(f"{text} ...")
         else:
             show(self.console, "", f"{text} ...")
 
@@ -61,16 +66,8 @@ class Console(Logger):
         """Print the validations that a resumed run has done, and begin the bar."""
         self._run = run
         self._read(run.earlier)
-        if self.console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.fields[epoch]}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[figures]}"),
-                console=self.console,
-                expand=True,
-            )
-            self._task = self._bar.add_task("", total=self._steps, epoch="starting the workers ...", figures="")
-            self._show(self._bar)
+        if self._moves:
+            self.status("starting the workers")
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Move the bar; print a line for each validation."""
@@ -78,10 +75,8 @@ class Console(Logger):
         ends = (
             bool(rows) and rows[-1]["kind"] in VALIDATED
         )  # short epochs end between two polls: then the bar moves too
-        if any(row["kind"] == "step" for row in rows) and not (ends and self._bar is None):
+        if any(row["kind"] == "step" for row in rows) and (self._moves or self._line or not ends):
             self._move()
-            if self._bar is not None:
-                self._show(self._bar)
 
     def workers(self, event: str, why: str, checkpoint: str) -> None:
         """Print a line for each time that the workers are started again."""
@@ -155,6 +150,7 @@ class Console(Logger):
             if row["kind"] == "step":
                 self._last = row
             elif row["kind"] in VALIDATED:
+                self._validated = row
                 self._validation(row)
             elif row["kind"] == "precision":
                 self._precision(row)
@@ -204,32 +200,39 @@ class Console(Logger):
             rate = (step - before) / (now - then)
         samples = rate * self._run.samples / self._run.steps_per_epoch
         epoch = f"epoch {min(self._last['epoch'], self._epochs)}/{self._epochs}"
-        figures = [  # rank and text
-            (1, f"step {step:,}/{self._steps:,}"),
-            (5, f"loss {_figure('loss', self._last['loss'])}"),
-            (2, f"lr {self._last['lr']:.3g}"),
-            (3, f"{samples:,.0f} samples/s" if rate else ""),
-            (4, f"{clock((self._steps - step) / rate)} left" if rate else ""),
-        ]
-        if self._bar is not None:
-            room = self.console.width - _ECHO - cell_len(epoch) - _SHORTEST_BAR
-            self._bar.update(self._task, completed=step, epoch=epoch, figures=joined(figures, room))
+        place = (3, f"step {step:,}/{self._steps:,}")
+        figures = (  # rank and text
+            (7, f"loss {_figure('loss', self._last['loss'])}"),
+            (4, f"lr {self._last['lr']:.3g}"),
+            (5, f"{samples:,.0f} samples/s" if rate else ""),
+        )
+        left = (6, f"{clock((self._steps - step) / rate)} left" if rate else "")
+        more = ((2, waiting(self._validated)), (1, memory(self._validated)))
+        share, line = step / max(1, self._steps), [(8, epoch), place, *figures, left, *more]
+        if self._moves:
+            self._bar = Bar(share, epoch, (place, left), (*figures, *more))
+            self._show(self._bar)
+        elif self._line:
+            self._line.show(joined(line, None), share)
         elif now - self._said > _PLAIN_SECONDS:
             self._said = now
-            self.console.print(Text(joined([(6, epoch), *figures], columns(self.console))))
+            self.console.print(Text(joined(line, columns(self.console))))
 
     def _show(self, what: Any) -> None:
         if self._live is None:
-            self._live = Live(console=self.console, transient=True, refresh_per_second=8)
+            self._live = Live(console=self.console, transient=True, refresh_per_second=4)
             self._live.start()
-        if what is not self._shown:
-            self._shown = what
-            self._live.update(Padding(what, (0, _ECHO, 0, 0)))
+        lines = 2 if isinstance(what, Bar) else 1
+        self._live.update(Padding(what, (0, _ECHO, 0, 0)), refresh=lines != interrupts.drawn[0])
+        interrupts.drawn[0] = lines
 
     def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
-        self._live = self._bar = self._shown = None
+            interrupts.drawn[0] = 1
+        if self._line:
+            self._line.close()
+        self._live = self._bar = None
 
 
 @dataclass(frozen=True)

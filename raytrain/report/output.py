@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 
@@ -75,3 +76,19 @@ def guard_standard_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, Output(stream, lasting))
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Send to standard error what this process and those that it starts print to standard output."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)

@@ -82,8 +82,7 @@ class Attempt:
 
     def __init__(self, run: Path, value: Experiment, data: Data, limits: Limits):
         self.run, self.value, self.data, self.limits = run, value, data, limits
-        self.skip = 0
-        self._steps, self._validated = value.all_steps(data.steps_per_epoch(value)), 0
+        self.skip, self._validated = 0, 0
         self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._go, self._stop = threading.Semaphore(0), threading.Event()
         self._thread: threading.Thread | None = None
@@ -121,8 +120,9 @@ class Attempt:
         if kind == "end":
             return None, what
         self._validated = what["step"]
+        steps = self.value.all_steps(self.data.steps_per_epoch(self.value))
         # Of several workers the step alone tells: Tune must see that the trial has ended, or it might stop it.
-        if what.pop("last", False) or (self.value.scaling.ranks > 1 and what["step"] >= self._steps):
+        if what.pop("last", False) or (self.value.scaling.ranks > 1 and what["step"] >= steps):
             kind, end = self._take()
             if kind == "lost":
                 raise end

@@ -95,11 +95,15 @@ def evaluate(
     facts = {"split": split, "checkpoint": path.name, "skipped": reader.skipped} | ({"views": views} if tta else {})
     count = int(sums["count"]) if "count" in sums else len(index)
     result = e.task.results(sums)
-    own = root is None and split == "val"
-    floor = {name.removeprefix("val_"): value for name, value in run.summary.get("baseline", {}).items() if own}
-    known = {name: floor[name] for name in result if name in floor}
-    base = {"baseline": known} if known else {}
+    base = _baseline(run, result) if root is None and split == "val" else {}
     return {**result, "count": count, **facts, **base, **_by_class(e.task, sums, classes)}
+
+
+def _baseline(run: Run, result: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return what a constant answer scores by the same metrics, where the run's summary has it."""
+    floor = {name.removeprefix("val_"): value for name, value in run.summary.get("baseline", {}).items()}
+    known = {name: floor[name] for name in result if name in floor}
+    return {"baseline": known} if known else {}
 
 
 def _by_class(task: Task, sums: Mapping[str, np.ndarray], classes: tuple[str, ...]) -> dict[str, Any]:

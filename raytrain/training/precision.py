@@ -59,7 +59,7 @@ class Precision:
     def scale(self) -> float | torch.Tensor:
         """What gradients are multiplied by until they are unscaled: a tensor of one number in fp16, which the step
         after changes in place; 1 for all else."""
-        scale = self.scaler._scale  # `get_scale` would wait for the device
+        scale = getattr(self.scaler, "_scale", None)  # `get_scale` would wait for the device
         return self.scaler.get_scale() if scale is None else scale
 
     def unscale(self, optimizer: torch.optim.Optimizer, together: bool) -> None:

@@ -15,6 +15,8 @@ from raytrain import errors
 from raytrain.user_code.places import place
 from raytrain.user_code.wrappers import Wrapper
 
+_BASES = ("Images", "Supervised", "Simulated", "ClassMetric")
+"""Public classes that are of use only as the base of others."""
 _SAME = {
     "crossentropyloss": "Classification",
     "cross_entropy": "Classification",
@@ -216,9 +218,10 @@ def _module(value: Any) -> str:
 
 
 def _subclasses(base: type) -> Iterator[type]:
-    """Yield raytrain's public classes below one, but for wrappers."""
+    """Yield raytrain's public classes below one that can be used as they are."""
     for one in _below(base):
-        if one.__module__.startswith("raytrain.") and not (one.__name__.startswith("_") or isinstance(one, Wrapper)):
+        usable = one.__name__ not in _BASES and not one.__name__.startswith("_") and not isinstance(one, Wrapper)
+        if usable and one.__module__.startswith("raytrain."):
             yield one
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from helpers.commands import DIGITS, REPOSITORY, fails, no_runs, succeeds, without_ray
 
-from raytrain import Experiment, Sweep, __version__, cli, config
+from raytrain import Experiment, Sweep, __version__, config
+from raytrain.cli.commands import COMMANDS
 from raytrain.run.experiment_file import load
 from raytrain.sweep.sweep import load as load_sweep
 
@@ -35,10 +36,11 @@ def write(path: Path, text: str) -> Path:
 def test_help_lists_every_command(capsys: Capture) -> None:
     named = {"train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "cluster", "doctor"}
     named |= {"submit", "status", "logs", "stop", "folds", "runs", "new", "profile", "serve", "pack", "data"}
+    named.add("completion")
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
         assert all(re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE) for command in named), said
-    assert set(cli._COMMANDS) == named | {"report"}
+    assert set(COMMANDS) == named | {"report"}
     assert succeeds(capsys, "--version") == f"raytrain {__version__}\n"
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.times import without_times
 from torch import nn
 
 import raytrain
@@ -59,6 +58,8 @@ BASE = Experiment(
 
 
 def rows(run: Path) -> list[dict]:
+    from helpers.times import without_times  # here, for workers run this file too, without the folder of the tests
+
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [without_times(row) for row in found]
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.times import without_times
 from PIL import Image
 from torch import nn
 
@@ -68,6 +67,8 @@ class Recording(Classification):
 
 
 def rows(run: Path) -> list[dict]:
+    from helpers.times import without_times  # here, for workers run this file too, without the folder of the tests
+
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [without_times(row) for row in found]
 

@@ -51,6 +51,10 @@ def submit(arguments: list[str]) -> tuple[str, str, Submit, list[str]] | None:
         )
     command = "sweep" if is_sweep(path) else "train"
     _, options, _ = (parse_sweep if command == "sweep" else parse_training)(arguments, "submit", Submit())
+    if options.json:
+        raise errors.UserError(
+            "--json is not for a job, whose log holds all that it prints", "", "read summary.json in the run's folder"
+        )
     return path, command, options, arguments[1:]
 
 

@@ -38,6 +38,11 @@ class Resume:
     """Write report.html into the run's directory at its end: see `raytrain report`."""
     verbose: bool = False
     """Show Ray's own messages and the workers' output."""
+    quiet: bool = False
+    """Print nothing but errors."""
+    json: bool = False
+    """Print the run's summary to standard output as one line of JSON, with its directory or URL as `run`, and all else
+    to standard error."""
 
 
 def train(arguments: list[str]) -> tuple[Experiment, Options, Path | None] | None:
@@ -106,5 +111,7 @@ def resume(arguments: list[str]) -> tuple[Run, Experiment, Options, Correction |
         profile=given.profile,
         report=given.report,
         verbose=given.verbose,
+        quiet=given.quiet,
+        json=given.json,
     )
     return found, value, options, correction
