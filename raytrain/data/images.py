@@ -114,7 +114,7 @@ class Images(Data):
 
     def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
         """Decode images to their central squares, uint8 [k, channels, size, size]."""
-        square, images = with_pillow().decode.square, np.empty((len(samples), *index.shape), np.uint8)
+        square, images = with_pillow().decode.square, np.empty((len(samples), *index.input.shape), np.uint8)
         for image, sample, raw in zip(images, samples, self.encoded(index, samples), strict=True):
             try:
                 image[:] = square(raw, self.size, self.channels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,10 +14,26 @@ from raytrain import errors, order
 from raytrain.config import check
 from raytrain.data.images import SPLITS, FileImages, splits_of
 from raytrain.data.late import with_pillow
-from raytrain.data.source import Index
+from raytrain.data.source import Field, Index
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow")
 _VAL = list(SPLITS).index("val")
+
+
+@dataclass(frozen=True, eq=False)
+class TargetIndex(Index):
+    """The samples of one split with numbers as targets; `rows` are places in the targets of all splits.
+
+    Attributes:
+        targets: float32 [all, ...].
+    """
+
+    targets: np.ndarray = None  # type: ignore[assignment]
+
+    def fingerprint(self) -> str:
+        """Return a hash of the samples and their targets."""
+        targets = hashlib.sha256(np.ascontiguousarray(self.targets[self.rows]).tobytes())
+        return f"{super().fingerprint()}-{targets.hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,9 @@ class Manifest(FileImages):
     path."""
     label: str = "label"
     """Column of the classes: names, or numbers from 0."""
+    target: tuple[str, ...] = ()
+    """Columns of numbers to predict, in place of classes, for `Regression` and `MultiLabel`; or one column of lists of
+    them. Samples then have a further field, float32, called as the column, or `value`."""
     split: str = "split"
     """Column of the names of splits: train, val and test, also training, valid, validation, testing, trainset, valset
     and testset, in any case. Without it, several files take theirs from their names, as train-00000-of-00002.parquet,
@@ -67,19 +87,22 @@ class Manifest(FileImages):
             raise errors.UserError("only Parquet and Arrow files hold bytes", root, "leave --data.bytes out")
         schema = tables.schema(files[0])
         has_split = bool(self.split) and (self.split in schema.names or self.split != "split")
-        wanted = [self.label, *([self.split] if has_split else []), *self.columns]
-        wanted += [] if self.bytes else [self.path]
+        coded = [*([] if self.target else [self.label]), *([self.split] if has_split else [])]
+        wanted = [*coded, *self.target, *self.columns, *([] if self.bytes else [self.path])]
         for name in [*wanted, *([self.bytes] if self.bytes else [])]:
             if name not in schema.names:
                 raise self._no_column(name, schema)
         text = [*([self.split] if has_split else []), *([] if self.bytes else [self.path])]
-        table, counts = tables.joined(files, list(dict.fromkeys(wanted)), text, wanted[: 1 + has_split])
+        table, counts = tables.joined(files, list(dict.fromkeys(wanted)), text, coded)
         if not table.num_rows:
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
         table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used
         splits = self._splits(table) if has_split else np.repeat(self._named_splits(files), counts)
-        labels, classes = self._labels(table, tables.class_names(schema, self.label))
-        whole = self._whole(table, labels, classes)
+        if self.target:
+            whole = self._with_targets(table, len(splits))
+        else:
+            labels, classes = self._labels(table, tables.class_names(schema, self.label))
+            whole = self._whole(table, Index(labels, classes, (self.channels, self.size, self.size)))
         found = {
             split: replace(whole.take(np.flatnonzero(splits == number)), split=split)
             for number, split in enumerate(SPLITS)
@@ -89,11 +112,24 @@ class Manifest(FileImages):
             raise errors.UserError("no row is in the split train", root, f"name it in column {self.split!r}")
         if "val" not in found:
             train = found["train"]
-            rest, held_out = order.stratified(train.labels, self.val_fraction, self.split_seed)
+            labels = np.zeros(len(train), np.int64) if train.labels is None else train.labels
+            rest, held_out = order.stratified(labels, self.val_fraction, self.split_seed)
             if not len(held_out):
                 raise errors.UserError("no class has two images", root, "add rows of the split val, or more images")
             found |= {"train": train.take(rest), "val": replace(train.take(held_out), split="val")}
         return {split: found[split] for split in SPLITS if split in found}
+
+    def read(self, index: Any, samples: np.ndarray) -> Any:  # type: ignore[override]
+        """Return images, decoded to their central squares, and their targets, if there are."""
+        images = super().read(index, samples)
+        if not self.target:
+            return images
+        return {"image": images, self._target_name: index.targets[index.rows[samples]]}
+
+    @property
+    def decodes(self) -> bool:
+        """Whether `read` decodes images, and returns nothing else."""
+        return type(self).read is Manifest.read and not self.target
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[Any]:
         """Yield the bytes of some samples, from their files or from the table."""
@@ -201,19 +237,36 @@ class Manifest(FileImages):
             raise errors.UserError(what, self._file(), "number the classes from 0, or write their names")
         return labels, tuple(str(number) for number in range(count))
 
-    def _whole(self, table: dict[str, Any], labels: np.ndarray, classes: tuple[str, ...]) -> Index:
+    def _with_targets(self, table: dict[str, Any], count: int) -> Index:
+        """Return the index of samples with numbers as targets."""
+        targets = with_pillow().tables.numbers([table[name] for name in self.target])
+        named = f"column {', '.join(map(repr, self.target))}"
+        if targets is None:
+            what = f"{named} must hold numbers, or lists of them that are equally long"
+            raise errors.UserError(what, self._file(), "name columns of numbers, or use label for classes")
+        bad = ~np.isfinite(targets).reshape(len(targets), -1).all(1)
+        if bad.any():
+            what = f"row {int(bad.argmax())} has no number in {named}"
+            raise errors.UserError(what, self._file(), "fill it, or remove the row")
+        image = Field("image", (self.channels, self.size, self.size), kind="image")
+        fields = (image, Field(self._target_name, targets.shape[1:], "float32"))
+        return self._whole(table, TargetIndex(rows=np.arange(count), fields=fields, targets=targets))
+
+    @property
+    def _target_name(self) -> str:
+        name = self.target[0]
+        taken = ("image", "bad", "label", "target")
+        return name if len(self.target) == 1 and name.isidentifier() and name not in taken else "value"
+
+    def _whole(self, table: dict[str, Any], whole: Index) -> Index:
+        """Return the index of all rows with its columns, and paths or rows."""
         tables, where = with_pillow().tables, self._file()
         for name in self._kept():
             if table[name].null_count:
                 raise errors.UserError(f"column {name!r} has an empty cell", where, "fill it, or remove the row")
-        whole = Index(
-            labels,
-            classes,
-            (self.channels, self.size, self.size),
-            columns={name: tables.values(table[name]) for name in self.columns},
-        )
+        whole = replace(whole, columns={name: tables.values(table[name]) for name in self.columns})
         if self.bytes:
-            return replace(whole, rows=np.arange(len(labels)))
+            return replace(whole, rows=np.arange(len(whole)))
         paths = tables.strings(table.pop(self.path))
         sizes, times = tables.status(self._base(), paths) or (None, None)
         return replace(whole, paths=paths, sizes=sizes, times=times)

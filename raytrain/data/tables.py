@@ -175,6 +175,22 @@ def values(column: pa.ChunkedArray) -> np.ndarray:
     return column.cast(pa.string()).to_numpy().astype(np.str_)
 
 
+def numbers(columns: list[pa.ChunkedArray]) -> np.ndarray | None:
+    """Return one or more columns of numbers, or a column of equally long lists of them, float32 [n] or [n, k]; None
+    for other columns. An empty cell becomes NaN."""
+    first = columns[0]
+    if len(columns) == 1 and (pa.types.is_list(first.type) or pa.types.is_fixed_size_list(first.type)):
+        flat = first.combine_chunks()
+        values = numbers([pa.chunked_array([flat.flatten()])]) if len(flat) else None
+        equal = values is not None and not flat.null_count and len(set(flat.value_lengths().unique().to_pylist())) == 1
+        return values.reshape(len(flat), -1) if equal and values is not None else None
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    if not all(any(kind(one.type) for kind in kinds) for one in columns):
+        return None
+    found = [one.cast(pa.float32(), safe=False).to_numpy().astype(np.float32) for one in columns]
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
+
+
 def status(base: str, paths: pa.StringArray) -> tuple[np.ndarray, np.ndarray] | None:
     """Return sizes and times of files, int64 [n] each, 0 for missing ones; None for more than 200,000 files and
     for files at URLs."""

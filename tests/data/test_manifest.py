@@ -244,3 +244,37 @@ def test_arrow_files_of_hugging_face_take_their_splits_from_their_folders(folder
     for split, index in checked_indices(data).items():
         pixels = checked_read(here, here.index()[split], order)["image"]
         np.testing.assert_array_equal(checked_read(data, index, order)["image"], pixels)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_of_numbers_are_targets(folder: Path, tmp_path: Path, suffix: str):
+    whole = rows(folder).append_column("age", pa.array(np.arange(12)))
+    data = Manifest(write(whole, tmp_path / f"a.{suffix}"), size=8, folder=str(folder), target=("age",))
+    both = replace(data, target=("weight", "age"), columns=("weight",))
+    here = ImageFolder(str(folder), size=8)
+    for split, index in checked_indices(data).items():
+        chosen = np.array([4, 0])
+        expected = whole["age"].to_numpy()[[name.startswith(split) for name in whole["path"].to_pylist()]][chosen]
+        found = checked_read(data, index, chosen)
+        assert index.labels is None and found["age"].dtype == np.float32
+        np.testing.assert_array_equal(found["age"], expected)
+        np.testing.assert_array_equal(found["image"], checked_read(here, here.index()[split], chosen)["image"])
+        part = both.index()[split].take(chosen)
+        np.testing.assert_array_equal(checked_read(both, part, np.array([1]))["value"], [[expected[1], expected[1]]])
+        other = Manifest(write(whole.set_column(5, "age", pa.array(np.arange(12) + 1)), tmp_path / f"b.{suffix}"))
+        other = replace(other, size=8, folder=str(folder), target=("age",))
+        assert other.index()[split].fingerprint() != index.fingerprint() and data.cache_entry(index) is None
+    held = replace(data, split="").index()
+    assert [len(index) for index in held.values()] == [10, 2]
+
+
+def test_lists_of_numbers_are_targets_and_others_are_refused(folder: Path, tmp_path: Path):
+    whole = (
+        rows(folder).append_column("tags", pa.array([[1, 0, 1]] * 12)).append_column("odd", pa.array([[1]] * 11 + [[]]))
+    )
+    whole = whole.append_column("gap", pa.array([1.0, None] * 6))
+    data = Manifest(write(whole, tmp_path / "a.parquet"), size=8, folder=str(folder), target=("tags",))
+    assert checked_read(data, data.index()["val"], np.array([2]))["tags"].tolist() == [[1, 0, 1]]
+    for column, message in (("odd", "equally long"), ("who", "must hold numbers"), ("gap", "row 1 has no number")):
+        with pytest.raises(UserError, match=message):
+            replace(data, target=(column,)).index()
