@@ -51,6 +51,7 @@ from raytrain.data import (
     TorchData,
     TrivialAugmentWide,
     VerticalFlip,
+    WebDataset,
     Weighted,
 )
 from raytrain.errors import BadSample, UserError
@@ -231,6 +232,7 @@ __all__ = [
     "TensorParallel",
     "Timm",
     "TorchData",
+    "WebDataset",
     "TorchMetric",
     "TorchModel",
     "TorchOptimizer",

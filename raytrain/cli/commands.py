@@ -28,6 +28,7 @@ class Command:
 
 COMMANDS = {
     "new": Command("new", "Write an experiment", "FOLDER [--out experiment.py]"),
+    "data": Command("data", "Describe data", "EXPERIMENT|PLACE [--sheet FILE] [--json]"),
     "pack": Command("pack", "Pack data into shards", "EXPERIMENT|FOLDER DEST [--codec jpeg] [--size N]"),
     "train": Command("train", "Train an experiment", "EXPERIMENT [--field value ...]"),
     "lr": Command("tools", "Find a learning rate", "EXPERIMENT|RUN [--field value ...] [--out FILE]"),

@@ -28,6 +28,7 @@ from raytrain.data.progressive import Progressive
 from raytrain.data.sampler import Balanced, Sampler, Weighted
 from raytrain.data.source import Data, Field, Index
 from raytrain.data.torch_data import TorchData
+from raytrain.data.webdataset import WebDataset
 
 __all__ = [
     "Augment",
@@ -46,6 +47,7 @@ __all__ = [
     "Packed",
     "Sampler",
     "TorchData",
+    "WebDataset",
     "Weighted",
     "AugMix",
     "ColorJitter",

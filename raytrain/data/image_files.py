@@ -8,17 +8,17 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from raytrain import errors
-from raytrain.data import cache, decode, tables  # noqa: F401  (tables for `Manifest`, by `with_pillow`)
+from raytrain.data import byte_files, cache, decode, tables, tars  # noqa: F401  (for sources, by `with_pillow`)
 from raytrain.data.packs import opened as opened_pack  # noqa: F401  (for `Packed`, by `with_pillow`)
 from raytrain.data.source import Index
+from raytrain.data.trees import EXTENSIONS, tree  # noqa: F401  (for `ImageFolder`, by `with_pillow`)
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""The suffixes of images, as in torchvision's ImageFolder. Other files and hidden files are reported as ignored."""
+_AT_URL = 64
+"""Images at a URL that a probe looks at."""
 
 
 def content(path: str) -> bytes:
@@ -28,9 +28,62 @@ def content(path: str) -> bytes:
         BadSample: it cannot be read.
     """
     try:
-        return _bytes(path)
+        return byte_files.content(path, decode.MAX_BYTES) if byte_files.is_url(path) else _bytes(path)
     except (ValueError, OSError) as error:
-        raise errors.BadSample(path, getattr(error, "strerror", None) or str(error)) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise errors.BadSample(byte_files.shown(path), reason) from error
+
+
+def contents(base: str, names: list[str]) -> Iterator[bytes]:
+    """Yield the bytes of files below a folder; of a URL, several are fetched at once.
+
+    Raises:
+        BadSample: one of them cannot be read.
+    """
+    paths = [byte_files.joined(base, name) for name in names]
+    return byte_files.at_once(content, paths) if any(map(byte_files.is_url, paths)) else map(content, paths)
+
+
+def part(place: tuple[str, int, int]) -> bytes:
+    """Return the bytes of an image inside a file.
+
+    Args:
+        place: the file's path or URL, where the image begins, and its bytes.
+
+    Raises:
+        BadSample: it cannot be read.
+    """
+    path, offset, length = place
+    try:
+        if length > decode.MAX_BYTES:
+            raise ValueError(f"{length:,} bytes are more than {decode.MAX_BYTES:,}")
+        return byte_files.part(path, offset, length)
+    except (ValueError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise errors.BadSample(byte_files.shown(path), reason) from error
+
+
+def parts(places: list[tuple[str, int, int]]) -> Iterator[bytes]:
+    """Yield the bytes of images inside files at a URL, several of which are fetched at once; see `part`."""
+    return byte_files.at_once(part, places)
+
+
+def probe_some(base: str, names: list[str], channels: int) -> list[errors.BadSample]:
+    """Look at some images at a URL, evenly chosen; return which of them cannot be read."""
+
+    def look(name: str) -> errors.BadSample | None:
+        try:
+            raw = content(byte_files.joined(base, name))
+            if decode.suspicious(raw[:32], raw[-64:]):
+                decode.pixels(raw, channels)
+        except errors.BadSample as error:
+            return error
+        except ValueError as error:
+            return errors.BadSample(byte_files.shown(byte_files.joined(base, name)), str(error))
+        return None
+
+    step = -(-len(names) // _AT_URL) or 1
+    return [bad for bad in byte_files.at_once(look, names[::step]) if bad]
 
 
 def probe(path: str, channels: int) -> errors.BadSample | None:
@@ -88,64 +141,6 @@ def known_bad(entry: Path, index: Index) -> list[errors.BadSample] | None:
     """Return the files that could not be read when the cache entry was written; None if it is not there."""
     known = cache.load_bad(entry, index)
     return None if known is None else [errors.BadSample(path, reason) for _, path, reason in known]
-
-
-class Folder(NamedTuple):
-    """A folder's own images, in order, with their sizes and times; its other files; the folders in it."""
-
-    images: list[str]
-    sizes: list[int]
-    times: list[int]
-    ignored: list[str]
-    folders: list[str]
-
-
-def class_folders(root: Path, name: str) -> list[Folder]:
-    """Return the folder of a class and all folders below it, links followed, in the order of their names."""
-    found, names = {}, [name]
-    for folder in names:  # grows in the loop
-        found[folder] = _folder(root, folder)
-        names += found[folder].folders
-    return [found[folder] for folder in sorted(found)]
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder or a link to one."""
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself: reported when it is read
-        return False
-
-
-def _folder(root: Path, name: str) -> Folder:
-    images, ignored, folders, sizes, times = [], [], [], [], []
-    hidden = os.sep + "." in name
-    for entry in os.scandir(root / name):
-        file = entry.name
-        if is_folder(entry):
-            (ignored if _leads_back(entry) else folders).append(file)
-        elif file.lower().endswith(EXTENSIONS) and not file.startswith(".") and not hidden:
-            images.append(file)
-        else:
-            ignored.append(file)
-    images.sort()
-    with _opened(root / name) as descriptor:  # names below an open folder are found faster than whole paths
-        for file in images:
-            try:
-                status = os.stat(file, dir_fd=descriptor)
-                sizes.append(status.st_size)
-                # Not st_mtime: a file that replaces another may keep its old time.
-                times.append(status.st_ctime_ns)
-            except OSError:  # a dangling link: reported when it is read
-                sizes.append(0)
-                times.append(0)
-    images, ignored, folders = ([f"{name}{os.sep}{file}" for file in files] for files in (images, ignored, folders))
-    return Folder(images, sizes, times, ignored, folders)
-
-
-def _leads_back(entry: os.DirEntry[str]) -> bool:
-    """Return whether a folder is a link to one of its parents, which would never end."""
-    return entry.is_symlink() and any(os.path.samefile(entry.path, parent) for parent in Path(entry.path).parents)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,15 +39,14 @@ class ImageFolder(FileImages):
         """Return the files of each split, classes and files in the order of their names."""
         if not self.root:
             raise errors.no_root("ImageFolder")
-        root = Path(self.root).expanduser()
-        if not root.is_dir():
-            raise errors.no_such_file(root, "folder")
+        tree = with_pillow().tree(self.root)
+        root = tree.root
         try:
-            found = _split_folders(root)
+            found = _split_folders(tree)
             if "train" not in found and found:
                 raise errors.UserError("no train folder there", root, _LAYOUT)
             folders = found or {"train": ""}
-            splits = {split: self._scan(root, name, split) for split, name in folders.items()}
+            splits = {split: self._scan(tree, name, split) for split, name in folders.items()}
         except OSError as error:
             raise errors.UserError(
                 f"the file is broken: {error.strerror or str(error)}", error.filename, "make it readable"
@@ -67,7 +67,8 @@ class ImageFolder(FileImages):
         return [*self._held_out(), *super().notes()]
 
     def _held_out(self) -> list[str]:
-        found = _split_folders(root) if (root := Path(self.root).expanduser()).is_dir() else {}
+        there = "://" in self.root or Path(self.root).expanduser().is_dir()
+        found = _split_folders(with_pillow().tree(self.root)) if there else {}
         if "train" not in found or "val" in found:
             return []
         share = (
@@ -76,25 +77,25 @@ class ImageFolder(FileImages):
         test = "; test is left for `raytrain evaluate --split test`" if "test" in found else ""
         return [f"{self.root} has no val folder: {share}{test}"]
 
-    def _scan(self, root: Path, folder: str, split: str) -> Index:
-        files, base, ignored = with_pillow(), root / folder, []
-        classes = []
-        for entry in sorted(os.scandir(base), key=lambda entry: entry.name):
-            (classes if files.is_folder(entry) and not entry.name.startswith(".") else ignored).append(entry.name)
+    def _scan(self, tree: Any, folder: str, split: str) -> Index:
+        files, ignored, classes = with_pillow(), [], []
+        base = os.path.join(tree.root, folder) if folder else str(tree.root)
+        for name, inside in tree.entries(folder).items():
+            (classes if inside and not name.startswith(".") else ignored).append(name)
         paths, labels, sizes, times = [], [], [], []
-        for label, name in enumerate(classes):
+        below = tree.below([os.path.join(folder, name) for name in classes])
+        for label, (name, found) in enumerate(zip(classes, below, strict=True)):
             before, strays = len(paths), len(ignored)
-            found = files.class_folders(root, os.path.join(folder, name))
             if train := _splits_of(os.path.basename(inside) for inside in found[0].folders).get("train"):
-                how = f"did you mean --data.root {base / name}?"
-                raise errors.UserError(f"a class folder has a folder {train}", str(base / name), how)
+                how = f"did you mean --data.root {os.path.join(base, name)}?"
+                raise errors.UserError(f"a class folder has a folder {train}", os.path.join(base, name), how)
             for images in found:
                 paths += images.images
                 sizes += images.sizes
                 times += images.times
                 ignored += [os.path.relpath(path, folder) if folder else path for path in images.ignored]
             if len(paths) == before and len(classes) > 1:
-                raise _empty_class(base / name, *_wrong_kinds(ignored[strays:]))
+                raise _empty_class(os.path.join(base, name), *_wrong_kinds(ignored[strays:]))
             labels.append(np.full(len(paths) - before, label, np.int64))
         if not paths:
             raise errors.UserError("no class folders with images there", base, _LAYOUT)
@@ -102,7 +103,7 @@ class ImageFolder(FileImages):
             names = files.string_array(paths)
         except UnicodeEncodeError as error:
             raise errors.UserError(
-                "the file is broken: its name is not UTF-8", root / error.object, "rename it"
+                "the file is broken: its name is not UTF-8", os.path.join(tree.root, error.object), "rename it"
             ) from None
         return Index(
             np.concatenate(labels),
@@ -116,9 +117,9 @@ class ImageFolder(FileImages):
         )
 
 
-def _split_folders(root: Path) -> dict[str, str]:
+def _split_folders(tree: Any) -> dict[str, str]:
     """Return the names of the splits' folders that exist."""
-    return _splits_of(entry.name for entry in os.scandir(root) if with_pillow().is_folder(entry))
+    return _splits_of(name for name, inside in tree.entries("").items() if inside)
 
 
 def _splits_of(names: Iterable[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,13 +37,35 @@ _ENLARGED = 1.5
 """Ratio of enlargement above which the plan suggests a smaller size."""
 
 
+def splits_of(files: list[str]) -> np.ndarray | None:
+    """Return the number in SPLITS of the split that each file's name tells, as train-00000-of-00002.parquet does, or
+    its folder's where these differ, int64 [files]; None if none tells one.
+
+    Raises:
+        UserError: some tell a split, and others none.
+    """
+
+    def told(name: str) -> str | None:
+        words = re.split(r"[^a-z]+", os.path.basename(name).lower())
+        return next((split for split, names in SPLITS.items() if not set(names).isdisjoint(words)), None)
+
+    folders = {os.path.dirname(one) for one in files}
+    found = [told(one) or (told(os.path.dirname(one)) if len(folders) > 1 else None) for one in files]
+    if not any(found):
+        return None
+    if None in found:
+        what = "the file's name tells no split, and those of others do"
+        raise errors.UserError(what, files[found.index(None)], "put train, val or test into it, or leave it out")
+    return np.array([list(SPLITS).index(split) for split in found if split])
+
+
 @dataclass(frozen=True)
 class Images(Data):
     """Labelled images that are stored encoded. A subclass lists them in `index` and returns their bytes from
     `encoded`; `read` decodes them."""
 
     root: str = ""
-    """The folder."""
+    """The folder, or its URL such as s3://bucket/images, with credentials from the environment."""
     size: int = 256
     """Side of the stored images: the central square of each image, resized."""
     crop: int | Literal["auto"] | None = field(default="auto", kw_only=True)  # type: ignore[override]
@@ -91,7 +114,7 @@ class Images(Data):
 
     def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
         """Decode images to their central squares, uint8 [k, channels, size, size]."""
-        square, images = with_pillow().decode.square, np.empty((len(samples), *index.shape), np.uint8)
+        square, images = with_pillow().decode.square, np.empty((len(samples), *index.input.shape), np.uint8)
         for image, sample, raw in zip(images, samples, self.encoded(index, samples), strict=True):
             try:
                 image[:] = square(raw, self.size, self.channels)
@@ -145,15 +168,16 @@ class Images(Data):
         """Return the cache entry, named by the files, their times and how they are decoded."""
         if self.cache == "off" or index.times is None or not self.decodes:
             return None
-        root = os.path.abspath(self._base())
+        base = self._base()
+        root = base if "://" in base else os.path.abspath(base)
         return with_pillow().cache_entry(self._cache_folder(), index, root, self.size, self.channels)
 
     def _cache_folder(self) -> Path:
         return with_pillow().cache_folder(self.cache)
 
     def _base(self) -> str:
-        """Return the folder that the samples' paths are relative to."""
-        return os.path.expanduser(self.root)
+        """Return the folder or URL that the samples' paths are relative to."""
+        return self.root if "://" in self.root else os.path.expanduser(self.root)
 
 
 @dataclass(frozen=True)
@@ -162,26 +186,29 @@ class FileImages(Images):
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
         """Yield the bytes of the files of some samples."""
-        root = self._base()
-        return (with_pillow().content(os.path.join(root, name)) for name in index.names(samples))
+        return with_pillow().contents(self._base(), index.names(samples))
 
     def where(self, index: Index, sample: int) -> str:
-        """Return a file's path."""
-        return os.path.join(self._base(), index.name(sample))
+        """Return a file's path or URL."""
+        files = with_pillow().byte_files
+        return files.shown(files.joined(self._base(), index.name(sample)))
 
     def pixel_size(self, index: Index, sample: int) -> tuple[int, int] | None:
         """Return a file's width and height in pixels, from its header."""
-        return with_pillow().pixel_size(self.where(index, sample))
+        where = self.where(index, sample)
+        return super().pixel_size(index, sample) if "://" in where else with_pillow().pixel_size(where)
 
     def probe(self, index: Index) -> list[errors.BadSample]:
-        """Look at both ends of each file (at most 20,000, evenly chosen), and decode files that look damaged. The disk
-        cache answers for a split that it has."""
+        """Look at both ends of each file (at most 20,000, evenly chosen; 64 at a URL), and decode files that look
+        damaged. The disk cache answers for a split that it has."""
         files, entry = with_pillow(), self.cache_entry(index)
         known = None if entry is None else files.known_bad(entry, index)
         if known is not None:
             return known
         chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _PROBES)).astype(np.int64))
         root, names = self._base(), index.names(chosen)
+        if "://" in root or any("://" in name for name in names):
+            return files.probe_some(root, names, self.channels)
         shares = [names[start : start + 500] for start in range(0, len(names), 500)]  # a future for each costs more
         with ThreadPoolExecutor(_THREADS) as pool:
             probed = pool.map(

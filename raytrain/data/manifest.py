@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,25 +12,50 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.config import check
-from raytrain.data.images import SPLITS, FileImages
+from raytrain.data.images import SPLITS, FileImages, splits_of
 from raytrain.data.late import with_pillow
-from raytrain.data.source import Index
+from raytrain.data.source import Field, Index
+
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow")
+_VAL = list(SPLITS).index("val")
+
+
+@dataclass(frozen=True, eq=False)
+class TargetIndex(Index):
+    """The samples of one split with numbers as targets; `rows` are places in the targets of all splits.
+
+    Attributes:
+        targets: float32 [all, ...].
+    """
+
+    targets: np.ndarray = None  # type: ignore[assignment]
+
+    def fingerprint(self) -> str:
+        """Return a hash of the samples and their targets."""
+        targets = hashlib.sha256(np.ascontiguousarray(self.targets[self.rows]).tobytes())
+        return f"{super().fingerprint()}-{targets.hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
 class Manifest(FileImages):
-    """Images that a CSV, JSON-lines or Parquet file lists, one a row: by their paths, or in Parquet with their bytes,
-    as Hugging Face writes them. `root` is the file."""
+    """Images that a CSV, JSON-lines, Parquet or Arrow file lists, one a row: by their paths, or in Parquet and Arrow
+    with their bytes, as Hugging Face writes them. `root` is the file or its URL, a pattern such as
+    data/train-*.parquet, or a folder of Parquet or Arrow files."""
 
     path: str = "path"
     """Column of the images' paths."""
     bytes: str = ""
-    """Column of encoded images in a Parquet file, in place of paths; also Hugging Face's struct of bytes and path."""
+    """Column of encoded images in Parquet and Arrow files, in place of paths; also Hugging Face's struct of bytes and
+    path."""
     label: str = "label"
     """Column of the classes: names, or numbers from 0."""
+    target: tuple[str, ...] = ()
+    """Columns of numbers to predict, in place of classes, for `Regression` and `MultiLabel`; or one column of lists of
+    them. Samples then have a further field, float32, called as the column, or `value`."""
     split: str = "split"
     """Column of the names of splits: train, val and test, also training, valid, validation, testing, trainset, valset
-    and testset, in any case. Without it, a part of each class is held out."""
+    and testset, in any case. Without it, several files take theirs from their names, as train-00000-of-00002.parquet,
+    and of a single file a part of each class is held out."""
     columns: tuple[str, ...] = ()
     """Further columns, for `Weighted` and `Folds`."""
     folder: str = ""
@@ -47,29 +73,36 @@ class Manifest(FileImages):
         """Return the source with absolute paths."""
         if not self.root:
             return self
-        folder = os.path.abspath(os.path.expanduser(self.folder)) if self.folder else ""
-        return replace(self, root=os.path.abspath(self._file()), folder=folder)
+
+        def absolute(path: str) -> str:
+            return path if not path or "://" in path else os.path.abspath(os.path.expanduser(path))
+
+        return replace(self, root=absolute(self.root), folder=absolute(self.folder))
 
     def index(self) -> dict[str, Index]:
         """Return the rows of each split, in their order; classes in the order of their names."""
-        root, tables = self._file(), with_pillow().tables
-        if self.bytes and not tables.is_parquet(root):
-            raise errors.UserError("only a Parquet file holds bytes", root, "leave --data.bytes out")
-        schema = tables.schema(root)
+        tables, root = with_pillow().tables, self._file()
+        files = tables.files(root, fresh=True)
+        if self.bytes and not all(map(tables.holds_bytes, files)):
+            raise errors.UserError("only Parquet and Arrow files hold bytes", root, "leave --data.bytes out")
+        schema = tables.schema(files[0])
         has_split = bool(self.split) and (self.split in schema.names or self.split != "split")
-        wanted = [self.label, *([self.split] if has_split else []), *self.columns]
-        wanted += [] if self.bytes else [self.path]
+        coded = [*([] if self.target else [self.label]), *([self.split] if has_split else [])]
+        wanted = [*coded, *self.target, *self.columns, *([] if self.bytes else [self.path])]
         for name in [*wanted, *([self.bytes] if self.bytes else [])]:
             if name not in schema.names:
                 raise self._no_column(name, schema)
         text = [*([self.split] if has_split else []), *([] if self.bytes else [self.path])]
-        table = tables.columns(root, list(dict.fromkeys(wanted)), text)
+        table, counts = tables.joined(files, list(dict.fromkeys(wanted)), text, coded)
         if not table.num_rows:
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
         table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used
-        splits = self._splits(table)
-        labels, classes = self._labels(table, tables.class_names(root, schema, self.label))
-        whole = self._whole(table, labels, classes)
+        splits = self._splits(table) if has_split else np.repeat(self._named_splits(files), counts)
+        if self.target:
+            whole = self._with_targets(table, len(splits))
+        else:
+            labels, classes = self._labels(table, tables.class_names(schema, self.label))
+            whole = self._whole(table, Index(labels, classes, (self.channels, self.size, self.size)))
         found = {
             split: replace(whole.take(np.flatnonzero(splits == number)), split=split)
             for number, split in enumerate(SPLITS)
@@ -79,11 +112,24 @@ class Manifest(FileImages):
             raise errors.UserError("no row is in the split train", root, f"name it in column {self.split!r}")
         if "val" not in found:
             train = found["train"]
-            rest, held_out = order.stratified(train.labels, self.val_fraction, self.split_seed)
+            labels = np.zeros(len(train), np.int64) if train.labels is None else train.labels
+            rest, held_out = order.stratified(labels, self.val_fraction, self.split_seed)
             if not len(held_out):
                 raise errors.UserError("no class has two images", root, "add rows of the split val, or more images")
             found |= {"train": train.take(rest), "val": replace(train.take(held_out), split="val")}
         return {split: found[split] for split in SPLITS if split in found}
+
+    def read(self, index: Any, samples: np.ndarray) -> Any:  # type: ignore[override]
+        """Return images, decoded to their central squares, and their targets, if there are."""
+        images = super().read(index, samples)
+        if not self.target:
+            return images
+        return {"image": images, self._target_name: index.targets[index.rows[samples]]}
+
+    @property
+    def decodes(self) -> bool:
+        """Whether `read` decodes images, and returns nothing else."""
+        return type(self).read is Manifest.read and not self.target
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[Any]:
         """Yield the bytes of some samples, from their files or from the table."""
@@ -91,7 +137,8 @@ class Manifest(FileImages):
             yield from super().encoded(index, samples)
             return
         try:
-            found = with_pillow().tables.cells(self._file(), self.bytes, index.rows[samples])
+            tables = with_pillow().tables
+            found = tables.cells(tables.files(self._file()), self.bytes, index.rows[samples])
             for sample, raw in zip(samples, found, strict=True):
                 if raw is None:
                     raise errors.BadSample(self.where(index, int(sample)), "it has no bytes")
@@ -109,31 +156,44 @@ class Manifest(FileImages):
 
     def notes(self) -> list[str]:
         """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
-        root = self._file()
-        if self.split in with_pillow().tables.schema(root).names:
+        tables = with_pillow().tables
+        files = tables.files(self._file())
+        if self.split in tables.schema(files[0]).names or _VAL in self._named_splits(files):
             return super().notes()
         held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
         return [f"{self.root} has no column of splits: {held_out}", *super().notes()]
 
     def size_notes(self, index: Index) -> list[str]:
         """Return what becomes of the images' pixels, and why decoded images are not cached."""
-        why = "their bytes are in a table" if index.paths is None else "there are more than 200,000 files"
+        why = (
+            "their bytes are in a table"
+            if index.paths is None
+            else "there are more than 200,000 files, or they are at a URL"
+        )
         uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
         return [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
 
     def _file(self) -> str:
         if not self.root:
             raise errors.no_root("Manifest")
-        if "://" in self.root:
-            raise errors.UserError("a manifest must be a local file", self.root, "copy it, or pack the data")
-        return os.path.expanduser(self.root)
+        return self.root if "://" in self.root else os.path.expanduser(self.root)
+
+    def _named_splits(self, files: tuple[str, ...]) -> np.ndarray:
+        """Return the number of each file's split in SPLITS by its name, int64 [files]: train for a single file."""
+        found = splits_of([with_pillow().byte_files.shown(file) for file in files]) if len(files) > 1 else None
+        return np.zeros(len(files), np.int64) if found is None else found
 
     def _kept(self) -> list[str]:
         """Return the columns that the index is made of, besides labels and splits."""
         return [*self.columns, *([] if self.bytes else [self.path])]
 
     def _base(self) -> str:
-        return os.path.expanduser(self.folder) if self.folder else os.path.dirname(self._file()) or "."
+        if self.folder:
+            return self.folder if "://" in self.folder else os.path.expanduser(self.folder)
+        path, mark, options = self._file().partition("?") if "://" in self.root else (self._file(), "", "")
+        if path.lower().endswith(_TABLES):
+            path = os.path.dirname(path) or "."
+        return path + mark + options
 
     def _no_column(self, name: str, schema: Any) -> errors.UserError:
         how = f"{errors.nearest(name, schema.names)}the columns are {errors.listed(schema.names, 12)}"
@@ -144,8 +204,6 @@ class Manifest(FileImages):
 
     def _splits(self, table: dict[str, Any]) -> np.ndarray:
         """Return the number of each row's split in SPLITS, int8 [n]."""
-        if self.split not in table:
-            return np.zeros(len(table[self.label]), np.int8)
         column = table[self.split] if self.split in self._kept() else table.pop(self.split)
         codes, names = with_pillow().tables.coded(column)
         known = {name: number for number, names in enumerate(SPLITS.values()) for name in names}
@@ -179,19 +237,36 @@ class Manifest(FileImages):
             raise errors.UserError(what, self._file(), "number the classes from 0, or write their names")
         return labels, tuple(str(number) for number in range(count))
 
-    def _whole(self, table: dict[str, Any], labels: np.ndarray, classes: tuple[str, ...]) -> Index:
+    def _with_targets(self, table: dict[str, Any], count: int) -> Index:
+        """Return the index of samples with numbers as targets."""
+        targets = with_pillow().tables.numbers([table[name] for name in self.target])
+        named = f"column {', '.join(map(repr, self.target))}"
+        if targets is None:
+            what = f"{named} must hold numbers, or lists of them that are equally long"
+            raise errors.UserError(what, self._file(), "name columns of numbers, or use label for classes")
+        bad = ~np.isfinite(targets).reshape(len(targets), -1).all(1)
+        if bad.any():
+            what = f"row {int(bad.argmax())} has no number in {named}"
+            raise errors.UserError(what, self._file(), "fill it, or remove the row")
+        image = Field("image", (self.channels, self.size, self.size), kind="image")
+        fields = (image, Field(self._target_name, targets.shape[1:], "float32"))
+        return self._whole(table, TargetIndex(rows=np.arange(count), fields=fields, targets=targets))
+
+    @property
+    def _target_name(self) -> str:
+        name = self.target[0]
+        taken = ("image", "bad", "label", "target")
+        return name if len(self.target) == 1 and name.isidentifier() and name not in taken else "value"
+
+    def _whole(self, table: dict[str, Any], whole: Index) -> Index:
+        """Return the index of all rows with its columns, and paths or rows."""
         tables, where = with_pillow().tables, self._file()
         for name in self._kept():
             if table[name].null_count:
                 raise errors.UserError(f"column {name!r} has an empty cell", where, "fill it, or remove the row")
-        whole = Index(
-            labels,
-            classes,
-            (self.channels, self.size, self.size),
-            columns={name: tables.values(table[name]) for name in self.columns},
-        )
+        whole = replace(whole, columns={name: tables.values(table[name]) for name in self.columns})
         if self.bytes:
-            return replace(whole, rows=np.arange(len(labels)))
+            return replace(whole, rows=np.arange(len(whole)))
         paths = tables.strings(table.pop(self.path))
         sizes, times = tables.status(self._base(), paths) or (None, None)
         return replace(whole, paths=paths, sizes=sizes, times=times)

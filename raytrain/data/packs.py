@@ -6,30 +6,23 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import random
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyarrow import fs
 
 from raytrain import errors
 from raytrain.data import cache
+from raytrain.data.byte_files import FIRST_SECONDS, SECONDS, TRIES, is_url, located, refused, retried
 from raytrain.data.shards import MANIFEST, Pack, damaged_file, file_digest, parsed
 from raytrain.watchdog import doing
 
-T = TypeVar("T")
-
 _CHUNK = 8 << 20
-_TRIES, _PAUSE = 6, 0.5
-"""Attempts of a request, and the seconds after the first failure; each further pause is twice as long."""
-_FIRST_SECONDS, _SECONDS = 3.0, 60.0
-"""Seconds for the first answer of a URL, which the user waits for, and without any progress of a later request."""
 _EARNEST, _AT_ONCE = 256, 8
 """Samples of a split that a process reads before all of it is fetched, since the plan reads a few; and shards that a
 thread fetches at once."""
@@ -81,11 +74,6 @@ class Folder(NamedTuple):
                 raise damaged_file(path, f"it has {size:,} bytes instead of {shard['bytes']:,}")
 
 
-def is_url(root: str) -> bool:
-    """Return whether a pack is at a URL."""
-    return "://" in root
-
-
 def opened(root: str, folder: str, budget: float, first: bool = False) -> Pack:
     """Return a pack; a process opens each only once.
 
@@ -132,7 +120,7 @@ def _at_url(url: str, folder: str, budget: float, first: bool) -> Pack:
     key = (url, str(base), budget)
     with _LOCK:
         if first or key not in _PACKS:
-            files = answered(url, _FIRST_SECONDS if first else _SECONDS, 1 if first else _TRIES)
+            files = answered(url, FIRST_SECONDS if first else SECONDS, 1 if first else TRIES)
             text = files.manifest
             if key not in _PACKS or hashlib.sha256(text).hexdigest() != _PACKS[key].place.digest:  # type: ignore[attr-defined]
                 values = parsed(text, f"{url.rstrip('/')}/{MANIFEST}")
@@ -145,8 +133,7 @@ class _Files:
 
     def __init__(self, url: str):
         self.url = url.partition("?")[0].rstrip("/")
-        self.system, self.root = fs.FileSystem.from_uri(url)
-        self.root = self.root.rstrip("/")
+        self.system, self.root = located(url)
         with self.system.open_input_stream(f"{self.root}/{MANIFEST}") as file:
             self.manifest = file.read()
 
@@ -164,57 +151,7 @@ def answered(url: str, seconds: float, tries: int) -> _Files:
     except FileNotFoundError:
         raise errors.UserError("no pack there (it has no manifest.json)", shown, how) from None
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise errors.UserError(f"the URL cannot be read: {errors.one_line(str(error))}", shown, how) from None
-
-
-def retried(work: Callable[[Callable[[], None]], T], seconds: float = _SECONDS, tries: int = _TRIES) -> T:
-    """Return the result of a request, which is made again after a failure or after `seconds` without progress.
-
-    Args:
-        work: the request; it calls its argument whenever it makes progress.
-
-    Raises:
-        OSError: it has failed each time; FileNotFoundError at once.
-    """
-    for number in range(tries):
-        try:
-            return _limited(work, seconds)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            if number == tries - 1:
-                raise
-            doing.tick()
-            time.sleep(_PAUSE * 2**number * random.uniform(0.75, 1.25))
-    raise AssertionError
-
-
-def _limited(work: Callable[[Callable[[], None]], T], seconds: float) -> T:
-    """Run a request in its own thread, since it cannot be cancelled, and give it up without progress."""
-    found: list[T] = []
-    failed: list[BaseException] = []
-    done, waited = threading.Event(), 0.0
-
-    def sign() -> None:
-        nonlocal waited
-        waited = 0.0
-
-    def run() -> None:
-        try:
-            found.append(work(sign))
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            done.set()
-
-    threading.Thread(target=run, daemon=True, name="pack-request").start()
-    while not done.wait(0.05):
-        waited += 0.05
-        if waited > seconds:
-            raise TimeoutError(f"no answer for {seconds:.0f} s")
-    if failed:
-        raise failed[0]
-    return found[0]
+        raise refused(url, error) from None
 
 
 class _Fetched:

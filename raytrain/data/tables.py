@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -15,10 +15,38 @@ from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
 from raytrain import errors
+from raytrain.data import byte_files
 
-_CSV, _JSON, _PARQUET = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
+_CSV, _JSON = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json")
+_PARQUET, _ARROW = (".parquet", ".pq"), (".arrow",)
 _STAT, _THREADS = 200_000, 8
 """Files whose size and time are looked up, and the threads that do so."""
+_CODES = pa.dictionary(pa.int32(), pa.string())
+_FILES: dict[str, tuple[str, ...]] = {}
+
+
+def files(root: str, fresh: bool = False) -> tuple[str, ...]:
+    """Return the tables that a path, a URL or a pattern names (`byte_files.files`), in order. A process looks for them
+    once.
+
+    Raises:
+        UserError: there is none, or they are no tables.
+    """
+    if fresh or root not in _FILES:
+        how = "give a .csv, .tsv, .jsonl, .parquet or .arrow file"
+        if not byte_files.is_url(root) and not os.path.exists(root) and "*" not in root and "{" not in root:
+            raise errors.no_such_file(root, "file")
+        try:
+            found = tuple(one.path for one in byte_files.files(root, (*_PARQUET, *_ARROW)))
+        except (OSError, ValueError) as error:
+            if byte_files.is_url(root):
+                raise byte_files.refused(root, error) from None
+            raise errors.UserError("no table is there", root, how) from None
+        for one in found:
+            if not _name(one).endswith((*_CSV, *_JSON, *_PARQUET, *_ARROW)):
+                raise errors.UserError("the manifest is not a table", byte_files.shown(one), how)
+        _FILES[root] = found
+    return _FILES[root]
 
 
 def schema(root: str) -> pa.Schema:
@@ -30,57 +58,82 @@ def schema(root: str) -> pa.Schema:
     return _opened(root, lambda: _schema(root))
 
 
-def columns(root: str, names: list[str], strings: Iterable[str]) -> pa.Table:
-    """Return columns of a table; those in `strings` are text even where a CSV file has numbers in them.
-
-    Raises:
-        UserError: the file is no table.
-    """
-    return _opened(root, lambda: _columns(root, names, strings))
-
-
-def is_parquet(root: str) -> bool:
+def holds_bytes(root: str) -> bool:
     """Return whether a table may hold bytes."""
-    return root.lower().endswith(_PARQUET)
+    return _name(root).endswith((*_PARQUET, *_ARROW))
+
+
+def _name(root: str) -> str:
+    return byte_files.shown(root).lower()
 
 
 def _opened(root: str, work: Any) -> Any:
-    if not root.lower().endswith((*_CSV, *_JSON, *_PARQUET)):
-        how = "give a .csv, .tsv, .jsonl or .parquet file"
-        raise errors.UserError("the manifest is not a table", root, how)
     try:
         return work()
-    except FileNotFoundError:
-        raise errors.no_such_file(root, "file") from None
     except (pa.ArrowException, OSError) as error:
-        reason = errors.one_line(str(error), 200)
-        raise errors.UserError(f"the manifest cannot be read as a table: {reason}", root, "mend the file") from None
+        if byte_files.is_url(root) and isinstance(error, OSError):
+            raise byte_files.refused(root, error) from None
+        reason, where = errors.one_line(str(error), 200), byte_files.shown(root)
+        raise errors.UserError(f"the manifest cannot be read as a table: {reason}", where, "mend the file") from None
 
 
 def _delimiter(root: str) -> csv.ParseOptions:
-    return csv.ParseOptions(delimiter="\t" if root.lower().endswith(".tsv") else ",", newlines_in_values=True)
+    return csv.ParseOptions(delimiter="\t" if _name(root).endswith(".tsv") else ",", newlines_in_values=True)
 
 
 def _schema(root: str) -> pa.Schema:
-    if is_parquet(root):
-        return parquet.read_schema(root)
-    if root.lower().endswith(_CSV):
-        with csv.open_csv(root, parse_options=_delimiter(root)) as file:
+    if _name(root).endswith(_ARROW):
+        return _mapped(root, _stamp(root)).schema
+    source = byte_files.opened(root)
+    if _name(root).endswith(_PARQUET):
+        return parquet.read_schema(source)
+    if _name(root).endswith(_CSV):
+        with csv.open_csv(source, parse_options=_delimiter(root)) as file:
             return file.schema
-    with arrow_json.open_json(root) as file:
+    with arrow_json.open_json(source) as file:
         return file.schema
 
 
-def _columns(root: str, names: list[str], strings: Iterable[str]) -> pa.Table:
-    if is_parquet(root):
-        return parquet.ParquetFile(root).read(columns=names)
-    if root.lower().endswith(_CSV):
-        convert = csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(strings, pa.string()))
-        return csv.read_csv(root, parse_options=_delimiter(root), convert_options=convert)
-    return arrow_json.read_json(root).select(names)
+def _columns(root: str, names: list[str], strings: list[str], coded: list[str]) -> pa.Table:
+    if _name(root).endswith(_ARROW):
+        return _mapped(root, _stamp(root)).select(names)
+    if _name(root).endswith(_PARQUET):
+        return parquet.ParquetFile(byte_files.opened(root), pre_buffer=byte_files.is_url(root)).read(columns=names)
+    source = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else root
+    if _name(root).endswith(_CSV):
+        types = {name: pa.string() for name in strings}
+        known = _schema(root)  # few different texts of many rows: as numbers they take a fraction of the memory
+        types |= {one: _CODES for one in coded if one in strings or pa.types.is_string(known.field(one).type)}
+        convert = csv.ConvertOptions(include_columns=names, column_types=types)
+        return csv.read_csv(source, parse_options=_delimiter(root), convert_options=convert)
+    return arrow_json.read_json(source).select(names)
 
 
-def class_names(root: str, found: pa.Schema, column: str) -> tuple[str, ...] | None:
+def joined(
+    tables: tuple[str, ...], names: list[str], strings: list[str], coded: list[str]
+) -> tuple[pa.Table, list[int]]:
+    """Return columns of several tables, one after the other, and the number of rows of each.
+
+    Args:
+        strings: those that are text even where a CSV file has numbers in them.
+        coded: those with few different texts.
+
+    Raises:
+        UserError: a file is no table, or lacks a column or has it in another type.
+    """
+
+    def read(one: str) -> pa.Table:
+        return _opened(one, lambda: _columns(one, names, strings, coded))
+
+    found = list(byte_files.at_once(read, list(tables)))
+    try:
+        return pa.concat_tables(found, promote_options="default"), [len(one) for one in found]
+    except pa.ArrowException as error:
+        what = f"the tables have different columns: {errors.one_line(str(error), 200)}"
+        raise errors.UserError(what, byte_files.shown(tables[0]), "give all the same columns") from None
+
+
+def class_names(found: pa.Schema, column: str) -> tuple[str, ...] | None:
     """Return the names of a column's classes by Hugging Face's metadata; None without it."""
     try:
         features = json.loads((found.metadata or {})[b"huggingface"])["info"]["features"]
@@ -92,9 +145,8 @@ def class_names(root: str, found: pa.Schema, column: str) -> tuple[str, ...] | N
 def coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
     """Return the number of each row's text among the sorted texts, int64 [n], and these; -1 for null and for empty
     text."""
-    encoded = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.unify_dictionaries().combine_chunks()
+    chunks = column if column.type == _CODES else column.cast(pa.string()).dictionary_encode()
+    encoded = chunks.unify_dictionaries().combine_chunks()
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     texts = encoded.dictionary.to_pylist()
     names = sorted(text for text in texts if text)
@@ -123,9 +175,28 @@ def values(column: pa.ChunkedArray) -> np.ndarray:
     return column.cast(pa.string()).to_numpy().astype(np.str_)
 
 
+def numbers(columns: list[pa.ChunkedArray]) -> np.ndarray | None:
+    """Return one or more columns of numbers, or a column of equally long lists of them, float32 [n] or [n, k]; None
+    for other columns. An empty cell becomes NaN."""
+    first = columns[0]
+    if len(columns) == 1 and (pa.types.is_list(first.type) or pa.types.is_fixed_size_list(first.type)):
+        flat = first.combine_chunks()
+        values = numbers([pa.chunked_array([flat.flatten()])]) if len(flat) else None
+        equal = values is not None and not flat.null_count and len(set(flat.value_lengths().unique().to_pylist())) == 1
+        return values.reshape(len(flat), -1) if equal and values is not None else None
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    if not all(any(kind(one.type) for kind in kinds) for one in columns):
+        return None
+    found = [one.cast(pa.float32(), safe=False).to_numpy().astype(np.float32) for one in columns]
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
+
+
 def status(base: str, paths: pa.StringArray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return sizes and times of files, int64 [n] each, 0 for missing ones; None for more than 200,000 files."""
-    if len(paths) > _STAT:
+    """Return sizes and times of files, int64 [n] each, 0 for missing ones; None for more than 200,000 files and
+    for files at URLs."""
+    if len(paths) > _STAT or byte_files.is_url(base):
+        return None
+    if any(map(byte_files.is_url, paths.to_pylist())):
         return None
 
     def look(share: list[str]) -> list[tuple[int, int]]:
@@ -144,30 +215,74 @@ def status(base: str, paths: pa.StringArray) -> tuple[np.ndarray, np.ndarray] | 
     return found[:, 0].copy(), found[:, 1].copy()
 
 
-def cells(root: str, column: str, rows: np.ndarray) -> Iterator[bytes | None]:
-    """Yield the bytes in some rows (int64 [k]) of a Parquet file, in their order. The row groups that were read last
-    are kept, since neighbours are mostly asked for together."""
-    stamp = os.stat(root).st_mtime_ns
-    starts = _starts(root, stamp)
+def cells(tables: tuple[str, ...], column: str, rows: np.ndarray) -> Iterator[bytes | None]:
+    """Yield the bytes in some rows (int64 [k]) of Parquet and Arrow files, numbered from the first file on, in their
+    order. The row groups that were read last are kept, since neighbours are mostly asked for together.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    stamps = tuple(map(_stamp, tables))
+    starts, places = _groups(tables, stamps)
     groups = np.searchsorted(starts, rows, side="right") - 1
     found: dict[int, bytes | None] = {}
     for group in np.unique(groups):
-        kept = _group(root, stamp, column, int(group))
+        file, number = places[group]
+        kept = _group(tables[file], stamps[file], column, number)
         for row in rows[groups == group]:
             found[int(row)] = kept[int(row - starts[group])].as_py()
     return (found[int(row)] for row in rows)
 
 
 @lru_cache(maxsize=4)
-def _starts(root: str, stamp: int) -> np.ndarray:
-    about = parquet.read_metadata(root)
-    return np.cumsum([0, *(about.row_group(group).num_rows for group in range(about.num_row_groups))])[:-1]
+def _groups(tables: tuple[str, ...], stamps: tuple[int, ...]) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Return the first row of each row group, int64 [groups], and the number of its file and its number there."""
+    counts = list(byte_files.at_once(_group_rows, list(tables)))
+    places = [(file, group) for file, rows in enumerate(counts) for group in range(len(rows))]
+    return np.cumsum([0, *(count for rows in counts for count in rows)])[:-1], places
+
+
+def _group_rows(root: str) -> list[int]:
+    """Return the rows of each row group of a Parquet file; an Arrow file is one group."""
+    if _name(root).endswith(_ARROW):
+        return [len(_mapped(root, _stamp(root)))]
+    about = parquet.read_metadata(byte_files.opened(root))
+    return [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+
+
+def _stamp(root: str) -> int:
+    """Return the time of a file's last change, by which what is kept of it is known; 0 at a URL."""
+    return 0 if byte_files.is_url(root) else os.stat(root).st_mtime_ns
+
+
+@lru_cache(maxsize=64)
+def _mapped(root: str, stamp: int) -> pa.Table:
+    """Return the table in an Arrow file, either of IPC's formats, mapped from the disk; one at a URL is read whole."""
+    source: Any = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else pa.memory_map(root)
+    try:
+        return pa.ipc.open_stream(source).read_all()  # as Hugging Face writes them
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.open_file(source).read_all()
+
+
+def _group(root: str, stamp: int, column: str, group: int) -> pa.ChunkedArray:
+    if _name(root).endswith(_ARROW):  # mapped, and rows are read where they are
+        return _bytes_in(_mapped(root, _stamp(root)).column(column))
+    return _row_group(root, stamp, column, group)
 
 
 @lru_cache(maxsize=2)
-def _group(root: str, stamp: int, column: str, group: int) -> pa.ChunkedArray:
-    with parquet.ParquetFile(root) as file:
-        found = file.read_row_group(group, columns=[column]).column(0)
+def _row_group(root: str, stamp: int, column: str, group: int) -> pa.ChunkedArray:
+    def work(_: Any) -> pa.ChunkedArray:
+        with parquet.ParquetFile(byte_files.opened(root)) as file:
+            return file.read_row_group(group, columns=[column]).column(0)
+
+    return _bytes_in(byte_files.retried(work) if byte_files.is_url(root) else work(None))
+
+
+def _bytes_in(found: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of bytes."""
     if pa.types.is_struct(found.type):
         return found.flatten()[found.type.get_field_index("bytes")]  # Hugging Face's, beside `path`
     return found

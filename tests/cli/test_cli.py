@@ -35,7 +35,8 @@ def write(path: Path, text: str) -> Path:
 
 def test_help_lists_every_command(capsys: Capture) -> None:
     named = {"train", "lr", "batch", "resume", "evaluate", "predict", "export", "sweep", "cluster", "doctor"}
-    named |= {"submit", "status", "logs", "stop", "folds", "runs", "new", "profile", "serve", "pack", "completion"}
+    named |= {"submit", "status", "logs", "stop", "folds", "runs", "new", "profile", "serve", "pack", "data"}
+    named.add("completion")
     for arguments in ([], ["--help"], ["-h"]):
         said = succeeds(capsys, *arguments)
         assert all(re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE) for command in named), said

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
-from pyarrow import csv, parquet
+from pyarrow import csv, fs, parquet
 
 from raytrain.data import ImageFolder, Manifest
 from raytrain.data.checks import checked_indices, checked_read
@@ -160,3 +161,120 @@ def test_codes_are_places_among_sorted_texts():
     column = pa.chunked_array([["b", None, "a"], ["", "c", "a"]])
     codes, names = tables.coded(column)
     assert names == ["a", "b", "c"] and codes.tolist() == [1, -1, 0, -1, 2, 0]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_table_at_a_url_gives_what_its_folders_give(folder: Path, tmp_path: Path, s3: str, suffix: str):
+    files, root = fs.FileSystem.from_uri(f"{s3}/listed-{suffix}")
+    fs.copy_files(str(folder), root, destination_filesystem=files)
+    fs.copy_files(write(rows(folder), tmp_path / f"a.{suffix}"), f"{root}/a.{suffix}", destination_filesystem=files)
+    data, here = Manifest(f"{s3}/listed-{suffix}/a.{suffix}", size=8), ImageFolder(str(folder), size=8)
+    found, expected = checked_indices(data), checked_indices(here)
+    for split, index in found.items():
+        assert index.names(np.arange(6)) == expected[split].names(np.arange(6))
+        pixels = checked_read(data, index, np.arange(6))["image"]
+        np.testing.assert_array_equal(pixels, checked_read(here, expected[split], np.arange(6))["image"])
+        assert data.probe(index) == [] and data.cache_entry(index) is None
+    assert data.absolute() == data and "at a URL" in data.size_notes(found["train"])[-1]
+    elsewhere = replace(data, root=write(rows(folder), tmp_path / f"b.{suffix}"), folder=f"{s3}/listed-{suffix}")
+    pixels = checked_read(here, expected["val"], np.arange(6))["image"]
+    np.testing.assert_array_equal(checked_read(elsewhere, elsewhere.index()["val"], np.arange(6))["image"], pixels)
+
+
+def test_several_parquet_files_take_their_splits_from_their_names(folder: Path, tmp_path: Path, s3: str):
+    whole = rows(folder)
+    raw = [{"bytes": (folder / name).read_bytes(), "path": name} for name in whole["path"].to_pylist()]
+    table = pa.table({"image": raw, "label": whole["label"]})
+    (tmp_path / "data").mkdir()
+    names = ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001")
+    parts = (table.slice(6, 2), table.slice(8), table.slice(0, 6))  # the folder Validation is before train
+    if whole["split"][0].as_py() == "train":
+        parts = (table.slice(0, 2), table.slice(2, 4), table.slice(6))
+    for name, part in zip(names, parts, strict=True):
+        parquet.write_table(part, tmp_path / "data" / f"{name}.parquet", row_group_size=3)
+    files, root = fs.FileSystem.from_uri(f"{s3}/several")
+    fs.copy_files(str(tmp_path), root, destination_filesystem=files)
+    here = ImageFolder(str(folder), size=8)
+    expected = {split: checked_read(here, index, np.arange(6))["image"] for split, index in here.index().items()}
+    order = np.array([5, 1, 2, 0, 4, 3])
+    for place in (
+        f"{tmp_path}/data",
+        f"{tmp_path}/data/*.parquet",
+        f"{s3}/several/data",
+        f"{s3}/several/data/*.parquet",
+    ):
+        data = Manifest(place, size=8, bytes="image")
+        found = checked_indices(data)
+        assert {split: len(index) for split, index in found.items()} == {"train": 6, "val": 6}
+        for split, index in found.items():
+            np.testing.assert_array_equal(checked_read(data, index, order)["image"], expected[split][order])
+        assert not any("held out" in note or "is used for validation" in note for note in data.notes())
+    only = Manifest(f"{tmp_path}/data/train-0000{{0..1}}-of-00002.parquet", size=8, bytes="image")
+    assert {split: len(index) for split, index in only.index().items()} == {"train": 4, "val": 2}
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("data/*.parquet", "no table is there"),
+        ("data/{0..2}.parquet", "no table is there"),
+        ("s3://bucket/none.csv", "nothing is there, s3://bucket/none.csv"),
+        ("s3://bucket/none/*.parquet", "nothing is there, s3://bucket/none"),
+    ],
+)
+def test_tables_that_are_not_there_are_one_line(s3: str, place: str, message: str):
+    with pytest.raises(UserError, match=message):
+        Manifest(place).index()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_arrow_files_of_hugging_face_take_their_splits_from_their_folders(folder: Path, tmp_path: Path, stream: bool):
+    whole = rows(folder)
+    raw = [{"bytes": (folder / name).read_bytes(), "path": name} for name in whole["path"].to_pylist()]
+    here = ImageFolder(str(folder), size=8)
+    for split in ("train", "val"):
+        chosen = np.flatnonzero([name.startswith(split) for name in whole["path"].to_pylist()])
+        table = pa.table({"image": raw, "label": whole["label"]}).take(chosen)
+        path = tmp_path / "set" / split / "data-00000-of-00001.arrow"
+        path.parent.mkdir(parents=True)
+        with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as file:
+            file.write_table(table, max_chunksize=2)
+    data = Manifest(str(tmp_path / "set"), size=8, bytes="image")
+    order = np.array([5, 1, 2, 0, 4, 3])
+    for split, index in checked_indices(data).items():
+        pixels = checked_read(here, here.index()[split], order)["image"]
+        np.testing.assert_array_equal(checked_read(data, index, order)["image"], pixels)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_of_numbers_are_targets(folder: Path, tmp_path: Path, suffix: str):
+    whole = rows(folder).append_column("age", pa.array(np.arange(12)))
+    data = Manifest(write(whole, tmp_path / f"a.{suffix}"), size=8, folder=str(folder), target=("age",))
+    both = replace(data, target=("weight", "age"), columns=("weight",))
+    here = ImageFolder(str(folder), size=8)
+    for split, index in checked_indices(data).items():
+        chosen = np.array([4, 0])
+        expected = whole["age"].to_numpy()[[name.startswith(split) for name in whole["path"].to_pylist()]][chosen]
+        found = checked_read(data, index, chosen)
+        assert index.labels is None and found["age"].dtype == np.float32
+        np.testing.assert_array_equal(found["age"], expected)
+        np.testing.assert_array_equal(found["image"], checked_read(here, here.index()[split], chosen)["image"])
+        part = both.index()[split].take(chosen)
+        np.testing.assert_array_equal(checked_read(both, part, np.array([1]))["value"], [[expected[1], expected[1]]])
+        other = Manifest(write(whole.set_column(5, "age", pa.array(np.arange(12) + 1)), tmp_path / f"b.{suffix}"))
+        other = replace(other, size=8, folder=str(folder), target=("age",))
+        assert other.index()[split].fingerprint() != index.fingerprint() and data.cache_entry(index) is None
+    held = replace(data, split="").index()
+    assert [len(index) for index in held.values()] == [10, 2]
+
+
+def test_lists_of_numbers_are_targets_and_others_are_refused(folder: Path, tmp_path: Path):
+    whole = (
+        rows(folder).append_column("tags", pa.array([[1, 0, 1]] * 12)).append_column("odd", pa.array([[1]] * 11 + [[]]))
+    )
+    whole = whole.append_column("gap", pa.array([1.0, None] * 6))
+    data = Manifest(write(whole, tmp_path / "a.parquet"), size=8, folder=str(folder), target=("tags",))
+    assert checked_read(data, data.index()["val"], np.array([2]))["tags"].tolist() == [[1, 0, 1]]
+    for column, message in (("odd", "equally long"), ("who", "must hold numbers"), ("gap", "row 1 has no number")):
+        with pytest.raises(UserError, match=message):
+            replace(data, target=(column,)).index()

@@ -16,9 +16,10 @@ import pytest
 import torch
 from helpers.scenes import Scenes
 from PIL import Image
+from pyarrow import fs
 
 from raytrain import Augment, BadSample, Data, Field, Folds, ImageFolder, Images, Index, Mixed, Packed, UserError
-from raytrain.data import decode, packs, shards
+from raytrain.data import byte_files, decode, packs, shards
 from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.loader import Loader
 from raytrain.data.packing import pack as resident
@@ -364,8 +365,8 @@ def test_a_pack_at_a_url(photos: Path, tmp_path: Path, s3: str, codec: str, monk
     assert sorted(path.name for path in (tmp_path / "ahead" / "packs").glob("*/*.bin")) == train
     damaged = fetched / next(fetched.glob("*/*.bin")).parent.name
     shutil.rmtree(damaged)
-    monkeypatch.setattr(packs, "_PAUSE", 0.0)
-    files, root = packs.fs.FileSystem.from_uri(url)
+    monkeypatch.setattr(byte_files, "_PAUSE", 0.0)
+    files, root = fs.FileSystem.from_uri(url)
     with files.open_output_stream(f"{root}/{train[0]}") as stream:
         stream.write(b"x" * pack._pack().values["shards"][0]["bytes"])
     packs._PACKS.clear()
@@ -377,7 +378,7 @@ def test_a_pack_at_a_url(photos: Path, tmp_path: Path, s3: str, codec: str, monk
 def test_a_url_that_does_not_answer_is_one_line(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no pack there .*s3://bucket/nothing; check the address"):
         Packed(f"{s3}/nothing").index()
-    monkeypatch.setattr(packs, "_FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(packs, "FIRST_SECONDS", 0.2)
     monkeypatch.setattr(packs, "_Files", lambda url: packs.time.sleep(2))
     with pytest.raises(UserError, match="the URL cannot be read: no answer for 0 s"):
         Packed(f"{s3}/other").index()

@@ -7,17 +7,19 @@ from typing import Annotated
 
 from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage
+from raytrain.cli.flags.data import of_source, source_of
 from raytrain.cli.flags.parsing import FLAT, describe, parse
-from raytrain.data import MNIST, Data, ImageFolder
+from raytrain.data import Data
 from raytrain.experiment import Experiment
 from raytrain.run.experiment_file import load
 from raytrain.tools.pack_settings import Settings
 
 _ABOUT = (
-    "Writes the samples of an experiment's data, or of a folder of images (a folder for each class, also below train/ "
-    "and val/; or MNIST's files), to a few large files, from which data=Packed(DEST) trains: the same batches, without "
-    "a file for each image. DEST is a folder or a URL such as s3://bucket/pack. A command that was stopped goes on "
-    "where it was. Batches of a pack with --codec original or raw equal those of the source, bit for bit."
+    "Writes the samples of an experiment's data, a folder of images (a folder for each class, also below train/ and "
+    "val/; tar shards; MNIST's files), a table of images, or any of these at a URL, to a few large files, from which "
+    "data=Packed(DEST) trains: the same batches, without a file for each image. DEST is a folder or a URL such as "
+    "s3://bucket/pack. A command that was stopped goes on where it was. Batches of a pack with --codec original or raw "
+    "equal those of the source, bit for bit."
 )
 
 
@@ -31,14 +33,9 @@ def pack(arguments: list[str]) -> tuple[Data, str, Settings] | None:
     if dest is None and not asks:
         raise errors.bad_flag("DEST must follow SOURCE: a folder to write, or a URL", "raytrain pack")
     rest, usage = arguments[1 if dest is None else 2 :], f"raytrain pack {path} DEST"
-    if Path(path).is_dir() and not Path(path, "experiment.json").is_file():
-
-        def of_folder(settings: Annotated[Settings, FLAT] = Settings()) -> Settings:
-            return settings
-
-        settings = parse(of_folder, rest, usage, _ABOUT)
-        mnist = Path(path, "MNIST", "raw").is_dir()
-        return (MNIST(path) if mnist else ImageFolder(path)), dest or "", settings
+    if (known := source_of(path)) is not None:
+        data, settings = parse(of_source(known, Settings()), rest, usage, _ABOUT)
+        return data, dest or "", settings
     if not Path(path).exists() and Path(path).suffix not in (".py", ".json"):
         raise errors.no_such_file(path, "experiment file or folder of images")
     value, source = load(path)

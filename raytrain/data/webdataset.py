@@ -1,0 +1,147 @@
+"""WebDataset: tar shards that hold an image and a label for each sample."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raytrain import errors, order
+from raytrain.config import check
+from raytrain.data.images import SPLITS, Images, splits_of
+from raytrain.data.late import with_pillow
+from raytrain.data.source import Index
+
+
+@dataclass(frozen=True)
+class WebDataset(Images):
+    """Images in tar shards, as WebDataset writes them: members 000.jpg and 000.cls are one sample. `root` is a shard, a
+    folder of shards or a pattern such as shards/train-{000..010}.tar, on this machine or at a URL."""
+
+    label: str = "cls"
+    """Suffix of the member with the label, a class's name or number; `json.NAME` is entry NAME of a .json member."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, where the labels are numbers from 0."""
+    val_fraction: float = 0.2
+    """Share of each class that is held out for validation if no shard's name tells that it is of val."""
+    split_seed: int = 0
+    """Seed that chooses the held-out images."""
+
+    def __post_init__(self) -> None:
+        check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
+        super().__post_init__()
+        if self.label.startswith("json") and not self.label.startswith("json."):
+            raise errors.UserError("label names a .json member, but no entry", "in WebDataset", 'write "json.label"')
+
+    def absolute(self) -> WebDataset:
+        """Return the source with an absolute path."""
+        if not self.root or "://" in self.root:
+            return self
+        return replace(self, root=os.path.abspath(os.path.expanduser(self.root)))
+
+    def index(self) -> dict[str, Index]:
+        """Return the samples of each split, in the order of the shards. A shard's split is told by its name."""
+        if not self.root:
+            raise errors.no_root("WebDataset")
+        tars = with_pillow().tars
+        files = tars.shards(self.root)
+        table = tars.members(files, self.label, tars.cache_folder(self.cache))
+        if not len(table):
+            how = "give shards with members such as 000.jpg and 000.cls"
+            raise errors.UserError("no shard holds an image", tars.byte_files.shown(self.root), how)
+        shard = table["shard"].to_numpy()
+        labels, classes = self._labels(table, files)
+        sizes = table["size"].to_numpy()
+        paths = with_pillow().tables.strings(table["name"])
+        splits = self._splits(files)
+        whole = tars.TarIndex(
+            labels,
+            classes,
+            (self.channels, self.size, self.size),
+            rows=np.arange(len(table)),
+            paths=paths,
+            sizes=sizes,
+            times=np.array([one.time for one in files], np.int64)[shard],
+            shards=tuple(one.path if "://" in one.path else os.path.abspath(one.path) for one in files),
+            shard=shard,
+            offset=table["offset"].to_numpy(),
+            length=sizes,
+        )
+        of = splits[shard]
+        found = {
+            split: replace(whole.take(np.flatnonzero(of == number)), split=split)
+            for number, split in enumerate(SPLITS)
+            if (of == number).any()
+        }
+        if "train" not in found:
+            raise errors.UserError("no shard is of the split train", self.root, "put train into its name")
+        if "val" not in found:
+            rest, held_out = order.stratified(found["train"].labels, self.val_fraction, self.split_seed)
+            if not len(held_out):
+                raise errors.UserError("no class has two images", self.root, "add shards of val, or more images")
+            train = found["train"]
+            found |= {"train": train.take(rest), "val": replace(train.take(held_out), split="val")}
+        return {split: found[split] for split in SPLITS if split in found}
+
+    def encoded(self, index: Any, samples: np.ndarray) -> Iterator[bytes]:  # type: ignore[override]
+        """Yield the bytes of some images, from their places in the shards."""
+        rows, files = index.rows[samples], with_pillow().byte_files
+        numbers, shards = index.shard[rows].tolist(), index.shards
+        wanted = [
+            (shards[number], offset, length)
+            for number, offset, length in zip(
+                numbers, index.offset[rows].tolist(), index.length[rows].tolist(), strict=True
+            )
+        ]
+        return with_pillow().parts(wanted) if files.is_url(self.root) else map(with_pillow().part, wanted)
+
+    def where(self, index: Any, sample: int) -> str:  # type: ignore[override]
+        """Return a sample's shard and the name of its image in it."""
+        shard = index.shards[index.shard[index.rows[sample]]]
+        return f"{with_pillow().byte_files.shown(shard)}: {index.name(sample)}"
+
+    def notes(self) -> list[str]:
+        """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
+        if 1 in self._splits(with_pillow().tars.shards(self.root)):
+            return super().notes()
+        held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
+        return [f"no shard's name tells that it is of val: {held_out}", *super().notes()]
+
+    def cache_entry(self, index: Index) -> Path | None:
+        """Return the cache entry, named by the shards, their times and how images are decoded."""
+        if self.cache == "off" or not self.decodes:
+            return None
+        return with_pillow().cache_entry(self._cache_folder(), index, self.root, self.size, self.channels)
+
+    def _splits(self, files: list[Any]) -> np.ndarray:
+        """Return the number of each shard's split in SPLITS, int64 [shards]; train if no name tells one."""
+        found = splits_of([with_pillow().byte_files.shown(one.path) for one in files])
+        return np.zeros(len(files), np.int64) if found is None else found
+
+    def _labels(self, table: Any, files: list[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return each sample's label, int64 [n], and the classes."""
+        codes, names = with_pillow().tables.coded(table["label"])
+        shown = with_pillow().byte_files.shown
+        if (codes < 0).any():
+            row = int(codes.argmin())
+            suffix, _, entry = self.label.partition(".")
+            what = f"{table['name'][row].as_py()!r} has no label" + (f" {entry!r} in its .json" if entry else "")
+            how = f"add a member of the suffix .{suffix}, or name another: --data.label json.label"
+            raise errors.UserError(what, shown(files[table["shard"][row].as_py()].path), how)
+        if not all(name.isdecimal() for name in names):
+            if self.classes and sorted(self.classes) != names:
+                how = "name all classes of the labels, or leave classes out"
+                raise errors.UserError(f"the labels are {errors.listed(names)}", "in data.classes", how)
+            order_ = {name: place for place, name in enumerate(self.classes or names)}
+            return np.array([order_[name] for name in names], np.int64)[codes], self.classes or tuple(names)
+        numbers = np.array([int(name) for name in names], np.int64)
+        count = len(self.classes) or int(numbers.max()) + 1
+        if numbers.max() >= count or (not self.classes and len(numbers) < count):
+            what = f"the labels must be 0 to n - 1 without gaps, got {errors.listed(sorted(numbers.tolist()))}"
+            how = "number the classes from 0" if not self.classes else "name a class for each number"
+            raise errors.UserError(what, shown(self.root), f"{how}, or give data.classes")
+        return numbers[codes], self.classes or tuple(str(number) for number in range(count))

@@ -1,0 +1,275 @@
+"""What is in a data source: counts, classes, sizes, damaged and equal samples, mean and deviation, pictures."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from raytrain import errors
+from raytrain.data import Data, Field, Images, Index, decode
+from raytrain.data.blocks import read_part
+from raytrain.data.checks import checked_indices
+from raytrain.data.image_files import pixel_size_of
+
+_CHUNK, _THREADS = 16, 4
+"""Samples that a thread reads at a time, and the threads."""
+_TILE, _TEXT = 96, 12
+"""Pixels of a picture's side on the sheet, and of the line below it."""
+_TILES = 64
+
+
+@dataclass
+class Values:
+    """The values of one field, over the samples that were read.
+
+    Attributes:
+        nan: how many of its numbers are NaN or infinite; low, high, mean and std leave them out.
+        mean, std: one for each channel of an image, in units of the full range; else one for all.
+    """
+
+    of: Field
+    low: float | None = None
+    high: float | None = None
+    nan: int = 0
+    mean: list[float] = field(default_factory=list)
+    std: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Description:
+    """What is in a data source.
+
+    Attributes:
+        counts: samples of each split.
+        classes: for each class its samples in each split, in the order of the splits.
+        ignored: how many files are no samples.
+        bytes: of all files, where they are known.
+        wanted: how many samples were to be read.
+        read: how many were read before the time was over; all figures below are about these.
+        sides: width and height of encoded images, int64 [k, 2].
+        bad: the samples that cannot be read, with the reason.
+        equal: groups of samples with the same bytes, each (split, name, label).
+        values: of each field, mean and std from the training samples.
+    """
+
+    source: str
+    count: int
+    counts: dict[str, int]
+    classes: dict[str, list[int]]
+    ignored: int
+    bytes: int | None
+    wanted: int = 0
+    read: int = 0
+    sides: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    bad: list[tuple[str, str]] = field(default_factory=list)
+    equal: list[list[tuple[str, str, str]]] = field(default_factory=list)
+    values: list[Values] = field(default_factory=list)
+
+
+class _Sums:
+    """Sums of a field's values, from which the mean and the standard deviation follow."""
+
+    def __init__(self, of: Field):
+        self.values, self.scale = Values(of), 1.0
+        kind = np.dtype(of.dtype)
+        if of.kind == "image" and kind.kind in "iu":
+            self.scale = float(np.iinfo(kind).max)
+        self.channels = of.shape[0] if of.kind == "image" else 1
+        self.sums, self.squares = np.zeros(self.channels), np.zeros(self.channels)
+        self.count = np.zeros(self.channels)
+
+    def add(self, array: np.ndarray, train: bool) -> None:
+        """Add some samples, [k, ...]."""
+        rows = array.reshape(len(array), self.channels, -1).astype(np.float64) / self.scale
+        good, known = np.isfinite(rows), self.values
+        known.nan += int(rows.size - good.sum())
+        if good.any():
+            low, high = rows[good].min() * self.scale, rows[good].max() * self.scale
+            known.low = low if known.low is None else min(known.low, low)
+            known.high = high if known.high is None else max(known.high, high)
+        if train:
+            rows = np.where(good, rows, 0)
+            self.sums += rows.sum((0, 2))
+            self.squares += np.square(rows).sum((0, 2))
+            self.count += good.sum((0, 2))
+
+    def ended(self) -> Values:
+        """Return the values."""
+        count = np.maximum(self.count, 1)
+        mean = self.sums / count
+        self.values.mean = mean.tolist()
+        self.values.std = np.sqrt(np.maximum(self.squares / count - mean**2, 0)).tolist()
+        return self.values
+
+
+def describe(data: Data, samples: int, seconds: float) -> tuple[Description, Image.Image | None]:
+    """Return what is in a source, and a sheet of its training images; None if it has none.
+
+    Args:
+        samples: how many are read, evenly chosen over all splits.
+        seconds: after which no further samples are read.
+
+    Raises:
+        UserError: the data is not there, or does not parse.
+    """
+    data = data.absolute()
+    indices = checked_indices(data)
+    count = sum(map(len, indices.values()))
+    train = indices["train"]
+    counts = {split: len(index) for split, index in indices.items()}
+    ignored = sum(len(index.ignored) for index in indices.values())
+    found = Description(_named(data), count, counts, _classes(indices), ignored, _bytes(indices))
+    sums, digests, sides = [_Sums(one) for one in train.fields], {}, []
+    share = min(1.0, samples / count)
+    tiles = _tiles(train, _chosen(train, share))
+    found.wanted = sum(len(_chosen(index, share)) for index in indices.values())
+    pictures: dict[int, np.ndarray] = {}
+    until = time.monotonic() + seconds
+    for split, index, rows, arrays, keys, sizes in _read(data, indices, share, until):
+        good = np.array([not text for text in arrays["bad"]], bool)
+        found.bad += [tuple(str(text).split("\0")[:2]) for text in arrays["bad"] if text]  # type: ignore[misc]
+        for one in sums:
+            if good.any() and one.values.of in index.fields:
+                one.add(arrays[one.values.of.name][good], split == "train")
+        sides += sizes
+        for place in np.flatnonzero(good).tolist():
+            row = int(rows[place])
+            digests.setdefault(keys[place], []).append((split, row))
+            if split == "train" and row in tiles:
+                pictures[row] = arrays[train.fields[0].name][place].copy()
+        found.read += len(rows)
+    found.values = [one.ended() for one in sums]
+    found.sides = np.array(sides, np.int64).reshape(-1, 2)
+    found.equal = [
+        [(split, indices[split].name(row), _label(indices[split], row)) for split, row in group]
+        for group in digests.values()
+        if len(group) > 1
+    ]
+    return found, _sheet(train, pictures)
+
+
+def _read(data: Data, indices: dict[str, Index], share: float, until: float) -> Iterator[Any]:
+    """Yield (split, index, rows, arrays with `bad`, a digest of each sample, (width, height) of encoded images), read
+    by threads, until a time."""
+    parts = (
+        (split, index, rows[start : start + _CHUNK])
+        for start in range(0, max(map(len, indices.values())), _CHUNK)  # all splits in turn, should time run out
+        for split, index in indices.items()
+        if len(rows := _chosen(index, share)) > start
+    )
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        ahead = [pool.submit(_part, data, *one) for one in islice(parts, 2 * _THREADS)]
+        while ahead:
+            yield ahead.pop(0).result()
+            if time.monotonic() < until:
+                ahead += [pool.submit(_part, data, *one) for one in islice(parts, 1)]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _part(data: Data, split: str, index: Index, rows: np.ndarray) -> tuple[Any, ...]:
+    if not isinstance(data, Images) or not data.decodes:
+        arrays = read_part(data, index, rows)
+        keys = [
+            hashlib.sha256(b"".join(arrays[one.name][row].tobytes() for one in index.fields)).digest()
+            for row in range(len(rows))
+        ]
+        return split, index, rows, arrays, keys, []
+    arrays: dict[str, Any] = {**index.empty(len(rows)), "bad": np.full(len(rows), "", object)}
+    keys, sizes = [], []
+    for place, row in enumerate(rows):
+        raw = b""
+        try:
+            (raw,) = data.encoded(index, np.array([row]))
+            channels, size = index.shape[0], index.shape[1]
+            arrays["image"][place] = decode.square(raw, size, channels)
+            sizes.append(pixel_size_of(raw) or (0, 0))
+        except errors.BadSample as error:
+            arrays["bad"][place] = f"{error.path}\0{error.reason}"
+        except ValueError as error:
+            arrays["bad"][place] = f"{data.where(index, int(row))}\0{error}"
+        keys.append(hashlib.sha256(raw).digest())
+    return split, index, rows, arrays, keys, sizes
+
+
+def _chosen(index: Index, share: float) -> np.ndarray:
+    """Return samples of a split, evenly chosen, int64 [k]."""
+    count = max(1, min(len(index), round(len(index) * share)))
+    return np.unique(np.linspace(0, len(index) - 1, count).astype(np.int64))
+
+
+def _named(data: Data) -> str:
+    root = str(getattr(data, "root", "")).partition("?")[0]
+    return f"{type(data).__name__} {root}".rstrip()
+
+
+def _classes(indices: dict[str, Index]) -> dict[str, list[int]]:
+    """Return for each class its samples in each split."""
+    train = indices["train"]
+    if train.labels is None:
+        return {}
+    known = [np.bincount(index.labels, minlength=len(train.classes)) for index in indices.values()]
+    return {name: [int(one[label]) for one in known] for label, name in enumerate(train.classes)}
+
+
+def _bytes(indices: dict[str, Index]) -> int | None:
+    sizes = [index.sizes for index in indices.values()]
+    return sum(int(one.sum()) for one in sizes if one is not None) if all(one is not None for one in sizes) else None
+
+
+def _label(index: Index, row: int) -> str:
+    return "" if index.labels is None else index.classes[index.labels[row]]
+
+
+def _tiles(index: Index, rows: np.ndarray) -> set[int]:
+    """Return which of some samples are shown: as many of each class as there is room for, evenly chosen."""
+    first = index.fields[0]
+    if first.kind != "image" or first.shape[0] not in (1, 3):
+        return set()
+    labels = np.zeros(len(rows), np.int64) if index.labels is None else index.labels[rows]
+    present = np.unique(labels)[:_TILES]
+    chosen: set[int] = set()
+    for label in present:
+        members = rows[labels == label]
+        chosen |= set(members[np.linspace(0, len(members) - 1, _TILES // len(present)).astype(np.int64)].tolist())
+    return chosen
+
+
+def _sheet(index: Index, pictures: dict[int, np.ndarray]) -> Image.Image | None:
+    """Return pictures in rows, those of a class together, with their classes below."""
+    if not pictures:
+        return None
+    rows = sorted(pictures, key=lambda row: (0 if index.labels is None else int(index.labels[row]), row))
+    across = min(8, len(rows))
+    sheet = Image.new("RGB", (across * (_TILE + 4), -(-len(rows) // across) * (_TILE + _TEXT + 4)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for place, row in enumerate(rows):
+        left, top = place % across * (_TILE + 4), place // across * (_TILE + _TEXT + 4)
+        sheet.paste(_picture(pictures[row]).resize((_TILE, _TILE)), (left, top))
+        draw.text((left, top + _TILE), _label(index, row).encode("ascii", "replace").decode()[:16], "black")
+    return sheet
+
+
+def _picture(array: np.ndarray) -> Image.Image:
+    """Return an image of [channels, height, width] in any dtype."""
+    if array.dtype != np.uint8:
+        full = float(np.iinfo(array.dtype).max) if array.dtype.kind in "iu" else 1.0
+        array = np.nan_to_num(np.clip(array.astype(np.float64) / full, 0, 1) * 255).astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(array.repeat(3 // len(array), axis=0).transpose(1, 2, 0)))
+
+
+def png(sheet: Image.Image) -> bytes:
+    """Return the sheet as a PNG file."""
+    file = io.BytesIO()
+    sheet.save(file, "png")
+    return file.getvalue()

@@ -1,0 +1,99 @@
+"""`raytrain data`: the figures of a source with known images, and the lines and files that the command writes."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.commands import fails, succeeds
+from PIL import Image
+
+from raytrain import Data, Field, ImageFolder, Index, errors
+from raytrain.report.data import to_json
+from raytrain.tools.describe import describe, png
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 + 1 images of one colour each, one of them twice, also in val, and one damaged."""
+    root = tmp_path_factory.mktemp("images")
+    for number in range(12):
+        path = root / "train" / ("ant", "bee")[number > 9] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8 + number, 8), (number * 20, 100, 255)).save(path)
+    for name in ("ant", "bee"):
+        (root / "val" / name).mkdir(parents=True)
+    (root / "val" / "ant" / "a.png").write_bytes((root / "train" / "bee" / "11.png").read_bytes())
+    (root / "val" / "bee" / "b.png").write_bytes((root / "train" / "ant" / "03.png").read_bytes()[:45])
+    (root / "train" / "notes.txt").write_text("no image")
+    return root
+
+
+def test_figures_are_those_of_the_images(folder: Path) -> None:
+    found, sheet = describe(ImageFolder(str(folder), size=8), 1000, 60.0)
+    assert found.counts == {"train": 12, "val": 2} and found.read == found.count == 14
+    assert found.classes == {"ant": [10, 1], "bee": [2, 1]} and found.ignored == 1
+    assert found.bytes == sum(path.stat().st_size for path in folder.rglob("*.png"))
+    assert [path for path, _ in found.bad] == [f"{folder}/val/bee/b.png"]
+    assert found.equal == [[("train", "train/bee/11.png", "bee"), ("val", "val/ant/a.png", "ant")]]
+    (values,) = found.values
+    red = np.arange(12) * 20 / 255
+    np.testing.assert_allclose(values.mean, [red.mean(), 100 / 255, 1.0])
+    np.testing.assert_allclose(values.std, [red.std(), 0, 0], atol=1e-7)
+    assert (values.low, values.high, values.nan) == (0, 255, 0)
+    assert json.loads(to_json(found))["pixels"] == {"least": [8, 8], "median": [14, 8], "most": [19, 8]}
+    assert sheet is not None
+    with Image.open(io.BytesIO(png(sheet))) as image:
+        assert image.getpixel((48, 48)) == (0, 100, 255)  # the first ant
+
+
+def test_only_some_samples_are_read(folder: Path) -> None:
+    found, _ = describe(ImageFolder(str(folder), size=8), 7, 60.0)
+    assert found.read == found.wanted == 7 and sum(found.counts.values()) == 14
+
+
+@dataclass(frozen=True)
+class Plain(Data):
+    """No images: vectors with a NaN and an infinite value."""
+
+    def index(self) -> dict[str, Index]:
+        fields = (Field("signal", (3,), "float32"), Field("age", (), "int64"))
+        return {"train": Index(fields=fields, count=40), "val": Index(fields=fields, count=2)}
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        signal = np.stack([samples, samples * 0, samples * 0 - 1], 1).astype(np.float32)
+        signal[samples == 7, 1] = np.nan
+        signal[samples == 9, 2] = np.inf
+        if (samples == 20).any():
+            raise errors.BadSample("sample 20", "it is gone")
+        return {"signal": signal, "age": samples}
+
+
+def test_sources_without_images_have_ranges_and_counts_of_nan() -> None:
+    found, sheet = describe(Plain(), 1000, 60.0)
+    signal, age = found.values
+    assert sheet is None and found.bad == [("sample 20", "it is gone")] and not found.classes
+    assert (signal.low, signal.high, signal.nan) == (-1, 39, 2)
+    ages = np.delete(np.arange(40), 20)
+    np.testing.assert_allclose([*age.mean, *age.std], [ages.mean(), ages.std()])
+    assert len(found.equal) == 2  # the samples of val are the first of train
+    assert "NaN" not in to_json(found)
+
+
+def test_the_command_prints_lines_or_json(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    sheet = tmp_path / "sheet.png"
+    out = succeeds(capsys, "data", folder, "--data.size", 8, "--sheet", sheet)
+    assert sheet.read_bytes()[:4] == b"\x89PNG" and f"wrote {sheet}" in out
+    assert "classes   2, of 2 to 10 training samples: uneven" in out
+    assert "equal     groups of equal samples: 1, 1 of them in several splits" in out
+    assert max(len(line) for line in out.splitlines() if str(tmp_path.parent) not in line) <= 80
+    assert json.loads(succeeds(capsys, "data", folder, "--json", "--samples", 6))["samples_read"] == 6
+    assert "experiment file, folder or table of images" in fails(capsys, "data", tmp_path / "none")
+    assert "end its name in .png" in fails(capsys, "data", folder, "--sheet", "a.jpg")
