@@ -168,6 +168,10 @@ class Experiment:
     convolutions that support it, and the run keeps the choice."""
     compile: bool = False
     """Compile the model with torch.compile before training; on CPUs this needs a C++ compiler."""
+    graph: Literal["off", "auto", "on"] = "off"
+    """Replay forward and backward pass of a batch as one CUDA graph, which saves a small model the launches of its
+    kernels. For one worker with one GPU and steps of one micro-batch; the task's loss must not read batch.ids. auto
+    times both ways on the first steps and takes the faster one. Not yet run on a GPU."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; larger gradients are scaled down to it. None does not clip."""
     freeze: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ from raytrain.loggers import RunInfo
 from raytrain.optim.optimizers import backbone
 from raytrain.run.experiment_file import to_json
 from raytrain.run.run import Run
-from raytrain.training import freezing
+from raytrain.training import freezing, graph
 from raytrain.training.precision import check_device
 
 _RESIDENT_SHARE = 0.25
@@ -218,6 +218,7 @@ def make(
         raise doubt.error
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     workers = scaling.ranks
+    graph.check(experiment, workers, scaling.gpus_per_worker or 0.0)
     spread = experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     layout = memory_format(experiment, sample, len(train.classes), module, dtype)
     experiment = replace(experiment, memory_format=layout)

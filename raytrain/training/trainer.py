@@ -24,7 +24,7 @@ from raytrain.run.exported import open_model
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.run import Run
 from raytrain.run.writer import CheckpointWriter
-from raytrain.training import averages, freezing, resume, summary
+from raytrain.training import averages, freezing, graph, resume, summary
 from raytrain.training.auto_precision import choose_precision
 from raytrain.training.evaluation import evaluate
 from raytrain.training.hooks import Hooks, read
@@ -71,10 +71,9 @@ class Trainer:
     ):
         value = value.bound(indices["train"])
         self.experiment, self.ranks, self.indices, self.readers = value, ranks, indices, readers
-        self.hooks = Hooks(value.hooks, hooks)
-        self.run, self.command_started, self.storage = Run(run), command_started, storage
+        self.hooks, self.run = Hooks(value.hooks, hooks), Run(run)
         self.sample, self.classes = value.data.sample(indices["train"]), indices["train"].classes
-        self.weights, self.baseline = weights, baseline
+        self.command_started, self.storage, self.weights, self.baseline = command_started, storage, weights, baseline
         torch.set_num_threads(value.scaling.threads_per_worker or 1)
         if ranks.device.type == "cpu" and not value.parallel.sharded:  # sharding is there to save memory
             keep_memory()
@@ -84,7 +83,7 @@ class Trainer:
         self.log: MetricsLog | None = None
         self.writer: CheckpointWriter | None = None
         self.stop_request, self.stopping = StopRequest(run), False
-        self.first_step_seconds = math.nan
+        self.first_step_seconds, self.sums = math.nan, {}
 
     # A whole training
 
@@ -128,6 +127,7 @@ class Trainer:
                 here = {id(tensor) for tensor in (*self.parameters, *buffers)}
                 self.averages.start(self.strategy.module, self.strategy.shard, here)
             self.weights = None
+            self.forward_backward = graph.of(self)
             self.hooks.start(self)
             stack.enter_context(self.strategy.kernels())
             yield
@@ -209,19 +209,19 @@ class Trainer:
         """Update the weights by one global batch. A collective."""
         strategy, progress = self.strategy, self.progress
         doing.begin("preparing a batch", progress.step)
-        lr, losses = self._set_learning_rate(), {}
+        lr, self.sums = self._set_learning_rate(), {}
         for number, shard in batch.shards():
             # Randomness inside the model (dropout) is a function of the step and the shard: there is no state to save.
             self._seed(1, progress.step, strategy.random_stream(number))
             micro_batches = shard.passes(self.experiment.micro_batch, strategy.lockstep)
-            loss = partial(self._loss, losses=losses, slot=strategy.slot(number), size=batch.size)
+            loss = partial(self._loss, slot=strategy.slot(number), size=batch.size)
             with self.precision.products():
-                strategy.forward_backward(micro_batches, loss, self.precision.forward)
+                self.forward_backward(micro_batches, loss, self.precision.forward)
         doing.begin("exchanging gradients", progress.step)
         strategy.reduce_gradients()
         columns = self.hooks.after_backward(self)
         zero = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        found = torch.stack([losses.get(slot, zero) for slot in range(strategy.slots)])
+        found = torch.stack([self.sums.get(slot, zero) for slot in range(strategy.slots)])
         if self.writer:
             self.writer.settle()
         doing.begin("updating the weights", progress.step)
@@ -233,7 +233,7 @@ class Trainer:
         self.hooks.after_step(self, columns)
         return Step(progress.step, lr, batch.size, found, updated, columns)
 
-    def _loss(self, model: nn.Module, one: Pass, losses: dict[int, torch.Tensor], slot: int, size: int) -> torch.Tensor:
+    def _loss(self, model: nn.Module, one: Pass, slot: int, size: int) -> torch.Tensor:
         """Return what to call backward() on for a micro-batch, and add its loss to its slot.
 
         Args:
@@ -245,7 +245,7 @@ class Trainer:
         unit = self.losses.check_unit(count, len(one.batch))
         if self.strategy.counts and not one.blank:
             found = loss.detach().double()
-            losses[slot] = losses[slot] + found if slot in losses else found
+            self.sums[slot] = self.sums[slot] + found if slot in self.sums else found
         doing.at(BACKWARD)
         return self.precision.scaled(loss * (0.0 if one.blank else self.strategy.gradient_scale / (unit * size)))
 

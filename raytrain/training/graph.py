@@ -1,0 +1,279 @@
+"""The captured pass: forward pass, loss and backward pass of a micro-batch as one CUDA graph.
+
+A small model's pass is some thirty kernels, and to launch them takes longer than they run. A graph launches all at
+once. It reads the batch from memory of its own and writes loss and gradients to the same memory each time. All else of
+a step, from augmentation to the optimizer, runs as without it. Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from raytrain import errors
+from raytrain.data.batch import Batch
+from raytrain.data.loader import Pass
+from raytrain.parallel.strategy import Autocast, Loss, Strategy
+from raytrain.run.metrics_log import note
+
+if TYPE_CHECKING:
+    from raytrain.experiment import Experiment
+    from raytrain.training.trainer import Trainer
+
+_WARM, _TIMED, _COMPARED = 3, 20, 2
+"""Steps before a capture, in which libraries choose kernels; steps that `auto` times of each way; and replays that are
+compared with the plain pass."""
+_MOST = 8
+"""Graphs of a run, one for each shape of a batch, such as those of progressive resizing."""
+_CLOSE = 1e-3
+"""Largest difference of a replayed gradient from the plain one, as a share of the gradient's largest value. Kernels may
+add in another order each time, so that equal bits cannot be asked for."""
+
+
+class Graph(Protocol):
+    """What records work on a device and does it again: `CUDAGraph`, or a test's."""
+
+    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Record the work without doing it. Return its tensors, which each replay writes anew."""
+        ...
+
+    def replay(self) -> None:
+        """Do the work."""
+        ...
+
+
+class CUDAGraph:
+    """A torch.cuda.CUDAGraph."""
+
+    def __init__(self) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+
+    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Record the work. Other threads, such as a checkpoint's, may use the GPU meanwhile."""
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            return work()
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream."""
+        self.graph.replay()
+
+
+class _Fixed(Batch):
+    """A batch in a graph's own memory. The numbers of its samples are those of the time of the capture."""
+
+    def __init__(self, arrays: dict[str, torch.Tensor], size: int):
+        self.arrays, self.size = arrays, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def ids(self) -> Any:  # type: ignore[override]
+        """Raises, since a graph would go on with the first batch's."""
+        raise _NotCaptured("the task reads batch.ids")
+
+
+class _NotCaptured(Exception):
+    """A pass that a graph cannot hold."""
+
+
+@dataclass
+class _Captured:
+    """A graph with its memory: the batch, the loss's sum and the gradients."""
+
+    graph: Graph
+    arrays: dict[str, torch.Tensor]
+    loss: torch.Tensor
+    gradients: list[torch.Tensor | None]
+    replays: int = 0
+
+
+class CapturedPass:
+    """Runs a step's only micro-batch as a graph where it can, and otherwise as the strategy does.
+
+    Its first steps run plainly. Then each shape of a full batch is captured. The first replays are compared with the
+    plain pass of the same batch, and a graph that gives something else is not used. With `auto` both ways are timed on
+    the run's own steps, and the faster one stays.
+
+    Args:
+        trainer: its strategy is a single worker's.
+        make: makes an empty graph.
+    """
+
+    def __init__(self, trainer: Trainer, make: Callable[[], Graph] = CUDAGraph):
+        self.trainer, self.make = trainer, make
+        self.parameters = [one for one in trainer.strategy.module.parameters() if one.requires_grad]
+        self.known: dict[tuple[Any, ...], _Captured] = {}
+        self.reason, self.steps = "", 0
+        self.undecided = trainer.experiment.graph == "auto"
+        self.seconds: dict[str, list[float]] = {"plain": [], "captured": []}
+
+    def __call__(self, micro_batches: Iterable[Pass], loss: Loss, autocast: Autocast) -> None:
+        """Compute gradients, as `Strategy.forward_backward`."""
+        passes = list(micro_batches)
+        self.steps += 1
+        plain = partial(self.trainer.strategy.forward_backward, passes, loss, autocast)
+        full = len(passes) == 1 and len(passes[0].batch) == self.trainer.experiment.batch_size
+        if self.reason or self.steps <= _WARM or not full:
+            return plain()
+        if self.undecided and len(self.seconds["plain"]) < _TIMED:
+            return self._timed("plain", plain)
+        batch = passes[0].batch
+        key = tuple((name, array.shape, array.dtype, array.stride()) for name, array in batch.arrays.items())
+        if key not in self.known and len(self.known) == _MOST:
+            return plain()
+        try:
+            found = self.known[key] = self.known.get(key) or self._capture(passes[0], loss)
+        except (errors.UserError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # torch's, of whatever the user's code did
+            self._give_up(errors.one_line(str(error) or type(error).__name__, 200))
+            return plain()
+        if found.replays < _COMPARED:
+            self._compare(found, batch, plain)
+        elif self.undecided:
+            self._timed("captured", partial(self._replay, found, batch))
+            self._decide()
+        else:
+            self._replay(found, batch)
+        return None
+
+    def _capture(self, one: Pass, loss: Loss) -> _Captured:
+        """Record the pass of a batch, and leave weights, gradients, buffers and random numbers as they are."""
+        strategy = self.trainer.strategy
+        arrays = {name: torch.empty_like(array).copy_(array) for name, array in one.batch.arrays.items()}
+        fixed = one._replace(batch=_Fixed(arrays, len(one.batch)))
+
+        def work() -> list[torch.Tensor]:
+            self._clear()
+            loss(strategy.model, fixed).backward()
+            return [self.trainer.sums[0], *(one.grad for one in self.parameters if one.grad is not None)]
+
+        graph, state = self.make(), _State(strategy)
+        try:
+            total, *gradients = graph.capture(work)
+            left = iter(gradients)
+            known = [None if one.grad is None else next(left) for one in self.parameters]
+        finally:
+            state.restore()
+            self._clear()
+        return _Captured(graph, arrays, total, known)
+
+    def _replay(self, found: _Captured, batch: Batch) -> None:
+        for name, array in batch.arrays.items():
+            found.arrays[name].copy_(array)
+        found.graph.replay()
+        found.replays += 1
+        self.trainer.sums[0] = found.loss.clone()
+        for parameter, gradient in zip(self.parameters, found.gradients, strict=True):
+            parameter.grad = gradient
+
+    def _compare(self, found: _Captured, batch: Batch, plain: Callable[[], None]) -> None:
+        """Replay, and keep that only if loss and gradients are those of the plain pass."""
+        before = _State(self.trainer.strategy)
+        self._replay(found, batch)
+        replayed = [self.trainer.sums[0], *(None if one.grad is None else one.grad.clone() for one in self.parameters)]
+        before.restore()
+        self._clear()
+        plain()
+        if not all(map(_alike, replayed, [self.trainer.sums[0], *(one.grad for one in self.parameters)])):
+            self._give_up("a replay gives another loss or other gradients")
+
+    def _timed(self, way: str, run: Callable[[], None]) -> None:
+        device = self.trainer.ranks.device
+        _wait(device)
+        started = time.perf_counter()
+        run()
+        _wait(device)
+        self.seconds[way].append(time.perf_counter() - started)
+
+    def _decide(self) -> None:
+        if len(self.seconds["captured"]) < _TIMED:
+            return
+        plain, captured = (1000 * statistics.median(self.seconds[way]) for way in ("plain", "captured"))
+        self.undecided = False
+        if captured > plain:
+            self._give_up(f"it takes {captured:.2f} ms as a graph and {plain:.2f} ms without")
+
+    def _clear(self) -> None:
+        self.trainer.sums.clear()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        self.known.clear()
+        note(self.trainer.run.path, f"the pass is not captured as a CUDA graph: {reason}")
+
+
+class _State:
+    """Copies of what a pass changes besides gradients: buffers and generators of random numbers."""
+
+    def __init__(self, strategy: Strategy):
+        self.device = strategy.ranks.device
+        self.buffers = [(buffer, buffer.clone()) for buffer in strategy.module.buffers()]
+        self.cpu = torch.get_rng_state()
+        self.gpu = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put them back."""
+        for buffer, kept in self.buffers:
+            buffer.copy_(kept)
+        torch.set_rng_state(self.cpu)
+        if self.gpu is not None:
+            torch.cuda.set_rng_state(self.gpu, self.device)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    most = other.abs().max()
+    return bool(((one - other).abs().max() <= _CLOSE * most) | ~most.isfinite())
+
+
+def check(e: Experiment, workers: int, gpus: float) -> None:
+    """Check that `graph="on"` can be had.
+
+    Args:
+        gpus: of each worker.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if e.graph == "on" and (reason := _why_not(e, workers, gpus)):
+        raise errors.UserError(
+            f"a pass cannot be captured as a CUDA graph: {reason}", "in graph", "use --graph auto, or leave it out"
+        )
+
+
+def _why_not(e: Experiment, workers: int, gpus: float) -> str:
+    if not gpus:
+        return "the workers are on CPUs"
+    if workers > 1:
+        return f"{workers} workers exchange gradients during the backward pass"
+    if gpus > 1:
+        return "the model is on several GPUs"
+    if e.micro_batch < e.batch_size:
+        return "a step has several micro-batches"
+    return ""
+
+
+def of(trainer: Trainer) -> Callable[[Iterable[Any], Loss, Autocast], None]:
+    """Return what computes the gradients of a shard: the strategy's own way, or a `CapturedPass`."""
+    e, ranks = trainer.experiment, trainer.ranks
+    gpus = len(ranks.devices) if ranks.device.type == "cuda" else 0
+    if e.graph == "off" or type(trainer.strategy) is not Strategy or _why_not(e, ranks.world, gpus):
+        return trainer.strategy.forward_backward
+    return CapturedPass(trainer)

@@ -1,0 +1,185 @@
+"""The captured pass on a CPU, with a graph that does recorded work again and writes to the same memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.cut_runs import BASE as DROPOUT
+from helpers.ranks import losses, new_run
+from helpers.strategies import BASE, Eventful
+from torch import nn
+
+from raytrain import MLP, Augment, Digits, Experiment, GradientNorm, Hook, Model, Run, UserError
+from raytrain.data.checks import checked_read
+from raytrain.data.reader import Resident
+from raytrain.parallel.strategy import RankContext
+from raytrain.training import graph
+from raytrain.training.graph import CapturedPass
+from raytrain.training.trainer import Trainer
+
+E = replace(BASE, micro_batch_size=None, ema_decay=0.9, hooks=(GradientNorm(),))
+
+
+class Replayed:
+    """Does what a CUDA graph does: a capture has no effect, and each replay writes to the tensors of the capture."""
+
+    seconds = 0.0
+
+    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        self.work, self.tensors = work, work()
+        return self.tensors
+
+    def replay(self) -> None:
+        time.sleep(self.seconds)
+        for tensor, found in zip(self.tensors, self.work(), strict=True):
+            with torch.no_grad():
+                tensor.copy_(found)
+
+
+class Slow(Replayed):
+    seconds = 0.05
+
+
+class Capture(Hook):
+    """Lets a run on a CPU capture its passes."""
+
+    def __init__(self, kind: type[Replayed] = Replayed):
+        self.kind = kind
+
+    def start(self, trainer: Trainer) -> None:
+        self.passes = trainer.forward_backward = CapturedPass(trainer, self.kind)
+
+
+def trained(folder: Path, e: Experiment, hook: Capture | None = None) -> Run:
+    indices = e.data.index()
+    readers = {
+        split: Resident(checked_read(e.data, indices[split], np.arange(len(indices[split]))))
+        for split in ("train", "val")
+    }
+    run, cpu = new_run(folder, e), RankContext(0, 1, torch.device("cpu"))
+    (run / "logs").mkdir()
+    Trainer(e, run, indices, readers, None, cpu, time.time(), hooks=[hook] if hook else []).fit()
+    return Run(run)
+
+
+def alike(one: Run, other: Run) -> None:
+    np.testing.assert_array_equal(losses(one.path), losses(other.path))
+    assert one.metrics("step")["gradient_norm"].equals(other.metrics("step")["gradient_norm"])
+    for mine, theirs in zip(
+        one.model("last").state_dict().values(), other.model("last").state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def notes(run: Run) -> str:
+    file = run.path / "logs" / "notes.log"
+    return file.read_text() if file.is_file() else ""
+
+
+@pytest.mark.parametrize(
+    "e",
+    [
+        E,
+        replace(E, precision="bf16"),
+        replace(E, precision="fp16"),
+        replace(DROPOUT, micro_batch_size=None, hooks=(GradientNorm(),)),
+        replace(E, data=Digits(augment=Augment(mixup=0.2, flip=0.5)), on_nonfinite="skip"),
+        replace(E, model=MLP(hidden=(32,)), freeze=("*.0.*",), clip_norm=None),
+    ],
+    ids=["batch norm and ema", "bf16", "fp16", "dropout", "mixup", "frozen"],
+)
+def test_captured_passes_train_as_plain_ones(tmp_path: Path, e: Experiment) -> None:
+    hook = Capture()
+    captured, plain = trained(tmp_path / "captured", replace(e, graph="on"), hook), trained(tmp_path / "plain", e)
+    alike(captured, plain)
+    (found,) = hook.passes.known.values()
+    steps = len(losses(plain.path))
+    short = -(-1437 // e.batch_size) * e.batch_size != 1437
+    assert found.replays == steps - 3 - int(e.epochs) * short, "all but the first three and the short last batches"
+    assert not notes(captured)
+
+
+def test_a_task_that_reads_ids_is_not_captured(tmp_path: Path) -> None:
+    e = replace(E, task=Eventful(factor=2.0))
+    hook = Capture()
+    captured, plain = trained(tmp_path / "captured", replace(e, graph="on"), hook), trained(tmp_path / "plain", e)
+    alike(captured, plain)
+    assert hook.passes.reason == "the task reads batch.ids" and hook.passes.reason in notes(captured)
+
+
+@dataclass(frozen=True)
+class Counting(Model):
+    """A model whose answers depend on how often it was called, which a graph would not know."""
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        class Counted(nn.Linear):
+            calls = 0
+
+            def forward(self, input: torch.Tensor) -> torch.Tensor:
+                Counted.calls += 1
+                return super().forward(input.flatten(1)) * (1 + 0.5 * (Recorded.step if Recorded.on else Counted.calls))
+
+        return Counted(64, classes)
+
+
+class Recorded(Replayed):
+    """Replays what Python computed at the time of the capture."""
+
+    step, on = 0, False
+
+    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        Recorded.step, Recorded.on = 1, True
+        try:
+            return super().capture(work)
+        finally:
+            Recorded.on = False
+
+    def replay(self) -> None:
+        Recorded.on = True
+        super().replay()
+        Recorded.on = False
+
+
+def test_a_pass_that_python_changes_is_not_captured(tmp_path: Path) -> None:
+    hook = Capture(Recorded)
+    run = trained(tmp_path / "run", replace(E, model=Counting(), graph="on", ema_decay=None, epochs=1), hook)
+    assert hook.passes.reason == "a replay gives another loss or other gradients"
+    assert hook.passes.reason in notes(run) and not hook.passes.known
+
+
+@pytest.mark.parametrize("kind", [Replayed, Slow])
+def test_auto_times_both_ways_and_keeps_the_faster(
+    tmp_path: Path, kind: type[Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "_TIMED", 4)
+    hook = Capture(kind)
+    alike(trained(tmp_path / "auto", replace(E, graph="auto"), hook), trained(tmp_path / "plain", E))
+    assert [len(seconds) for seconds in hook.passes.seconds.values()] == [4, 4] and not hook.passes.undecided
+    if kind is Slow:
+        assert "ms as a graph" in hook.passes.reason
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "fields", "reason"),
+    [
+        (0.0, 1, {}, "the workers are on CPUs"),
+        (1.0, 2, {}, "2 workers exchange gradients"),
+        (2.0, 1, {}, "the model is on several GPUs"),
+        (1.0, 1, {"micro_batch_size": 8}, "a step has several micro-batches"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(gpus: float, workers: int, fields: dict[str, Any], reason: str) -> None:
+    graph.check(replace(E, graph="auto", **fields), workers, gpus)
+    with pytest.raises(UserError, match=reason):
+        graph.check(replace(E, graph="on", **fields), workers, gpus)
+
+
+def test_a_graph_of_the_right_kind_is_accepted() -> None:
+    graph.check(replace(E, graph="on"), 1, 1.0)
