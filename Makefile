@@ -81,6 +81,7 @@ bench-check: setup
 # Each row of `bench` once, on little data: does it still run? Rows whose peer is not installed are skipped.
 bench-smoke: setup
 	$(BIN)/python benchmarks/run.py --smoke
+	$(BIN)/python benchmarks/gpu.py --dry_run
 
 # The site, into build/site. A broken link or anchor fails.
 docs: setup

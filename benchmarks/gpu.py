@@ -1,48 +1,54 @@
-"""Checks and measures raytrain on one GPU, in one file and a few minutes; needs no package index and no data.
+"""Checks and measures raytrain on one GPU in eight minutes, without Ray, a package index or data.
 
-    python benchmarks/gpu.py [--small] [--rows NAME ...]
+    PYTHONPATH=. python3 benchmarks/gpu.py [--minutes 8] [--rows NAME ...] [--dry_run]
 
-`--small` is for trying this file out where there is no GPU: tiny sizes on the CPU. Sides alternate; what counts is the
-ratio of medians. Images are generated: MNIST's sizes as PNG files for the tutorials' loop, photographs' sizes as JPEG.
+Two sides take turns, and the ratio of their medians counts. The most telling rows come first; a row that does not fit
+into the time is "not run", and then the verdict is not "passed". `--dry_run` tries all rows with tiny sizes on a CPU,
+and its figures mean nothing. Images are generated: digits as PNG files, photographs as JPEG files of 500 x 375.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import logging
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from raytrain import MLP, MNIST, SGD, Experiment, ImageFolder, Model, Scaling, Torchvision
+from raytrain import CNN, DDP, FSDP, MNIST, SGD, Augment, Experiment, ImageFolder, Model, Scaling, Torchvision
 from raytrain.data import Index
-from raytrain.data.reader import Resident
-from raytrain.data.streaming import Streaming
+from raytrain.data.prepare import Prepare
+from raytrain.data.reader import Direct, Resident
 from raytrain.driver import model_check
+from raytrain.parallel import distributed, dtensors
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.experiment_file import save
 from raytrain.training.precision import memory_format
 from raytrain.training.trainer import Trainer
 
-ROUNDS = 5
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda:0" if CUDA else "cpu")
+IMAGENET = {"precision": "bf16", "memory_format": "channels_last"}
+Side = Callable[[], float]
+"""Measures once: samples a second, or where the row says so milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -54,57 +60,137 @@ class Sizes:
     photographs: int = 4_096
     side: int = 224
     stored: int = 256
-    batch: int = 256
-    steps: int = 20
+    batch: int = 128
+    steps: int = 150
+    warm: int = 60
+    rounds: int = 3
 
 
 SIZES = Sizes()
-SMALL = Sizes(640, 640, 16, 32, 40, 8, 2)
+DRY = Sizes(640, 640, 16, 32, 40, 8, 3, 2, 1)
 
 
 def wait() -> None:
-    """Lets the GPU finish."""
+    """Let the GPU finish."""
     if CUDA:
         torch.cuda.synchronize()
 
 
-def digits(count: int) -> tuple[np.ndarray, Index]:
-    """Random images of MNIST's size."""
+def timed(steps: int, step: Callable[[], object]) -> float:
+    """Return seconds for each of some steps, after the GPU has finished all of them."""
+    wait()
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    wait()
+    return (time.perf_counter() - started) / steps
+
+
+# Data
+
+
+def digits() -> tuple[dict[str, np.ndarray], Index]:
+    """Return random images of MNIST's size."""
     generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (count, 1, 28, 28), dtype=np.uint8)
-    return images, Index(generator.integers(0, 10, count), tuple("0123456789"), (1, 28, 28), "train")
+    images = generator.integers(0, 256, (SIZES.digits, 1, 28, 28), dtype=np.uint8)
+    labels = generator.integers(0, 10, SIZES.digits)
+    return {"image": images}, Index(labels, tuple("0123456789"), (1, 28, 28), "train")
 
 
 @cache
 def png_folder() -> str:
-    """The same as an ImageFolder of PNG files."""
+    """Write the same as an ImageFolder of PNG files."""
     folder = Path(tempfile.mkdtemp())
-    images, index = digits(SIZES.png_files)
-    for number, (image, label) in enumerate(zip(images, index.labels, strict=True)):
-        (folder / str(label)).mkdir(exist_ok=True)
-        Image.fromarray(image[0]).save(folder / str(label) / f"{number}.png")
+    arrays, index = digits()
+    for number in range(SIZES.png_files):
+        (folder / str(index.labels[number])).mkdir(exist_ok=True)
+        Image.fromarray(arrays["image"][number, 0]).save(folder / str(index.labels[number]) / f"{number}.png")
     return str(folder)
 
 
 @cache
-def jpeg_folder() -> str:
-    """Smooth random images of 500 x 375 as JPEG files, which decode as photographs do."""
+def photographs() -> tuple[ImageFolder, Index]:
+    """Write smooth random images as JPEG files, which decode as photographs do; return them as a source."""
     folder, generator = Path(tempfile.mkdtemp()), np.random.default_rng(0)
-    for number in range(64):
+    for number in range(min(64, SIZES.photographs)):
         rough = generator.integers(0, 256, (24, 32, 3), dtype=np.uint8)
-        picture = Image.fromarray(rough).resize((500, 375), Image.Resampling.BICUBIC)
-        picture.save(first := folder / f"{number}.jpg", quality=90)
+        Image.fromarray(rough).resize((500, 375), Image.Resampling.BICUBIC).save(
+            first := folder / f"{number}.jpg", quality=90
+        )
         for copy in range(number, SIZES.photographs, 64):
-            (folder / str(copy % 10)).mkdir(exist_ok=True)
-            os.link(first, folder / str(copy % 10) / f"{copy}.jpg")
-    return str(folder)
+            (folder / str(copy % 8)).mkdir(exist_ok=True)
+            os.link(first, folder / str(copy % 8) / f"{copy}.jpg")
+    data = ImageFolder(root=str(folder), size=SIZES.stored, crop=SIZES.side, val_fraction=0.02)
+    return data, data.index()["train"]
 
 
-def tutorial(batch: int) -> Callable[[], float]:
-    """The tutorials' loop: ImageFolder, ToTensor, DataLoader, `.to(device)`, `loss.item()`."""
+def stored() -> tuple[ImageFolder, Index, dict[str, np.ndarray]]:
+    """Return the photographs' source with random pixels in place of the decoded ones."""
+    data, index = photographs()
+    return data, index, {"image": np.random.default_rng(0).integers(0, 256, (len(index), *index.shape), dtype=np.uint8)}
+
+
+class OnHost:
+    """A reader whose arrays stay in the host's memory."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]):
+        self.read = Resident(arrays).read
+
+
+# Sides
+
+
+def network(name: str) -> Model:
+    """Return one of torchvision's models; in a dry run a small one, which compiles in seconds."""
+    return CNN(channels=(4,)) if SIZES is DRY else Torchvision(name=name)
+
+
+def experiment(model: Model, batch: int, **fields: Any) -> Experiment:
+    """Return the experiment of a row."""
+    values = {"data": MNIST(root="-"), "scaling": Scaling(threads_per_worker=4)} | fields
+    return Experiment(model, optimizer=SGD(lr=1e-3, momentum=0.9), batch_size=batch, **values)
+
+
+@contextmanager
+def trainer(e: Experiment, index: Index, reader: Any) -> Iterator[tuple[Trainer, Iterator[Any]]]:
+    """Make raytrain's trainer, and its batches without end."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "logs").mkdir()
+        image, classes = e.data.sample(index), len(index.classes)
+        layout = model_check.memory_format(e, image, classes, model_check.check_model(e, image, classes))
+        e = replace(e, memory_format=layout, graph=e.graph if CUDA else "off")
+        save(e, Path(folder) / "experiment.json")
+        few = index.take(np.arange(min(64, len(index))))
+        readers = {"train": reader, "val": Resident(few.empty(len(few)))}
+        one = Trainer(e, Path(folder), {"train": index, "val": few}, readers, None, RankContext(0, 1, DEVICE), 0.0)
+        with one.started():
+            one.clock = time.monotonic()  # as `Trainer.train` begins
+            yield one, itertools.chain.from_iterable(map(one.loaders["train"].epoch, itertools.count()))
+
+
+def step_of(one: Trainer, batches: Iterator[Any]) -> None:
+    """Train a step, and reduce losses when that is due, as a run does."""
+    one.losses.add(one.step(next(batches)))
+    if one.losses.due:
+        one.flush()
+
+
+def ours(e: Experiment, index: Index, reader: Any) -> Side:
+    """Measure raytrain's steps, from the reader to the reduced losses."""
+
+    def run() -> float:
+        with trainer(e, index, reader) as (one, batches):
+            timed(SIZES.warm, partial(step_of, one, batches))
+            return e.batch_size / timed(SIZES.steps, partial(step_of, one, batches))
+
+    return run
+
+
+def tutorial(batch: int) -> Side:
+    """Measure the tutorials' loop: ImageFolder, ToTensor, DataLoader, `.to(device)`, `loss.item()`."""
     steps = transforms.Compose([transforms.Grayscale(), transforms.ToTensor(), transforms.Normalize((0.13,), (0.31,))])
     loader = DataLoader(datasets.ImageFolder(png_folder(), steps), batch_size=batch, shuffle=True)
-    net = MLP(hidden=(512, 512)).build((1, 28, 28), 10).to(DEVICE)
+    net = CNN(channels=(16, 32)).build((1, 28, 28), 10).to(DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
     def run() -> float:
@@ -116,161 +202,320 @@ def tutorial(batch: int) -> Callable[[], float]:
             loss.backward()
             optimizer.step()
             total += loss.item()
-        return len(loader.dataset) / (time.perf_counter() - started)  # type: ignore[arg-type]
+        return SIZES.png_files / (time.perf_counter() - started)
 
     return run
 
 
-def synthetic(model: Model, batch: int, **fields: Any) -> Callable[[], float]:
-    """Plain PyTorch on one batch that stays on the device: the limit of every loader."""
+def plain(model: Model, shape: tuple[int, ...], batch: int, **fields: Any) -> tuple[Callable[[], None], Any]:
+    """Return a step of plain PyTorch on one random batch that stays on the device: the limit of every loader."""
     e = experiment(model, batch, **fields)
     layout = memory_format(e.memory_format)
-    net: Any = model.build((3, SIZES.side, SIZES.side), 10).to(DEVICE, memory_format=layout)  # type: ignore[call-overload]
+    net: Any = model.build(shape, 10).to(DEVICE, memory_format=layout)  # type: ignore[call-overload]
     net = torch.compile(net) if e.compile else net
-    images = torch.randn(batch, 3, SIZES.side, SIZES.side, device=DEVICE).contiguous(memory_format=layout)
+    images = torch.randn(batch, *shape, device=DEVICE).contiguous(memory_format=layout)
     labels = torch.randint(0, 10, (batch,), device=DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, fused=True)
+    dtype = torch.float16 if e.precision == "fp16" else torch.bfloat16
 
-    def run() -> float:
-        wait()
-        started = time.perf_counter()
-        for _ in range(SIZES.steps):
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=e.precision == "bf16"):
-                loss = nn.functional.cross_entropy(net(images), labels)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        wait()
-        return batch * SIZES.steps / (time.perf_counter() - started)
+    def step() -> None:
+        with torch.autocast(DEVICE.type, dtype, enabled=e.precision in ("bf16", "fp16")):
+            loss = nn.functional.cross_entropy(net(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-    return run
+    return step, optimizer
 
 
-def experiment(model: Model, batch: int, **fields: Any) -> Experiment:
-    """The experiment of a row."""
-    values = {"data": MNIST(root="-"), "scaling": Scaling(threads_per_worker=4)} | fields
-    return Experiment(model, optimizer=SGD(lr=1e-3, momentum=0.9), batch_size=batch, **values)
+def synthetic(model: Model, batch: int, **fields: Any) -> Side:
+    """Measure such steps."""
+    step, _ = plain(model, (3, SIZES.side, SIZES.side), batch, **fields)
+    timed(min(10, SIZES.warm), step)
+    return lambda: batch / timed(SIZES.steps, step)
 
 
-def raytrain(e: Experiment, index: Index, reader: Any) -> Callable[[], float]:
-    """raytrain's worker over whole epochs, with its metrics and checkpoints; samples/s of the last epoch."""
-
-    def run() -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            image = e.data.sample(index)
-            layout = model_check.memory_format(
-                e, image, len(index.classes), model_check.check_model(e, image, len(index.classes))
-            )
-            value = replace(e, epochs=2, memory_format=layout)
-            save(value, Path(folder) / "experiment.json")
-            few = index.take(np.arange(min(64, len(index))))
-            readers = {"train": reader, "val": Resident(few.empty(len(few)))}
-            indices, ranks = {"train": index, "val": few}, RankContext(0, 1, DEVICE)
-            Trainer(value, Path(folder), indices, readers, None, ranks, 0.0).fit()
-            rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-        return [row for row in rows if row["kind"] == "epoch"][-1]["samples_per_second"]
-
-    return run
+def by_hand(batch: int) -> Side:
+    """Measure a hand-written CUDA graph of the whole step, on one resident batch of digits."""
+    step, _ = plain(CNN(channels=(16, 32)), (1, 28, 28), batch)
+    if CUDA:
+        with torch.cuda.stream(side := torch.cuda.Stream()):
+            timed(5, step)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        step = graph.replay
+    return lambda: batch / timed(SIZES.steps, step)
 
 
-def photographs() -> tuple[ImageFolder, Index]:
-    """The JPEG files as a data source."""
-    data = ImageFolder(root=jpeg_folder(), size=SIZES.stored, crop=SIZES.side, val_fraction=0.02)
-    return data, data.index()["train"]
+# Rows
 
 
-def compare(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
-    """Median samples/s of both sides, in turns after one that warms up."""
-    ours()
-    theirs()
-    turns = [(ours(), theirs()) for _ in range(ROUNDS)]
-    mine, other = zip(*turns, strict=True)
-    return statistics.median(mine), statistics.median(other)
+def compare(mine: Side, other: Side) -> tuple[float, float]:
+    """Return the medians of two sides in turns."""
+    turns = [(mine(), other()) for _ in range(SIZES.rounds)]
+    return statistics.median(one for one, _ in turns), statistics.median(two for _, two in turns)
 
 
-def digits_row(batch: int) -> tuple[float, float]:
-    """MNIST's size, resident on the device, against the tutorials' loop."""
-    images, index = digits(SIZES.digits)
-    e = experiment(MLP(hidden=(512, 512)), batch)
-    return compare(raytrain(e, index, Resident({"image": images})), tutorial(batch))
+def mnist(batch: int, against: Callable[[int], Side], **fields: Any) -> tuple[float, float]:
+    """Digits on the device, in one process."""
+    arrays, index = digits()
+    return compare(ours(experiment(CNN(channels=(16, 32)), batch, **fields), index, Resident(arrays)), against(batch))
 
 
-def cached_row(name: str) -> tuple[float, float]:
-    """A ResNet in bf16 from packed images, against the same on one synthetic batch."""
+def resnet(name: str, where: str) -> tuple[float, float]:
+    """A ResNet in bf16 from the memory of the device or the host, or from JPEG files."""
+    data, index, arrays = stored()
+    reader = {"device": Resident, "host": OnHost}[where](arrays) if where != "jpeg" else Direct(data, index)
+    e = experiment(network(name), SIZES.batch, data=data, precision="bf16")
+    return compare(ours(e, index, reader), synthetic(e.model, SIZES.batch, **IMAGENET))
+
+
+def precision(**fields: Any) -> tuple[float, float]:
+    """A ResNet-50 on a synthetic batch, against float32 in contiguous memory."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fields.get("precision") != "fp32"
+    model = network("resnet50")
+    return compare(synthetic(model, SIZES.batch, **fields), synthetic(model, SIZES.batch, memory_format="contiguous"))
+
+
+def augmented(augment: Augment) -> tuple[float, float]:
+    """Batches a second through an augmentation on the device, against crop and normalisation alone."""
     data, index = photographs()
-    images = np.random.default_rng(0).integers(0, 256, (len(index), *index.shape), dtype=np.uint8)
-    e = experiment(Torchvision(name=name), SIZES.batch, data=data, precision="bf16")
-    fields = {"precision": "bf16", "memory_format": "channels_last"}
-    return compare(raytrain(e, index, Resident({"image": images})), synthetic(e.model, SIZES.batch, **fields))
+    changed = replace(data, augment=augment)
+    images = torch.randint(0, 256, (SIZES.batch, *index.shape), dtype=torch.uint8, device=DEVICE)
+    arrays = {"image": images, "label": torch.zeros(SIZES.batch, dtype=torch.int64, device=DEVICE)}
+    keys, prepare, bare = np.arange(SIZES.batch), Prepare(changed, index, DEVICE), Prepare(data, index, DEVICE)
+    steps = max(2, SIZES.steps // 10)
+
+    def augmenting() -> object:
+        return prepare.augmented(arrays, keys, 0, 0, mixed=True)
+
+    timed(2, augmenting)
+    return compare(lambda: 1 / timed(steps, augmenting), lambda: 1 / timed(steps, lambda: bare.plain(arrays)))
 
 
-def jpeg_row() -> tuple[float, float]:
-    """ResNet-50 in bf16 from JPEG files, decoded while it trains, against the same on one synthetic batch."""
-    import ray
-
-    data, index = photographs()
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    try:
-        e = experiment(Torchvision(name="resnet50"), SIZES.batch, data=data, precision="bf16")
-        fields = {"precision": "bf16", "memory_format": "channels_last"}
-        reader = Streaming(data, index, ray.put(index))
-        return compare(raytrain(e, index, reader), synthetic(e.model, SIZES.batch, **fields))
-    finally:
-        ray.shutdown()
-
-
-def compile_row() -> tuple[float, float]:
-    """bf16, channels_last and torch.compile against eager TF32, both on a synthetic batch."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    model, fields = Torchvision(name="resnet50"), {"precision": "bf16", "memory_format": "channels_last"}
-    return compare(
-        synthetic(model, SIZES.batch, compile=True, **fields),
-        synthetic(model, SIZES.batch, memory_format="contiguous"),
-    )
+def checkpoint_stall() -> tuple[float, float]:
+    """Milliseconds that a checkpoint of a ResNet-50 holds training up, and those of a step."""
+    data, index, arrays = stored()
+    with trainer(experiment(network("resnet50"), SIZES.batch, data=data), index, Resident(arrays)) as (
+        one,
+        batches,
+    ):
+        timed(3, partial(step_of, one, batches))
+        stalls = []
+        for _ in range(SIZES.rounds):
+            each = timed(5, partial(step_of, one, batches))
+            assert one.writer is not None
+            one.writer.wait()
+            started = time.perf_counter()
+            one.save()
+            stalls.append(time.perf_counter() - started)
+    return 1000 * statistics.median(stalls), 1000 * each
 
 
-ROWS: dict[str, tuple[str, float, Callable[[], tuple[float, float]]]] = {
-    "digits-64": ("tutorial", 8.0, lambda: digits_row(64)),
-    "digits-1024": ("tutorial", 30.0, lambda: digits_row(1024)),
-    "resnet18-cached": ("synthetic", 0.97, lambda: cached_row("resnet18")),
-    "resnet50-cached": ("synthetic", 0.97, lambda: cached_row("resnet50")),
-    "resnet50-jpeg": ("synthetic", 0.95, jpeg_row),
-    "bf16-compiled": ("TF32 eager", 2.5, compile_row),
+class Wrapped(DDP):
+    """DistributedDataParallel around a single rank."""
+
+    def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Any) -> Any:
+        """Wrap the model as with several ranks."""
+        devices = [ranks.device] if CUDA else None
+        return distributed.Distributed(build().to(ranks.device), ranks, device_ids=devices)
+
+
+class Sharded(FSDP):
+    """FSDP2 over a single rank."""
+
+    def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Any) -> Any:
+        """Shard the model as with several ranks."""
+        return dtensors.FullySharded(build().to(ranks.device), ranks, self)
+
+
+def wrapped(parallel: Any) -> tuple[float, float]:
+    """A ResNet-50 under a strategy of one rank, against none."""
+    data, index, arrays = stored()
+    e = experiment(network("resnet50"), SIZES.batch, data=data, precision="bf16")
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("nccl" if CUDA else "gloo", init_method=f"file://{folder}/s", rank=0, world_size=1)
+        try:
+            alone = ours(e, index, Resident(arrays))
+            return compare(ours(replace(e, parallel=parallel), index, Resident(arrays)), alone)
+        finally:
+            dist.destroy_process_group()
+
+
+_RANK = """
+import json, os, sys, torch, torch.distributed as dist
+from raytrain import CNN, DDP
+from raytrain.parallel.strategy import RankContext
+rank, world, store, backend = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+dist.init_process_group(backend, init_method="file://" + store, rank=rank, world_size=world)
+torch.manual_seed(0)
+build = lambda: CNN(channels=(8,)).build((1, 8, 8), 10)
+strategy = DDP(reduction="torch").setup(build, RankContext(rank, world, device), (1, 1))
+images, labels = torch.randn(32, 1, 8, 8), torch.arange(32) % 10
+losses = []
+optimizer = torch.optim.SGD(strategy.module.parameters(), lr=0.1)
+strategy.module.eval()
+for _ in range(5):
+    part = images.chunk(world)[rank].to(device), labels.chunk(world)[rank].to(device)
+    loss = torch.nn.functional.cross_entropy(strategy.model(part[0]), part[1])
+    optimizer.zero_grad(); loss.backward(); strategy.reduce_gradients(); optimizer.step()
+    total = loss.detach().double() / world
+    dist.all_reduce(total)
+    losses.append(total.item())
+print(json.dumps(losses))
+dist.destroy_process_group()
+"""
+
+
+def two_ranks() -> tuple[float, float]:
+    """The largest difference of losses of two ranks on one GPU from those of one; NCCL, else gloo."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def losses(world: int, backend: str) -> list[float]:
+            command = [sys.executable, "-c", _RANK]
+            environment = os.environ | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+            tail = [str(world), f"{folder}/{world}-{backend}", backend]
+            ranks = [
+                subprocess.Popen([*command, str(rank), *tail], stdout=-1, stderr=subprocess.DEVNULL, env=environment)
+                for rank in range(world)
+            ]
+            try:
+                said = [rank.communicate(timeout=90)[0] for rank in ranks]
+            finally:
+                for rank in ranks:
+                    rank.kill()
+            return json.loads(said[0])
+
+        one = losses(1, "gloo")
+        try:
+            two = losses(2, "nccl" if CUDA else "gloo")
+        except (ValueError, subprocess.TimeoutExpired):  # this NCCL takes one rank for each GPU
+            two = losses(2, "gloo")
+    return max(abs(a - b) for a, b in zip(one, two, strict=True)), 1.0
+
+
+def busy(e: Experiment, index: Index, reader: Any) -> tuple[float, float]:
+    """Share of the time in which the GPU computes, by the profiler's kernels."""
+    with trainer(e, index, reader) as (one, batches):
+        timed(SIZES.warm, partial(step_of, one, batches))
+        activities = [torch.profiler.ProfilerActivity.CUDA if CUDA else torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities) as found:
+            seconds = timed(min(30, SIZES.steps), partial(step_of, one, batches)) * min(30, SIZES.steps)
+    kernels = sum(getattr(event, "self_device_time_total", 0.0) for event in found.key_averages())
+    return kernels / 1e6 / seconds, 1.0
+
+
+def no_waiting() -> tuple[float, float]:
+    """Steps without one that makes the host wait for the GPU."""
+    arrays, index = digits()
+    steps = 200 if CUDA else SIZES.steps
+    with trainer(experiment(CNN(channels=(16, 32)), 64), index, Resident(arrays)) as (one, batches):
+        timed(5, partial(step_of, one, batches))
+        if CUDA:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(steps):
+                one.losses.add(one.step(next(batches)))
+        finally:
+            if CUDA:
+                torch.cuda.set_sync_debug_mode("default")
+    return steps, steps
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what is measured, its goal for the ratio, and about how many seconds it takes."""
+
+    against: str
+    goal: float | None
+    measure: Callable[[], tuple[float, float]]
+    seconds: float
+    least: bool = True
+    """Whether the ratio must be at least the goal, rather than at most."""
+
+
+def _digits(**fields: Any) -> tuple[Experiment, Index, Any]:
+    arrays, index = digits()
+    return experiment(CNN(channels=(16, 32)), 64, **fields), index, Resident(arrays)
+
+
+ROWS: dict[str, Row] = {
+    "mnist-64": Row("tutorial", None, lambda: mnist(64, tutorial), 20),
+    "mnist-64 graph": Row("tutorial", 8.0, lambda: mnist(64, tutorial, graph="on"), 20),
+    "mnist-64 graph, resident": Row("graph by hand", 0.9, lambda: mnist(64, by_hand, graph="on"), 10),
+    "mnist-1024 graph": Row("tutorial", 30.0, lambda: mnist(1024, tutorial, graph="on"), 20),
+    "mnist-1024 graph, resident": Row("graph by hand", 0.9, lambda: mnist(1024, by_hand, graph="on"), 10),
+    "resnet50 device": Row("synthetic", 0.97, lambda: resnet("resnet50", "device"), 60),
+    "no waiting": Row("200 steps", 1.0, no_waiting, 5),
+    "checkpoint, ms": Row("5 ms", 5.0, lambda: (checkpoint_stall()[0], 1.0), 15, least=False),
+    "resnet50 host": Row("synthetic", 0.97, lambda: resnet("resnet50", "host"), 60),
+    "resnet50 jpeg": Row("synthetic", None, lambda: resnet("resnet50", "jpeg"), 60),
+    "resnet18 device": Row("synthetic", 0.97, lambda: resnet("resnet18", "device"), 30),
+    "ddp, one rank": Row("none", 0.95, lambda: wrapped(Wrapped()), 40),
+    "fsdp, one rank": Row("none", None, lambda: wrapped(Sharded()), 40),
+    "two ranks, one gpu": Row("one rank", 1e-4, two_ranks, 40, least=False),
+    "busy, mnist graph": Row("all the time", None, lambda: busy(*_digits(graph="on")), 10),
+    "mnist-64 compiled": Row("graph by hand", None, lambda: mnist(64, by_hand, graph="on", compile=True), 40),
+    "bf16, channels_last": Row("fp32", None, lambda: precision(**IMAGENET), 40),
+    "bf16, compiled": Row("fp32", 2.5, lambda: precision(compile=True, **IMAGENET), 70),
+    "fp16, channels_last": Row("fp32", None, lambda: precision(precision="fp16", memory_format="channels_last"), 40),
+    **{
+        f"augment {name}": Row("crop only", None, partial(augmented, augment), 8)
+        for name, augment in {
+            "crop, flip": Augment(crop="random", padding=4, flip=0.5),
+            "random_resized": Augment(crop="random_resized", flip=0.5),
+            "randaugment": Augment(policy="randaugment"),
+            "trivial": Augment(policy="trivialaugment"),
+            "mixup": Augment(mixup=0.2),
+            "cutmix": Augment(cutmix=1.0),
+            "erase": Augment(erase=0.5),
+        }.items()
+    },
 }
-"""name: (against, goal, how)."""
+"""name: how; the most telling first."""
 
 
-def main() -> None:
-    """Runs tests/gpu, measures, and prints a table."""
+def main() -> int:
+    """Measure, and print a table. Return 0 where every row has run and met its goal."""
     global SIZES
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="tiny sizes")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="only these")
+    parser.add_argument("--dry_run", action="store_true", help="tiny sizes, also on a CPU")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time for all rows")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="NAME", help="only these")
     arguments = parser.parse_args()
-    if not CUDA and not arguments.small:
-        parser.error("there is no GPU here; --small tries this file out on the CPU")
-    SIZES = SMALL if arguments.small else Sizes()
-    if CUDA:
-        checks = [sys.executable, "-m", "pytest", "-q", "tests/gpu"]
-        print("tests/gpu:", "passed" if subprocess.run(checks, check=False).returncode == 0 else "FAILED", flush=True)
-    import ray
-
-    name = torch.cuda.get_device_name() if CUDA else "CPU, tiny sizes: the ratios mean nothing"
-    print(f"{name}; torch {torch.__version__}, ray {ray.__version__}, Python {sys.version.split()[0]}\n")
-    print("| row | against | raytrain/s | theirs/s | ratio | goal | met |\n|---|---|---|---|---|---|---|")
-    for row in arguments.rows:
-        against, goal, measure = ROWS[row]
-        try:
-            ours, theirs = measure()
-        except Exception as error:  # one row must not cost the others
-            print(f"| {row} | {against} | {type(error).__name__}: {str(error).splitlines()[0]} |||||", flush=True)
+    if not CUDA and not arguments.dry_run:
+        parser.error("there is no GPU here; --dry_run tries the rows out on the CPU")
+    SIZES = DRY if arguments.dry_run else Sizes()
+    end = time.monotonic() + 60 * arguments.minutes
+    name = torch.cuda.get_device_name() if CUDA else "CPU"
+    dry = "; a dry run, whose figures mean nothing" if arguments.dry_run else ""
+    print(f"{name}; torch {torch.__version__}, Python {sys.version.split()[0]}{dry}\n")
+    print("| row | against | raytrain | other | ratio | goal | met |\n|---|---|---|---|---|---|---|", flush=True)
+    failed: list[str] = []
+    for title in arguments.rows:
+        row, place = ROWS[title], f"| {title} | {ROWS[title].against} |"
+        if time.monotonic() + row.seconds * (not arguments.dry_run) > end:
+            failed.append(title)
+            print(f"{place} not run: no time is left ||||", flush=True)
             continue
-        met = "yes" if ours / theirs >= goal else "no"
-        print(
-            f"| {row} | {against} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f} | >= {goal} | {met} |", flush=True
-        )
+        try:
+            mine, other = row.measure()
+        except Exception as error:  # one row must not cost the others
+            failed.append(title)
+            print(f"{place} {type(error).__name__}: {' '.join(str(error).split())[:120]} ||||", flush=True)
+            continue
+        ratio = mine / other
+        met = row.goal is None or (ratio >= row.goal if row.least else ratio <= row.goal)
+        failed += [] if met or arguments.dry_run else [title]
+        goal = "" if row.goal is None else f"{'>=' if row.least else '<='} {row.goal:g}"
+        said = "" if row.goal is None or arguments.dry_run else ("yes" if met else "no")
+        print(f"{place} {mine:,.4g} | {other:,.4g} | {ratio:.4g} | {goal} | {said} |", flush=True)
+    print(f"\n{'not passed: ' + ', '.join(failed) if failed else 'passed'}")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
