@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 
 from raytrain import errors
+from raytrain.data.crops import Crops
 from raytrain.data.source import Data, Field, Index, Kind
 from raytrain.user_code.places import calling, place
 
@@ -47,8 +48,13 @@ def checked_indices(data: Data) -> dict[str, Index]:
     return data.folds.split(found)
 
 
-def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+def checked_read(
+    data: Data, index: Index, samples: np.ndarray, crops: Crops | None = None
+) -> dict[str, np.ndarray]:
     """Return the checked result of `data.read(index, samples)`: the fields' arrays by name, each [k, *shape].
+
+    Args:
+        crops: what `read` is to return of whole images; `index` then declares their shape.
 
     Raises:
         BadSample: a sample cannot be read.
@@ -56,18 +62,20 @@ def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.
             sample is named.
     """
     try:
-        return _read(data, index, samples)
+        return _read(data, index, samples, crops)
     except errors.UserError:
-        for sample in samples if len(samples) > 1 else ():
-            _read(data, index, np.array([sample], np.int64))
+        for row in range(len(samples)) if len(samples) > 1 else ():
+            part = slice(row, row + 1)
+            _read(data, index, samples[part], crops and crops.rows(part))
         raise  # each sample by itself is right
 
 
-def _read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+def _read(data: Data, index: Index, samples: np.ndarray, crops: Crops | None) -> dict[str, np.ndarray]:
     name = index.name(int(samples[0])) + (f" to {index.name(int(samples[-1]))}" if len(samples) > 1 else "")
     called, of = f"{type(data).__name__}.read", f"{name}, {index.split}" if index.split else name
     with calling(f"{called} of {of}," if index.split else f"{called} of {of}"):
-        found: Any = data.read(index, samples)
+        read: Any = data.read
+        found: Any = read(index, samples) if crops is None else read(index, samples, crops)
     where = f"in {place(type(data).read)}"
     if not isinstance(found, dict):
         if len(index.fields) > 1:

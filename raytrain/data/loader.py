@@ -146,6 +146,8 @@ class Loader:
     ):
         self.epochs = 1
         """Epochs of the run, on which the size of images may depend; its trainer sets the number."""
+        if train and data.whole:  # what the reader returns are crops already
+            data = replace(data, augment=data.augment.after_crop)
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.draw = drawing(sampler, index) if train else None
         size = sampler.size(index) if train else len(index)
@@ -176,8 +178,7 @@ class Loader:
             prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self.prepare.evaluated
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None
-            keys = ids if self.draw is None else self.shard.slice(step)[0] + np.arange(len(ids))
-            yield Loaded(step, size, ids, keys, arrays, prepare, most, first, cuts)
+            yield Loaded(step, size, ids, way.keys(step, ids), arrays, prepare, most, first, cuts)
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, Tensors]]:
         """Yield (ids, arrays) of each step, on the device."""

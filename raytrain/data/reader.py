@@ -16,6 +16,7 @@ import numpy as np
 from raytrain import errors, order
 from raytrain.data.blocks import Arrays, joined, rows_of
 from raytrain.data.checks import checked_read
+from raytrain.data.crops import Crops, cropped, crops_of
 from raytrain.data.source import Data, Index
 
 
@@ -42,6 +43,11 @@ class Epoch:
         for step in range(self.first_step, self.shard.steps):
             start, stop = self.shard.slice(step)
             yield np.arange(start, stop) if chosen is None else chosen[start:stop]
+
+    def keys(self, step: int, samples: np.ndarray) -> np.ndarray:
+        """Return what the randomness of the samples of a step is keyed by besides seed and epoch, int64 [k]: the sample,
+        or under a sampler, which may draw a sample twice, its position in the epoch."""
+        return samples if self.draw is None else self.shard.slice(step)[0] + np.arange(len(samples))
 
     def _order(self, number: int) -> order.Order:
         return order.Order(self.seed, number, self.shard.n, self.draw)
@@ -101,31 +107,43 @@ class Direct:
     def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yield (samples int64 [k], their arrays) of each step."""
         threads = min(8, os.cpu_count() or 1)
-        steps = epoch.steps()
+        steps = self._steps(epoch)
         pool = ThreadPoolExecutor(threads)
         try:
-            ahead = [(ids, pool.submit(self._read, ids)) for ids in islice(steps, 2 * threads)]
+            ahead = [(step[0], pool.submit(self._read, *step)) for step in islice(steps, 2 * threads)]
             while ahead:
                 ids, found = ahead.pop(0)
                 following = next(steps, None)
                 if following is not None:
-                    ahead.append((following, pool.submit(self._read, following)))
+                    ahead.append((following[0], pool.submit(self._read, *following)))
                 good, arrays, bad = found.result()
                 self.skipped += bad
                 yield ids[good], arrays
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _read(self, samples: np.ndarray) -> tuple[np.ndarray, Arrays, list[str]]:
+    def _steps(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Index, Crops | None]]:
+        """Yield what `_read` takes, for each step."""
+        index = self.index
+        if epoch.number is not None and self.data.whole:
+            index = cropped(self.data, index)
+        for step, samples in enumerate(epoch.steps(), epoch.first_step):
+            yield samples, index, crops_of(self.data, epoch.seed, epoch.number, epoch.keys(step, samples))
+
+    def _read(
+        self, samples: np.ndarray, index: Index, crops: Crops | None
+    ) -> tuple[np.ndarray, Arrays, list[str]]:
         """Return which of the samples could be read (bool [k]), their arrays, and the paths of the others."""
         try:
-            return np.ones(len(samples), bool), checked_read(self.data, self.index, samples), []
+            return np.ones(len(samples), bool), checked_read(self.data, index, samples, crops), []
         except errors.BadSample as error:
             if self.data.on_bad_sample == "error":
                 raise errors.UserError(
                     f"cannot read image: {error.reason}", error.path, "repair it, or leave it out"
                 ) from None
             if len(samples) == 1:
-                return np.zeros(1, bool), self.index.empty(0), [error.path]
-        good, arrays, bad = zip(*(self._read(samples[row : row + 1]) for row in range(len(samples))), strict=True)
+                return np.zeros(1, bool), index.empty(0), [error.path]
+        parts = [slice(row, row + 1) for row in range(len(samples))]
+        found = [self._read(samples[part], index, crops and crops.rows(part)) for part in parts]
+        good, arrays, bad = zip(*found, strict=True)
         return np.concatenate(good), joined(list(arrays)), [path for paths in bad for path in paths]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -235,6 +236,11 @@ class Data:
         Data nor Ray's memory is of use."""
         return False
 
+    @property
+    def whole(self) -> bool:
+        """Whether `read` returns random crops of whole images to training, as `Images.read` does."""
+        return False
+
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, which a source may derive."""
         return self.mean, self.std
@@ -283,8 +289,8 @@ class Data:
 
         Raises:
             UserError: the crop is larger than a stored image, mean, std or the policy do not fit its channels or its
-                type, a mask does not fit the images or the policy, or the images or labels that a setting needs are
-                missing.
+                type, a mask does not fit the images or the policy, or the images, the labels or the crop that a setting
+                needs are missing.
         """
         images = [field for field in index.fields if field.kind == "image"]
         if not images and (self.input_side is not None or self.augment.changes):
@@ -316,6 +322,14 @@ class Data:
                 f"in {type(self).__name__}",
                 "resize them in read()",
             )
+        if self.whole and self.augment.first_crop is None:
+            what = "whole images are for training on random resized crops, and data.augment begins with none"
+            how = "use --data.augment.crop random_resized, or let operations begin with RandomResizedCrop()"
+            raise errors.UserError(what, f"in {type(self).__name__}.whole", how)
+        if self.whole and "crops" not in inspect.signature(self.read).parameters:
+            what = f"{type(self).__name__} has a read of its own, which returns no crops of whole images"
+            how = "leave whole out, or write read(self, index, samples, crops=None) around that of Images"
+            raise errors.UserError(what, f"in {type(self).__name__}.whole", how)
         if self.augment.progressive.on:
             if index.input.kind != "image":
                 what = f"progressive resizing is for models of images, and the input is {index.input.name!r}"
