@@ -48,9 +48,7 @@ def checked_indices(data: Data) -> dict[str, Index]:
     return data.folds.split(found)
 
 
-def checked_read(
-    data: Data, index: Index, samples: np.ndarray, crops: Crops | None = None
-) -> dict[str, np.ndarray]:
+def checked_read(data: Data, index: Index, samples: np.ndarray, crops: Crops | None = None) -> dict[str, np.ndarray]:
     """Return the checked result of `data.read(index, samples)`: the fields' arrays by name, each [k, *shape].
 
     Args:

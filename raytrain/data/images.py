@@ -154,7 +154,7 @@ class Images(Data):
     def notes(self) -> list[str]:
         """Return notes for the plan: that decoded images are not kept, or cannot be cached."""
         if self.whole:
-            return ["every epoch decodes the images again: memory and cache would keep their central squares, not whole images"]
+            return ["every epoch decodes the images again: memory and cache have room for their squares alone"]
         if self.cache == "off":
             return []
         folder = self._cache_folder()

@@ -146,13 +146,12 @@ class Loader:
     ):
         self.epochs = 1
         """Epochs of the run, on which the size of images may depend; its trainer sets the number."""
-        if train and data.whole:  # what the reader returns are crops already
-            data = replace(data, augment=data.augment.after_crop)
         self.data, self.reader, self.seed, self.device, self.train = data, reader, seed, device, train
         self.draw = drawing(sampler, index) if train else None
         size = sampler.size(index) if train else len(index)
         self.shard, self.cut = order.Shard(size, batch, rank, world, shards or 1), shards is not None
-        self.labels, self.prepare = index.labels, Prepare(data, index, device, memory_format)
+        self.labels = index.labels
+        self.prepare = Prepare(data, index, device, memory_format, cropped=train and data.whole)
         self.on_device: Tensors | None = None
         if isinstance(reader, Resident) and (fits_device(reader.bytes, device) if on_device is None else on_device):
             self.on_device = {name: torch.tensor(array, device=device) for name, array in reader.whole().items()}

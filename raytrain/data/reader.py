@@ -45,8 +45,8 @@ class Epoch:
             yield np.arange(start, stop) if chosen is None else chosen[start:stop]
 
     def keys(self, step: int, samples: np.ndarray) -> np.ndarray:
-        """Return what the randomness of the samples of a step is keyed by besides seed and epoch, int64 [k]: the sample,
-        or under a sampler, which may draw a sample twice, its position in the epoch."""
+        """Return what the randomness of the samples of a step is keyed by besides seed and epoch, int64 [k]: the
+        sample, or under a sampler, which may draw a sample twice, its position in the epoch."""
         return samples if self.draw is None else self.shard.slice(step)[0] + np.arange(len(samples))
 
     def _order(self, number: int) -> order.Order:
@@ -130,10 +130,10 @@ class Direct:
         for step, samples in enumerate(epoch.steps(), epoch.first_step):
             yield samples, index, crops_of(self.data, epoch.seed, epoch.number, epoch.keys(step, samples))
 
-    def _read(
-        self, samples: np.ndarray, index: Index, crops: Crops | None
-    ) -> tuple[np.ndarray, Arrays, list[str]]:
+    def _read(self, samples: np.ndarray, index: Index, crops: Crops | None) -> tuple[np.ndarray, Arrays, list[str]]:
         """Return which of the samples could be read (bool [k]), their arrays, and the paths of the others."""
+        if not len(samples):  # of a last short batch
+            return np.ones(0, bool), index.empty(0), []
         try:
             return np.ones(len(samples), bool), checked_read(self.data, index, samples, crops), []
         except errors.BadSample as error:
