@@ -30,12 +30,12 @@ class Bad(NamedTuple):
     lasting: bool
 
 
-def read_part(data: Data, index: Index, chosen: np.ndarray) -> Arrays:
-    """Return the arrays of some samples, and `bad`, a text for each. If a sample is bad, read all again, one by one, to
-    find it."""
+def read_part(data: Data, index: Index, chosen: np.ndarray, out: Arrays | None = None) -> Arrays:
+    """Return the arrays of some samples, perhaps in the place of `out`, and `bad`, a text for each. If a sample is bad,
+    read all again, one by one, to find it."""
     bad = np.full(len(chosen), "", object)
     try:
-        arrays = checked_read(data, index, chosen)
+        arrays = checked_read(data, index, chosen, out)
     except errors.BadSample:
         arrays = index.empty(len(chosen))
         for row in range(len(chosen)):

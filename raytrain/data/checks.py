@@ -47,8 +47,13 @@ def checked_indices(data: Data) -> dict[str, Index]:
     return data.folds.split(found)
 
 
-def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+def checked_read(
+    data: Data, index: Index, samples: np.ndarray, out: dict[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
     """Return the checked result of `data.read(index, samples)`: the fields' arrays by name, each [k, *shape].
+
+    Args:
+        out: arrays that a source whose ranks read by themselves fills and returns.
 
     Raises:
         BadSample: a sample cannot be read.
@@ -56,18 +61,21 @@ def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.
             sample is named.
     """
     try:
-        return _read(data, index, samples)
+        return _read(data, index, samples, out if data.direct else None)
     except errors.UserError:
         for sample in samples if len(samples) > 1 else ():
             _read(data, index, np.array([sample], np.int64))
         raise  # each sample by itself is right
 
 
-def _read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+def _read(
+    data: Data, index: Index, samples: np.ndarray, out: dict[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
     name = index.name(int(samples[0])) + (f" to {index.name(int(samples[-1]))}" if len(samples) > 1 else "")
     called, of = f"{type(data).__name__}.read", f"{name}, {index.split}" if index.split else name
     with calling(f"{called} of {of}," if index.split else f"{called} of {of}"):
-        found: Any = data.read(index, samples)
+        read: Any = data.read
+        found: Any = read(index, samples) if out is None else read(index, samples, out)
     where = f"in {place(type(data).read)}"
     if not isinstance(found, dict):
         if len(index.fields) > 1:

@@ -112,9 +112,15 @@ class Images(Data):
         """Return where a sample is, for messages."""
         return index.name(sample)
 
-    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
-        """Decode images to their central squares, uint8 [k, channels, size, size]."""
-        square, images = with_pillow().decode.square, np.empty((len(samples), *index.input.shape), np.uint8)
+    @property
+    def direct(self) -> bool:
+        """Whether each rank decodes images by itself, in threads: where a subclass has no `read` of its own."""
+        return self.decodes
+
+    def read(self, index: Index, samples: np.ndarray, out: dict[str, np.ndarray] | None = None) -> np.ndarray:
+        """Decode images to their central squares, uint8 [k, channels, size, size], in the place of `out` if given."""
+        square = with_pillow().decode.square
+        images = np.empty((len(samples), *index.input.shape), np.uint8) if out is None else out[index.input.name]
         for image, sample, raw in zip(images, samples, self.encoded(index, samples), strict=True):
             try:
                 image[:] = square(raw, self.size, self.channels)

@@ -105,10 +105,17 @@ class Mixed(Data):
             joined["val"] = val.take(np.flatnonzero(val.columns["source"] == self.validate))
         return joined
 
-    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the arrays of some samples, each read by its own source."""
+    @property
+    def direct(self) -> bool:
+        """Whether each rank reads samples by itself, in threads: where that holds for all sources."""
+        return all(source.direct for source in self.sources)
+
+    def read(
+        self, index: Index, samples: np.ndarray, out: dict[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of some samples, each read by its own source, in the place of `out` if given."""
         assert isinstance(index, MixedIndex)
-        arrays, of = index.empty(len(samples)), index.columns["source"][samples]
+        arrays, of = out or index.empty(len(samples)), index.columns["source"][samples]
         for number in np.unique(of):
             here = np.flatnonzero(of == number)
             found = checked_read(self.sources[number], index.parts[number], index.rows[samples[here]])

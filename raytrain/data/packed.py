@@ -46,7 +46,12 @@ class Packed(Images):
 
     @property
     def direct(self) -> bool:
-        """Whether each rank reads samples by itself: those of a raw pack, which the system keeps in memory for all."""
+        """Whether each rank reads samples by itself, in threads."""
+        return type(self).read is Packed.read
+
+    @property
+    def raw(self) -> bool:
+        """Whether samples are stored as they are used, which the system keeps in memory for all ranks."""
         return self._pack().raw
 
     @property
@@ -89,12 +94,14 @@ class Packed(Images):
             found[split] = replace(index, shape=shape)
         return found
 
-    def read(self, index: Index, samples: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:  # type: ignore[override]
+    def read(  # type: ignore[override]
+        self, index: Index, samples: np.ndarray, out: dict[str, np.ndarray] | None = None
+    ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the arrays of some samples: those of a raw pack as they are, others decoded, as `Images.read`."""
         pack = self._pack()
         if pack.raw:
-            return pack.arrays(index.split, index.rows[samples], index.fields)
-        return Images.read(self._settled(), index, samples)
+            return pack.arrays(index.split, index.rows[samples], index.fields, out)
+        return Images.read(self._settled(), index, samples, out)
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
         """Yield the bytes of some images, after comparing their checksums."""
