@@ -48,10 +48,17 @@ def checked_indices(data: Data) -> dict[str, Index]:
     return data.folds.split(found)
 
 
-def checked_read(data: Data, index: Index, samples: np.ndarray, crops: Crops | None = None) -> dict[str, np.ndarray]:
+def checked_read(
+    data: Data,
+    index: Index,
+    samples: np.ndarray,
+    out: dict[str, np.ndarray] | None = None,
+    crops: Crops | None = None,
+) -> dict[str, np.ndarray]:
     """Return the checked result of `data.read(index, samples)`: the fields' arrays by name, each [k, *shape].
 
     Args:
+        out: arrays that a source whose ranks read by themselves fills and returns.
         crops: what `read` is to return of whole images; `index` then declares their shape.
 
     Raises:
@@ -60,20 +67,27 @@ def checked_read(data: Data, index: Index, samples: np.ndarray, crops: Crops | N
             sample is named.
     """
     try:
-        return _read(data, index, samples, crops)
+        return _read(data, index, samples, out if data.direct else None, crops)
     except errors.UserError:
         for row in range(len(samples)) if len(samples) > 1 else ():
             part = slice(row, row + 1)
-            _read(data, index, samples[part], crops and crops.rows(part))
+            _read(data, index, samples[part], crops=crops and crops.rows(part))
         raise  # each sample by itself is right
 
 
-def _read(data: Data, index: Index, samples: np.ndarray, crops: Crops | None) -> dict[str, np.ndarray]:
+def _read(
+    data: Data,
+    index: Index,
+    samples: np.ndarray,
+    out: dict[str, np.ndarray] | None = None,
+    crops: Crops | None = None,
+) -> dict[str, np.ndarray]:
     name = index.name(int(samples[0])) + (f" to {index.name(int(samples[-1]))}" if len(samples) > 1 else "")
     called, of = f"{type(data).__name__}.read", f"{name}, {index.split}" if index.split else name
     with calling(f"{called} of {of}," if index.split else f"{called} of {of}"):
         read: Any = data.read
-        found: Any = read(index, samples) if crops is None else read(index, samples, crops)
+        more = {name: value for name, value in (("out", out), ("crops", crops)) if value is not None}
+        found: Any = read(index, samples, **more)
     where = f"in {place(type(data).read)}"
     if not isinstance(found, dict):
         if len(index.fields) > 1:

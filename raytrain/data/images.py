@@ -121,13 +121,20 @@ class Images(Data):
 
     @property
     def direct(self) -> bool:
-        """Whether each rank reads samples by itself: crops of whole images, which no two ranks or epochs share."""
-        return self.whole
+        """Whether each rank decodes images by itself, in threads: where a subclass has no `read` of its own."""
+        return self.decodes or self.whole
 
-    def read(self, index: Index, samples: np.ndarray, crops: Crops | None = None) -> np.ndarray:
+    def read(
+        self,
+        index: Index,
+        samples: np.ndarray,
+        out: dict[str, np.ndarray] | None = None,
+        crops: Crops | None = None,
+    ) -> np.ndarray:
         """Decode images to their central squares, uint8 [k, channels, size, size], or to `crops` of whole images, uint8
-        [k, channels, height, width] as the index declares."""
-        decode, images = with_pillow().decode, np.empty((len(samples), *index.input.shape), np.uint8)
+        [k, channels, height, width] as the index declares; in the place of `out` if given."""
+        decode = with_pillow().decode
+        images = np.empty((len(samples), *index.input.shape), np.uint8) if out is None else out[index.input.name]
         for row, (sample, raw) in enumerate(zip(samples, self.encoded(index, samples), strict=True)):
             try:
                 if crops is None:

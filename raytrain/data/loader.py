@@ -169,7 +169,7 @@ class Loader:
 
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
         """Yield the steps of an epoch from `first_step` on."""
-        way = Epoch(self.shard, self.seed, number if self.train else None, first_step, self.draw)
+        way = Epoch(self.shard, self.seed, number if self.train else None, first_step, self.draw, self.epochs)
         augmented = self.train and self.data.augment.changes
         for step, (ids, arrays) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)

@@ -122,9 +122,15 @@ class Manifest(FileImages):
             found |= {"train": train.take(rest), "val": replace(train.take(held_out), split="val")}
         return {split: found[split] for split in SPLITS if split in found}
 
-    def read(self, index: Any, samples: np.ndarray, crops: Crops | None = None) -> Any:  # type: ignore[override]
+    def read(  # type: ignore[override]
+        self,
+        index: Any,
+        samples: np.ndarray,
+        out: dict[str, np.ndarray] | None = None,
+        crops: Crops | None = None,
+    ) -> Any:
         """Return images, decoded to their central squares or to crops, and their targets, if there are."""
-        images = super().read(index, samples, crops)
+        images = super().read(index, samples, out, crops)
         if not self.target:
             return images
         return {"image": images, self._target_name: index.targets[index.rows[samples]]}

@@ -116,17 +116,24 @@ class Mixed(Data):
 
     @property
     def direct(self) -> bool:
-        """Whether each rank reads samples by itself."""
-        return self.whole
+        """Whether each rank reads samples by itself, in threads: where that holds for all sources."""
+        return all(source.direct for source in self.sources)
 
-    def read(self, index: Index, samples: np.ndarray, crops: Crops | None = None) -> dict[str, np.ndarray]:
-        """Return the arrays of some samples, each read by its own source."""
+    def read(
+        self,
+        index: Index,
+        samples: np.ndarray,
+        out: dict[str, np.ndarray] | None = None,
+        crops: Crops | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of some samples, each read by its own source, in the place of `out` if given."""
         assert isinstance(index, MixedIndex)
-        arrays, of = index.empty(len(samples)), index.columns["source"][samples]
+        arrays, of = out or index.empty(len(samples)), index.columns["source"][samples]
         for number in np.unique(of):
             here = np.flatnonzero(of == number)
             part = index.parts[number] if crops is None else cropped(self, index.parts[number])
-            found = checked_read(self.sources[number], part, index.rows[samples[here]], crops and crops.rows(here))
+            of_crops = crops and crops.rows(here)
+            found = checked_read(self.sources[number], part, index.rows[samples[here]], crops=of_crops)
             for name, array in found.items():
                 arrays[name][here] = array
         return arrays

@@ -47,9 +47,13 @@ class Packed(Images):
 
     @property
     def direct(self) -> bool:
-        """Whether each rank reads samples by itself: crops of whole images, and the samples of a raw pack, which the
-        system keeps in memory for all."""
-        return self.whole or self._pack().raw
+        """Whether each rank reads samples by itself, in threads."""
+        return type(self).read is Packed.read
+
+    @property
+    def raw(self) -> bool:
+        """Whether samples are stored as they are used, which the system keeps in memory for all ranks."""
+        return self._pack().raw
 
     @property
     def input_side(self) -> int | None:
@@ -95,13 +99,17 @@ class Packed(Images):
         return found
 
     def read(  # type: ignore[override]
-        self, index: Index, samples: np.ndarray, crops: Crops | None = None
+        self,
+        index: Index,
+        samples: np.ndarray,
+        out: dict[str, np.ndarray] | None = None,
+        crops: Crops | None = None,
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the arrays of some samples: those of a raw pack as they are, others decoded, as `Images.read`."""
         pack = self._pack()
         if pack.raw:
-            return pack.arrays(index.split, index.rows[samples], index.fields)
-        return Images.read(self._settled(), index, samples, crops)
+            return pack.arrays(index.split, index.rows[samples], index.fields, out)
+        return Images.read(self._settled(), index, samples, out, crops)
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
         """Yield the bytes of some images, after comparing their checksums."""

@@ -232,8 +232,13 @@ class Data:
 
     @property
     def direct(self) -> bool:
-        """Whether reading takes so little time that each rank reads its samples by itself, by threads, and neither Ray
-        Data nor Ray's memory is of use."""
+        """Whether each rank reads its samples by itself while it trains, in threads, and Ray Data does not: they must run
+        at the same time, as code outside Python does. `read` then takes `out`, arrays that it fills and returns."""
+        return False
+
+    @property
+    def raw(self) -> bool:
+        """Whether samples are stored as they are used, so that to keep them in Ray's memory saves little."""
         return False
 
     @property
