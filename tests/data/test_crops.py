@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tarfile
 from dataclasses import dataclass, replace
@@ -15,8 +16,10 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from raytrain import (
+    CNN,
     Augment,
     Balanced,
+    Experiment,
     HorizontalFlip,
     ImageFolder,
     Images,
@@ -39,6 +42,7 @@ from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct, Epoch
 from raytrain.data.transforms import Normalise
 from raytrain.driver.plan import _mode
+from raytrain.sweep.record import reads
 from raytrain.tools import pack as packing
 from raytrain.tools.pack_settings import Settings
 
@@ -273,6 +277,13 @@ def test_samples_that_cannot_be_read_are_left_out_with_their_crops(photos: Path,
             found |= dict(zip(batch.ids.tolist(), batch.images, strict=True))
     assert reader.skipped == [str(broken / index.name(3))] and sorted(found) == sorted(set(expected) - {3})
     assert all(torch.equal(image, expected[sample]) for sample, image in found.items())
+
+
+def test_sweeps_without_whole_images_keep_the_keys_of_what_they_read(photos: Path) -> None:
+    own, whole = (Experiment(model=CNN(), data=folder(photos, whole=value)) for value in (False, True))
+    assert "whole" not in json.loads(reads(own)) and json.loads(reads(whole)) == json.loads(reads(own)) | {
+        "whole": True
+    }
 
 
 @dataclass(frozen=True)
