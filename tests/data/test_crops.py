@@ -280,10 +280,9 @@ def test_samples_that_cannot_be_read_are_left_out_with_their_crops(photos: Path,
 
 
 def test_sweeps_without_whole_images_keep_the_keys_of_what_they_read(photos: Path) -> None:
-    own, whole = (Experiment(model=CNN(), data=folder(photos, whole=value)) for value in (False, True))
-    assert "whole" not in json.loads(reads(own)) and json.loads(reads(whole)) == json.loads(reads(own)) | {
-        "whole": True
-    }
+    experiments = [Experiment(model=CNN(), data=folder(photos, whole=value)) for value in (False, True)]
+    own, whole = (json.loads(reads(one)) for one in experiments)
+    assert "whole" not in own and whole == own | {"whole": True}
 
 
 @dataclass(frozen=True)
