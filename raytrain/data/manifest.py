@@ -119,9 +119,14 @@ class Manifest(FileImages):
             found |= {"train": train.take(rest), "val": replace(train.take(held_out), split="val")}
         return {split: found[split] for split in SPLITS if split in found}
 
-    def read(self, index: Any, samples: np.ndarray) -> Any:  # type: ignore[override]
+    @property
+    def direct(self) -> bool:
+        """Whether each rank reads samples by itself, in threads."""
+        return type(self).read is Manifest.read
+
+    def read(self, index: Any, samples: np.ndarray, out: dict[str, np.ndarray] | None = None) -> Any:
         """Return images, decoded to their central squares, and their targets, if there are."""
-        images = super().read(index, samples)
+        images = super().read(index, samples, out)
         if not self.target:
             return images
         return {"image": images, self._target_name: index.targets[index.rows[samples]]}
