@@ -122,7 +122,7 @@ class Images(Data):
     @property
     def direct(self) -> bool:
         """Whether each rank decodes images by itself, in threads: where a subclass has no `read` of its own."""
-        return self.decodes or self.whole
+        return self.decodes
 
     def read(
         self,

@@ -122,6 +122,11 @@ class Manifest(FileImages):
             found |= {"train": train.take(rest), "val": replace(train.take(held_out), split="val")}
         return {split: found[split] for split in SPLITS if split in found}
 
+    @property
+    def direct(self) -> bool:
+        """Whether each rank reads samples by itself, in threads."""
+        return type(self).read is Manifest.read
+
     def read(  # type: ignore[override]
         self,
         index: Any,

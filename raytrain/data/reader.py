@@ -124,8 +124,8 @@ class Direct:
 
     Args:
         threads: how many; by default one for each CPU of this process.
-        complete: whether this is a run, whose index is without the samples that could not be read when it began: another
-            one is an error.
+        complete: whether this is a run, whose index is without the samples that could not be read when it began:
+            another one is an error.
 
     Attributes:
         skipped: the paths of samples that could not be read and were left out (`on_bad_sample="skip"`).
@@ -167,7 +167,7 @@ class Direct:
     def close(self) -> None:
         """End the threads, without what they have not begun to read."""
         self._cancel(self._begun)
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

@@ -232,8 +232,8 @@ class Data:
 
     @property
     def direct(self) -> bool:
-        """Whether each rank reads its samples by itself while it trains, in threads, and Ray Data does not: they must run
-        at the same time, as code outside Python does. `read` then takes `out`, arrays that it fills and returns."""
+        """Whether threads of each rank read its samples while it trains, and Ray Data does not: most of `read` must run
+        outside Python, whose lock lets only one thread run. `read` then takes `out`, arrays to fill and return."""
         return False
 
     @property

@@ -50,6 +50,7 @@ class Streaming:
 
     def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yield (samples int64 [k], their arrays) of each step."""
+        assert epoch.number is None or not self.data.whole, "Direct alone reads crops of whole images"
         blocks = self._blocks(epoch)
         rows = self.index.empty(0)
         for samples in epoch.steps():

@@ -59,10 +59,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Data:
-    """One way to read the data, packed once for all trials of a node: references into the object store."""
+    """One way to read the data, packed once for all trials of a node: references into the object store, and `threads`
+    of `Job`."""
 
     indices: Any
     images: dict[str, Any]
+    threads: int = 0
 
     def steps_per_epoch(self, value: Experiment) -> int:
         """Return the optimizer steps of an epoch of a trial that reads this."""
@@ -214,8 +216,7 @@ class Attempt:
                 failure = supervise.distribute(job, self._stop)
                 if failure is not None:
                     raise failure
-            status = json.loads((self.run / "summary.json").read_text())["status"]
-            error = None
+            status, error = json.loads((self.run / "summary.json").read_text())["status"], None
         except Leave:
             status, error = "interrupted", None
         except BaseException as caught:
@@ -237,8 +238,7 @@ class Attempt:
         self._said.put(("end", status))
 
     def _job(self) -> Job:
-        indices: dict[str, Index] = ray.get(self.data.indices)
-        weights = initial_weights.pretrained(self.value, indices["train"], self.run)
+        weights = initial_weights.pretrained(self.value, ray.get(self.data.indices)["train"], self.run)
         return Job(
             self.value,
             self.run.absolute(),
@@ -247,6 +247,7 @@ class Attempt:
             None if weights is None else ray.put(weights),
             time.time(),
             own_output=True,
+            threads=self.data.threads,
             watched=False,
             gated=self.value.scaling.ranks > 1,
         )
@@ -360,8 +361,7 @@ def adopt(run: Path, pool: Path) -> None:
     shutil.copyfile(pool / "metrics.jsonl", partial)
     for pointer in ("best.json", "last.json"):
         (run / pointer).unlink(missing_ok=True)
-    state = layout.load_state(sources[-1])
-    best = state["progress"]["best"]
+    best = layout.load_state(sources[-1])["progress"]["best"]
     write_atomically(run / "best.json", json.dumps(best, indent=2))
     for source in sources:  # links, the newest last: after a crash before that, the run resumes from an older one
         shutil.copytree(source, own / source.name, copy_function=os.link)
