@@ -294,8 +294,8 @@ class Data:
 
         Raises:
             UserError: the crop is larger than a stored image, mean, std or the policy do not fit its channels or its
-                type, a mask does not fit the images or the policy, or the images, the labels or the crop that a setting
-                needs are missing.
+                type, a mask does not fit the images or the policy, or what a setting needs, such as images, labels or a
+                crop, is missing.
         """
         images = [field for field in index.fields if field.kind == "image"]
         if not images and (self.input_side is not None or self.augment.changes):
@@ -327,14 +327,8 @@ class Data:
                 f"in {type(self).__name__}",
                 "resize them in read()",
             )
-        if self.whole and self.augment.first_crop is None:
-            what = "whole images are for training on random resized crops, and data.augment begins with none"
-            how = "use --data.augment.crop random_resized, or let operations begin with RandomResizedCrop()"
-            raise errors.UserError(what, f"in {type(self).__name__}.whole", how)
-        if self.whole and "crops" not in inspect.signature(self.read).parameters:
-            what = f"{type(self).__name__} has a read of its own, which returns no crops of whole images"
-            how = "leave whole out, or write read(self, index, samples, crops=None) around that of Images"
-            raise errors.UserError(what, f"in {type(self).__name__}.whole", how)
+        if self.whole:
+            self._check_whole()
         if self.augment.progressive.on:
             if index.input.kind != "image":
                 what = f"progressive resizing is for models of images, and the input is {index.input.name!r}"
@@ -345,6 +339,20 @@ class Data:
         if self.input_side is None or first.kind == "plain":
             return first.shape
         return (*first.shape[:-2], self.input_side, self.input_side)
+
+    def _check_whole(self) -> None:
+        name = type(self).__name__
+        if self.augment.first_crop is None:
+            what = "whole images are for training on random resized crops, and data.augment begins with none"
+            how = "use --data.augment.crop random_resized, or let operations begin with RandomResizedCrop()"
+            raise errors.UserError(what, f"in {name}.whole", how)
+        if self.mode == "resident":
+            what = "resident memory has the central squares of images, and training takes crops of whole ones"
+            raise errors.UserError(what, "in data.mode", "leave out --data.mode resident, or --data.whole")
+        if "crops" not in inspect.signature(self.read).parameters:
+            what = f"{name} has a read of its own, which returns no crops of whole images"
+            how = "leave whole out, or write read(self, index, samples, crops=None) around that of Images"
+            raise errors.UserError(what, f"in {name}.whole", how)
 
     def _check_image(self, field: Field) -> None:
         channels, height, width = field.shape

@@ -338,9 +338,6 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
         UserError: they are to be resident and do not fit.
     """
     if data.whole:
-        if data.mode == "resident":
-            what = "resident memory has the central squares of images, and training takes crops of whole ones"
-            raise errors.UserError(what, "in data.mode", "leave out --data.mode resident, or --data.whole")
         return "streaming"
     size = sum(indices[split].bytes for split in ("train", "val"))
     room = int(resources.memory * _RESIDENT_SHARE)

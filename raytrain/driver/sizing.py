@@ -90,7 +90,7 @@ def reading_threads(data: Data, mode: str, scaling: Scaling, resources: Resource
     Returns:
         0 where samples are resident, or read by tasks of Ray Data.
     """
-    if mode == "resident" or not data.direct:
+    if mode == "resident" or not (data.direct or data.whole):
         return 0
     cpus, gpus = scaling.cpus_per_worker or 0.0, scaling.gpus_per_worker or 0.0
     counts = resources.placed(scaling.ranks * resources.runs, cpus, gpus, scaling.placement == "spread")

@@ -305,7 +305,7 @@ def test_what_has_no_crops_of_whole_images_is_refused(photos: Path, tmp_path: Pa
             replace(data, augment=augment).sample(index["train"])
     nothing: Any = None
     with pytest.raises(UserError, match=r"resident memory has the central squares .*, in data.mode"):
-        _mode(replace(data, mode="resident"), index, nothing)
+        replace(data, mode="resident").sample(index["train"])
     assert _mode(data, index, nothing) == "streaming"
     own = Own(size=30, crop=SIDE, whole=True, augment=CROP)
     with pytest.raises(UserError, match=r"Own has a read of its own"):
