@@ -25,6 +25,10 @@ class Buffers:
     def __init__(self, fields: tuple[Field, ...]):
         self.fields, self.free = fields, list[mmap.mmap]()
 
+    def drop(self) -> None:
+        """Return memory to the system, that in use too as soon as nobody refers to it."""
+        self.free = []  # not emptied: what is in use comes back to the list that it is from
+
     def take(self, count: int) -> Arrays:
         """Return arrays for some samples, [count, ...] by the fields' names, with any values."""
         starts, size = [], 0

@@ -162,7 +162,7 @@ class Direct:
             self._cancel(self._begun)
             self._begun = begun
             if not begun:
-                self.buffers.free.clear()
+                self.buffers.drop()
 
     def close(self) -> None:
         """End the threads, without what they have not begun to read."""
