@@ -31,6 +31,7 @@ from raytrain import (
     RandomResizedCrop,
     Regression,
     Sampler,
+    Scaling,
     UserError,
     WebDataset,
     order,
@@ -40,8 +41,11 @@ from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.geometry import BOX_DRAWS, boxes
 from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct, Epoch
+from raytrain.data.streaming import Streaming
 from raytrain.data.transforms import Normalise
 from raytrain.driver.plan import _mode
+from raytrain.driver.resources import Node, Resources
+from raytrain.driver.sizing import reading_threads
 from raytrain.sweep.record import reads
 from raytrain.tools import pack as packing
 from raytrain.tools.pack_settings import Settings
@@ -283,6 +287,17 @@ def test_sweeps_without_whole_images_keep_the_keys_of_what_they_read(photos: Pat
     experiments = [Experiment(model=CNN(), data=folder(photos, whole=value)) for value in (False, True)]
     own, whole = (json.loads(reads(one)) for one in experiments)
     assert "whole" not in own and whole == own | {"whole": True}
+
+
+def test_threads_of_the_workers_read_crops_also_beside_nodes_with_more_cpus(photos: Path) -> None:
+    nodes = (Node("gpu", 8, 1, 1 << 30), Node("cpu", 64, 0, 1 << 30))
+    scaling, there = Scaling(workers=1, cpus_per_worker=1.0, gpus_per_worker=1.0), Resources(nodes, "a cluster")
+    threads = [reading_threads(folder(photos, whole=one), "streaming", scaling, there) for one in (True, False)]
+    assert threads == [8, 0]
+    data = folder(photos)
+    index = data.index()["train"]
+    with pytest.raises(AssertionError, match="Direct alone"):
+        next(Streaming(data, index, None).read(Epoch(order.Shard(len(index), 8, 0, 1), SEED, 0)))
 
 
 @dataclass(frozen=True)
