@@ -1,5 +1,5 @@
-"""Where a rank's samples come from, step after step: memory that all ranks share, or threads of this process. Ray Data
-streams them in `streaming.py`. All return the same bytes in the same order.
+"""Where a rank's samples come from, step after step: memory that all ranks share, or threads of this process. Ray Data's
+tasks stream them in `streaming.py`. All return the same bytes in the same order.
 """
 
 from __future__ import annotations
