@@ -22,7 +22,8 @@ def pool(threads: int) -> ThreadPoolExecutor:
     all_set = threading.Barrier(threads + 1)
 
     def begin() -> None:
-        torch.set_num_threads(1)  # of this thread, and of those that are made from now on
+        torch.set_num_threads(1)  # of those that are made from now on,
+        torch.get_num_threads()  # and of this one, which takes the number when it is first needed
         all_set.wait()
 
     found = ThreadPoolExecutor(threads, "data", begin)
