@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import statistics
 import subprocess
@@ -32,8 +31,7 @@ from torchvision import datasets, transforms
 
 from raytrain import MLP, MNIST, SGD, Experiment, ImageFolder, Model, Scaling, Torchvision
 from raytrain.data import Index
-from raytrain.data.reader import Resident
-from raytrain.data.streaming import Streaming
+from raytrain.data.reader import Direct, Resident
 from raytrain.driver import model_check
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.experiment_file import save
@@ -206,18 +204,11 @@ def cached_row(name: str) -> tuple[float, float]:
 
 def jpeg_row() -> tuple[float, float]:
     """ResNet-50 in bf16 from JPEG files, decoded while it trains, against the same on one synthetic batch."""
-    import ray
-
     data, index = photographs()
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    try:
-        e = experiment(Torchvision(name="resnet50"), SIZES.batch, data=data, precision="bf16")
-        fields = {"precision": "bf16", "memory_format": "channels_last"}
-        reader = Streaming(data, index, ray.put(index))
-        return compare(raytrain(e, index, reader), synthetic(e.model, SIZES.batch, **fields))
-    finally:
-        ray.shutdown()
+    e = experiment(Torchvision(name="resnet50"), SIZES.batch, data=data, precision="bf16")
+    fields = {"precision": "bf16", "memory_format": "channels_last"}
+    reader = Direct(data, index)
+    return compare(raytrain(e, index, reader), synthetic(e.model, SIZES.batch, **fields))
 
 
 def compile_row() -> tuple[float, float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +14,24 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.nn.functional import interpolate
+
+
+def pool(threads: int) -> ThreadPoolExecutor:
+    """Return a pool of threads in which torch's functions use no further threads: each would get as many as the caller
+    has, and they would wait for each other. Threads that are made later have as many as the caller again."""
+    all_set = threading.Barrier(threads + 1)
+
+    def begin() -> None:
+        torch.set_num_threads(1)  # of those that are made from now on,
+        torch.get_num_threads()  # and of this one, which takes the number when it is first needed
+        all_set.wait()
+
+    found = ThreadPoolExecutor(threads, "data", begin)
+    for _ in range(threads):
+        found.submit(int)
+    all_set.wait()
+    torch.set_num_threads(torch.get_num_threads())
+    return found
 
 
 def has_decoder() -> bool:

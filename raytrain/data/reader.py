@@ -1,5 +1,5 @@
-"""Where a rank's samples come from, step after step: memory that all ranks share, or threads of this process. Ray Data
-streams them in `streaming.py`. All return the same bytes in the same order.
+"""Where a rank's samples come from, step after step: memory that all ranks share, or threads of this process; or Ray
+Data's tasks, in `streaming.py`. All return the same bytes in the same order.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from raytrain import errors, order
 from raytrain.data.blocks import Arrays, Bad, arrays_and_bad, check_bad, lost_sample, read_part, rows_of
 from raytrain.data.buffers import Buffers
 from raytrain.data.crops import Crops, cropped, crops_of
+from raytrain.data.late import with_torch
 from raytrain.data.source import Data, Index
 from raytrain.watchdog import doing
 
@@ -171,7 +172,7 @@ class Direct:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        pool = ThreadPoolExecutor(self.threads, "data")
+        pool: ThreadPoolExecutor = with_torch().decode_torch.pool(self.threads)
         weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
         return pool
 

@@ -1,4 +1,5 @@
-"""Samples that Ray Data's tasks read while training goes on."""
+"""Samples that Ray Data's tasks read while training goes on: for sources whose `read` is Python code of the user, and
+where the CPUs are on other nodes than the workers. `reader.Direct` reads the others."""
 
 from __future__ import annotations
 

@@ -238,7 +238,8 @@ class Attempt:
         self._said.put(("end", status))
 
     def _job(self) -> Job:
-        weights = initial_weights.pretrained(self.value, ray.get(self.data.indices)["train"], self.run)
+        indices: dict[str, Index] = ray.get(self.data.indices)
+        weights = initial_weights.pretrained(self.value, indices["train"], self.run)
         return Job(
             self.value,
             self.run.absolute(),
@@ -339,8 +340,7 @@ def keep(run: Path, path: Path, pool: Path) -> None:
     best = run / "checkpoints" / str(state["progress"]["best"].get("checkpoint"))
     for source in {path, best} if best.is_dir() else {path}:
         shutil.copytree(source, partial / source.name, copy_function=os.link)
-    rows = (run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
-    (partial / "metrics.jsonl").write_bytes(rows)
+    (partial / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]])
     shutil.rmtree(pool, ignore_errors=True)
     partial.rename(pool)
 

@@ -89,7 +89,8 @@ def test_tasks_of_ray_data_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
     blocks = list(streaming._read(span, Shipped(data), None, lambda local: ids[local], 7))
     found = [arrays for _, arrays in Direct(data, INDEX).read(epoch)]
     for name in ("image", "value"):
-        assert np.array_equal(*(np.concatenate([one[name] for one in many]) for many in (blocks, found)))
+        tasks, threads = (np.concatenate([one[name] for one in many]) for many in (blocks, found))
+        assert np.array_equal(tasks, threads)
 
 
 def test_the_next_epoch_is_read_before_it_is_asked_for_and_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,7 @@ def test_the_next_epoch_is_read_before_it_is_asked_for_and_nothing_twice(monkeyp
 
 def test_a_pass_that_begins_elsewhere_drops_what_was_begun() -> None:
     direct = Direct(Arrays(), INDEX, threads=2)
-    passes = direct.read(way(epochs=4))
+    passes: Any = direct.read(way(epochs=4))
     next(passes)
     passes.close()
     for epoch in (way(first_step=4, epochs=4), way(number=3, epochs=4), way(number=None)):
@@ -160,6 +161,26 @@ def test_all_threads_work_on_one_batch() -> None:
     assert len(data.seen) == N and waiting.is_alive(), "the other thread reads the rest of the batch meanwhile"
     data.go.set()
     waiting.join()
+
+
+def test_each_thread_computes_alone_and_the_caller_as_before() -> None:
+    before, found = torch.get_num_threads(), []
+
+    @dataclass(frozen=True)
+    class Counted(Arrays):
+        def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+            found.append(torch.get_num_threads())
+            return super().read(index, samples)
+
+    torch.set_num_threads(3)
+    try:
+        list(Direct(Counted(), INDEX, threads=2).read(way()))
+        later = threading.Thread(target=lambda: found.append(10 + torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert set(found) == {1, 13} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_runs_bad_sample_is_named_and_lost_if_it_was_good() -> None:
