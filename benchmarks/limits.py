@@ -38,8 +38,8 @@ SENTENCES = {
         "long to start."
     ),
     "streaming-jpeg": (
-        "Ray Data's scheduling: in each epoch {first:.1f} s pass until the first batch is there, and a CPU waits for "
-        "its next task. A core alone reads, decodes and resizes {photographs:.0f} of these files a second."
+        "Decoding: a core alone reads, decodes and resizes {photographs:.0f} of these files a second. In each epoch "
+        "{first:.2f} s pass until the first batch is there, as nothing is read while the other side runs."
     ),
     "scan": (
         "A stat for each file takes {stat:.1f} us: it tells the size and the time of change, by which a run knows its "

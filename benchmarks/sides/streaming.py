@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
-import ray
 import torch
 
 from benchmarks.side import Turns, Workload, join
 from raytrain import ImageFolder
 from raytrain.data.loader import Loader, keep_memory
-from raytrain.data.streaming import Streaming
+from raytrain.data.reader import Direct
 
 
 def main() -> None:
     """An epoch a turn."""
     workload, turns = Workload.from_argv(), Turns()
     join()
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
     data = ImageFolder(root=str(workload.folder), size=256, crop=224)
     index = data.index()["train"]
-    reader, device = Streaming(data, index, ray.put(index)), torch.device("cpu")
-    loader = Loader(data, index, reader, workload.batch_size, 0, 0, 1, device, train=True)
+    loader = Loader(data, index, Direct(data, index), workload.batch_size, 0, 0, 1, torch.device("cpu"), train=True)
     epoch = 0
     keep_memory()  # as raytrain's worker does
     while turns.wait():
@@ -34,7 +29,6 @@ def main() -> None:
                 first = first or time.perf_counter() - started
         turns.reply(samples, time.perf_counter() - started, first=first)
         epoch += 1
-    ray.shutdown()
 
 
 if __name__ == "__main__":

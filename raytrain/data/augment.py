@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from raytrain import errors
 from raytrain.config import Rule, at_least, check, within
 from raytrain.data.operation import Operation
+from raytrain.data.operations import RandomResizedCrop
 from raytrain.data.progressive import Progressive
 
 _SHARE: Rule = (lambda share: 0 <= share <= 1, "in [0, 1]")
@@ -103,6 +104,20 @@ class Augment:
     def changes(self) -> bool:
         """Whether training images are anything but those of validation."""
         return self.random or self.progressive.on
+
+    @property
+    def first_crop(self) -> RandomResizedCrop | None:
+        """The random resized crop that comes before all other changes, if one does: `data.whole` takes it from whole
+        images."""
+        if self.crop == "random_resized":
+            return RandomResizedCrop(self.scale, self.ratio)
+        first = self.operations[0] if self.operations else None
+        return first if type(first) is RandomResizedCrop else None
+
+    @property
+    def after_crop(self) -> Augment:
+        """What follows `first_crop`."""
+        return replace(self, crop="center", operations=self.operations[1:])
 
     @property
     def mixes(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from raytrain import errors
 from raytrain.data.checks import checked_read
+from raytrain.data.crops import Crops
 from raytrain.data.source import Data, Index
 
 Arrays = dict[str, np.ndarray]
@@ -30,17 +31,20 @@ class Bad(NamedTuple):
     lasting: bool
 
 
-def read_part(data: Data, index: Index, chosen: np.ndarray) -> Arrays:
-    """Return the arrays of some samples, and `bad`, a text for each. If a sample is bad, read all again, one by one, to
-    find it."""
+def read_part(
+    data: Data, index: Index, chosen: np.ndarray, out: Arrays | None = None, crops: Crops | None = None
+) -> Arrays:
+    """Return the arrays of some samples, perhaps in the place of `out`, and `bad`, a text for each. If a sample is bad,
+    read all again, one by one, to find it. `crops` is as for `checked_read`."""
     bad = np.full(len(chosen), "", object)
     try:
-        arrays = checked_read(data, index, chosen)
+        arrays = checked_read(data, index, chosen, out, crops)
     except errors.BadSample:
         arrays = index.empty(len(chosen))
         for row in range(len(chosen)):
+            part = slice(row, row + 1)
             try:
-                for name, array in checked_read(data, index, chosen[row : row + 1]).items():
+                for name, array in checked_read(data, index, chosen[part], crops=crops and crops.rows(part)).items():
                     arrays[name][row] = array[0]
             except errors.BadSample as error:
                 lasting = "" if isinstance(error.__cause__, OSError) else "lasting"

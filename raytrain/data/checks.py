@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 
 from raytrain import errors
+from raytrain.data.crops import Crops
 from raytrain.data.source import Data, Field, Index, Kind
 from raytrain.user_code.places import calling, place
 
@@ -47,8 +48,18 @@ def checked_indices(data: Data) -> dict[str, Index]:
     return data.folds.split(found)
 
 
-def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+def checked_read(
+    data: Data,
+    index: Index,
+    samples: np.ndarray,
+    out: dict[str, np.ndarray] | None = None,
+    crops: Crops | None = None,
+) -> dict[str, np.ndarray]:
     """Return the checked result of `data.read(index, samples)`: the fields' arrays by name, each [k, *shape].
+
+    Args:
+        out: arrays that a source whose ranks read by themselves fills and returns.
+        crops: what `read` is to return of whole images; `index` then declares their shape.
 
     Raises:
         BadSample: a sample cannot be read.
@@ -56,18 +67,27 @@ def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.
             sample is named.
     """
     try:
-        return _read(data, index, samples)
+        return _read(data, index, samples, out if data.direct else None, crops)
     except errors.UserError:
-        for sample in samples if len(samples) > 1 else ():
-            _read(data, index, np.array([sample], np.int64))
+        for row in range(len(samples)) if len(samples) > 1 else ():
+            part = slice(row, row + 1)
+            _read(data, index, samples[part], crops=crops and crops.rows(part))
         raise  # each sample by itself is right
 
 
-def _read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+def _read(
+    data: Data,
+    index: Index,
+    samples: np.ndarray,
+    out: dict[str, np.ndarray] | None = None,
+    crops: Crops | None = None,
+) -> dict[str, np.ndarray]:
     name = index.name(int(samples[0])) + (f" to {index.name(int(samples[-1]))}" if len(samples) > 1 else "")
     called, of = f"{type(data).__name__}.read", f"{name}, {index.split}" if index.split else name
     with calling(f"{called} of {of}," if index.split else f"{called} of {of}"):
-        found: Any = data.read(index, samples)
+        read: Any = data.read
+        more = {name: value for name, value in (("out", out), ("crops", crops)) if value is not None}
+        found: Any = read(index, samples, **more)
     where = f"in {place(type(data).read)}"
     if not isinstance(found, dict):
         if len(index.fields) > 1:

@@ -20,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from raytrain.data.crops import Crops
 from raytrain.data.late import with_torch
 
 MAX_PIXELS = 89_478_485
@@ -66,6 +67,25 @@ def square(raw: bytes, size: int, channels: int) -> np.ndarray:
     if side != size:
         image = with_torch().decode_torch.resized(image, size)
     return np.ascontiguousarray(image)
+
+
+def crop(raw: bytes, crops: Crops, side: int, channels: int) -> np.ndarray:
+    """Decode an image, cut a random part of it and resize it.
+
+    Args:
+        raw: the file's bytes.
+        crops: what to cut, of one sample.
+        side: height and width of the result.
+        channels: 3 for RGB, 1 for grey.
+
+    Returns:
+        uint8 [channels, side, side].
+
+    Raises:
+        ValueError: as `square`.
+    """
+    image = with_torch().decode_torch.tensor(pixels(raw, channels))
+    return crops.crop.apply(image[None], crops.draws, side)[0].numpy()
 
 
 def pixels(raw: bytes, channels: int) -> np.ndarray:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +14,24 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.nn.functional import interpolate
+
+
+def pool(threads: int) -> ThreadPoolExecutor:
+    """Return a pool of threads in which torch's functions use no further threads: each would get as many as the caller
+    has, and they would wait for each other. Threads that are made later have as many as the caller again."""
+    all_set = threading.Barrier(threads + 1)
+
+    def begin() -> None:
+        torch.set_num_threads(1)  # of those that are made from now on,
+        torch.get_num_threads()  # and of this one, which takes the number when it is first needed
+        all_set.wait()
+
+    found = ThreadPoolExecutor(threads, "data", begin)
+    for _ in range(threads):
+        found.submit(int)
+    all_set.wait()
+    torch.set_num_threads(torch.get_num_threads())
+    return found
 
 
 def has_decoder() -> bool:
@@ -31,11 +51,14 @@ def decoded(raw: bytes, channels: int) -> np.ndarray:
     return torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), channels, True).numpy()
 
 
+def tensor(image: np.ndarray) -> torch.Tensor:
+    """Return an array as a tensor: of a read-only one, such as Pillow's, a copy, since torch warns of these."""
+    return torch.from_numpy(image if image.flags.writeable else image.copy())
+
+
 def resized(image: np.ndarray, size: int) -> np.ndarray:
     """Resize uint8 [channels, height, width] to [channels, size, size]."""
-    # Pillow's arrays may be read-only, of which torch warns.
-    tensor = torch.from_numpy(image if image.flags.writeable else image.copy())
-    return interpolate(tensor[None], size=(size, size), mode="bilinear", antialias=True)[0].numpy()
+    return interpolate(tensor(image)[None], size=(size, size), mode="bilinear", antialias=True)[0].numpy()
 
 
 def shortened(image: np.ndarray, side: int) -> np.ndarray:
@@ -43,8 +66,7 @@ def shortened(image: np.ndarray, side: int) -> np.ndarray:
     height, width = image.shape[1:]
     short = min(height, width)
     size = [max(side, round(one * side / short)) for one in (height, width)]
-    tensor = torch.from_numpy(image if image.flags.writeable else image.copy())
-    return interpolate(tensor[None], size=size, mode="bilinear", antialias=True)[0].numpy()
+    return interpolate(tensor(image)[None], size=size, mode="bilinear", antialias=True)[0].numpy()
 
 
 def jpeg(image: np.ndarray, quality: int) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from raytrain import errors
 from raytrain.config import at_least, check
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Data, Index
+
+if TYPE_CHECKING:
+    from raytrain.data.crops import Crops
 
 CROP = 224
 """The largest side that `crop=auto` takes."""
@@ -73,6 +76,10 @@ class Images(Data):
     None takes all of any image."""
     channels: Literal[1, 3] = 3
     """3 for RGB, 1 for grey."""
+    whole: bool = field(default=False, kw_only=True)  # type: ignore[override]
+    """Train on random crops of the whole images in place of their stored central squares, as torchvision's
+    RandomResizedCrop takes them. It needs augment.crop=random_resized, or operations that begin with
+    RandomResizedCrop. Images are then decoded again in every epoch."""
     cache: str = "auto"
     """Folder that caches the decoded images, so that the next run on the same files starts without decoding. `auto` is
     $XDG_CACHE_HOME/raytrain or ~/.cache/raytrain; `off` caches nothing. It holds at most 20 GiB, or a tenth of the free
@@ -112,12 +119,28 @@ class Images(Data):
         """Return where a sample is, for messages."""
         return index.name(sample)
 
-    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
-        """Decode images to their central squares, uint8 [k, channels, size, size]."""
-        square, images = with_pillow().decode.square, np.empty((len(samples), *index.input.shape), np.uint8)
-        for image, sample, raw in zip(images, samples, self.encoded(index, samples), strict=True):
+    @property
+    def direct(self) -> bool:
+        """Whether each rank decodes images by itself, in threads: where a subclass has no `read` of its own."""
+        return self.decodes
+
+    def read(
+        self,
+        index: Index,
+        samples: np.ndarray,
+        out: dict[str, np.ndarray] | None = None,
+        crops: Crops | None = None,
+    ) -> np.ndarray:
+        """Decode images to their central squares, uint8 [k, channels, size, size], or to `crops` of whole images, uint8
+        [k, channels, height, width] as the index declares; in the place of `out` if given."""
+        decode = with_pillow().decode
+        images = np.empty((len(samples), *index.input.shape), np.uint8) if out is None else out[index.input.name]
+        for row, (sample, raw) in enumerate(zip(samples, self.encoded(index, samples), strict=True)):
             try:
-                image[:] = square(raw, self.size, self.channels)
+                if crops is None:
+                    images[row] = decode.square(raw, self.size, self.channels)
+                else:
+                    images[row] = decode.crop(raw, crops.rows(slice(row, row + 1)), images.shape[2], len(images[row]))
             except ValueError as error:
                 raise errors.BadSample(self.where(index, int(sample)), str(error)) from error
         return images
@@ -136,7 +159,9 @@ class Images(Data):
         return type(self).read is Images.read
 
     def notes(self) -> list[str]:
-        """Return notes for the plan: that decoded images cannot be cached."""
+        """Return notes for the plan: that decoded images are not kept, or cannot be cached."""
+        if self.whole:
+            return ["every epoch decodes the images again: memory and cache have room for their squares alone"]
         if self.cache == "off":
             return []
         folder = self._cache_folder()
@@ -157,7 +182,10 @@ class Images(Data):
         width, height = found[len(found) // 2]
         side = self.input_side or self.size
         seen = "" if side == self.size else f", of which the model sees {side} x {side}"
-        note = f"files of about {width} x {height} pixels become {self.size} x {self.size}{seen}"
+        becomes = f"become {self.size} x {self.size}{seen}"
+        if self.whole:
+            becomes = f"train as random crops of {side} x {side}; for validation they {becomes}"
+        note = f"files of about {width} x {height} pixels {becomes}"
         short = min(width, height)
         if self.size > _ENLARGED * short:
             fits = f"--data.size {short}" + (" --data.crop auto" if self.crop != "auto" and side > short else "")

@@ -150,7 +150,8 @@ class Loader:
         self.draw = drawing(sampler, index) if train else None
         size = sampler.size(index) if train else len(index)
         self.shard, self.cut = order.Shard(size, batch, rank, world, shards or 1), shards is not None
-        self.labels, self.prepare = index.labels, Prepare(data, index, device, memory_format)
+        self.labels = index.labels
+        self.prepare = Prepare(data, index, device, memory_format, cropped=train and data.whole)
         self.on_device: Tensors | None = None
         if isinstance(reader, Resident) and (fits_device(reader.bytes, device) if on_device is None else on_device):
             self.on_device = {name: torch.tensor(array, device=device) for name, array in reader.whole().items()}
@@ -168,7 +169,7 @@ class Loader:
 
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
         """Yield the steps of an epoch from `first_step` on."""
-        way = Epoch(self.shard, self.seed, number if self.train else None, first_step, self.draw)
+        way = Epoch(self.shard, self.seed, number if self.train else None, first_step, self.draw, self.epochs)
         augmented = self.train and self.data.augment.changes
         for step, (ids, arrays) in enumerate(self._ahead(self._batches(way)), first_step):
             size = self.shard.size(step)
@@ -176,8 +177,7 @@ class Loader:
             prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self.prepare.evaluated
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None
-            keys = ids if self.draw is None else self.shard.slice(step)[0] + np.arange(len(ids))
-            yield Loaded(step, size, ids, keys, arrays, prepare, most, first, cuts)
+            yield Loaded(step, size, ids, way.keys(step, ids), arrays, prepare, most, first, cuts)
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, Tensors]]:
         """Yield (ids, arrays) of each step, on the device."""

@@ -9,6 +9,7 @@ import numpy as np
 from raytrain import config, errors
 from raytrain.data.augment import Augment
 from raytrain.data.checks import checked_indices, checked_read
+from raytrain.data.crops import Crops, cropped
 from raytrain.data.source import Data, Field, Index
 
 _COMMON = ("crop", "augment", "mean", "std")
@@ -83,6 +84,9 @@ class Mixed(Data):
             allowed = f"from 0 to {len(self.sources) - 1}, the number of a source, or None for all"
             raise errors.out_of_range("validate", self.validate, allowed, "Mixed")
         for number, source in enumerate(self.sources):
+            if source.whole != self.whole:
+                what = f"source 0 has whole={self.whole}, and source {number} {source.whole}"
+                raise errors.UserError(what, where, "let all sources train on crops of whole images, or none")
             for name in _COMMON:
                 own, common = getattr(source, name), getattr(self, name)
                 if own not in (common, Augment()):
@@ -105,13 +109,31 @@ class Mixed(Data):
             joined["val"] = val.take(np.flatnonzero(val.columns["source"] == self.validate))
         return joined
 
-    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the arrays of some samples, each read by its own source."""
+    @property
+    def whole(self) -> bool:
+        """Whether training reads random crops of the sources' whole images."""
+        return self.sources[0].whole
+
+    @property
+    def direct(self) -> bool:
+        """Whether each rank reads samples by itself, in threads: where that holds for all sources."""
+        return all(source.direct for source in self.sources)
+
+    def read(
+        self,
+        index: Index,
+        samples: np.ndarray,
+        out: dict[str, np.ndarray] | None = None,
+        crops: Crops | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of some samples, each read by its own source, in the place of `out` if given."""
         assert isinstance(index, MixedIndex)
-        arrays, of = index.empty(len(samples)), index.columns["source"][samples]
+        arrays, of = out or index.empty(len(samples)), index.columns["source"][samples]
         for number in np.unique(of):
             here = np.flatnonzero(of == number)
-            found = checked_read(self.sources[number], index.parts[number], index.rows[samples[here]])
+            part = index.parts[number] if crops is None else cropped(self, index.parts[number])
+            of_crops = crops and crops.rows(here)
+            found = checked_read(self.sources[number], part, index.rows[samples[here]], crops=of_crops)
             for name, array in found.items():
                 arrays[name][here] = array
         return arrays

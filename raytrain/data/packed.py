@@ -16,6 +16,7 @@ from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
 
 if TYPE_CHECKING:
+    from raytrain.data.crops import Crops
     from raytrain.data.packs import Pack
 
 
@@ -46,7 +47,12 @@ class Packed(Images):
 
     @property
     def direct(self) -> bool:
-        """Whether each rank reads samples by itself: those of a raw pack, which the system keeps in memory for all."""
+        """Whether each rank reads samples by itself, in threads."""
+        return type(self).read is Packed.read
+
+    @property
+    def raw(self) -> bool:
+        """Whether samples are stored as they are used, which the system keeps in memory for all ranks."""
         return self._pack().raw
 
     @property
@@ -81,6 +87,9 @@ class Packed(Images):
             name = "size" if self.size is not None else "channels"
             how = f"leave {name} out, or pack the data again"
             raise errors.UserError(f"a raw pack has the {name} that it was packed with", "in Packed", how)
+        if pack.raw and self.whole:
+            what = "a raw pack has the arrays that training reads, such as central squares, and no whole images"
+            raise errors.UserError(what, "in Packed.whole", "pack the images with --codec original or jpeg")
         found = {}
         for split, values in pack.values["splits"].items():
             index = pack.table(split).index(split, values, pack.raw)
@@ -89,12 +98,18 @@ class Packed(Images):
             found[split] = replace(index, shape=shape)
         return found
 
-    def read(self, index: Index, samples: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:  # type: ignore[override]
+    def read(  # type: ignore[override]
+        self,
+        index: Index,
+        samples: np.ndarray,
+        out: dict[str, np.ndarray] | None = None,
+        crops: Crops | None = None,
+    ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the arrays of some samples: those of a raw pack as they are, others decoded, as `Images.read`."""
         pack = self._pack()
         if pack.raw:
-            return pack.arrays(index.split, index.rows[samples], index.fields)
-        return Images.read(self._settled(), index, samples)
+            return pack.arrays(index.split, index.rows[samples], index.fields, out)
+        return Images.read(self._settled(), index, samples, out, crops)
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
         """Yield the bytes of some images, after comparing their checksums."""

@@ -37,6 +37,9 @@ class Prepare:
 
     Each field is returned in memory of its own. The last bits of a matrix product depend on the address of its input,
     and a slice of a batch begins at an address that depends on the number of ranks.
+
+    Args:
+        cropped: whether the arrays that are augmented are random crops of whole images already.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class Prepare:
         index: Index,
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
+        cropped: bool = False,
     ):
+        self.augment = data.augment.after_crop if cropped else data.augment
         self.data, self.index, self.device, self.memory_format = data, index, device, memory_format
         self.fields, self.classes = index.fields, len(index.classes)
         images = {field.name: field for field in index.fields if field.kind == "image"}
@@ -83,7 +88,7 @@ class Prepare:
             mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes].
             epochs: the number of epochs, by which progressive resizing chooses a size; None keeps the whole one.
         """
-        augment = self.data.augment
+        augment = self.augment
         size = self._size(epoch, epochs) if augment.progressive.on and epochs is not None else None
         changed = (self._operated if augment.operations else self._simply)(arrays, keys, seed, epoch, size)
         if mixed and augment.mixes:
@@ -96,11 +101,11 @@ class Prepare:
     def _size(self, epoch: int, epochs: int) -> int:
         """Return the side to which progressive resizing shrinks images in an epoch."""
         stored = next(field.shape[-1] for field in self.fields if field.kind == "image")
-        return self.data.augment.progressive.side(epoch, epochs, self.data.input_side or stored)
+        return self.augment.progressive.side(epoch, epochs, self.data.input_side or stored)
 
     def _simply(self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, size: int | None) -> Tensors:
         """Crop, flip, apply the policy, resize, normalise and erase."""
-        augment, side, draws = self.data.augment, self.data.input_side, order.uniform(seed, epoch, keys, DRAWS)
+        augment, side, draws = self.augment, self.data.input_side, order.uniform(seed, epoch, keys, DRAWS)
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
             found = crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)
@@ -116,7 +121,7 @@ class Prepare:
 
     def _operated(self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, size: int | None) -> Tensors:
         """Apply the operations, resize and normalise, some images at a time, which stay in a CPU's cache."""
-        operations, side, found = self.data.augment.operations, self.data.input_side, dict(arrays)
+        operations, side, found = self.augment.operations, self.data.input_side, dict(arrays)
         draws = [
             order.uniform(order.key(seed, _OPERATION, number), epoch, keys, one.draws)
             for number, one in enumerate(operations)

@@ -1,22 +1,37 @@
-"""Where a rank's samples come from, step after step: memory that all ranks share, or threads of this process. Ray Data
-streams them in `streaming.py`. All return the same bytes in the same order.
+"""Where a rank's samples come from, step after step: memory that all ranks share, or threads of this process; or Ray
+Data's tasks, in `streaming.py`. All return the same bytes in the same order.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from raytrain import errors, order
-from raytrain.data.blocks import Arrays, joined, rows_of
-from raytrain.data.checks import checked_read
+from raytrain.data.blocks import Arrays, Bad, arrays_and_bad, check_bad, lost_sample, read_part, rows_of
+from raytrain.data.buffers import Buffers
+from raytrain.data.crops import Crops, cropped, crops_of
+from raytrain.data.late import with_torch
 from raytrain.data.source import Data, Index
+from raytrain.watchdog import doing
+
+_AHEAD = 256 << 20
+"""Bytes of batches that `Direct` reads ahead, or two batches where they are larger."""
+_MOST = 16
+"""Batches that it reads ahead at most."""
+_PART, _PART_ROWS = 1 << 20, 16
+"""Bytes and samples from which on a thread's part of a batch is large enough; at a URL its samples are fetched at the
+same time."""
+_THREADS = 32
+"""Threads at most: more would wait for each other, as only one runs Python at a time."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,15 @@ class Epoch:
     first_step: int = 0
     draw: order.Draw | None = None
     """The sampler's samples by position; None takes every sample once."""
+    epochs: int = 0
+    """Epochs of the run: what reads ahead goes on with the next one of them."""
+
+    @property
+    def following(self) -> Epoch | None:
+        """The epoch that comes next; None after the last one, and in evaluation."""
+        if self.number is None or self.number + 1 >= self.epochs:
+            return None
+        return replace(self, number=self.number + 1, first_step=0)
 
     def samples(self, local: np.ndarray) -> np.ndarray:
         """Return the samples at some of this rank's positions (int64 [k]), counted from the first step."""
@@ -42,6 +66,11 @@ class Epoch:
         for step in range(self.first_step, self.shard.steps):
             start, stop = self.shard.slice(step)
             yield np.arange(start, stop) if chosen is None else chosen[start:stop]
+
+    def keys(self, step: int, samples: np.ndarray) -> np.ndarray:
+        """Return what the randomness of the samples of a step is keyed by besides seed and epoch, int64 [k]: the
+        sample, or under a sampler, which may draw a sample twice, its position in the epoch."""
+        return samples if self.draw is None else self.shard.slice(step)[0] + np.arange(len(samples))
 
     def _order(self, number: int) -> order.Order:
         return order.Order(self.seed, number, self.shard.n, self.draw)
@@ -89,43 +118,150 @@ class Resident:
 
 
 class Direct:
-    """Samples read by threads of this process, a few steps ahead of the caller, without Ray.
+    """Samples read by threads of this process, some batches ahead of the caller, without Ray.
 
-    With `on_bad_sample="skip"`, `skipped` collects the paths of samples that cannot be read.
+    A batch is cut into parts, so that all threads read the next one. What is ahead when a pass ends stays: the next
+    pass goes on with it, if it begins there.
+
+    Args:
+        threads: how many; by default one for each CPU of this process.
+        complete: whether this is a run, whose index is without the samples that could not be read when it began:
+            another one is an error.
+
+    Attributes:
+        skipped: the paths of samples that could not be read and were left out (`on_bad_sample="skip"`).
     """
 
-    def __init__(self, data: Data, index: Index):
-        self.data, self.index = data, index
+    def __init__(self, data: Data, index: Index, threads: int | None = None, complete: bool = False):
+        self.data, self.index, self.complete = data, index, complete
+        self.cropped = cropped(data, index) if data.whole else index
+        self.threads = min(_THREADS, threads or own_cpus())
         self.skipped: list[str] = []
+        self.buffers = Buffers(index.fields)
+        self.rows = max(_PART_ROWS, _PART // max(1, index.sample_bytes))
+        self._begun: deque[_Batch] = deque()
 
     def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yield (samples int64 [k], their arrays) of each step."""
-        threads = min(8, os.cpu_count() or 1)
-        steps = epoch.steps()
-        pool = ThreadPoolExecutor(threads)
+        start, stop = epoch.shard.slice(0)
+        index = self.index if epoch.number is None else self.cropped
+        if self.buffers.fields != index.fields:
+            self.buffers = Buffers(index.fields)
+        depth = max(2, min(_MOST, _AHEAD // max(1, (stop - start) * index.sample_bytes)))
+        coming, begun = _onwards(epoch), deque[_Batch]()
         try:
-            ahead = [(ids, pool.submit(self._read, ids)) for ids in islice(steps, 2 * threads)]
-            while ahead:
-                ids, found = ahead.pop(0)
-                following = next(steps, None)
-                if following is not None:
-                    ahead.append((following, pool.submit(self._read, following)))
-                good, arrays, bad = found.result()
-                self.skipped += bad
-                yield ids[good], arrays
+            for _ in range(epoch.first_step, epoch.shard.steps):
+                self._begin(index, coming, begun, depth)
+                ids, arrays = self._ended(begun.popleft())
+                self._begin(index, coming, begun, depth)
+                yield ids, arrays
+                del arrays  # its memory may serve again
+        except Exception:
+            self._cancel(begun)
+            raise
         finally:
-            pool.shutdown(cancel_futures=True)
+            self._cancel(self._begun)
+            self._begun = begun
+            if not begun:
+                self.buffers.drop()
 
-    def _read(self, samples: np.ndarray) -> tuple[np.ndarray, Arrays, list[str]]:
-        """Return which of the samples could be read (bool [k]), their arrays, and the paths of the others."""
-        try:
-            return np.ones(len(samples), bool), checked_read(self.data, self.index, samples), []
-        except errors.BadSample as error:
-            if self.data.on_bad_sample == "error":
-                raise errors.UserError(
-                    f"cannot read image: {error.reason}", error.path, "repair it, or leave it out"
-                ) from None
-            if len(samples) == 1:
-                return np.zeros(1, bool), self.index.empty(0), [error.path]
-        good, arrays, bad = zip(*(self._read(samples[row : row + 1]) for row in range(len(samples))), strict=True)
-        return np.concatenate(good), joined(list(arrays)), [path for paths in bad for path in paths]
+    def close(self) -> None:
+        """End the threads, without what they have not begun to read."""
+        self._cancel(self._begun)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        pool: ThreadPoolExecutor = with_torch().decode_torch.pool(self.threads)
+        weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
+        return pool
+
+    def _begin(self, index: Index, coming: Iterator[_Place], begun: deque[_Batch], depth: int) -> None:
+        """Let the threads read the batches that come next, up to `depth` of them."""
+        while len(begun) < depth and (place := next(coming, None)) is not None:
+            if self._begun and self._begun[0].place.same(place):
+                begun.append(self._begun.popleft())
+                continue
+            self._cancel(self._begun)
+            arrays = self.buffers.take(len(place.samples))
+            parts, keys = [], place.epoch.keys(place.step, place.samples)
+            crops = crops_of(self.data, place.epoch.seed, place.epoch.number, keys)
+            for start in range(0, len(place.samples), self.rows):
+                part = slice(start, start + self.rows)
+                samples, own = place.samples[part], crops and crops.rows(part)
+                parts.append(self._pool.submit(_fill, self.data, index, samples, rows_of(arrays, part), own))
+            begun.append(_Batch(place, arrays, parts))
+
+    def _ended(self, batch: _Batch) -> tuple[np.ndarray, Arrays]:
+        """Wait for a batch; return its samples and their arrays.
+
+        Raises:
+            UserError: a sample cannot be read, and may not be left out.
+        """
+        bad: list[Bad] = []
+        for number, part in enumerate(batch.parts):
+            bad += [one._replace(row=number * self.rows + one.row) for one in part.result()]
+            doing.tick()
+        ids = batch.place.samples
+        if not bad:
+            return ids, batch.arrays
+        if self.complete:
+            check_bad(self.data, bad)
+            raise lost_sample(bad[0].path, bad[0].reason)
+        if self.data.on_bad_sample == "error":
+            what = f"cannot read image: {bad[0].reason}"
+            raise errors.UserError(what, bad[0].path, "repair it, or leave it out")
+        self.skipped += [one.path for one in bad]
+        good = np.delete(np.arange(len(ids)), [one.row for one in bad])
+        return ids[good], rows_of(batch.arrays, good)
+
+    def _cancel(self, batches: deque[_Batch]) -> None:
+        while batches:
+            for part in batches.popleft().parts:
+                part.cancel()
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A step of an epoch, and a rank's samples in it."""
+
+    epoch: Epoch
+    step: int
+    samples: np.ndarray
+
+    def same(self, other: _Place) -> bool:
+        """Whether both have the same samples in the same place."""
+        a, b = self.epoch, other.epoch
+        return (self.step, a.number) == (other.step, b.number) and np.array_equal(self.samples, other.samples)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """A batch that threads are reading."""
+
+    place: _Place
+    arrays: Arrays
+    parts: list[Future[list[Bad]]]
+
+
+def _onwards(epoch: Epoch) -> Iterator[_Place]:
+    """Yield the steps of an epoch, and of those that follow."""
+    following: Epoch | None = epoch
+    while following is not None:
+        for step, samples in enumerate(following.steps(), following.first_step):
+            yield _Place(following, step, samples)
+        following = following.following
+
+
+def _fill(data: Data, index: Index, samples: np.ndarray, arrays: Arrays, crops: Crops | None) -> list[Bad]:
+    """Read some samples into arrays; return those that cannot be read."""
+    found, bad = arrays_and_bad(read_part(data, index, samples, arrays, crops))
+    for name, array in arrays.items():
+        if found[name] is not array:
+            array[:] = found[name]
+    return bad
+
+
+def own_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -236,14 +236,16 @@ class Pack:
                 raise errors.BadSample(self.name(split, int(row)), _DAMAGED)
             yield found
 
-    def arrays(self, split: str, rows: np.ndarray, fields: tuple[Field, ...]) -> dict[str, np.ndarray]:
-        """Return the arrays of some raw samples (int64 [k]), [k, ...] by the fields' names.
+    def arrays(
+        self, split: str, rows: np.ndarray, fields: tuple[Field, ...], out: dict[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of some raw samples (int64 [k]), [k, ...] by the fields' names: `out` if it is given.
 
         Raises:
             BadSample: they are damaged or cannot be read.
         """
         table, count, size = self.table(split), len(rows), sum(field.bytes for field in fields)
-        found = {field.name: np.empty((count, *field.shape), field.dtype) for field in fields}
+        found = out or {field.name: np.empty((count, *field.shape), field.dtype) for field in fields}
         if not count:
             return found
         flat = [array.reshape(count, -1).view(np.uint8) for array in found.values()]

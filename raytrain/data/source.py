@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -231,8 +232,18 @@ class Data:
 
     @property
     def direct(self) -> bool:
-        """Whether reading takes so little time that each rank reads its samples by itself, by threads, and neither Ray
-        Data nor Ray's memory is of use."""
+        """Whether threads of each rank read its samples while it trains, and Ray Data does not: most of `read` must run
+        outside Python, whose lock lets only one thread run. `read` then takes `out`, arrays to fill and return."""
+        return False
+
+    @property
+    def raw(self) -> bool:
+        """Whether samples are stored as they are used, so that to keep them in Ray's memory saves little."""
+        return False
+
+    @property
+    def whole(self) -> bool:
+        """Whether `read` returns random crops of whole images to training, as `Images.read` does."""
         return False
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -283,8 +294,8 @@ class Data:
 
         Raises:
             UserError: the crop is larger than a stored image, mean, std or the policy do not fit its channels or its
-                type, a mask does not fit the images or the policy, or the images or labels that a setting needs are
-                missing.
+                type, a mask does not fit the images or the policy, or what a setting needs, such as images, labels or a
+                crop, is missing.
         """
         images = [field for field in index.fields if field.kind == "image"]
         if not images and (self.input_side is not None or self.augment.changes):
@@ -316,6 +327,8 @@ class Data:
                 f"in {type(self).__name__}",
                 "resize them in read()",
             )
+        if self.whole:
+            self._check_whole()
         if self.augment.progressive.on:
             if index.input.kind != "image":
                 what = f"progressive resizing is for models of images, and the input is {index.input.name!r}"
@@ -326,6 +339,20 @@ class Data:
         if self.input_side is None or first.kind == "plain":
             return first.shape
         return (*first.shape[:-2], self.input_side, self.input_side)
+
+    def _check_whole(self) -> None:
+        name = type(self).__name__
+        if self.augment.first_crop is None:
+            what = "whole images are for training on random resized crops, and data.augment begins with none"
+            how = "use --data.augment.crop random_resized, or let operations begin with RandomResizedCrop()"
+            raise errors.UserError(what, f"in {name}.whole", how)
+        if self.mode == "resident":
+            what = "resident memory has the central squares of images, and training takes crops of whole ones"
+            raise errors.UserError(what, "in data.mode", "leave out --data.mode resident, or --data.whole")
+        if "crops" not in inspect.signature(self.read).parameters:
+            what = f"{name} has a read of its own, which returns no crops of whole images"
+            how = "leave whole out, or write read(self, index, samples, crops=None) around that of Images"
+            raise errors.UserError(what, f"in {name}.whole", how)
 
     def _check_image(self, field: Field) -> None:
         channels, height, width = field.shape

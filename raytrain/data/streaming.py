@@ -1,4 +1,5 @@
-"""Samples that Ray Data's tasks read while training goes on."""
+"""Samples that Ray Data's tasks read while training goes on: for sources whose `read` is Python code of the user, and
+where the CPUs are on other nodes than the workers. `reader.Direct` reads the others."""
 
 from __future__ import annotations
 
@@ -50,6 +51,7 @@ class Streaming:
 
     def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yield (samples int64 [k], their arrays) of each step."""
+        assert epoch.number is None or not self.data.whole, "Direct alone reads crops of whole images"
         blocks = self._blocks(epoch)
         rows = self.index.empty(0)
         for samples in epoch.steps():

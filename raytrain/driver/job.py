@@ -34,6 +34,8 @@ class Job:
     """Whether the workers wait after each validation until `driver.gate` lets them train on."""
     baseline: dict[str, float] | None = None
     """What a constant answer scores, for the summary."""
+    threads: int = 0
+    """Threads of each worker that read samples while it trains; 0 where they are resident, or Ray Data reads them."""
     profile: int = 0
     """Steps to trace; see `Profiling`."""
 

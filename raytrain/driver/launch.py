@@ -46,6 +46,7 @@ def prepare(
         own_output=not options.verbose and planned.experiment.scaling.workers != 0,
         url=location.url_of(path),
         baseline=planned.baseline.scores or None,
+        threads=planned.threads,
         profile=options.profile_steps if options.profile else 0,
     )
     bad = {split: [errors.BadSample(one.path, one.reason) for one in samples] for split, samples in skipped.items()}

@@ -22,7 +22,7 @@ from raytrain.driver.baseline import UNKNOWN, Baseline, baseline
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
 from raytrain.driver.resources import Resources
-from raytrain.driver.sizing import scaled
+from raytrain.driver.sizing import reading_threads, scaled
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling
 from raytrain.files import existing
@@ -102,6 +102,11 @@ class Plan:
         asked = replace(self.asked, workers=workers, gpus_per_worker=gpus)
         streams = self.mode == "streaming" and not self.experiment.data.direct
         return replace(self.experiment, scaling=scaled(asked, resources, self.experiment.parallel.threads, streams))
+
+    @property
+    def threads(self) -> int:
+        """Threads of each worker that read samples while it trains."""
+        return reading_threads(self.experiment.data, self.mode, self.experiment.scaling, self.resources)
 
     @property
     def state_bytes(self) -> int:
@@ -333,10 +338,12 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
     Raises:
         UserError: they are to be resident and do not fit.
     """
+    if data.whole:
+        return "streaming"
     size = sum(indices[split].bytes for split in ("train", "val"))
     room = int(resources.memory * _RESIDENT_SHARE)
     if data.mode == "auto":
-        return "resident" if size <= (min(room, _COPIED) if data.direct else room) else "streaming"
+        return "resident" if size <= (min(room, _COPIED) if data.raw else room) else "streaming"
     if data.mode == "resident" and size > room:
         raise errors.no_room(
             "keeping all samples resident", size, room, "in data.mode", "use --data.mode streaming, or smaller samples"

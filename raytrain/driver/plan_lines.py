@@ -118,9 +118,17 @@ def _memory(plan: Plan) -> str:
     shares = plan.experiment.parallel.sharded and plan.experiment.scaling.ranks > 1
     of = "per copy, shared out among its workers" if shares else "per worker"
     kept = "images" if plan.indices["train"].input.kind == "image" else "samples"
-    where = f"resident, {size(plan.resident_bytes)} per node" if plan.mode == "resident" else "streamed"
-    where = "read by each worker" if plan.experiment.data.direct and plan.mode == "streaming" else where
+    where = f"resident, {size(plan.resident_bytes)} per node" if plan.mode == "resident" else _streamed(plan)
     return f"{size(plan.state_bytes)} of weights, gradients and optimizer state {of}; {kept} {where}"
+
+
+def _streamed(plan: Plan) -> str:
+    """Return what reads samples while training goes on, and why."""
+    if threads := plan.threads:
+        of = "each worker, its share of the node's CPUs" if plan.experiment.scaling.workers else "this process"
+        return f"streamed by {_count(threads, 'thread')} of {of}"
+    why = ": nodes without workers have more CPUs than those with workers" if plan.experiment.data.direct else ""
+    return f"streamed by Ray Data{why}"
 
 
 def _arrays(index: Index, shape: str) -> str:

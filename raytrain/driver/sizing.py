@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raytrain import errors
+from raytrain.data import Data
 from raytrain.driver.resources import Resources
 from raytrain.experiment import Scaling
 
@@ -74,6 +75,30 @@ def scaled(scaling: Scaling, resources: Resources, threads: int | None, streams:
             "leave it out to share the cores among the workers",
         )
     return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus, threads_per_worker=threads)
+
+
+def reading_threads(data: Data, mode: str, scaling: Scaling, resources: Resources) -> int:
+    """Return how many threads of each worker read samples while it trains: its share of its node's CPUs.
+
+    They need nothing that Ray would have to keep free, and do in a second what twice as many CPUs do for Ray Data. So
+    its tasks read for them only where the nodes without workers have more CPUs than those with workers, and never
+    crops of whole images.
+
+    Args:
+        scaling: as `scaled` returns it.
+
+    Returns:
+        0 where samples are resident, or read by tasks of Ray Data.
+    """
+    if mode == "resident" or not (data.direct or data.whole):
+        return 0
+    cpus, gpus = scaling.cpus_per_worker or 0.0, scaling.gpus_per_worker or 0.0
+    counts = resources.placed(scaling.ranks * resources.runs, cpus, gpus, scaling.placement == "spread")
+    used = [(node, count) for node, count in zip(resources.by_node, counts, strict=True) if count]
+    here = sum(node.cpus for node, _ in used)
+    if used and resources.cpus - here > here and not data.whole:
+        return 0
+    return max(1, min((int(node.cpus) // count for node, count in used), default=1))
 
 
 def _cpus_per_worker(workers: int, gpus: float, resources: Resources, streams: bool) -> float | None:

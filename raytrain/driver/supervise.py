@@ -200,7 +200,8 @@ class Supervisor:
                     if workers_at_most(resources_needed(value)) >= workers:
                         # `auto` was decided by the first workers.
                         value = replace(value, precision=Run(run).experiment.precision)
-                        self.job = replace(self.job, experiment=value)
+                        threads = replace(self.planned, experiment=value).threads
+                        self.job = replace(self.job, experiment=value, threads=threads)
                         self.demand.drop()
                         self.observer.status(f"starting {workers} worker{'s' if workers > 1 else ''} again")
                         return

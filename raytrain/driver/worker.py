@@ -24,7 +24,7 @@ from raytrain import errors
 from raytrain.checkpoint import remote, storage
 from raytrain.data import Index
 from raytrain.data.loader import Reader
-from raytrain.data.reader import Direct, Part, Resident
+from raytrain.data.reader import Direct, Part, Resident, own_cpus
 from raytrain.data.streaming import Streaming
 from raytrain.driver import gpu_errors, logs
 from raytrain.driver.blame import last_place, misses_another, to_edit
@@ -95,7 +95,12 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         weights: Any = ray.get(job.weights) if job.weights is not None else None
         started, floor = job.command_started, job.baseline
         hooks = [*hooks, Gate()] if job.gated else hooks
-        Trainer(job.experiment, job.run, indices, readers, weights, ranks, started, there, hooks, floor).fit()
+        try:
+            Trainer(job.experiment, job.run, indices, readers, weights, ranks, started, there, hooks, floor).fit()
+        finally:
+            for reader in readers.values():
+                if isinstance(reader, Direct):
+                    reader.close()
 
 
 def _fetched(reference: Any) -> Any:
@@ -113,9 +118,9 @@ def _resident(reference: Any) -> Resident:
 def _streams(job: Job, indices: dict[str, Index]) -> dict[str, Reader]:
     """Return what reads the samples while training goes on. A collective."""
     data = job.experiment.data
-    if data.direct:  # what could not be read is not in the indices any more
-        whole = replace(data, on_bad_sample="error")
-        return {split: Direct(whole, index) for split, index in indices.items()}
+    if job.threads:
+        threads = min(job.threads, own_cpus())
+        return {split: Direct(data, index, threads, complete=True) for split, index in indices.items()}
     cpus, waits = _data_cpus(job)
     return {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
 

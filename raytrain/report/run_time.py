@@ -94,7 +94,9 @@ def _advice(phase: str, share: float, fields: Mapping[str, Any], device: str) ->
 
 def _for_data(fields: Mapping[str, Any]) -> str:
     found = []
-    if fields.get("data.mode") != "resident":
+    if fields.get("data.whole"):
+        found.append("store smaller images with `raytrain pack --codec jpeg`")
+    elif fields.get("data.mode") != "resident":
         found.append("keep the samples in memory with --data.mode resident if they fit")
     if fields.get("data.cache") == "off":
         found.append("keep decoded images on disk with --data.cache auto")

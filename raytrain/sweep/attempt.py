@@ -59,10 +59,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Data:
-    """One way to read the data, packed once for all trials of a node: references into the object store."""
+    """One way to read the data, packed once for all trials of a node: references into the object store, and `threads`
+    of `Job`."""
 
     indices: Any
     images: dict[str, Any]
+    threads: int = 0
 
     def steps_per_epoch(self, value: Experiment) -> int:
         """Return the optimizer steps of an epoch of a trial that reads this."""
@@ -214,8 +216,7 @@ class Attempt:
                 failure = supervise.distribute(job, self._stop)
                 if failure is not None:
                     raise failure
-            status = json.loads((self.run / "summary.json").read_text())["status"]
-            error = None
+            status, error = json.loads((self.run / "summary.json").read_text())["status"], None
         except Leave:
             status, error = "interrupted", None
         except BaseException as caught:
@@ -247,6 +248,7 @@ class Attempt:
             None if weights is None else ray.put(weights),
             time.time(),
             own_output=True,
+            threads=self.data.threads,
             watched=False,
             gated=self.value.scaling.ranks > 1,
         )
@@ -338,8 +340,7 @@ def keep(run: Path, path: Path, pool: Path) -> None:
     best = run / "checkpoints" / str(state["progress"]["best"].get("checkpoint"))
     for source in {path, best} if best.is_dir() else {path}:
         shutil.copytree(source, partial / source.name, copy_function=os.link)
-    rows = (run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
-    (partial / "metrics.jsonl").write_bytes(rows)
+    (partial / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]])
     shutil.rmtree(pool, ignore_errors=True)
     partial.rename(pool)
 
@@ -360,8 +361,7 @@ def adopt(run: Path, pool: Path) -> None:
     shutil.copyfile(pool / "metrics.jsonl", partial)
     for pointer in ("best.json", "last.json"):
         (run / pointer).unlink(missing_ok=True)
-    state = layout.load_state(sources[-1])
-    best = state["progress"]["best"]
+    best = layout.load_state(sources[-1])["progress"]["best"]
     write_atomically(run / "best.json", json.dumps(best, indent=2))
     for source in sources:  # links, the newest last: after a crash before that, the run resumes from an older one
         shutil.copytree(source, own / source.name, copy_function=os.link)

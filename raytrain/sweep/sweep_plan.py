@@ -151,9 +151,8 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     concurrent = min(value.concurrent or (1 if measured else fits), value.count)
     share = replace(resources, runs=concurrent)
     base = variants[record.reads(first)]
-    base = replace(
-        base, experiment=replace(base.experiment, scaling=_decided(first, value.scheduler.together, share, streams))
-    )
+    scaling = _decided(first, value.scheduler.together, share, streams)
+    base = replace(base, experiment=replace(base.experiment, scaling=scaling), resources=share)
     weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
     free = shutil.disk_usage(files.existing(out)).free
     needs = weights + _TAKES * concurrent
@@ -255,7 +254,8 @@ def _decided(one: Experiment, together: bool, share: Resources, streams: bool) -
 
 
 def _streams(variants: dict[str, Plan]) -> bool:
-    return any(variant.mode == "streaming" for variant in variants.values())
+    """Return whether Ray Data's tasks read for trials while they train, and need CPUs beside them."""
+    return any(one.mode == "streaming" and not one.experiment.data.direct for one in variants.values())
 
 
 def _first(value: Sweep) -> Experiment:

@@ -19,6 +19,7 @@ from raytrain.driver import reading
 from raytrain.driver.interrupts import Interrupts
 from raytrain.driver.ray_internals import ray_train
 from raytrain.driver.room import why_no_room
+from raytrain.driver.sizing import reading_threads
 from raytrain.driver.skipped import write_skipped
 from raytrain.experiment import Scaling
 from raytrain.loggers import Logger
@@ -58,7 +59,9 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
         if key in shelf:
             continue
         found, images, bad = reading.read(variant.experiment.data, variant.indices, variant.mode)
-        shelf[key] = Data(ray.put(found), images)
+        base = planned.base
+        threads = reading_threads(variant.experiment.data, variant.mode, base.experiment.scaling, base.resources)
+        shelf[key] = Data(ray.put(found), images, threads)
         skipped |= {split: samples for split, samples in bad.items() if samples}
     write_skipped(path, skipped)
     return shelf

@@ -145,6 +145,41 @@ def test_streaming_leaves_ray_data_a_part_of_a_cpu(cpus: tuple[int, ...], worker
     assert max(has - count * each for has, count in zip(cpus, counts, strict=True)) >= 0.25
 
 
+@dataclass(frozen=True)
+class Threads(Digits):
+    """Digits that threads of each worker read."""
+
+    @property
+    def direct(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("cpus", "scaling", "threads"),
+    [
+        ((8,), Scaling(), 8),
+        ((8,), Scaling(workers=3), 2),
+        ((8, 4), Scaling(workers=2, placement="spread"), 4),
+        ((2, 2), Scaling(), 2),  # no more CPUs elsewhere than here
+        ((2,), Scaling(workers=4, cpus_per_worker=0.5), 1),  # none need stay free
+        ((2, 8), Scaling(cpus_per_worker=2), 8),
+        ((2, 2, 2), Scaling(), 0),
+    ],
+)
+def test_threads_share_a_nodes_cpus_unless_more_are_elsewhere(
+    cpus: tuple[int, ...], scaling: Scaling, threads: int
+) -> None:
+    planned = make(nodes(*cpus), scaling=scaling, data=Threads(mode="streaming"))
+    assert planned.threads == threads
+    said = (
+        f"{threads} thread{'s' if threads > 1 else ''} of each worker, its share" if threads else "Ray Data: nodes wit"
+    )
+    assert f"images streamed by {said}" in text(planned, "memory")
+    assert make(nodes(*cpus), data=Threads()).threads == 0 == make(nodes(*cpus), data=Digits(mode="streaming")).threads
+    sweep = replace(planned, resources=replace(planned.resources, runs=2))
+    assert sweep.threads <= max(1, threads)
+
+
 def test_workers_are_placed_as_ray_does_it() -> None:
     found = nodes(2, 4, 1)
     assert found.placed(3, 1.0, 0.0, spread=False) == [0, 3, 0]

@@ -387,7 +387,7 @@ def test_a_url_that_does_not_answer_is_one_line(s3: str, monkeypatch: pytest.Mon
 def test_images_that_a_subclass_decodes_itself_are_packed_as_arrays(photos: Path, tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Own(ImageFolder):
-        def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        def read(self, index: Index, samples: np.ndarray) -> np.ndarray:  # type: ignore[override]
             return 255 - Images.read(self, index, samples)
 
     packed(Own(str(photos), 20), tmp_path / "pack")
