@@ -15,13 +15,14 @@ import re
 import struct
 import zlib
 from importlib.metadata import version
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from raytrain.data.late import with_torch
 
+Resampling = Literal["bilinear", "bicubic"]
 MAX_PIXELS = 89_478_485
 """Larger images are refused before they are decoded (Pillow's limit against decompression bombs)."""
 MAX_BYTES = 6 * MAX_PIXELS
@@ -44,13 +45,14 @@ _PLAIN = {(8, 0, 0, 0, 0): "L", (8, 2, 0, 0, 0): "RGB"}
 """PNG's bit depth, colour type, compression, filter and interlace -> Pillow's mode, for the commonest images."""
 
 
-def square(raw: bytes, size: int, channels: int) -> np.ndarray:
+def square(raw: bytes, size: int, channels: int, resampling: Resampling = "bilinear") -> np.ndarray:
     """Decode an image, cut its central square and resize it.
 
     Args:
         raw: the file's bytes.
         size: height and width of the result.
         channels: 3 for RGB, 1 for grey.
+        resampling: how it is resized, with antialiasing.
 
     Returns:
         uint8 [channels, size, size].
@@ -64,7 +66,7 @@ def square(raw: bytes, size: int, channels: int) -> np.ndarray:
     top, left = (height - side) // 2, (width - side) // 2
     image = image[:, top : top + side, left : left + side]
     if side != size:
-        image = with_torch().decode_torch.resized(image, size)
+        image = with_torch().decode_torch.resized(image, size, resampling)
     return np.ascontiguousarray(image)
 
 

@@ -31,20 +31,20 @@ def decoded(raw: bytes, channels: int) -> np.ndarray:
     return torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), channels, True).numpy()
 
 
-def resized(image: np.ndarray, size: int) -> np.ndarray:
+def resized(image: np.ndarray, size: int, resampling: str = "bilinear") -> np.ndarray:
     """Resize uint8 [channels, height, width] to [channels, size, size]."""
     # Pillow's arrays may be read-only, of which torch warns.
     tensor = torch.from_numpy(image if image.flags.writeable else image.copy())
-    return interpolate(tensor[None], size=(size, size), mode="bilinear", antialias=True)[0].numpy()
+    return interpolate(tensor[None], size=(size, size), mode=resampling, antialias=True)[0].numpy()
 
 
-def shortened(image: np.ndarray, side: int) -> np.ndarray:
+def shortened(image: np.ndarray, side: int, resampling: str = "bilinear") -> np.ndarray:
     """Resize uint8 [channels, height, width] with its aspect ratio, so that its shorter side is `side`."""
     height, width = image.shape[1:]
     short = min(height, width)
     size = [max(side, round(one * side / short)) for one in (height, width)]
     tensor = torch.from_numpy(image if image.flags.writeable else image.copy())
-    return interpolate(tensor[None], size=size, mode="bilinear", antialias=True)[0].numpy()
+    return interpolate(tensor[None], size=size, mode=resampling, antialias=True)[0].numpy()
 
 
 def jpeg(image: np.ndarray, quality: int) -> bytes:

@@ -73,6 +73,8 @@ def reads(experiment: Experiment) -> str:
     # Sweeps of older versions have these texts as keys, without the fields that were added since.
     if data.folds == Folds():
         del values["folds"]
+    if values.get("interpolation") == "auto":
+        del values["interpolation"]
     for name in ("operations", "progressive"):
         del values["augment"][name]
     return json.dumps(values, sort_keys=True)
