@@ -59,10 +59,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Data:
-    """One way to read the data, packed once for all trials of a node: references into the object store."""
+    """One way to read the data, packed once for all trials of a node: references into the object store.
+
+    Attributes:
+        baseline: what a constant answer scores on it, by the sweep's own plan.
+    """
 
     indices: Any
     images: dict[str, Any]
+    baseline: dict[str, float] | None = None
 
     def steps_per_epoch(self, value: Experiment) -> int:
         """Return the optimizer steps of an epoch of a trial that reads this."""
@@ -249,6 +254,7 @@ class Attempt:
             own_output=True,
             watched=False,
             gated=self.value.scaling.ranks > 1,
+            baseline=self.data.baseline,
         )
 
     def validated(self, trainer: Trainer, row: Mapping[str, Any]) -> bool:

@@ -373,6 +373,7 @@ def test_trials_of_1_and_2_workers_train_as_alone(tmp_path: Path) -> None:
         assert again.scaling.cpus_per_worker is None, "another machine may share its CPUs out otherwise"
         alone = raytrain.train(again, out=str(tmp_path), name=f"alone-{trial['number']}", quiet=True)
         assert losses(alone.path) == losses(path)
+        assert raytrain.Run(path).summary["baseline"] == alone.summary["baseline"], "what a constant answer scores"
     nothing_left()
 
 

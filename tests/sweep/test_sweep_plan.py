@@ -118,7 +118,7 @@ def test_trials_with_a_speed_objective_run_alone(tmp_path: Path, objective: obje
 
 
 def test_sweeps_of_versions_without_an_interpolation_find_their_data() -> None:
-    keys = [record.reads(Experiment(data=ImageFolder("x", interpolation=how))) for how in ("auto", "bicubic")]
+    keys = [record.reads(Experiment(MLP(), ImageFolder("x", interpolation=how))) for how in ("auto", "bicubic")]
     assert "interpolation" not in json.loads(keys[0]) and json.loads(keys[1])["interpolation"] == "bicubic"
 
 
