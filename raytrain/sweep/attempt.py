@@ -114,12 +114,8 @@ class Attempt:
             gate.let(self.run, self._validated)
         if self._before is None:
             self._before = self._replay()
-        if self._before:
-            self._handed += 1
-            kind, what = "row", self._before.pop(0)
-        else:
-            self._start()
-            kind, what = self._take()
+        self._start()
+        kind, what = self._take()
         if kind == "lost":
             raise what
         if kind == "end":
@@ -129,6 +125,7 @@ class Attempt:
         # Of several workers and of an earlier attempt the step alone tells: Tune must see that the trial has ended, or
         # it might stop it.
         if what.pop("last", False) or what["step"] >= steps:
+            self._before = []
             self._start()
             kind, end = self._take()
             if kind == "lost":
@@ -138,7 +135,9 @@ class Attempt:
         return what, None
 
     def _start(self) -> None:
-        """Start the loop, or let it train on where it waits."""
+        """Start the loop, or let it train on where it waits; not before its past is reported."""
+        if self._before:
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._train, daemon=True, name="trial")
             self._thread.start()
@@ -176,7 +175,11 @@ class Attempt:
         return any(path.parent.name >= name for path in self.run.glob("checkpoints/step_*/manifest.json"))
 
     def _take(self) -> tuple[str, Any]:
-        """Return the next message of the loop; with workers in other processes, the next row of their metrics."""
+        """Return the next message of the loop; with workers in other processes, the next row of their metrics. Before
+        the loop has started, return the next row of its past."""
+        if self._before:
+            self._handed += 1
+            return "row", self._before.pop(0)
         if self.value.scaling.ranks <= 1:
             return self._said.get()
         deadline, size = time.monotonic() + self.limits.seconds, -1

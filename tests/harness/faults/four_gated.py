@@ -14,7 +14,7 @@ sweep = replace(
     experiment=replace(
         complete.experiment,
         scaling=Scaling(workers=2, threads_per_worker=1),
-        epochs=2,
+        epochs=6,
         validate_every_steps=10,
     ),
     axes=complete.axes[1:],

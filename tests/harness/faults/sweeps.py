@@ -205,7 +205,10 @@ def _read(pipe: Any, lines: list[str]) -> None:
 
 
 def shared_memory() -> set[str]:
-    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.is_file()}
+    """But for semaphores of Python's multiprocessing, of which a sweep has none: other programs have, and map them only
+    once their processes have started."""
+    names = {entry.name for entry in Path("/dev/shm").iterdir() if entry.is_file()}
+    return {name for name in names if not name.startswith("sem.mp-")}
 
 
 def load(path: Path) -> Any:
