@@ -28,7 +28,7 @@ test: setup
 slow-test: setup
 	$(BIN)/python -m pytest -m slow
 
-# Kills N drivers of sweeps, and N/4 more under ASHA; ten minutes for 20 of them on two cores.
+# Kills N drivers of sweeps, N/4 more under ASHA, and N/2 more of trials of two workers; half an hour for 20 on two cores.
 N ?= 20
 sweep-faults: setup
 	PYTHONPATH=tests $(BIN)/python -m harness.faults.sweeps_table $(N)

@@ -15,7 +15,7 @@ import re
 import struct
 import zlib
 from importlib.metadata import version
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -23,6 +23,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from raytrain.data.crops import Crops
 from raytrain.data.late import with_torch
 
+Resampling = Literal["bilinear", "bicubic"]
 MAX_PIXELS = 89_478_485
 """Larger images are refused before they are decoded (Pillow's limit against decompression bombs)."""
 MAX_BYTES = 6 * MAX_PIXELS
@@ -45,13 +46,14 @@ _PLAIN = {(8, 0, 0, 0, 0): "L", (8, 2, 0, 0, 0): "RGB"}
 """PNG's bit depth, colour type, compression, filter and interlace -> Pillow's mode, for the commonest images."""
 
 
-def square(raw: bytes, size: int, channels: int) -> np.ndarray:
+def square(raw: bytes, size: int, channels: int, resampling: Resampling = "bilinear") -> np.ndarray:
     """Decode an image, cut its central square and resize it.
 
     Args:
         raw: the file's bytes.
         size: height and width of the result.
         channels: 3 for RGB, 1 for grey.
+        resampling: how it is resized, with antialiasing.
 
     Returns:
         uint8 [channels, size, size].
@@ -65,11 +67,11 @@ def square(raw: bytes, size: int, channels: int) -> np.ndarray:
     top, left = (height - side) // 2, (width - side) // 2
     image = image[:, top : top + side, left : left + side]
     if side != size:
-        image = with_torch().decode_torch.resized(image, size)
+        image = with_torch().decode_torch.resized(image, size, resampling)
     return np.ascontiguousarray(image)
 
 
-def crop(raw: bytes, crops: Crops, side: int, channels: int) -> np.ndarray:
+def crop(raw: bytes, crops: Crops, side: int, channels: int, resampling: Resampling = "bilinear") -> np.ndarray:
     """Decode an image, cut a random part of it and resize it.
 
     Args:
@@ -77,6 +79,7 @@ def crop(raw: bytes, crops: Crops, side: int, channels: int) -> np.ndarray:
         crops: what to cut, of one sample.
         side: height and width of the result.
         channels: 3 for RGB, 1 for grey.
+        resampling: as for `square`.
 
     Returns:
         uint8 [channels, side, side].
@@ -84,8 +87,10 @@ def crop(raw: bytes, crops: Crops, side: int, channels: int) -> np.ndarray:
     Raises:
         ValueError: as `square`.
     """
-    image = with_torch().decode_torch.tensor(pixels(raw, channels))
-    return crops.crop.apply(image[None], crops.draws, side)[0].numpy()
+    image = pixels(raw, channels)
+    ((top, left, height, width),) = crops.crop.boxes(crops.draws, *image.shape[1:]).tolist()
+    image = image[:, top : top + height, left : left + width]
+    return image if (height, width) == (side, side) else with_torch().decode_torch.resized(image, side, resampling)
 
 
 def pixels(raw: bytes, channels: int) -> np.ndarray:

@@ -56,17 +56,17 @@ def tensor(image: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(image if image.flags.writeable else image.copy())
 
 
-def resized(image: np.ndarray, size: int) -> np.ndarray:
+def resized(image: np.ndarray, size: int, resampling: str = "bilinear") -> np.ndarray:
     """Resize uint8 [channels, height, width] to [channels, size, size]."""
-    return interpolate(tensor(image)[None], size=(size, size), mode="bilinear", antialias=True)[0].numpy()
+    return interpolate(tensor(image)[None], size=(size, size), mode=resampling, antialias=True)[0].numpy()
 
 
-def shortened(image: np.ndarray, side: int) -> np.ndarray:
+def shortened(image: np.ndarray, side: int, resampling: str = "bilinear") -> np.ndarray:
     """Resize uint8 [channels, height, width] with its aspect ratio, so that its shorter side is `side`."""
     height, width = image.shape[1:]
     short = min(height, width)
     size = [max(side, round(one * side / short)) for one in (height, width)]
-    return interpolate(tensor(image)[None], size=size, mode="bilinear", antialias=True)[0].numpy()
+    return interpolate(tensor(image)[None], size=size, mode=resampling, antialias=True)[0].numpy()
 
 
 def jpeg(image: np.ndarray, quality: int) -> bytes:

@@ -132,9 +132,10 @@ def cache_folder(name: str) -> Path:
     return cache.default_folder() if name == "auto" else Path(name).expanduser()
 
 
-def cache_entry(folder: Path, index: Index, root: str, size: int, channels: int) -> Path:
+def cache_entry(folder: Path, index: Index, root: str, size: int, channels: int, resampling: str) -> Path:
     """Return the cache entry for the pixels of some files, decoded to one size."""
-    return cache.entry(folder, index, repr((root, size, channels, decode.VERSION, decode.libraries())))
+    named = (root, size, channels, decode.VERSION, decode.libraries())
+    return cache.entry(folder, index, repr(named if resampling == "bilinear" else (*named, resampling)))
 
 
 def known_bad(entry: Path, index: Index) -> list[errors.BadSample] | None:

@@ -89,6 +89,9 @@ class Images(Data):
     std: tuple[float, ...] | None = field(default=None, kw_only=True)  # type: ignore[override]
     """Standard deviation of the pixels. None takes ImageNet's: (0.229, 0.224, 0.225) for RGB, 0.226 for grey."""
 
+    interpolation: Literal["auto", "bilinear", "bicubic"] = field(default="auto", kw_only=True)
+    """How images are resized, with antialiasing. auto takes what the model's weights were trained with, or bilinear."""
+
     def __post_init__(self) -> None:
         per_channel = (
             lambda values: len(values) in (1, self.channels or len(values)),  # a subclass may leave channels open
@@ -101,6 +104,11 @@ class Images(Data):
     def input_side(self) -> int | None:
         """Side of the square that the model sees; None is the whole stored image."""
         return min(CROP, self.size) if self.crop == "auto" else self.crop
+
+    @property
+    def resampling(self) -> Literal["bilinear", "bicubic"]:
+        """How images are resized."""
+        return "bicubic" if self.interpolation == "bicubic" else "bilinear"
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, ImageNet's where they are None."""
@@ -138,9 +146,10 @@ class Images(Data):
         for row, (sample, raw) in enumerate(zip(samples, self.encoded(index, samples), strict=True)):
             try:
                 if crops is None:
-                    images[row] = decode.square(raw, self.size, self.channels)
+                    images[row] = decode.square(raw, self.size, self.channels, self.resampling)
                 else:
-                    images[row] = decode.crop(raw, crops.rows(slice(row, row + 1)), images.shape[2], len(images[row]))
+                    own, (channels, side, _) = crops.rows(slice(row, row + 1)), images.shape[1:]
+                    images[row] = decode.crop(raw, own, side, channels, self.resampling)
             except ValueError as error:
                 raise errors.BadSample(self.where(index, int(sample)), str(error)) from error
         return images
@@ -198,7 +207,7 @@ class Images(Data):
             return None
         base = self._base()
         root = base if "://" in base else os.path.abspath(base)
-        return with_pillow().cache_entry(self._cache_folder(), index, root, self.size, self.channels)
+        return with_pillow().cache_entry(self._cache_folder(), index, root, self.size, self.channels, self.resampling)
 
     def _cache_folder(self) -> Path:
         return with_pillow().cache_folder(self.cache)

@@ -91,8 +91,12 @@ class RandomResizedCrop(Operation):
 
     def _resize(self, values: torch.Tensor, draws: np.ndarray, side: int | None, blended: bool) -> torch.Tensor:
         height, width = values.shape[2:]
-        found, _ = with_torch().geometry.boxes(draws, height, width, self.scale, self.ratio)
+        found = self.boxes(draws, height, width)
         return with_torch().geometry.resized_boxes(values, found, side or height, side or width, blended)
+
+    def boxes(self, draws: np.ndarray, height: int, width: int) -> np.ndarray:
+        """Return the parts that are cut from images, int64 [n, 4], each (top, left, height, width)."""
+        return with_torch().geometry.boxes(draws, height, width, self.scale, self.ratio)[0]
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ class Packed(Images):
         mean, std = default if known is None else (tuple(known[0]), tuple(known[1]))
         return self.mean or mean, self.std or std
 
+    @property
+    def resampling(self) -> Literal["bilinear", "bicubic"]:
+        """How images are resized: as the source's where it is auto."""
+        return self.source.get("interpolation", "bilinear") if self.interpolation == "auto" else self.interpolation
+
     def absolute(self) -> Packed:
         """Return the source with the pack's absolute path."""
         if not self.root or "://" in self.root:
@@ -83,8 +88,10 @@ class Packed(Images):
         if not self.root:
             raise errors.no_root("Packed")
         pack = self._pack(first=True)
-        if pack.raw and (self.size is not None or self.channels is not None):
-            name = "size" if self.size is not None else "channels"
+        set_here = [name for name in ("size", "channels") if getattr(self, name) is not None]
+        set_here += ["interpolation"] if self.interpolation != "auto" else []
+        if pack.raw and set_here:
+            name = set_here[0]
             how = f"leave {name} out, or pack the data again"
             raise errors.UserError(f"a raw pack has the {name} that it was packed with", "in Packed", how)
         if pack.raw and self.whole:
@@ -134,7 +141,8 @@ class Packed(Images):
             return None
         named = replace(index, times=np.zeros(0, np.int64))
         folder = self._cache_folder()
-        return with_pillow().cache_entry(folder, named, f"pack {pack.digest}", settled.size, settled.channels)
+        root = f"pack {pack.digest}"
+        return with_pillow().cache_entry(folder, named, root, settled.size, settled.channels, settled.resampling)
 
     @property
     def decodes(self) -> bool:
@@ -150,9 +158,14 @@ class Packed(Images):
         return self._pack().values["source"]
 
     def _settled(self) -> Packed:
-        """Return the source with its size and channels, and nothing left to the pack."""
+        """Return the source with nothing of what decides pixels left to the pack."""
         known = self.source
-        return replace(self, size=self.size or known["size"], channels=self.channels or known["channels"])
+        return replace(
+            self,
+            size=self.size or known["size"],
+            channels=self.channels or known["channels"],
+            interpolation=self.resampling,
+        )
 
 
 def described(data: Any, fields: tuple[Field, ...]) -> dict[str, Any]:
@@ -169,4 +182,5 @@ def described(data: Any, fields: tuple[Field, ...]) -> dict[str, Any]:
         "channels": images[0].shape[0] if encoded and images else None,
         "crop": crop,
         "normalisation": {str(count): [list(part) for part in data.normalisation(count)] for count in sorted(counts)},
+        **({"interpolation": data.resampling} if encoded and data.resampling != "bilinear" else {}),
     }

@@ -115,7 +115,8 @@ class WebDataset(Images):
         """Return the cache entry, named by the shards, their times and how images are decoded."""
         if self.cache == "off" or not self.decodes:
             return None
-        return with_pillow().cache_entry(self._cache_folder(), index, self.root, self.size, self.channels)
+        folder = self._cache_folder()
+        return with_pillow().cache_entry(folder, index, self.root, self.size, self.channels, self.resampling)
 
     def _splits(self, files: list[Any]) -> np.ndarray:
         """Return the number of each shard's split in SPLITS, int64 [shards]; train if no name tells one."""

@@ -42,7 +42,7 @@ class Baseline:
 
 
 UNKNOWN = Baseline({}, "", "")
-"""The baseline of a run that computes none, such as a sweep's trial."""
+"""The baseline of a plan that computes none: that of a sweep's trial, which has the sweep's."""
 
 
 def baseline(e: Experiment, indices: dict[str, Index]) -> Baseline:

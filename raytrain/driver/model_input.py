@@ -10,10 +10,11 @@ from raytrain.experiment import Experiment
 
 
 def sized(e: Experiment) -> Experiment:
-    """Return the experiment with the size of images that its weights were trained on."""
+    """Return the experiment with the size of images that its weights were trained on, and how these were resized."""
+    if not e.data.resizes:
+        return e
     wanted = e.model.weights_input()
-    sides = ("size", "crop") if e.data.resizes else ()
-    data = _taken(e.data, {name: wanted[name] for name in sides if name in wanted}, needs="size")
+    data = _taken(e.data, {name: wanted[name] for name in ("size", "crop") if name in wanted}, needs="size")
     data = _taken(data, {name: wanted[name] for name in ("interpolation",) if name in wanted}, needs="interpolation")
     return replace(e, data=data) if data is not e.data else e
 

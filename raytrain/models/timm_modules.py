@@ -84,7 +84,7 @@ def cached_file(name: str) -> Path | None:
 
 def input_of(name: str) -> dict[str, Any]:
     """Return the values of fields of the data that timm's weights were trained with: `mean`, `std`, `crop`, `size` (of
-    which `crop` is cut) and `interpolation`."""
+    which `crop` is cut) and `interpolation`, where sources of images have it."""
     config = _config(name)
     crop = config["input_size"][-1]
     return {
@@ -92,7 +92,7 @@ def input_of(name: str) -> dict[str, Any]:
         "std": tuple(config["std"]),
         "crop": crop,
         "size": math.floor(crop / config["crop_pct"]),
-        "interpolation": config["interpolation"],
+        **({"interpolation": config["interpolation"]} if config["interpolation"] in ("bilinear", "bicubic") else {}),
     }
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from raytrain.loggers import Logger
 from raytrain.report.console import terminal
 from raytrain.report.layout import show as show_line
 from raytrain.report.layout import show_facts, show_next
+from raytrain.report.progress import progress
 from raytrain.tools.output import write_file
 
 if TYPE_CHECKING:
@@ -30,10 +30,7 @@ class Bar(Logger):
     """What the plan warns of, and on a terminal a bar."""
 
     def __init__(self, steps: int):
-        console = terminal(lasting=True)
-        columns = TextColumn("range test"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn()
-        hidden = not console.is_terminal
-        self._progress = Progress(*columns, console=console, transient=True, expand=True, disable=hidden)
+        self._progress = progress("range test")
         self._task = self._progress.add_task("", total=steps)
 
     def planned(self, lines: Sequence[tuple[str, str]]) -> None:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn
 
-from raytrain.report.console import clock, terminal
+from raytrain.report.console import clock
+from raytrain.report.progress import progress
 
 _EVERY = 60.0
 
@@ -18,11 +19,7 @@ class Bar:
     """The samples that are packed, those in a second, and the time that is left."""
 
     def __init__(self) -> None:
-        self._console = terminal(lasting=True)
-        columns = TextColumn("packing"), BarColumn(bar_width=None), MofNCompleteColumn()
-        rate = TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
-        hidden = not self._console.is_terminal
-        self._progress = Progress(*columns, *rate, console=self._console, transient=True, expand=True, disable=hidden)
+        self._progress = progress("packing", TextColumn("{task.fields[rate]}"))
         self._task, self._lock = self._progress.add_task("", total=None, rate=""), threading.Lock()
         self._began = self._told = time.monotonic()
         self._total = self._done = self._before = 0
@@ -31,7 +28,7 @@ class Bar:
         """Begin, with what an earlier command has done."""
         self._total, self._done, self._before, self._began = total, done, done, time.monotonic()
         if done:
-            self._console.print(f"{done:,} of {total:,} samples are packed already")
+            self._progress.console.print(f"{done:,} of {total:,} samples are packed already")
         self._progress.update(self._task, total=total, completed=done)
 
     def advance(self, count: int) -> None:
@@ -44,7 +41,7 @@ class Bar:
             if self._progress.disable and now - self._told >= _EVERY:
                 self._told = now
                 left = clock((self._total - self._done) / max(1e-3, rate))
-                self._console.print(f"packed {self._done:,} of {self._total:,}, {rate:,.0f}/s, {left} left")
+                self._progress.console.print(f"packed {self._done:,} of {self._total:,}, {rate:,.0f}/s, {left} left")
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[Bar]:

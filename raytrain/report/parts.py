@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from raytrain.report.console import terminal
+from raytrain.report.progress import progress
 from raytrain.tools import batch_predict
 
 
@@ -14,10 +12,7 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
     """On a terminal, a bar of the images that are written."""
 
     def __init__(self) -> None:
-        console = terminal(lasting=True)
-        columns = TextColumn("predict"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn()
-        hidden = not console.is_terminal
-        self._progress = Progress(*columns, console=console, transient=True, expand=True, disable=hidden)
+        self._progress = progress("predict")
         self._task = self._progress.add_task("", total=None)
 
     def __enter__(self) -> Bar:

@@ -35,6 +35,20 @@ def held(run: Path) -> bool:
     return False
 
 
+class LockHeld(errors.UserError):
+    """Another process holds the lock.
+
+    Attributes:
+        holder: which one, for messages.
+    """
+
+    def __init__(self, run: Path, holder: str):
+        self.holder = f"process {holder}" if holder.isdigit() else holder or "another process"
+        what = f"the run is still going ({self.holder})"
+        super().__init__(what, run, "wait for it, or stop it with Ctrl-C there")
+        self.args = run, self.holder  # a worker's error is sent to the driver
+
+
 class Lock:
     """Reserves a directory for one process. The system releases the lock when the process ends in any way."""
 
@@ -42,7 +56,8 @@ class Lock:
         """Take the lock, waiting up to `wait` seconds.
 
         Raises:
-            UserError: another process holds it, or the file is none of ours.
+            LockHeld: another process holds it.
+            UserError: the file is none of ours.
             OSError: it cannot be opened.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -70,7 +85,7 @@ class Lock:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     holder = os.pread(self._file, 300, 0).decode(errors="replace").strip()
-                    raise _still_running(run, holder) from None
+                    raise LockHeld(run, holder) from None
                 time.sleep(0.1)
         with contextlib.suppress(OSError):  # the content is for people
             os.ftruncate(self._file, 0)
@@ -87,8 +102,3 @@ class Lock:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
-
-
-def _still_running(run: Path | str, holder: str) -> errors.UserError:
-    holder = f"process {holder}" if holder.isdigit() else holder or "another process"
-    return errors.UserError(f"the run is still going ({holder})", run, "wait for it, or stop it with Ctrl-C there")

@@ -12,7 +12,6 @@ import faulthandler
 import json
 import os
 import queue
-import shutil
 import threading
 import time
 import traceback
@@ -31,7 +30,6 @@ from raytrain.driver.interrupts import Leave
 from raytrain.driver.job import Job
 from raytrain.driver.worker import work
 from raytrain.experiment import Experiment
-from raytrain.files import write_atomically
 from raytrain.hooks import Hook
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.sweep import record
@@ -59,12 +57,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Data:
-    """One way to read the data, packed once for all trials of a node: references into the object store, and `threads`
-    of `Job`."""
+    """One way to read the data, packed once for all trials of a node: references into the object store.
+
+    Attributes:
+        threads: as in `Job`.
+        baseline: what a constant answer scores on it, by the sweep's own plan.
+    """
 
     indices: Any
     images: dict[str, Any]
     threads: int = 0
+    baseline: dict[str, float] | None = None
 
     def steps_per_epoch(self, value: Experiment) -> int:
         """Return the optimizer steps of an epoch of a trial that reads this."""
@@ -88,6 +91,7 @@ class Attempt:
         self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._go, self._stop = threading.Semaphore(0), threading.Event()
         self._thread: threading.Thread | None = None
+        self._before: list[dict[str, Any]] | None = None
         self._waiting = False
         self._trainer: Trainer | None = None
         self.spoiled = False
@@ -95,11 +99,12 @@ class Attempt:
 
     @property
     def begun(self) -> bool:
-        """Whether its training has begun."""
-        return self._thread is not None
+        """Whether `next` was called."""
+        return self._before is not None
 
     def next(self) -> tuple[dict[str, Any] | None, str | None]:
-        """Train up to the next validation: at the end of an epoch, or inside one.
+        """Train up to the next validation: at the end of an epoch, or inside one. Validations up to the checkpoint that
+        it goes on from are reported again first, and nothing is trained meanwhile: Tune may end the trial at one.
 
         Returns:
             The validation's row, if there was another, and the trial's outcome, if the trial ended.
@@ -109,13 +114,9 @@ class Attempt:
         """
         if self.value.scaling.ranks > 1:
             gate.let(self.run, self._validated)
-        if self._thread is None:
-            self._replay()
-            self._thread = threading.Thread(target=self._train, daemon=True, name="trial")
-            self._thread.start()
-        if self._said.empty() and self._waiting:
-            self._waiting = False
-            self._go.release()
+        if self._before is None:
+            self._before = self._replay()
+        self._start()
         kind, what = self._take()
         if kind == "lost":
             raise what
@@ -123,14 +124,28 @@ class Attempt:
             return None, what
         self._validated = what["step"]
         steps = self.value.all_steps(self.data.steps_per_epoch(self.value))
-        # Of several workers the step alone tells: Tune must see that the trial has ended, or it might stop it.
-        if what.pop("last", False) or (self.value.scaling.ranks > 1 and what["step"] >= steps):
+        # Of several workers and of an earlier attempt the step alone tells: Tune must see that the trial has ended, or
+        # it might stop it.
+        if what.pop("last", False) or what["step"] >= steps:
+            self._before = []
+            self._start()
             kind, end = self._take()
             if kind == "lost":
                 raise end
             return what, end
         self._waiting = what.pop("live", False)
         return what, None
+
+    def _start(self) -> None:
+        """Start the loop, or let it train on where it waits; not before its past is reported."""
+        if self._before:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._train, daemon=True, name="trial")
+            self._thread.start()
+        elif self._said.empty() and self._waiting:
+            self._waiting = False
+            self._go.release()
 
     def stop(self) -> None:
         """End the trial with a checkpoint, and free its memory."""
@@ -162,7 +177,11 @@ class Attempt:
         return any(path.parent.name >= name for path in self.run.glob("checkpoints/step_*/manifest.json"))
 
     def _take(self) -> tuple[str, Any]:
-        """Return the next message of the loop; with workers in other processes, the next row of their metrics."""
+        """Return the next message of the loop; with workers in other processes, the next row of their metrics. Before
+        the loop has started, return the next row of its past."""
+        if self._before:
+            self._handed += 1
+            return "row", self._before.pop(0)
         if self.value.scaling.ranks <= 1:
             return self._said.get()
         deadline, size = time.monotonic() + self.limits.seconds, -1
@@ -182,14 +201,12 @@ class Attempt:
                 (self.run / "logs" / record.STUCK).write_text("no step was finished in time")
                 os._exit(1)  # its workers end with this process
 
-    def _replay(self) -> None:
-        """Truncate the metrics to the newest checkpoint, and report the validations before it again."""
+    def _replay(self) -> list[dict[str, Any]]:
+        """Truncate the metrics to the newest checkpoint, and return the validations before it."""
         found = layout.newest(self.run / "checkpoints")
         MetricsLog(self.run / "metrics.jsonl", layout.load_state(found)["metrics_bytes"] if found else 0).close()
         self._handed = self.skip
-        if self.value.scaling.ranks <= 1:
-            for row in record.validations(self.run)[self.skip :]:
-                self._said.put(("row", row))
+        return record.validations(self.run)[self.skip :]
 
     def _train(self) -> None:
         """Run the attempt. Its outcome is reported in the queue, never raised."""
@@ -251,6 +268,7 @@ class Attempt:
             threads=self.data.threads,
             watched=False,
             gated=self.value.scaling.ranks > 1,
+            baseline=self.data.baseline,
         )
 
     def validated(self, trainer: Trainer, row: Mapping[str, Any]) -> bool:
@@ -329,43 +347,6 @@ def kind_of(error: BaseException) -> str:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
-
-
-def keep(run: Path, path: Path, pool: Path) -> None:
-    """Keep a checkpoint, the best one and the first one's metrics for any trial, even if this one removes its own."""
-    partial = pool.with_name(f".{pool.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    state = layout.load_state(path)
-    best = run / "checkpoints" / str(state["progress"]["best"].get("checkpoint"))
-    for source in {path, best} if best.is_dir() else {path}:
-        shutil.copytree(source, partial / source.name, copy_function=os.link)
-    (partial / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]])
-    shutil.rmtree(pool, ignore_errors=True)
-    partial.rename(pool)
-
-
-def adopt(run: Path, pool: Path) -> None:
-    """Replace a run's checkpoints and metrics by what `keep` kept of this trial or another.
-
-    Raises:
-        UserError: it does not verify.
-    """
-    sources = sorted(pool.glob("step_*"))
-    for source in sources:
-        layout.verify(source)
-    own = run / "checkpoints"
-    shutil.rmtree(own, ignore_errors=True)
-    own.mkdir()
-    partial = run / ".metrics"
-    shutil.copyfile(pool / "metrics.jsonl", partial)
-    for pointer in ("best.json", "last.json"):
-        (run / pointer).unlink(missing_ok=True)
-    best = layout.load_state(sources[-1])["progress"]["best"]
-    write_atomically(run / "best.json", json.dumps(best, indent=2))
-    for source in sources:  # links, the newest last: after a crash before that, the run resumes from an older one
-        shutil.copytree(source, own / source.name, copy_function=os.link)
-    os.replace(partial, run / "metrics.jsonl")
 
 
 def _one_line(error: BaseException) -> str:

@@ -73,8 +73,9 @@ def reads(experiment: Experiment) -> str:
     # Sweeps of older versions have these texts as keys, without the fields that were added since.
     if data.folds == Folds():
         del values["folds"]
-    if values.get("whole") is False:
-        del values["whole"]
+    for name, default in (("whole", False), ("interpolation", "auto")):
+        if values.get(name) == default:
+            del values[name]
     for name in ("operations", "progressive"):
         del values["augment"][name]
     return json.dumps(values, sort_keys=True)

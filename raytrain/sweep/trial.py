@@ -13,9 +13,10 @@ from raytrain import config
 from raytrain.driver.ray_internals import compiler
 from raytrain.parallel.deterministic import fix_workspace
 from raytrain.run import experiment_file
-from raytrain.sweep import attempt, record
+from raytrain.sweep import record
 from raytrain.sweep.attempt import Attempt, Data, Ended, Limits
 from raytrain.sweep.objective import Objective
+from raytrain.sweep.pool import adopt, keep
 from raytrain.sweep.schedulers import SCORE, TIME, trained
 from raytrain.sweep.space import apply
 
@@ -99,7 +100,7 @@ class Trial(tune.Trainable):
             return {}
         pool = self.folder / "pool" / f"{self.number:04d}_{path.name}"
         if not pool.is_dir():
-            attempt.keep(self.run, path, pool)
+            keep(self.run, path, pool)
             for old in sorted(pool.parent.glob(f"{self.number:04d}_*"))[:-2]:
                 shutil.rmtree(old, ignore_errors=True)
         return {"pool": pool.name, "from": self.number}
@@ -111,7 +112,7 @@ class Trial(tune.Trainable):
         if self.attempt.begun:
             self.attempt.stop()
             self.attempt = self._attempt()
-        attempt.adopt(self.run, self.folder / "pool" / checkpoint["pool"])
+        adopt(self.run, self.folder / "pool" / checkpoint["pool"])
         self.rows = record.validations(self.run)
         self.attempt.skip = len(self.rows)
         if checkpoint["from"] != self.number:

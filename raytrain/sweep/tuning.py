@@ -46,6 +46,8 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
         The data of each variant, by its key.
     """
     shelf, skipped = {}, {}
+    of_task = any(axis.path.partition(".")[0] == "task" for axis in planned.sweep.axes)
+    floors = {key: None if of_task else one.baseline.scores or None for key, one in planned.variants.items()}
     for keys in fold_data.groups(planned.variants):
         shared = fold_data.read({key: planned.variants[key] for key in keys})
         if shared is None:
@@ -53,7 +55,7 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
         arrays = ray.put(shared.arrays)
         for key, parts in shared.parts.items():
             images = {split: ray.put(Part(arrays, rows)) for split, (_, rows) in parts.items()}
-            shelf[key] = Data(ray.put({split: index for split, (index, _) in parts.items()}), images)
+            shelf[key] = Data(ray.put({split: index for split, (index, _) in parts.items()}), images, baseline=floors[key])
         skipped |= {"train": shared.bad} if shared.bad else {}
     for key, variant in planned.variants.items():
         if key in shelf:
@@ -61,7 +63,7 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
         found, images, bad = reading.read(variant.experiment.data, variant.indices, variant.mode)
         base = planned.base
         threads = reading_threads(variant.experiment.data, variant.mode, base.experiment.scaling, base.resources)
-        shelf[key] = Data(ray.put(found), images, threads)
+        shelf[key] = Data(ray.put(found), images, threads, floors[key])
         skipped |= {split: samples for split, samples in bad.items() if samples}
     write_skipped(path, skipped)
     return shelf

@@ -192,7 +192,7 @@ def _part(data: Data, split: str, index: Index, rows: np.ndarray) -> tuple[Any, 
         try:
             (raw,) = data.encoded(index, np.array([row]))
             channels, size = index.shape[0], index.shape[1]
-            arrays["image"][place] = decode.square(raw, size, channels)
+            arrays["image"][place] = decode.square(raw, size, channels, data.resampling)
             sizes.append(pixel_size_of(raw) or (0, 0))
         except errors.BadSample as error:
             arrays["bad"][place] = f"{error.path}\0{error.reason}"

@@ -18,7 +18,7 @@ from torch import nn
 
 from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state
-from raytrain.data import Data, Folds, ImageFolder, Index
+from raytrain.data import Data, Folds, ImageFolder, Images, Index
 from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_indices, classes_differ
 from raytrain.data.loader import Loader
@@ -310,8 +310,8 @@ def file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     if isinstance(data, ImageFolder):
         return replace(data, root="/", on_bad_sample="error")
     mean, std = data.normalisation(stored[0])
-    side, augment = data.input_side, data.augment
-    return ImageFolder("/", stored[1], crop=side, channels=channels, mean=mean, std=std, augment=augment)
+    found = ImageFolder("/", stored[1], crop=data.input_side, channels=channels, mean=mean, std=std)
+    return replace(found, augment=data.augment, interpolation=data.resampling if isinstance(data, Images) else "auto")
 
 
 def file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:

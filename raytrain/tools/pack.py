@@ -39,7 +39,7 @@ from raytrain.data.shards import (
     split_values,
     write_index,
 )
-from raytrain.run.lock import Lock, held
+from raytrain.run.lock import Lock, LockHeld, held
 from raytrain.tools.pack_places import FOLDER, PLAN, Place, place_of
 from raytrain.tools.pack_samples import ROWS, Job, Part, samples
 from raytrain.tools.pack_settings import Settings
@@ -152,11 +152,8 @@ def _claimed(place: Place) -> Lock:
         for file in place.local.glob("*.partial"):  # of a command that was killed
             file.unlink(missing_ok=True)
         return lock
-    except errors.UserError as error:
-        if not error.what.startswith("the run is"):
-            raise
-        holder = error.what.partition("(")[2].rstrip(")")
-        what = f"another command is packing there ({holder})"
+    except LockHeld as other:
+        what = f"another command is packing there ({other.holder})"
         raise errors.UserError(what, place.where, "wait for it, or give another folder") from None
     except OSError as error:
         raise errors.cannot_write(place.where, error.strerror or str(error)) from None

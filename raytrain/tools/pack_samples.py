@@ -59,7 +59,7 @@ def _encoded(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:
         try:
             for raw in job.data.encoded(index, np.arange(row, last)):
                 try:
-                    found = raw if job.size is None else _recoded(raw, job.size, job.quality, job.data.channels)
+                    found = raw if job.size is None else _recoded(raw, job.size, job.quality, job.data)
                 except ValueError as error:
                     yield row, errors.BadSample(job.data.where(index, row), str(error))
                 else:
@@ -73,7 +73,7 @@ def _encoded(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:
             row += 1
 
 
-def _recoded(raw: bytes, size: int, quality: int, channels: int | None) -> bytes:
+def _recoded(raw: bytes, size: int, quality: int, data: Images) -> bytes:
     """Return an image with a shorter side of `size`; one that is not larger, as it is.
 
     Raises:
@@ -82,7 +82,8 @@ def _recoded(raw: bytes, size: int, quality: int, channels: int | None) -> bytes
     sides = pixel_size_of(raw)
     if sides is not None and min(sides) <= size:
         return raw
-    return decode_torch.jpeg(decode_torch.shortened(decode.pixels(raw, channels or 3), size), quality)
+    image = decode_torch.shortened(decode.pixels(raw, data.channels or 3), size, data.resampling)
+    return decode_torch.jpeg(image, quality)
 
 
 def _raw(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from raytrain.data import Data, Digits, ImageFolder, Images, Index, cache, packing
+from raytrain.data import Data, Digits, ImageFolder, Images, Index, cache, decode, packing
 from raytrain.errors import UserError
 
 N, SHAPE = 37, (3, 5, 7)
@@ -231,11 +231,23 @@ def test_a_second_start_reads_nothing(tmp_path: Path, reads: SimpleNamespace) ->
     assert again.fingerprint() == index.fingerprint() and second.base is not None
 
 
-@pytest.mark.parametrize("change", [{"size": 5}, {"channels": 1, "mean": (0.5,), "std": (0.5,)}, {"split_seed": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [{"size": 5}, {"channels": 1, "mean": (0.5,), "std": (0.5,)}, {"split_seed": 1}, {"interpolation": "bicubic"}],
+)
 def test_other_pixels_are_another_entry(tmp_path: Path, reads: SimpleNamespace, change: dict[str, Any]) -> None:
     pack(folder(tmp_path / "data"))
     pack(folder(tmp_path / "data", **change))
     assert reads.samples == 32 and len(entries(tmp_path)) == 2
+
+
+def test_bilinear_images_keep_the_entry_of_versions_that_knew_nothing_else(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data")
+    index = data.index()["train"]
+    known = repr((os.path.abspath(data.root), data.size, data.channels, decode.VERSION, decode.libraries()))
+    for how in ("auto", "bilinear"):
+        entry = replace(data, interpolation=how).cache_entry(index)
+        assert entry == cache.entry(Path(data.cache), index, known)
 
 
 def test_replaced_file_of_equal_size_and_time_is_read_again(tmp_path: Path, reads: SimpleNamespace) -> None:

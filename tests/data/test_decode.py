@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from torchvision.transforms import v2
 
 from raytrain.data import decode
 
@@ -127,6 +128,21 @@ def test_small_images_are_enlarged(shape: tuple[int, int], mode: str) -> None:
 def test_enlarging_interpolates_between_the_pixels() -> None:
     raw = encode(Image.fromarray(np.array([[0, 200], [0, 200]], np.uint8)), "PNG")
     assert decode.square(raw, 4, 1)[0].tolist() == [[0, 50, 150, 200]] * 4
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [17, 64, 200])
+def test_squares_are_resized_as_torchvision_does(size: int, channels: int) -> None:
+    noise = np.random.default_rng(size).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    raw = encode(Image.fromarray(noise), "PNG")
+    square = torch.from_numpy(reference(raw, channels)[:, :, 15:105].astype(np.uint8))
+    found: dict[str, np.ndarray] = {}
+    for how in ("bilinear", "bicubic"):
+        found[how] = decode.square(raw, size, channels, how)
+        wanted = v2.functional.resize(square, [size, size], v2.InterpolationMode(how), antialias=True)
+        np.testing.assert_array_equal(found[how], wanted.numpy())
+    assert not np.array_equal(found["bilinear"], found["bicubic"])
+    np.testing.assert_array_equal(decode.square(raw, size, channels), found["bilinear"])
 
 
 @pytest.mark.parametrize("size", [90, 91])

@@ -38,9 +38,10 @@ def test_the_data_takes_what_is_not_set() -> None:
     folder = ImageFolder("x")
     found = taken(folder)
     assert (found.mean, found.std, found.crop, found.size) == ((0.2, 0.4, 0.9), (0.1, 0.2, 0.3), 96, 110)
+    assert found.interpolation == "bicubic" == found.resampling and folder.resampling == "bilinear"
     assert model_input.notes(folder, found) == [
-        "the data takes from the model's weights: crop 96, mean 0.2 0.4 0.9, std 0.1 0.2 0.3, size 110 "
-        "(--data.crop sets another)"
+        "the data takes from the model's weights: crop 96, mean 0.2 0.4 0.9, std 0.1 0.2 0.3, size 110, interpolation "
+        "bicubic (--data.crop sets another)"
     ]
     assert taken(found) == found, "once more changes nothing"
     assert taken(folder, model=CNN()) is folder and model_input.notes(folder, folder) == []
@@ -54,12 +55,13 @@ def test_the_data_takes_what_is_not_set() -> None:
         ({"size": 300}, ("size", "crop")),
         ({"crop": 64}, ("size", "crop")),
         ({"crop": None, "size": 64}, ("size", "crop")),
+        ({"interpolation": "bilinear"}, ("interpolation",)),
     ],
 )
-def test_what_the_user_sets_stays_with_what_belongs_to_it(own: dict[str, Any], kept: tuple[str, str]) -> None:
+def test_what_the_user_sets_stays_with_what_belongs_to_it(own: dict[str, Any], kept: tuple[str, ...]) -> None:
     data = ImageFolder("x", **own)
     found, whole = taken(data), taken(ImageFolder("x"))
-    for name in ("mean", "std", "size", "crop"):
+    for name in ("mean", "std", "size", "crop", "interpolation"):
         assert getattr(found, name) == getattr(data if name in kept else whole, name)
 
 

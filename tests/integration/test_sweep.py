@@ -224,7 +224,7 @@ def test_asha_stops_trials_inside_an_epoch_and_decides_alike_after_a_kill(tmp_pa
     """One trial at a time, so that the order of comparisons is that of the numbers."""
     base = dataclasses.replace(BASE, steps=40, validate_every_steps=10, schedule=raytrain.Constant())
     rates = Grid("optimizer.lr", (0.05, 1e-6, 0.02, 0.1, 1e-5))
-    sweep = Sweep(base, (rates,), scheduler=ASHA(grace_steps=10, reduction_factor=2), concurrent=1)
+    sweep = Sweep(base, (rates,), scheduler=ASHA(grace_steps=10, reduction_factor=2), concurrent=1, keep=5)
     found = run(sweep, tmp_path)
     rows = [raytrain.Run(found.path / "trials" / f"{n:04d}").metrics("validation") for n in range(5)]
     accuracy = [dict(zip(one["step"].to_pylist(), one["val_accuracy"].to_pylist(), strict=True)) for one in rows]
@@ -240,12 +240,13 @@ def test_asha_stops_trials_inside_an_epoch_and_decides_alike_after_a_kill(tmp_pa
     assert [t["status"] for t in found.trials] == ["completed" if end == 40 else "stopped" for end in ends]
     for n, end in enumerate(ends):
         assert len(losses(found.path / "trials" / f"{n:04d}")) == end, "a stopped trial has trained no further"
-    # As after a kill in the third trial: it has begun, and the two after it have not.
-    whole, third = outcomes(found), found.path / "trials" / "0002"
-    for folder in (third / "checkpoints", found.path / "trials" / "0003", found.path / "trials" / "0004"):
-        shutil.rmtree(folder, ignore_errors=True)
-    record_of_it = json.loads((third / "trial.json").read_text())
-    (third / "trial.json").write_text(json.dumps(record_of_it | {"status": "running"}))
+    # As after a kill between the checkpoint of the second trial, which is to be stopped there, and its record.
+    whole, second = outcomes(found), found.path / "trials" / "0001"
+    assert ends[1] == 10 and len(list(second.glob("checkpoints/step_*/manifest.json"))) == 1
+    for number in (2, 3, 4):
+        shutil.rmtree(found.path / "trials" / f"{number:04d}")
+    record_of_it = json.loads((second / "trial.json").read_text())
+    (second / "trial.json").write_text(json.dumps(record_of_it | {"status": "running"}))
     more = driver.resume(found.path, sweep, Options(), Logger(), 0.0, write_files)
     assert more is not None and outcomes(more) == whole
 
@@ -289,7 +290,7 @@ def test_pbt_clone_continues_as_its_donor(tmp_path: Path, monkeypatch: pytest.Mo
     import ray
 
     from raytrain.driver import plan
-    from raytrain.sweep import attempt
+    from raytrain.sweep import attempt, pool
 
     make = attempt.Attempt._job
     monkeypatch.setattr(attempt.Attempt, "_job", lambda self: dataclasses.replace(make(self), own_output=False))
@@ -311,13 +312,13 @@ def test_pbt_clone_continues_as_its_donor(tmp_path: Path, monkeypatch: pytest.Mo
     rows = [donor.next()[0] for _ in range(2)]
     newest = donor.settle()
     assert newest is not None and newest.name == "step_00000046"
-    attempt.keep(tmp_path / "donor", newest, tmp_path / "pool")
+    pool.keep(tmp_path / "donor", newest, tmp_path / "pool")
     third = donor.next()[0]
     donor.stop()
 
     still, same = begin("still", 1e-30), begin("same", 0.05)
     for clone in (still, same):
-        attempt.adopt(clone.run, tmp_path / "pool")
+        pool.adopt(clone.run, tmp_path / "pool")
         clone.skip = 2
     first = validation(still.next()[0])
     assert first == [3, *validation(rows[1])[1:]] and first[1:] != validation(rows[0])[1:]
@@ -373,6 +374,7 @@ def test_trials_of_1_and_2_workers_train_as_alone(tmp_path: Path) -> None:
         assert again.scaling.cpus_per_worker is None, "another machine may share its CPUs out otherwise"
         alone = raytrain.train(again, out=str(tmp_path), name=f"alone-{trial['number']}", quiet=True)
         assert losses(alone.path) == losses(path)
+        assert raytrain.Run(path).summary["baseline"] == alone.summary["baseline"], "what a constant answer scores"
     nothing_left()
 
 

@@ -147,6 +147,7 @@ def test_timms_input_is_what_timm_resolves() -> None:
             *(config_of["mean"], config_of["std"]),
             config_of["input_size"][-1],
         )
+        assert found["interpolation"] == config_of["interpolation"] == transform.transforms[0].interpolation.value
 
 
 def test_a_run_keeps_what_its_data_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,4 +168,5 @@ def test_a_run_keeps_what_its_data_took(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(data, ImageFolder) and isinstance(planned.experiment.data, ImageFolder)
     wanted = e.model.weights_input()
     assert (data.mean, data.std, data.crop, data.size) == tuple(wanted[n] for n in ("mean", "std", "crop", "size"))
+    assert data.interpolation == wanted["interpolation"] != "auto"
     assert planned.experiment.data == data and any("takes from the model's weights" in note for note in planned.notes)

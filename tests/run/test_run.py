@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from raytrain.checkpoint import checkpoints
 from raytrain.checkpoint.rows import check_rows
 from raytrain.run import experiment_file
 from raytrain.run.begin import begin, check_writable, discard
-from raytrain.run.lock import Lock
+from raytrain.run.lock import Lock, LockHeld
 from raytrain.run.metrics_log import MetricsLog, damaged_lines, read_metrics
 
 VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
@@ -401,8 +402,12 @@ def test_lock_is_held_until_the_first_process_ends(tmp_path: Path, how: signal.S
     holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
     begin = time.monotonic()
-    with pytest.raises(UserError, match=rf"still going \(process {holder.pid} on .+\), {tmp_path}; wait for it"):
+    with pytest.raises(
+        LockHeld, match=rf"still going \(process {holder.pid} on .+\), {tmp_path}; wait for it"
+    ) as error:
         Lock(tmp_path, wait=0.3)
+    sent = pickle.loads(pickle.dumps(error.value))
+    assert str(sent) == str(error.value) and sent.holder.startswith(f"process {holder.pid} on ")
     assert 0.3 <= time.monotonic() - begin < 5
     holder.send_signal(how)
     holder.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections import Counter
@@ -21,13 +22,14 @@ from raytrain import (
     Experiment,
     Grid,
     HyperBand,
+    ImageFolder,
     Int,
     Scaling,
     Sweep,
     UserError,
 )
 from raytrain.driver.resources import Node, Resources
-from raytrain.sweep import sweep_plan
+from raytrain.sweep import record, sweep_plan
 from raytrain.sweep.space import Axis
 
 __all__ = ["no_runs", "without_ray"]
@@ -113,6 +115,11 @@ def test_trials_with_a_speed_objective_run_alone(tmp_path: Path, objective: obje
     together = planned(tmp_path, nodes(8), LR, objective=objective, concurrent=3)
     assert together.concurrent == 3 and "side by side" in dict(together.lines(""))["at once"]
     assert "measured" not in dict(planned(tmp_path, nodes(8), LR, objective="val_loss").lines(""))["at once"]
+
+
+def test_sweeps_of_versions_without_an_interpolation_find_their_data() -> None:
+    keys = [record.reads(Experiment(MLP(), ImageFolder("x", interpolation=how))) for how in ("auto", "bicubic")]
+    assert "interpolation" not in json.loads(keys[0]) and json.loads(keys[1])["interpolation"] == "bicubic"
 
 
 @pytest.mark.parametrize("scheduler", [PBT(), HyperBand()])

@@ -148,6 +148,20 @@ def test_deterministic_runs_are_bit_equal_and_so_is_a_resumed_one(ranks: Ranks, 
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_trains_as_a_plain_loop_after_a_kill(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    e, loss = TASKS[name]
+    e, expected = replace(e, checkpoint=Checkpoint(every_steps=2)), plain_loop(e, loss)
+    for begin, end, way in (*((world, world, e.parallel) for world in (1, 2, 3, 4)), (4, 2, Deterministic())):
+        e = replace(e, parallel=way)
+        run = new_run(tmp_path / f"{type(way).__name__}-{begin}", on_workers(e, begin))
+        ranks.run(begin, cut_between_steps_rank, on_workers(e, begin), run, 6)
+        assert Run(run).summary["status"] == "unfinished"
+        ranks.run(end, train_rank, on_workers(e, end), run)
+        np.testing.assert_allclose(losses(run), expected, rtol=2e-5)
+
+
 def test_the_focal_loss_of_two_classes_is_torchvisions() -> None:
     logits, labels = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)) * 4, torch.arange(50) % 2
     found = own.classes(logits, labels, (), 0.0, 1.5)

@@ -147,6 +147,23 @@ def test_an_original_pack_has_the_files_bytes_and_decodes_to_any_size(photos: Pa
     assert again is not None and np.array_equal(again["image"], found["image"])
 
 
+def test_a_pack_resizes_as_its_source(photos: Path, tmp_path: Path) -> None:
+    cubic, linear = (ImageFolder(str(photos), 24, interpolation=how) for how in ("bicubic", "bilinear"))
+    for codec in ("original", "raw"):
+        packed(cubic, tmp_path / codec, codec=codec)
+        same_arrays(cubic, Packed(str(tmp_path / codec)))
+        with pytest.raises(UserError, match="another pack is there"):
+            packed(linear, tmp_path / codec, codec=codec)
+    pack = Packed(str(tmp_path / "original"))
+    same_arrays(linear, replace(pack, interpolation="bilinear"))
+    index = pack.index()["train"]
+    assert pack.cache_entry(index) != replace(pack, interpolation="bilinear").cache_entry(index)
+    packed(pack, tmp_path / "again", codec="raw")
+    same_arrays(cubic, Packed(str(tmp_path / "again")))
+    with pytest.raises(UserError, match="a raw pack has the interpolation that it was packed with"):
+        Packed(str(tmp_path / "raw"), interpolation="bicubic").index()
+
+
 def test_a_jpeg_pack_has_whole_images_with_their_aspect_ratio(photos: Path, tmp_path: Path) -> None:
     packed(ImageFolder(str(photos)), tmp_path / "pack", codec="jpeg", size=30, quality=95)
     pack, kept = Packed(str(tmp_path / "pack")), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +19,29 @@ from torch import nn
 from raytrain import (
     FSDP,
     SGD,
+    Adam,
+    AdamW,
     Checkpoint,
+    Cosine,
+    CosineRestarts,
     Deterministic,
     Digits,
     Experiment,
+    ExponentialLR,
+    LinearLR,
+    MultiStepLR,
+    OneCycle,
     Optimizer,
     Plateau,
+    PolynomialLR,
     Run,
     Schedule,
+    SequentialLR,
+    StepLR,
     TorchModel,
     TorchOptimizer,
     TorchSchedule,
+    WarmUp,
     order,
 )
 from raytrain.data.transforms import Normalise
@@ -169,3 +182,83 @@ def test_a_schedule_equals_torchs_after_a_kill(ranks: Ranks, tmp_path: Path, nam
     expected = plain(e, lambda p: optim.SGD(p, lr=0.1), theirs, every)
     assert len({*expected[1]}) > 1, "the rate changes"
     equal(trained(ranks, tmp_path / "run", e, world), expected)
+
+
+# Every entry on every number of ranks
+
+
+OWN_OPTIMIZERS: dict[str, tuple[Optimizer, Torchs]] = {
+    "SGD": (
+        SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+        lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    ),
+    "Adam": (Adam(lr=2e-3, weight_decay=0.01), lambda p: optim.Adam(p, lr=2e-3, weight_decay=0.01)),
+    "AdamW": (AdamW(lr=2e-3, weight_decay=0.1), lambda p: optim.AdamW(p, lr=2e-3, weight_decay=0.1)),
+}
+PER_EPOCH, STEPS = 12, 36
+FOR_ALL = replace(BASE, batch_size=120)
+"""Of batches that 1, 2, 3 and 4 ranks share."""
+OWN_SCHEDULES: dict[str, tuple[Schedule, Torchs, str]] = {
+    "StepLR": (StepLR(1, 0.5), lambda o: schedulers.StepLR(o, 1, 0.5), "epoch"),
+    "MultiStepLR": (MultiStepLR((1, 2)), lambda o: schedulers.MultiStepLR(o, [1, 2]), "epoch"),
+    "ExponentialLR": (ExponentialLR(0.8), lambda o: schedulers.ExponentialLR(o, 0.8), "epoch"),
+    "LinearLR": (LinearLR(0.1, 1.0, 2), lambda o: schedulers.LinearLR(o, 0.1, 1.0, 2 * PER_EPOCH), "step"),
+    "PolynomialLR": (PolynomialLR(2.0), lambda o: schedulers.PolynomialLR(o, STEPS, 2.0), "step"),
+    "Cosine": (Cosine(), lambda o: schedulers.CosineAnnealingLR(o, STEPS), "step"),
+    "CosineRestarts": (
+        CosineRestarts(1, 2, final=0.1),
+        lambda o: schedulers.CosineAnnealingWarmRestarts(o, PER_EPOCH, 2, eta_min=0.01),
+        "step",
+    ),
+    "OneCycle": (
+        OneCycle(),
+        lambda o: schedulers.OneCycleLR(o, 0.1, STEPS, cycle_momentum=False),
+        "step",
+    ),
+    "SequentialLR": (
+        SequentialLR((LinearLR(0.1, 1.0, 1), StepLR(1, 0.5)), (1,)),
+        lambda o: schedulers.SequentialLR(
+            o, [schedulers.LinearLR(o, 0.1, 1.0, PER_EPOCH), schedulers.StepLR(o, PER_EPOCH, 0.5)], [PER_EPOCH]
+        ),
+        "step",
+    ),
+    "WarmUp": (
+        WarmUp(StepLR(1, 0.5), epochs=1),
+        lambda o: schedulers.SequentialLR(
+            o,
+            [schedulers.LinearLR(o, 1 / PER_EPOCH, 1.0, PER_EPOCH - 1), schedulers.StepLR(o, PER_EPOCH, 0.5)],
+            [PER_EPOCH],
+        ),
+        "step",
+    ),
+}
+
+
+def check_everywhere(ranks: Ranks, folder: Path, e: Experiment, expected: Any) -> None:
+    """On 1 to 4 ranks, each with a kill; and begun by 4 and ended by 2 ranks under `deterministic`."""
+    for world in (1, 2, 3, 4):
+        equal(trained(ranks, folder / str(world), e, world), expected)
+    e = replace(e, parallel=Deterministic())
+    run = new_run(folder / "deterministic", on_workers(e, 4))
+    ranks.run(4, cut_rank, on_workers(e, 4), run, 19)
+    ranks.run(2, train_rank, on_workers(e, 2), run)
+    equal(run, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *OWN_OPTIMIZERS])
+def test_every_optimizer_equals_torchs_on_any_number_of_ranks(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    declared, theirs = (OPTIMIZERS | OWN_OPTIMIZERS)[name]
+    e = replace(FOR_ALL, optimizer=declared)
+    check_everywhere(ranks, tmp_path, e, plain(e, theirs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SCHEDULES, *OWN_SCHEDULES])
+def test_every_schedule_equals_torchs_on_any_number_of_ranks(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    declared, theirs, every = (SCHEDULES | OWN_SCHEDULES)[name]
+    e = replace(FOR_ALL, schedule=declared, task=replace(BASE.task, monitor="val_loss"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The epoch parameter in", UserWarning)  # torch's SequentialLR gives it
+        expected = plain(e, lambda p: optim.SGD(p, lr=0.1), theirs, every)
+    check_everywhere(ranks, tmp_path, e, expected)

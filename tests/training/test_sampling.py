@@ -85,6 +85,22 @@ def test_resume_in_mid_epoch_is_bit_equal(ranks: Ranks, tmp_path: Path, world: i
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sampler",
+    [BASE.sampler, replace(BASE.sampler, count=350, replacement=False), Balanced(count=400), Sampler(fraction=0.3)],
+)
+def test_every_sampler_trains_as_a_plain_loop_after_a_kill(ranks: Ranks, tmp_path: Path, sampler: Sampler) -> None:
+    e = replace(BASE, sampler=sampler, checkpoint=Checkpoint(every_steps=2))
+    expected = plain(e)
+    for begin, end, way in (*((world, world, e.parallel) for world in (1, 2, 3, 4)), (4, 2, Deterministic())):
+        e = replace(e, parallel=way)
+        run = new_run(tmp_path / f"{type(way).__name__}-{begin}", on_workers(e, begin))
+        ranks.run(begin, cut_rank, on_workers(e, begin), run, 12)
+        ranks.run(end, train_rank, on_workers(e, end), run)
+        np.testing.assert_allclose(losses(run), expected, rtol=2e-5, atol=2e-6)
+
+
 def test_deterministic_bits_are_equal_on_1_2_and_4_ranks(ranks: Ranks, tmp_path: Path) -> None:
     data = Digits(augment=Augment(crop="random", padding=1, flip=0.5))
     sampler = Weighted(classes=(("1", 5.0),), count=250)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
@@ -23,7 +24,7 @@ from helpers.times import without_times
 from raytrain.sweep import record
 
 EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
-TWO_WORKERS = Path(__file__).with_name("two_workers.py")
+FOUR_GATED, TWO_WORKERS = Path(__file__).with_name("four_gated.py"), Path(__file__).with_name("two_workers.py")
 TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
 """What goes on, in its order: up to the line `starting Ray`, up to `reading the data`, up to the first trial that
@@ -35,6 +36,10 @@ AGENTS_SECONDS = 120
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "dashboard/agent.py", "runtime_env/agent/main.py")
 
 
+_SIZES = {FOUR_GATED: (4, 2)}
+"""Trials of a sweep, and how many of them keep their weights, where these are not eight and three."""
+
+
 COMMANDS: list[Command] = []
 """All that were started here, so that none is forgotten."""
 
@@ -42,8 +47,8 @@ COMMANDS: list[Command] = []
 class Command:
     """One `raytrain sweep` in a session of its own, which all that it starts stays in."""
 
-    def __init__(self, sweep: Path, *arguments: str):
-        self.sweep = sweep
+    def __init__(self, sweep: Path, *arguments: str, trials: int = TRIALS):
+        self.sweep, self.trials = sweep, trials
         self.started = time.monotonic()
         self.gone: float | None = None
         self.agents_gone: float | None = None
@@ -73,7 +78,7 @@ class Command:
     def phase(self) -> str:
         """What it does, of `PHASES`, as seen from outside."""
         said, found = "".join(self.lines), statuses(self.sweep)
-        if sum(status in record.ENDED for status in found.values()) == TRIALS:
+        if sum(status in record.ENDED for status in found.values()) == self.trials:
             return PHASES[4]
         if "starting Ray" not in said:
             return PHASES[0]
@@ -126,7 +131,7 @@ class Command:
     def _until_gone(self) -> None:
         started = time.monotonic()
         while time.monotonic() < started + AGENTS_SECONDS:
-            left = self._processes() + self._files()
+            left = self.processes() + self._files()
             if self.gone is None and all(any(agent in one for agent in _AGENTS) for one in left):
                 self.gone = time.monotonic() - started
             if not left:
@@ -144,22 +149,22 @@ class Command:
         deadline = time.monotonic() + GONE_SECONDS
         while self.gone is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert self.gone is not None and self.gone < GONE_SECONDS, self._processes() + self._files()
+        assert self.gone is not None and self.gone < GONE_SECONDS, self.processes() + self._files()
 
     def check_agents_gone(self) -> None:
         """Waits until they are gone, too."""
         assert self._watch is not None
         self._watch.join()
-        assert self.agents_gone is not None, self._processes() + self._files()
+        assert self.agents_gone is not None, self.processes() + self._files()
 
     def left_behind(self, within: float = 10) -> list[str]:
         """Processes and files in shared memory that are there so many seconds after its own end."""
         deadline = time.monotonic() + within
-        while (left := self._processes() + self._files()) and time.monotonic() < deadline:
+        while (left := self.processes() + self._files()) and time.monotonic() < deadline:
             time.sleep(0.1)
         return left
 
-    def _processes(self) -> list[str]:
+    def processes(self) -> list[str]:
         """All of its session; and of Ray's sessions that were started in it, wherever they are by now."""
         found, sessions = {}, set()
         for entry in Path("/proc").iterdir():
@@ -200,7 +205,10 @@ def _read(pipe: Any, lines: list[str]) -> None:
 
 
 def shared_memory() -> set[str]:
-    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.is_file()}
+    """But for semaphores of Python's multiprocessing, of which a sweep has none: other programs have, and map them only
+    once their processes have started."""
+    names = {entry.name for entry in Path("/dev/shm").iterdir() if entry.is_file()}
+    return {name for name in names if not name.startswith("sem.mp-")}
 
 
 def load(path: Path) -> Any:
@@ -245,7 +253,7 @@ def outcome(sweep: Path) -> dict[str, Any]:
         "best.json": load(sweep / "best.json"),
         "trials.csv": table,
         "plots": sorted(file.name for file in (sweep / "plots").iterdir()),
-        "runs": {n: run(record.folder(sweep, n)) for n in range(TRIALS)},
+        "runs": {one["number"]: run(record.folder(sweep, one["number"])) for one in answer["trials"]},
     }
 
 
@@ -272,10 +280,10 @@ def _without(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_whole(sweep: Path) -> None:
+def check_whole(sweep: Path, trials: int = TRIALS, keep: int = 3) -> None:
     """Every trial has ended once, and its steps are 1, 2, ... up to its own end, each once."""
     answer = load(sweep / "sweep.json")
-    assert [one["number"] for one in answer["trials"]] == list(range(TRIALS))
+    assert [one["number"] for one in answer["trials"]] == list(range(trials))
     assert all(one["status"] in record.ENDED for one in answer["trials"])
     assert statuses(sweep) == {one["number"]: one["status"] for one in answer["trials"]}
     for one in answer["trials"]:
@@ -283,16 +291,18 @@ def check_whole(sweep: Path) -> None:
         rows = [json.loads(line) for line in (at / "metrics.jsonl").read_text().splitlines()]
         steps = [row["step"] for row in rows if row["kind"] == "step"]
         assert steps == list(range(1, len(steps) + 1)) and steps
-        per_epoch = -(-1438 // load(at / "experiment.json")["batch_size"])
+        value = load(at / "experiment.json")
+        per_epoch = -(-1438 // value["batch_size"])
         assert [row["step"] for row in rows if row["kind"] == "epoch"] == [
             per_epoch * epoch for epoch in range(1, one["epochs"] + 1)
         ]
         if one["status"] == "completed":
-            assert len(steps) == 40 * per_epoch and one["epochs"] == 40
-    kept = [n for n in range(TRIALS) if (record.folder(sweep, n) / "checkpoints").exists()]
+            assert len(steps) == value["epochs"] * per_epoch and one["epochs"] == value["epochs"]
+    kept = [n for n in range(trials) if (record.folder(sweep, n) / "checkpoints").exists()]
     first = sorted(answer["trials"], key=lambda one: one["objective"][0])
-    assert kept == sorted(one["number"] for one in first[:3]) and answer["best"] == first[0]["number"]
+    assert kept == sorted(one["number"] for one in first[:keep]) and answer["best"] == first[0]["number"]
     odd = (file for file in sweep.rglob("*") if file.name[0] == "." or file.name in ("stop", "pool"))
+    odd = [*odd, *sweep.glob("trials/*/go")]
     litter = [file for file in odd if "logs" not in file.parts]
     assert not litter, litter
 
@@ -314,6 +324,8 @@ class Story:
     sweep: Path
     seed: int
     kills: list[Kill] = field(default_factory=list)
+    lost: int = 0
+    """Workers of trials that were killed besides."""
 
 
 @dataclass(frozen=True)
@@ -323,17 +335,18 @@ class Pace:
     phases: tuple[float, float, float, float, float]
 
 
-def undisturbed(sweep: Path) -> Pace:
+def undisturbed(sweep: Path, file: Path = EIGHT) -> Pace:
     """Runs the sweep to its end, and says how long each phase took."""
-    command = Command(sweep, str(EIGHT), "--out", str(sweep.parent), "--name", sweep.name)
+    trials, keep = _SIZES.get(file, (TRIALS, 3))
+    command = Command(sweep, str(file), "--out", str(sweep.parent), "--name", sweep.name, trials=trials)
     marks = [0.0]
     for phase in PHASES[1:]:
-        assert command.wait_for(phase), "".join(command.errors)
+        assert command.wait_for(phase, timeout=400), "".join(command.errors)
         marks.append(time.monotonic() - command.started)
     assert command.end() == 0, "".join(command.errors)
     marks.append(time.monotonic() - command.started)
     assert not command.left_behind()
-    check_whole(sweep)
+    check_whole(sweep, trials, keep)
     lengths = [late - early for early, late in pairwise(marks)]
     return Pace((lengths[0], lengths[1], lengths[2], lengths[3], lengths[4]))
 
@@ -343,24 +356,27 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
 
     Args:
         weights: how likely each phase is. While trials are under way the kill comes up to a second after none, one or
-            two more of them have ended; in another phase every moment is as likely as any other.
+            two more of them have ended; in another phase every moment is as likely as any other. Of trials of several
+            workers, a worker is killed some time before, and as many when there are no more kills to come.
 
     Raises:
         AssertionError: with the story so far as its second argument: something was lost, repeated, or left behind.
     """
     draw, story, before = random.Random(seed), Story(sweep, seed), {}
+    trials, keep = _SIZES.get(file, (TRIALS, 3))
     commands: list[Command] = []
     try:
         while True:
             fresh = not (sweep / "sweep.json").is_file()
             arguments = [str(file), "--out", str(sweep.parent), "--name", sweep.name]
-            commands.append(command := Command(sweep, *(arguments if fresh else [str(sweep)])))
+            commands.append(command := Command(sweep, *(arguments if fresh else [str(sweep)]), trials=trials))
+            story.lost += file == FOUR_GATED and _lose_a_worker(command, draw)
             over = len(story.kills) == kills
             if not over:
                 place = draw.choices(range(len(PHASES)), weights)[0]
                 if PHASES[place] == "trials under way":  # counted in trials, since a busy machine stretches seconds
                     more, delay = draw.randint(0, 2), draw.random()
-                    over = not command.wait_for(PHASES[place], ended=min(len(before) + more, TRIALS - 1), delay=delay)
+                    over = not command.wait_for(PHASES[place], ended=min(len(before) + more, trials - 1), delay=delay)
                 else:
                     over = not command.wait_for(PHASES[place], draw.random() * pace.phases[place])
             if over:
@@ -369,12 +385,12 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
             before = _stays(before, sweep)
             story.kills.append(Kill(seconds, phase, len(before), command))
             check_files(sweep)
-            if len(before) == TRIALS:  # what is left to do is not worth another kill
+            if len(before) == trials:  # what is left to do is not worth another kill
                 kills = len(story.kills)
             if draw.random() < 0.5:  # else it goes on while what is left of it ends
                 command.check_gone()
         assert command.end() == 0, "".join(command.errors)
-        check_whole(sweep)
+        check_whole(sweep, trials, keep)
         _stays(before, sweep)
         for kill in story.kills:
             kill.command.check_gone()
@@ -385,6 +401,26 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
         raise AssertionError(str(error), story) from error
     finally:
         commands[-1].abandon()
+
+
+def _lose_a_worker(command: Command, draw: random.Random) -> bool:
+    """Kill a worker of a trial, three times of four, up to a second after both have begun; return whether one was."""
+    rank, delay = draw.randint(0, 1), draw.random()
+    if draw.random() < 0.25 or not command.wait_for(PHASES[3], timeout=400):
+        return False
+    deadline = time.monotonic() + 120
+    while command.running and time.monotonic() < deadline:
+        live = {int(one.split()[0]) for one in command.processes()}
+        for at in sorted(command.sweep.glob("trials/*")):
+            places = [at / "logs" / f"place_{n}.json" for n in (0, 1)]
+            pids = [load(place)["pid"] for place in places if place.is_file()]
+            if len(pids) == 2 and live.issuperset(pids):
+                time.sleep(delay)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pids[rank], signal.SIGKILL)
+                return True
+        time.sleep(0.05)
+    return False
 
 
 def _stays(before: dict[int, tuple[bytes, bytes]], sweep: Path) -> dict[int, tuple[bytes, bytes]]:

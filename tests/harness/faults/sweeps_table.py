@@ -1,10 +1,12 @@
 """Kills the drivers of sweeps at many moments, and says in a table what came of it.
 
     PYTHONPATH=tests python -m harness.faults.sweeps_table 20
+    PYTHONPATH=tests python -m harness.faults.sweeps_table 4 gated      # of one kind
 
 As many kills as are asked for under the scheduler `Complete`, where the outcome must be the undisturbed sweep's bit for
-bit; and a quarter as many under `ASHA`, where what it stops depends on which trial comes first, and where trials that
-have ended must stay as they are, none be lost and none repeated.
+bit; a quarter as many under `ASHA`, where what it stops depends on which trial comes first, and where trials that
+have ended must stay as they are, none be lost and none repeated; and half as many where trials of two workers wait at
+validations inside epochs for `ASHA`, one trial at a time, and lose workers besides: again bit for bit.
 """
 
 from __future__ import annotations
@@ -18,30 +20,48 @@ from pathlib import Path
 import ray
 import torch
 
-from harness.faults.sweeps import COMMANDS, EIGHT, EIGHT_ASHA, Kill, Pace, Story, killed, outcome, statuses, undisturbed
+from harness.faults.sweeps import (
+    COMMANDS,
+    EIGHT,
+    EIGHT_ASHA,
+    FOUR_GATED,
+    Kill,
+    Pace,
+    Story,
+    killed,
+    outcome,
+    statuses,
+    undisturbed,
+)
 
+_KINDS = {"Complete": (EIGHT, 1, 100), "ASHA": (EIGHT_ASHA, 4, 200), "gated": (FOUR_GATED, 2, 300)}
+"""The sweep of each kind, its part of the kills, and the seed of its first one."""
 _LIKELY = (2, 2, 2, 10, 1)
 _HEAD = "| kill | seed | scheduler | second | phase | had ended | gone after | recovered | equal |"
 
 
-def main(kills: int) -> int:
+def main(kills: int, kinds: list[str]) -> int:
     """Prints the table as it grows; returns 1 where a kill was not made good."""
     print(f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}\n")
     print(f"{_HEAD}\n|{'---|' * _HEAD[1:].count('|')}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        pace = undisturbed(Path(folder) / "whole")
-        whole = outcome(Path(folder) / "whole")
         stories: list[Story] = []
-        bad = _some(Path(folder), kills, 100, "Complete", pace, whole, stories)
-        bad += _some(Path(folder), -(-kills // 4), 200, "ASHA", pace, whole, stories)
+        bad, paces = 0, {}
+        for kind in kinds or _KINDS:
+            file, share, seed = _KINDS[kind]
+            like = EIGHT if file == EIGHT_ASHA else file  # takes the same time
+            if like not in paces:
+                paces[like] = undisturbed(Path(folder) / like.stem, like), outcome(Path(folder) / like.stem)
+            bad += _some(Path(folder), -(-kills // share), seed, kind, *paces[like], stories)
         late = 0.0
         for kill in (kill for story in stories for kill in story.kills):
             kill.command.check_agents_gone()
             late = max(late, kill.command.agents_gone or 0.0)
     print(
-        f"\n{bad} of {len(stories)} sweeps were not made good. Of each kill all was gone in the end, Ray's agents",
+        f"\n{bad} of {len(stories)} sweeps were not made good; {sum(story.lost for story in stories)} workers were",
         end=" ",
     )
+    print("killed besides. Of each kill all was gone in the end, Ray's agents", end=" ")
     print(f"{late:.0f} s after it at the latest.")
     return int(bad > 0)
 
@@ -55,7 +75,7 @@ def _some(out: Path, kills: int, seed: int, scheduler: str, pace: Pace, whole: d
         wanted = min(random.Random(seed).randint(2, 4), kills - count)
         recovered, equal, complaint = True, "yes", ""
         try:
-            story = killed(story.sweep, seed, wanted, pace, _LIKELY, EIGHT_ASHA if scheduler == "ASHA" else EIGHT)
+            story = killed(story.sweep, seed, wanted, pace, _LIKELY, _KINDS[scheduler][0])
             if scheduler == "ASHA":
                 equal = f"({list(statuses(story.sweep).values()).count('stopped')} stopped)"
             elif outcome(story.sweep) != whole:
@@ -76,14 +96,15 @@ def _some(out: Path, kills: int, seed: int, scheduler: str, pace: Pace, whole: d
 
 def _row(count: int, story: Story, scheduler: str, kill: Kill, recovered: bool, equal: str) -> str:
     return (
-        f"| {count} | {story.seed} | {scheduler} | {kill.seconds:.1f} | {kill.phase} | {kill.ended} of 8 "
-        f"| {kill.command.gone or 0:.1f} s | {'yes' if recovered else 'NO'} | {equal} |"
+        f"| {count} | {story.seed} | {scheduler} | {kill.seconds:.1f} | {kill.phase} "
+        f"| {kill.ended} of {kill.command.trials} | {kill.command.gone or 0:.1f} s "
+        f"| {'yes' if recovered else 'NO'} | {equal} |"
     )
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
+        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:]))
     finally:
         for command in COMMANDS:
             command.abandon()

@@ -1,0 +1,50 @@
+"""Checkpoints of a sweep's trials that any trial may go on from, after a pause or with the weights of a better one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from raytrain.checkpoint import layout
+from raytrain.files import write_atomically
+
+
+def keep(run: Path, path: Path, pool: Path) -> None:
+    """Keep a checkpoint, the best one and the first one's metrics for any trial, even if this one removes its own."""
+    partial = pool.with_name(f".{pool.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    state = layout.load_state(path)
+    best = run / "checkpoints" / str(state["progress"]["best"].get("checkpoint"))
+    for source in {path, best} if best.is_dir() else {path}:
+        shutil.copytree(source, partial / source.name, copy_function=os.link)
+    rows = (run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
+    (partial / "metrics.jsonl").write_bytes(rows)
+    shutil.rmtree(pool, ignore_errors=True)
+    partial.rename(pool)
+
+
+def adopt(run: Path, pool: Path) -> None:
+    """Replace a run's checkpoints and metrics by what `keep` kept of this trial or another.
+
+    Raises:
+        UserError: it does not verify.
+    """
+    sources = sorted(pool.glob("step_*"))
+    for source in sources:
+        layout.verify(source)
+    own = run / "checkpoints"
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir()
+    partial = run / ".metrics"
+    shutil.copyfile(pool / "metrics.jsonl", partial)
+    for pointer in ("best.json", "last.json"):
+        (run / pointer).unlink(missing_ok=True)
+    state = layout.load_state(sources[-1])
+    best = state["progress"]["best"]
+    write_atomically(run / "best.json", json.dumps(best, indent=2))
+    for source in sources:  # links, the newest last: after a crash before that, the run resumes from an older one
+        shutil.copytree(source, own / source.name, copy_function=os.link)
+    os.replace(partial, run / "metrics.jsonl")
