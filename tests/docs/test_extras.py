@@ -168,7 +168,8 @@ def test_onnx(extra: Callable[[str], Environment]) -> None:
     env.raytrain(*TRAIN)
     assert "greatest difference to the run's model" in env.raytrain("export", "runs/one", "model.onnx")
     code = """import numpy, onnxruntime
-print(*onnxruntime.InferenceSession("model.onnx").run(["outputs"], {"image": numpy.zeros((5, 1, 8, 8), "uint8")})[0].shape)"""
+images = numpy.zeros((5, 1, 8, 8), "uint8")
+print(*onnxruntime.InferenceSession("model.onnx").run(["outputs"], {"image": images})[0].shape)"""
     assert env.python(code) == "5 10"
 
 
