@@ -10,10 +10,10 @@ from typing import Any
 from raytrain.config import above, at_least, check
 from raytrain.hooks.base import Hook
 
-_LEARNT, _LEFT, _RISEN = 0.1, 0.2, 1.05
+_LEARNT, _LEFT, _RISEN = 0.1, 0.2, 0.5
 """What has learnt: a loss lower than the constant answer's by this share. What has fallen back: gains of at most this
-share of the best ones, with a smoothed training loss above its best by this factor. Overfitting keeps accuracy, a
-validation whose statistics fail keeps the training loss, and a short jump passes."""
+share of the best ones, and a smoothed training loss that is back by this share of the way from its best to the first
+loss. Overfitting keeps accuracy, a validation whose statistics fail keeps the training loss, a short jump passes."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class StopOnDivergence(Hook):
     losses that are not negative.
 
     It also ends a run that falls back to chance, when in `validations` in a row every metric has lost at least four
-    fifths of what it had gained over a constant answer (the plan's baseline), and the smoothed training loss has risen.
-    The loss must once have been a tenth below that of the constant answer. Without a baseline this is not looked at.
+    fifths of what it had gained over a constant answer (the plan's baseline), and the smoothed training loss is half
+    the way back to the first one. The validation loss must once have been a tenth below that of the constant answer.
+    Without a baseline this is not looked at.
 
     Losses are known about half a second late, and the run trains on until then. The state takes in no step after the
     one at which the run diverged, so it and the message do not depend on the delay.
@@ -43,8 +44,17 @@ class StopOnDivergence(Hook):
 
     def start(self, trainer: Any) -> None:
         """End a resumed run at once where the checkpoint's already had diverged."""
-        first = {"seen": 0, "smoothed": None, "best": None, "above": 0, "step": 0, "gains": {}, "fallen": 0}
-        self.state.update(first | self.state)  # a checkpoint of an earlier version has fewer
+        new = {
+            "seen": 0,
+            "first": None,
+            "smoothed": None,
+            "best": None,
+            "above": 0,
+            "step": 0,
+            "gains": {},
+            "fallen": 0,
+        }
+        self.state.update(new | self.state)  # a checkpoint of an earlier version has fewer
         self._end(trainer)
 
     def after_losses(self, trainer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -58,6 +68,7 @@ class StopOnDivergence(Hook):
             state["above"], state["step"] = state["above"] + 1 if risen else 0, row["step"]
             if loss is not None:
                 state["seen"] += 1
+                state["first"] = loss if state["first"] is None else state["first"]
                 last = loss if state["smoothed"] is None else state["smoothed"]
                 state["smoothed"] = smoothed = last + (loss - last) / min(state["seen"], self.steps)
                 state["best"] = smoothed if state["best"] is None else min(state["best"], smoothed)
@@ -77,8 +88,7 @@ class StopOnDivergence(Hook):
         best = state["gains"]
         learnt = best.get("val_loss", 0.0) >= _LEARNT * floor["val_loss"] > 0
         lost = all(gain <= _LEFT * best.get(name, 0.0) for name, gain in gains.items())
-        risen = state["best"] is None or state["smoothed"] > _RISEN * state["best"]
-        state["fallen"] = state["fallen"] + 1 if learnt and lost and risen else 0
+        state["fallen"] = state["fallen"] + 1 if learnt and lost and self._risen else 0
         state["gains"] = best | {name: max(0.0, gain, best.get(name, 0.0)) for name, gain in sorted(gains.items())}
         if self._fallen:
             state["step"] = row["step"]
@@ -87,6 +97,11 @@ class StopOnDivergence(Hook):
     def after_epoch(self, trainer: Any, row: Mapping[str, Any]) -> None:
         """See `after_validation`."""
         self.after_validation(trainer, row)
+
+    @property
+    def _risen(self) -> bool:
+        best, first = self.state["best"], self.state["first"]
+        return best is None or self.state["smoothed"] >= best + _RISEN * (first - best)
 
     @property
     def _fallen(self) -> bool:

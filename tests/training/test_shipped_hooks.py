@@ -165,7 +165,7 @@ def expected_state(losses: Sequence[float | None], factor: float, steps: int) ->
         if above == steps:
             break
     found = {"seen": len(seen), "smoothed": smoothed, "best": best, "above": above, "step": number}
-    return found | {"gains": {}, "fallen": 0}
+    return found | {"first": seen[0], "gains": {}, "fallen": 0}
 
 
 def taken(hook: StopOnDivergence, losses: Sequence[float | None], at_once: int) -> list[str]:
@@ -253,7 +253,8 @@ def chance_ends(seen: Sequence[tuple[float, float, float]], floor: dict[str, flo
     hook = StopOnDivergence(steps=10, **fields)
     hook.start(trainer)
     for number, (loss, accuracy, val_loss) in enumerate(seen, 1):
-        hook.after_losses(trainer, [{"step": 20 * number - 19 + step, "loss": loss} for step in range(20)])
+        losses = [2.35, *19 * [loss]] if number == 1 else 20 * [loss]
+        hook.after_losses(trainer, [{"step": 20 * number - 19 + step, "loss": one} for step, one in enumerate(losses)])
         row = {"step": 20 * number, "val_accuracy": accuracy, "val_loss": val_loss, "val_top5_accuracy": 0.5}
         (hook.after_epoch if number % 2 else hook.after_validation)(trainer, row)
         if ends:
@@ -301,7 +302,7 @@ class Unlearn(Hook):
 
 
 def test_a_run_that_unlearns_ends_also_after_kills(ranks: Ranks, tmp_path: Path) -> None:
-    hooks = (Unlearn(), StopOnDivergence(factor=100.0))
+    hooks = (Unlearn(), StopOnDivergence(factor=100.0, steps=20))
     e = replace(CUT, model=CNN(channels=(8, 16)), data=Digits(), hooks=hooks, epochs=8)
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     assert ranks.run(1, train_rank, e, whole) == ["completed"]
