@@ -124,5 +124,5 @@ def _help() -> str:
     lines = ["usage: raytrain COMMAND ...", "", "Distributed training of PyTorch vision models on Ray.", ""]
     for name, command in COMMANDS.items():
         unbroken = re.sub(r"\[[^]]*\]|\w+ FILE|--address URL", lambda found: found[0].replace(" ", "\0"), command.usage)
-        lines.append(wrapped(unbroken, f"  {name:<9} {command.purpose:<22}  ").replace("\0", " "))
+        lines.append(wrapped(unbroken, f"  {name:<10} {command.purpose:<22}  ").replace("\0", " "))
     return "\n".join([*lines, "", wrapped("`raytrain COMMAND --help` says more; --version prints the version.")])

@@ -110,7 +110,9 @@ _raytrain() {{
     local -a commands flags
     commands=(
 {commands}    )
-    if ((CURRENT == 2)); then
+    if ((CURRENT == 2)) && [[ $words[2] == -* ]]; then
+        compadd -- --help --version
+    elif ((CURRENT == 2)); then
         _describe command commands
     elif [[ $words[CURRENT] == -* ]]; then
         flags=(${{(f)"$($words[1] completion flags $words[2] $words[3] 2>/dev/null)"}})
@@ -140,6 +142,7 @@ def _fish() -> str:
         "    set -l words (commandline -opc)",
         "    $words[1] completion flags $words[2..3] 2>/dev/null",
         "end",
+        "complete -c raytrain -n __fish_use_subcommand -f -l help -l version",
         *(
             f'complete -c raytrain -n __fish_use_subcommand -f -a {name} -d "{command.purpose}"'
             for name, command in COMMANDS.items()

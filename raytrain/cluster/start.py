@@ -6,6 +6,7 @@ user when one of them does not join.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -24,6 +25,12 @@ _LOCAL = "local.cluster.node"
 """Ray's one node type of an on-premises cluster, the head included."""
 _STATUS = "export RAY_AUTH_MODE=token PATH=~/raytrain/.venv/bin:$PATH; ray status --address 127.0.0.1:{}"
 _PORT = re.compile(r"--port[= ](\d+)")
+_SDK = {
+    "aws": ("boto3", "raytrain[aws]"),
+    "gcp": ("googleapiclient", "google-api-python-client"),
+    "azure": ("azure", "azure-cli"),
+}
+"""By provider: the module that Ray's launcher imports, and what pip installs for it."""
 _PAUSE_SECONDS = 5.0
 _ANSWER_SECONDS = 120.0
 
@@ -42,10 +49,11 @@ def up(path: Path, minutes: float, yes: bool, say: Callable[[str], None]) -> Non
         say: takes lines on the progress.
 
     Raises:
-        UserError: this is no file for `ray up`.
+        UserError: this is no file for `ray up`, or what its cloud needs is not installed.
         Incomplete: `ray up` failed, or not all nodes joined in time.
     """
     wanted, port = nodes(path), _port(path)
+    _check_installed(path)
     # Autoscaler v2, the default of `ray up`, leaves out workers of on-premises clusters (seen with Ray 2.60).
     environment = {_AUTOSCALER_V2: "0", **os.environ}
     if environment[_AUTOSCALER_V2] == "1":
@@ -73,6 +81,15 @@ def up(path: Path, minutes: float, yes: bool, say: Callable[[str], None]) -> Non
                 f"{rest} did not join within {minutes:g} minutes" + (f": {'; '.join(last)[:300]}" if last else "")
             )
         time.sleep(_PAUSE_SECONDS)
+
+
+def _check_installed(path: Path) -> None:
+    (top, *_), _ = document.read(path)
+    provider = Cluster(top).provider
+    module, package = _SDK.get(provider, ("", ""))
+    if module and importlib.util.find_spec(module) is None:
+        what = f"`ray up` needs {module} for the provider {provider}, which is not installed"
+        raise errors.UserError(what, str(path), f"pip install '{package}'")
 
 
 def nodes(path: Path) -> dict[str, int]:

@@ -26,8 +26,9 @@ _COLOURS = ((0, 0, 0), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 
 @dataclass(frozen=True)
 class SampleImages(Hook):
     """Writes a picture after each epoch, `samples/epoch_0003.png` in the run's directory: the first validation samples
-    of rank 0, each with its class and the model's prediction, or with its mask and the predicted one. TensorBoard shows
-    it. Rank 0 computes a forward pass of one micro-batch for it. A strategy that shards the model is refused.
+    of rank 0, each with its class and the model's prediction, or with its mask and the predicted one. TensorBoard and
+    MLflow show it. Rank 0 computes a forward pass of one micro-batch for it. A strategy that shards the model is
+    refused.
 
     The model's input must be images, and the task must have `predictions`.
     """

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from raytrain import errors
 from raytrain.files import write_atomically
 from raytrain.loggers.base import Held, Logger, RunInfo
-from raytrain.loggers.rows import KINDS, lost, number, scalars
+from raytrain.loggers.rows import KINDS, lost, number, picture, scalars
 
 _PARAMETERS, _METRICS, _LETTERS = 100, 1000, 6000
 """What MLflow takes at most: parameters and metrics in a request, and characters of a value."""
@@ -37,13 +37,13 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class MLflow(Logger):
-    """Sends metrics, with the step, and the experiment's values as parameters to MLflow: one MLflow run for each run,
-    however often it is resumed. Parameters stay what the run began with; values that a resume changes become tags. The
-    trials of a sweep are children of one run."""
+    """Sends metrics, with the step, the experiment's values as parameters, and pictures of the hook SampleImages as
+    artifacts to MLflow: one MLflow run for each run, however often it is resumed. Parameters stay what the run began
+    with; values that a resume changes become tags. The trials of a sweep are children of one run."""
 
     tracking_uri: str = ""
     """Where MLflow keeps its runs, such as http://HOST:5000. By default MLFLOW_TRACKING_URI, and without that the file
-    mlflow.db beside the run's directory, for all runs there."""
+    mlflow.db beside the run's directory, for all runs there; pictures are in mlflow-artifacts beside it."""
     experiment: str = "raytrain"
     """MLflow's experiment, which is made if it is missing."""
 
@@ -66,7 +66,7 @@ class MLflow(Logger):
         mlflow = importlib.import_module("mlflow")  # which sets the level of its messages
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is raised as well
         uri = self._given or f"sqlite:///{run.path.parent.resolve()}/mlflow.db"
-        self.state["client"] = client = mlflow.MlflowClient(tracking_uri=uri)
+        self.state["client"], self.state["run"] = (client := mlflow.MlflowClient(tracking_uri=uri)), run.path
         experiment = self._experiment_id()
         parent = self._enter(run, experiment) if run.sweep else None
         found = self._run(run, held, experiment, parent)
@@ -94,6 +94,9 @@ class MLflow(Logger):
         ]
         for some in _parts(new, _METRICS):
             self.state["client"].log_batch(self.state["id"], metrics=some, synchronous=True)
+        for row in rows:
+            if file := picture(self.state["run"], row):
+                self.state["client"].log_artifact(self.state["id"], str(file), "samples")
 
     def finish(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
         """Set MLflow's status of the run."""
@@ -130,10 +133,12 @@ class MLflow(Logger):
 
     def _experiment_id(self) -> str:
         client = self.state["client"]
+        # Of a database, MLflow's own place for files is `mlruns` in the working directory.
+        artifacts = None if self._given else f"{self.state['run'].parent.resolve()}/mlflow-artifacts"
         experiment = client.get_experiment_by_name(self.experiment)
         if experiment is None:
             try:
-                client.create_experiment(self.experiment)
+                client.create_experiment(self.experiment, artifact_location=artifacts)
             except Exception:  # another run was faster
                 if client.get_experiment_by_name(self.experiment) is None:
                     raise

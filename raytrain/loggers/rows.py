@@ -40,6 +40,12 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def picture(run: Path, row: Mapping[str, Any]) -> Path | None:
+    """Return the picture that the hook SampleImages made at the end of a row's epoch, if it did."""
+    file = run / "samples" / f"epoch_{row['epoch']:04d}.png"
+    return file if row["kind"] == "epoch" and file.is_file() else None
+
+
 def check_folder(folder: str, where: str) -> None:
     """Check that a folder is inside the run's directory.
 

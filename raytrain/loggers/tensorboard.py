@@ -15,7 +15,7 @@ from typing import Any
 from raytrain import errors
 from raytrain.files import sync
 from raytrain.loggers.base import Held, Logger, RunInfo
-from raytrain.loggers.rows import KINDS, check_folder, is_held, lost, scalars
+from raytrain.loggers.rows import KINDS, check_folder, is_held, lost, picture, scalars
 
 _AROUND = 16
 """Bytes of a record besides its data: the length (8), the checksum of the length (4), and that of the data (4)."""
@@ -84,9 +84,8 @@ class TensorBoard(Logger):
             writer.close()
 
     def _pictures(self, row: Mapping[str, Any]) -> list[Any]:
-        """Return the picture that the hook SampleImages made at the end of a row's epoch, if it did."""
-        file = self.state["run"] / "samples" / f"epoch_{row['epoch']:04d}.png"
-        if row["kind"] != "epoch" or not file.is_file():
+        """Return the picture of samples of a row's epoch, if there is one."""
+        if (file := picture(self.state["run"], row)) is None:
             return []
         raw = file.read_bytes()
         width, height = (int.from_bytes(raw[at : at + 4], "big") for at in (16, 20))  # of the header, IHDR

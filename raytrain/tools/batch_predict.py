@@ -83,7 +83,7 @@ def predict(
     place, where = parts.opened(out), out.partition("?")[0]
     known = _manifest(run, path, found, sources) | {
         "part_size": settings.part_size,
-        "features": None if layer is None else list(layer),
+        "features": None if layer is None else [*layer[:2], *filter(None, layer[2:])],
         "tta": tta,
     }
     done, whole = parts.begin(place, where, known), parts.ranges(len(found), settings.part_size)

@@ -18,6 +18,8 @@ _SIZES = (32, 64, 96, 128, 160, 192, 224, 256)
 _LOOKED_AT = 32
 _UNEVEN = 1.5
 """Ratio of the largest to the smallest class above which weights are suggested."""
+_WEIGHTS = "# The weights are torchvision's, downloaded once. Without them: --model.weights none --optimizer.lr 0.05"
+"""Pretrained weights: from nothing, a few hundred photographs teach a ResNet little."""
 
 
 def check_new(out: Path) -> None:
@@ -52,24 +54,29 @@ def experiment_text(folder: Path, out: Path) -> str:
     else:
         side, channels = _form(root, train)
         small = side <= 64
-        model = "CNN(channels=(32, 64, 128))" if small else 'Torchvision("resnet18")'
+        model = "CNN(channels=(32, 64, 128))" if small else 'Torchvision("resnet18", weights="hub")'
         grey = ", channels=1" if channels == 1 else ""
         source = f"ImageFolder({str(root)!r}, size={side}{grey}, augment=Augment(flip=0.5))"
+    tuned = model.startswith("Torchvision")
     names = {"Cosine", "Experiment", "SGD", *(each.split("(")[0] for each in (model, source))}
     names |= set() if mnist else {"Augment"}
     lines = [
         f'"""{len(train):,} images to train on and {len(val):,} to validate on, in {len(counts)} classes.',
         "",
+        f"    raytrain train {out} --dry_run",
         f"    raytrain train {out}",
+        "",
+        "The second command writes a folder below runs/, with report.html.",
         '"""',
         "",
         f"from raytrain import {', '.join(sorted(names, key=lambda name: (not name.isupper(), name)))}",
         "",
         *_comments(train.classes, counts),
+        *([_WEIGHTS] if tuned else ()),
         "experiment = Experiment(",
         f"    model={model},",
         f"    data={source},",
-        "    optimizer=SGD(lr=0.05, momentum=0.9),",
+        f"    optimizer=SGD(lr={0.005 if tuned else 0.05}, momentum=0.9),",
         "    schedule=Cosine(warmup_epochs=1),",
         f"    batch_size={64 if len(train) >= 640 else 16},",
         "    epochs=10,",

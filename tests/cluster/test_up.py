@@ -122,6 +122,25 @@ def test_nothing_starts_from_a_wrong_file(ray: Path, capsys: Capture) -> None:
     assert not (ray / "called").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "module", "package"),
+    [("aws", "boto3", "raytrain[aws]"), ("gcp", "googleapiclient", "google-api-python-client")],
+)
+def test_a_cloud_s_missing_package_is_one_line(
+    ray: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, kind: str, module: str, package: str
+) -> None:
+    text = yaml.safe_load(filled(cluster.text(kind)))
+    (ray / "cloud.yaml").write_text(yaml.safe_dump(text | {"file_mounts": {"~/.ray/auth_token": "~/.ray/auth_token"}}))
+    (ray / ".ray").mkdir()
+    (ray / ".ray" / "auth_token").touch(0o600)
+    find = start.importlib.util.find_spec
+    monkeypatch.setattr(start.importlib.util, "find_spec", lambda name: None if name == module else find(name))
+    assert cli.run(["cluster", "up", "cloud.yaml", "--yes"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"needs {module}" in line and line.endswith(f"pip install '{package}'")
+    assert not (ray / "called").exists()
+
+
 def test_autoscaler_v2_is_used_on_request_with_a_warning(
     ray: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -78,12 +78,12 @@ def server() -> Iterator[tuple[str, Uploaded]]:
             thread.join()
 
 
-def synced(folder: Path) -> Uploaded:
-    """Upload the runs of a folder with W&B's own program."""
+def synced(folder: Path, python: str | Path = sys.executable) -> Uploaded:
+    """Upload the runs of a folder with W&B's own program, of a Python's environment."""
     runs = [str(run) for run in folder.glob("offline-run-*")]
     with server() as (url, uploaded):
         more = {"WANDB_BASE_URL": url, "WANDB_API_KEY": 40 * "a", "HOME": str(folder), "WANDB_DIR": str(folder)}
-        command = [sys.executable, "-m", "wandb", "sync", "--include-synced", *runs]
+        command = [str(python), "-m", "wandb", "sync", "--include-synced", *runs]
         done = subprocess.run(command, env=os.environ | more, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
     return uploaded

@@ -26,6 +26,7 @@ from raytrain.cli.flags.loggers import with_loggers
 from raytrain.driver import feed as feeds
 from raytrain.driver.feed import Feed
 from raytrain.driver.observe import watched
+from raytrain.loggers.base import RunInfo
 from raytrain.loggers.rows import KINDS, scalars
 
 STEPS = 100
@@ -276,6 +277,28 @@ def test_tensorboard_shows_the_hyperparameters_of_runs_below_a_folder(tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+def test_mlflow_has_the_pictures_of_samples_beside_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    (samples := tmp_path / "run" / "samples").mkdir(parents=True)
+    for epoch in (1, 2):
+        (samples / f"epoch_{epoch:04d}.png").write_bytes(bytes([epoch]))
+    rows = [{"kind": "epoch", "epoch": epoch, "step": 5 * epoch, "val_loss": 1.0} for epoch in (1, 2, 3)]
+    for held in (Held(), Held(step=10, epoch=2)):  # a resume
+        logger = MLflow()
+        logger.start(RunInfo(tmp_path / "run", "run"), held)
+        logger.log(rows[held.epoch :])
+        logger.close()
+    client, (one,) = mlflow_runs(tmp_path / "run")
+    names = [file.path for file in client.list_artifacts(one.info.run_id, "samples")]
+    assert names == ["samples/epoch_0001.png", "samples/epoch_0002.png"]
+    assert [*here.iterdir()] == [] and one.info.artifact_uri.startswith(str(tmp_path / "mlflow-artifacts"))
+    (found,) = (tmp_path / "mlflow-artifacts").rglob("epoch_0002.png")
+    assert found.read_bytes() == bytes([2])
+
+
 def test_mlflow_has_a_run_for_a_sweep_and_children_for_its_trials(tmp_path: Path) -> None:
     runs, feeds = [Simulated(tmp_path / f"{number:04}", STEPS) for number in range(2)], list[Feed]()
     statuses = []

@@ -13,7 +13,7 @@ import torch
 from helpers.commands import digit_files, fails, finished, make_run, succeeds, without_ray
 from torch import nn
 
-from raytrain import CNN, MLP, Digits, Experiment, Model, Run, Timm, TorchModel, Torchvision
+from raytrain import CNN, MLP, Digits, Experiment, Model, Run, Timm, TorchModel, Torchvision, UserError
 from raytrain.tools import features, inference
 
 __all__ = ["digit_files", "finished", "without_ray"]
@@ -80,6 +80,38 @@ def test_pooled_is_one_vector_for_each_sample() -> None:
         assert features.pooled(torch.ones(shape, dtype=torch.bfloat16)).shape == expected
     values = torch.randn(2, 5, 3, 4)
     assert torch.allclose(features.pooled(values), values.mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["0", "1", "2"])
+def test_channels_are_found_by_the_shape_of_positions(name: str) -> None:
+    class Last(nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return values.movedim(1, -1)
+
+    model = nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), Last(), nn.LayerNorm(5), nn.Flatten()).eval()
+    for size in ((16, 16), (30, 62), (9, 14)):
+        inputs = torch.randn(2, 3, *size)
+        with torch.no_grad():
+            found = model[: int(name) + 1](inputs)
+            expected = found.mean((2, 3) if name == "0" else (1, 2))
+            assert torch.equal(features.Features(model, features.Layer(name, False))(inputs), expected)
+            wrong = features.Layer(name, False, "last" if name == "0" else "first")
+            assert features.Features(model, wrong)(inputs).shape[1] == found.shape[-1 if name == "0" else 1]
+
+
+def test_a_shape_that_does_not_show_its_channels_is_refused() -> None:
+    inputs, odd = torch.randn(2, 3, 8, 8), nn.Unflatten(1, (2, 4, 6))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 48), odd, nn.Sequential(nn.LayerNorm(6))).eval()
+    for layer in ("2", "3"):
+        with pytest.raises(UserError, match=rf"gives \[2, 4, 6\] for a sample.* --layer {layer}:last for"):
+            features.Features(model, features.find(CNN(), model, inputs, layer))(inputs)
+    with torch.no_grad():
+        said = features.find(CNN(), model, inputs, "2:last")
+        assert features.Features(model, said)(inputs).shape == (2, 6)
+    cube = nn.Sequential(nn.Conv2d(3, 8, 1))
+    assert features.Features(cube, features.Layer("0", False))(inputs).shape == (2, 8)  # no LayerNorm: first
+    with pytest.raises(UserError, match="first or last must come"):
+        features.find(CNN(), model, inputs, "2:middle")
 
 
 def test_features_are_written_as_a_list_of_fixed_size(

@@ -9,7 +9,7 @@ import pytest
 from helpers.commands import fails, succeeds, without_ray
 from PIL import Image
 
-from raytrain import MNIST, ImageFolder
+from raytrain import MNIST, ImageFolder, Torchvision
 from raytrain.run.experiment_file import load
 
 __all__ = ["without_ray"]
@@ -38,6 +38,16 @@ def test_the_file_fits_the_folder_and_runs(tmp_path: Path, capsys: Capture, mode
     assert isinstance(data, ImageFolder) and (data.root, data.size, data.channels) == (str(root), 64, channels)
     assert "2 classes" in succeeds(capsys, "train", out, "--dry_run", "--scaling.workers", 0)
     assert "the file exists" in fails(capsys, "new", root, "--out", out) and out.read_text() == text
+
+
+def test_photographs_start_from_pretrained_weights(tmp_path: Path, capsys: Capture) -> None:
+    said = succeeds(capsys, "new", images(tmp_path / "large", {"a": 5, "b": 5}, 230, "RGB"), "--out", tmp_path / "l.py")
+    assert [line.split()[-3:] for line in said.splitlines()[1:]] == [
+        ["train", str(tmp_path / "l.py"), "--dry_run"],
+        ["raytrain", "train", str(tmp_path / "l.py")],
+    ]
+    assert load(tmp_path / "l.py")[0].model == Torchvision("resnet18", weights="hub")
+    assert "--model.weights none" in (tmp_path / "l.py").read_text()
 
 
 def test_even_classes_get_no_weights_and_mnist_is_known(tmp_path: Path, capsys: Capture, data_root: Path) -> None:

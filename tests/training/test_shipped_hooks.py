@@ -22,6 +22,7 @@ from raytrain import (
     DDP,
     FSDP,
     SGD,
+    Digits,
     Experiment,
     GradientNorm,
     Hook,
@@ -163,7 +164,8 @@ def expected_state(losses: Sequence[float | None], factor: float, steps: int) ->
             best = smoothed if best is None else min(best, smoothed)
         if above == steps:
             break
-    return {"seen": len(seen), "smoothed": smoothed, "best": best, "above": above, "step": number}
+    found = {"seen": len(seen), "smoothed": smoothed, "best": best, "above": above, "step": number}
+    return found | {"first": seen[0], "gains": {}, "fallen": 0}
 
 
 def taken(hook: StopOnDivergence, losses: Sequence[float | None], at_once: int) -> list[str]:
@@ -236,3 +238,77 @@ def test_a_run_that_diverged_ends_with_a_checkpoint_also_after_kills(ranks: Rank
     assert ranks.run(world, train_rank, e, whole) == ["completed"] * world
     once_more = ended(whole)[0]
     assert once_more["stopped_because"] == summary["stopped_because"] and once_more["steps"] == summary["steps"]
+
+
+FLOOR = {"val_accuracy": 0.1, "val_loss": 2.3, "val_top5_accuracy": 0.5}
+
+
+def chance_ends(seen: Sequence[tuple[float, float, float]], floor: dict[str, float] | None, **fields: Any) -> int:
+    """The number of validations after which a run ends, 0 for none; each has the training loss before it, and then its
+    accuracy and loss."""
+    ends: list[str] = []
+    task = SimpleNamespace(declared=lambda: {"val_accuracy": "max", "val_top5_accuracy": "max", "val_loss": "min"})
+    experiment = SimpleNamespace(task=task)
+    trainer = SimpleNamespace(timing=SimpleNamespace(end=ends.append), baseline=floor, experiment=experiment)
+    hook = StopOnDivergence(steps=10, **fields)
+    hook.start(trainer)
+    for number, (loss, accuracy, val_loss) in enumerate(seen, 1):
+        losses = [2.35, *19 * [loss]] if number == 1 else 20 * [loss]
+        hook.after_losses(trainer, [{"step": 20 * number - 19 + step, "loss": one} for step, one in enumerate(losses)])
+        row = {"step": 20 * number, "val_accuracy": accuracy, "val_loss": val_loss, "val_top5_accuracy": 0.5}
+        (hook.after_epoch if number % 2 else hook.after_validation)(trainer, row)
+        if ends:
+            assert "fell back to chance" in ends[0] and ends[0].endswith(f"up to step {20 * number}")
+            return number
+    return 0
+
+
+def test_a_fall_back_to_chance_ends_a_run_that_had_learnt() -> None:
+    learnt, chance = (1.6, 0.5, 1.5), (2.31, 0.11, 2.32)  # the loss rises by less than a factor of 2
+    assert chance_ends([learnt, *3 * [chance]], FLOOR) == 4
+    assert chance_ends([learnt, chance, chance, learnt, *4 * [chance]], FLOOR) == 7  # in a row
+    assert chance_ends([learnt, chance], FLOOR, validations=1) == 2
+
+
+@pytest.mark.parametrize(
+    ("validations", "floor"),
+    [
+        (9 * [(2.31, 0.1, 2.31)], FLOOR),  # never learnt
+        ([(1.6, 0.5, 1.5), *9 * [(1.7, 0.48, 4.0)]], FLOOR),  # overfits: the loss is worse, and the accuracy is not
+        ([(1.6, 0.5, 1.5), *9 * [(1.5, 0.1, 2.5)]], FLOOR),  # only the validation fails
+        ([(1.6, 0.5, 1.5), (2.3, 0.1, 2.3), (2.3, 0.1, 2.3), *4 * [(2.2, 0.3, 1.9)]], FLOOR),  # recovers
+        ([(1.6, 0.5, 1.5), *9 * [(2.3, 0.1, 2.3)]], None),  # nothing to compare with
+        ([(1.6, 0.5, 1.5), *9 * [(2.3, 0.1, 2.3)]], {"val_accuracy": 0.1}),
+    ],
+)
+def test_a_run_that_has_not_unlearnt_goes_on(
+    validations: list[tuple[float, float, float]], floor: dict[str, float] | None
+) -> None:
+    assert chance_ends(validations, floor) == 0
+    assert chance_ends([(1.6, 0.5, 1.5), *9 * [(2.3, 0.1, 2.3)]], FLOOR, validations=0) == 0
+
+
+@dataclass(frozen=True)
+class Unlearn(Hook):
+    """Sets the weights to zero from the third epoch on: the model answers all samples alike."""
+
+    def start(self, trainer: Trainer) -> None:
+        trainer.baseline = FLOOR
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.progress.epoch >= 2:
+            for parameter in trainer.parameters:
+                parameter.detach().zero_()
+
+
+def test_a_run_that_unlearns_ends_also_after_kills(ranks: Ranks, tmp_path: Path) -> None:
+    hooks = (Unlearn(), StopOnDivergence(factor=100.0, steps=20))
+    e = replace(CUT, model=CNN(channels=(8, 16)), data=Digits(), hooks=hooks, epochs=8)
+    whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
+    assert ranks.run(1, train_rank, e, whole) == ["completed"]
+    ranks.run(1, cut_rank, e, cut, 9)
+    assert ranks.run(1, train_rank, e, cut) == ["completed"]
+    summary, state = ended(whole)
+    assert summary["stopped_early"] and "fell back to chance" in summary["stopped_because"] and summary["epochs"] == 5
+    again, state_again = ended(cut)
+    assert state_again["hooks"] == state["hooks"] and again["stopped_because"] == summary["stopped_because"]

@@ -169,7 +169,7 @@ def predict(
                 run's augmentation.
             split: The split of the run's own data to predict, in place of images.
             features: Write the input of the model's last layer as a vector, in place of predictions (.parquet).
-            layer: With --features, take the output of this layer instead.
+            layer: With --features, take the output of this layer instead. NAME:last says that its channels come last.
         """
         return run, paths, out, checkpoint, tta, split, layer if features else None, layer, spread
 
