@@ -55,7 +55,8 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
         arrays = ray.put(shared.arrays)
         for key, parts in shared.parts.items():
             images = {split: ray.put(Part(arrays, rows)) for split, (_, rows) in parts.items()}
-            shelf[key] = Data(ray.put({split: index for split, (index, _) in parts.items()}), images, baseline=floors[key])
+            indices = ray.put({split: index for split, (index, _) in parts.items()})
+            shelf[key] = Data(indices, images, baseline=floors[key])
         skipped |= {"train": shared.bad} if shared.bad else {}
     for key, variant in planned.variants.items():
         if key in shelf:
