@@ -73,6 +73,7 @@ def reads(experiment: Experiment) -> str:
     # Sweeps of older versions have these texts as keys, without the fields that were added since.
     if data.folds == Folds():
         del values["folds"]
+    values.pop("verify", None)  # it decides how changes are noticed, not what is read
     for name in ("operations", "progressive"):
         del values["augment"][name]
     return json.dumps(values, sort_keys=True)
