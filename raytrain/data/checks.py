@@ -55,6 +55,8 @@ def checked_read(data: Data, index: Index, samples: np.ndarray) -> dict[str, np.
         UserError: `read` fails in another way, or an array is missing or has another dtype or shape; the first such
             sample is named.
     """
+    if not len(samples):  # a rank may have none of an epoch's last batch
+        return index.empty(0)
     try:
         return _read(data, index, samples)
     except errors.UserError:
