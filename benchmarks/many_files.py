@@ -35,13 +35,13 @@ experiment = Experiment(CNN(channels=(8, 16)), data, batch_size=64, steps=100)
 
 
 def make(root: Path, count: int, classes: int) -> None:
-    """Write `count` images for training and 50 of each class for validation."""
+    """Write `count` images for training and two of each class for validation."""
     random = np.random.default_rng(0)
     for label in range(classes):
         base = root.parent / "base" / f"{label}.jpg"
         base.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(base)
-        for split, each in (("train", count // classes), ("val", 50)):
+        for split, each in (("train", count // classes), ("val", 2)):
             folder = root / split / f"n{label:08d}"
             folder.mkdir(parents=True)
             for number in range(each):

@@ -42,25 +42,25 @@ class World:
         write_images(folder / "images")
         packer.pack(str(folder / "images"), str(folder / "pack"), 0.0)
         for file in (folder / "pack").iterdir():
-            self.put(file.name, file.read_bytes())
+            put(file.name, file.read_bytes())
         whole = Reading("whole", 0, folder / "whole", self)
         whole.start()
         assert whole.command.end() == 0, whole.command.said[-3000:]
         self.whole = outcome(Run(str(whole.run)).path)
         assert [row["step"] for row in self.whole[0] if row["kind"] == "step"] == list(range(1, STEPS + 1))
 
-    def put(self, name: str, content: bytes) -> None:
-        """Write a file of the pack at the URL."""
-        import boto3
-
-        boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]).put_object(
-            Bucket="bucket", Key=f"pack/{name}", Body=content
-        )
-
     def close(self) -> None:
         """End both."""
         self.spoiler.close()
         self.server.close()
+
+
+def put(name: str, content: bytes) -> None:
+    """Write a file of the pack to the bucket of the environment's server."""
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+    client.put_object(Bucket="bucket", Key=f"pack/{name}", Body=content)
 
 
 def write_images(root: Path) -> None:
@@ -174,7 +174,7 @@ def damage_shards(story: Reading, count: int) -> None:
         for name in bad:
             raw = bytearray(originals[name])
             raw[story.draw.randrange(len(raw))] ^= 1 << story.draw.randrange(8)
-            story.world.put(name, bytes(raw))
+            put(name, bytes(raw))
         story.start()
         while bad:
             assert story.command.end() == 1, story.command.said[-3000:]
@@ -183,12 +183,13 @@ def damage_shards(story: Reading, count: int) -> None:
             assert len(named) == 1 and named <= bad and "Traceback" not in said, story.command.said[-3000:]
             story.injected += 1
             bad -= named
-            story.world.put(*named, originals[named.pop()])
+            for name in named:
+                put(name, originals[name])
             story.resume()
         story.complete()
     finally:
         for name in bad:
-            story.world.put(name, originals[name])
+            put(name, originals[name])
 
 
 def evict(story: Reading, count: int) -> None:
@@ -236,7 +237,8 @@ def pack_twice(story: Reading, count: int) -> None:
         first = _packer(story, dest)
         time.sleep(story.draw.uniform(0.0, 0.1))
         second = _packer(story, dest)
-        first.join(60), second.join(60)
+        for process in (first, second):
+            process.join(60)
         ended = sorted((first.exitcode, second.exitcode), key=str)
         assert ended in ([0, 0], [0, 2]), ended
         story.injected += 1

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 KINDS = ("503 answer", "slow answer", "truncated answer", "connection cut", "bytes changed")
@@ -16,19 +17,31 @@ _UNAVAILABLE = b"<Error><Code>SlowDown</Code><Message>Please reduce your request
 _OF_CONNECTION = ("connection", "transfer-encoding", "content-length", "keep-alive", "host")
 
 
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: connections that were cut on purpose."""
+
+
 class Spoiler:
     """The proxy. It passes all on until `spoil` is called.
 
+    Args:
+        port: the server's, on this machine.
+        host: the address at which it listens.
+        log: a file that gets a line for each read: who asks, and for what.
+
     Attributes:
-        port: its own, on this machine.
+        port: its own.
         spoiled: answers that were spoiled so far.
     """
 
-    def __init__(self, port: int):
+    def __init__(self, port: int, host: str = "127.0.0.1", log: Path | None = None):
+        self._log = log
         self._target, self._lock, self.spoiled = port, threading.Lock(), 0
         self._kind, self._draw, self._left, self._share, self._seen = "", random.Random(0), 0, 0.0, set[str]()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Quiet((host, 0), self._handler())
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -56,11 +69,16 @@ class Spoiler:
             self.spoiled += 1
             return self._kind
 
-    def _handler(spoiler) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        spoiler = self
+
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def _pass_on(self) -> None:
+                if spoiler._log and self.command == "GET":
+                    with spoiler._lock, open(spoiler._log, "a") as file:
+                        file.write(f"{self.client_address[0]} {self.path}\n")
                 length = int(self.headers.get("Content-Length") or 0)
                 body = self.rfile.read(length) if length else None
                 server = http.client.HTTPConnection("127.0.0.1", spoiler._target, timeout=60)
