@@ -28,8 +28,8 @@ from raytrain import Run
 HERE = Path(__file__).parent
 STEPS = 80
 _SHARD = re.compile(r"shard-\d{5}\.bin")
-_READ_BY_THE_PLAN = (0, 9, 10, 19, 20, 21, 22, 23)
-"""Shards of the first, the middle and the last sample of a split, or next to these."""
+_READ_BY_THE_PLAN = (0, 1, 2, 9, 10, 19, 20, 21, 22, 23)
+"""Shards of the first batch, of the middle and the last sample of a split, or next to these."""
 
 
 class World:
