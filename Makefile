@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test slow-test faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-augmentation bench-check bench-smoke docs pictures dist clean
+.PHONY: setup train test slow-test faults data-faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-augmentation bench-check bench-smoke docs pictures dist clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +38,11 @@ SEED ?= 0
 FAULTS = $(if $(filter-out file,$(origin N)),$(N),3)
 faults: setup
 	PYTHONPATH=tests $(BIN)/python -m harness.faults.runs_table $(FAULTS) $(SEED)
+
+# Injects N faults of each kind into reads of runs at a URL, and into packers; with 30, 300 in all, it takes half an hour on two cores.
+READ_FAULTS = $(if $(filter-out file,$(origin N)),$(N),30)
+data-faults: setup
+	PYTHONPATH=tests $(BIN)/python -m harness.faults.data_table $(READ_FAULTS) $(SEED)
 
 # From `raytrain cluster up` to the cluster's end on three hosts (namespaces of this machine), N times, then faults: needs root.
 CYCLES = $(if $(filter-out file,$(origin N)),$(N),10)

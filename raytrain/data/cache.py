@@ -165,7 +165,7 @@ def _make_room(path: Path, size: int) -> bool:
             status = other.stat()
             if other.suffix == ".partial" and status.st_mtime < time.time() - _ABANDONED:
                 other.unlink()
-            elif other.suffix in (".arrows", _ALONE) and other != path:
+            elif other.suffix in (".arrows", ".files", ".tars", _ALONE) and other != path:
                 entries.append((status.st_mtime, status.st_size, other))
     used = sum(taken for _, taken, _ in entries)
     limit = min(LIMIT, (shutil.disk_usage(path.parent).free + used) // 10)

@@ -66,6 +66,8 @@ def checked_read(
         UserError: `read` fails in another way, or an array is missing or has another dtype or shape; the first such
             sample is named.
     """
+    if not len(samples):  # a rank may have none of an epoch's last batch
+        return index.empty(0)
     try:
         return _read(data, index, samples, out if data.direct else None, crops)
     except errors.UserError:

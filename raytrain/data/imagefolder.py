@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,6 +30,10 @@ class ImageFolder(FileImages):
     """Share of each class that is held out for validation if there is no val folder."""
     split_seed: int = 0
     """Seed that chooses the held-out images."""
+    verify: Literal["auto", "all"] = field(default="auto", kw_only=True)
+    """How a start notices changes among 20,000 files and more, whose list is kept in `cache`. auto takes the list if no
+    folder's time has changed, so files that were added, removed or renamed are always noticed, and looks for 5 s at
+    files that may have been written to in place; all lists the folders again and looks at each file."""
 
     def __post_init__(self) -> None:
         check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
@@ -46,7 +50,7 @@ class ImageFolder(FileImages):
             if "train" not in found and found:
                 raise errors.UserError("no train folder there", root, _LAYOUT)
             folders = found or {"train": ""}
-            splits = {split: self._scan(tree, name, split) for split, name in folders.items()}
+            splits = self._listed(tree, folders)
         except OSError as error:
             raise errors.UserError(
                 f"the file is broken: {error.strerror or str(error)}", error.filename, "make it readable"
@@ -65,6 +69,26 @@ class ImageFolder(FileImages):
     def notes(self) -> list[str]:
         """Return notes for the plan: that a part of train/ is held out, and that decoded images cannot be cached."""
         return [*self._held_out(), *super().notes()]
+
+    def size_notes(self, index: Index) -> list[str]:
+        """Return what becomes of the images' pixels, and that not all files were looked at."""
+        unseen = f"not all {len(index):,} files could be looked at in {with_pillow().listing.SECONDS:.0f} s: contents"
+        unseen += " that changed in place may go unnoticed, and decoded images are not cached (--data.verify all)"
+        partly = index.times is None and type(self).index is ImageFolder.index
+        return [*super().size_notes(index), *([unseen] if partly else [])]
+
+    def _listed(self, tree: Any, folders: dict[str, str]) -> dict[str, Index]:
+        """Return the files of each split, as they were kept by an earlier start, or listed now."""
+        listing, folder = with_pillow().listing, self._cache_folder()
+        shape = (self.channels, self.size, self.size)
+        if self.cache != "off" and self.verify == "auto" and (known := listing.load(folder, tree, folders, shape)):
+            if known.all_seen:
+                return known.splits
+            return {split: replace(index, times=None) for split, index in known.splits.items()}
+        splits = {split: self._scan(tree, name, split) for split, name in folders.items()}
+        if self.cache != "off":
+            listing.store(folder, tree, folders, splits)
+        return splits
 
     def _held_out(self) -> list[str]:
         there = "://" in self.root or Path(self.root).expanduser().is_dir()

@@ -131,8 +131,8 @@ class Packed(Images):
         return [] if self._pack().raw else Images.size_notes(self._settled(), index)
 
     def notes(self) -> list[str]:
-        """Return notes for the plan: that decoded images cannot be cached."""
-        return [] if self._pack().raw else super().notes()
+        """Return notes for the plan: that not all shards can be fetched, and that decoded images cannot be cached."""
+        return [*self._pack().notes(), *([] if self._pack().raw else super().notes())]
 
     def cache_entry(self, index: Index) -> Path | None:
         """Return the cache entry of decoded images, named by the pack's checksum and how they are decoded."""

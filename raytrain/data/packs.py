@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -20,6 +21,7 @@ from raytrain import errors
 from raytrain.data import cache
 from raytrain.data.byte_files import FIRST_SECONDS, SECONDS, TRIES, is_url, located, refused, retried
 from raytrain.data.shards import MANIFEST, Pack, damaged_file, file_digest, parsed
+from raytrain.files import existing
 from raytrain.watchdog import doing
 
 _CHUNK = 8 << 20
@@ -43,6 +45,10 @@ class Folder(NamedTuple):
     def remote(self) -> bool:
         """Whether shards are fetched before they are read."""
         return False
+
+    def room(self) -> int | None:
+        """Return None: there is nothing to fetch."""
+        return None
 
     def file(self, name: str, size: int, sha256: str) -> Path | None:
         """Return the path of a file."""
@@ -168,8 +174,22 @@ class _Fetched:
         self._full = 0.0
 
     def file(self, name: str, size: int, sha256: str, wait: bool = True) -> Path | None:
-        """Return a fetched file; None for a shard that would exceed the budget, or that another process fetches and
-        `wait` is not set."""
+        """Return a fetched file; None for a shard that there is no room for, or that another process fetches and `wait`
+        is not set."""
+        for left in (2, 1, 0):
+            try:
+                return self._file(name, size, sha256, wait)
+            except FileNotFoundError:  # somebody has removed the folder meanwhile, which is allowed
+                if not left:
+                    raise
+            except OSError as error:  # others write to the disk, too
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not name.endswith(".bin"):
+                    raise
+                self._full = time.monotonic() + _FULL
+                return None
+        raise AssertionError
+
+    def _file(self, name: str, size: int, sha256: str, wait: bool) -> Path | None:
         path = self.folder / name
         if _have(path, size):
             return path
@@ -181,21 +201,30 @@ class _Fetched:
                 return path
             if not ours:
                 return None
-            with _locked(self.base / ".room.lock"):
-                if not self._room(size) and name.endswith(".bin"):
-                    self._full = time.monotonic() + _FULL
-                    return None
-                partial = self.folder / f".{name}.{uuid.uuid4().hex}.partial"
-                with open(partial, "xb") as file:
-                    os.posix_fallocate(file.fileno(), 0, max(1, size))  # it counts from now on
-                    os.truncate(file.fileno(), size)
+            partial = self.folder / f".{name}.{uuid.uuid4().hex}.partial"
             try:
+                with _locked(self.base / ".room.lock"):
+                    if not self._room(size) and name.endswith(".bin"):
+                        self._full = time.monotonic() + _FULL
+                        return None
+                    with open(partial, "xb") as file:
+                        os.posix_fallocate(file.fileno(), 0, max(1, size))  # it counts from now on
+                        os.truncate(file.fileno(), size)
                 retried(lambda sign: self._fetch(name, partial, size, sha256, sign))
                 os.replace(partial, path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
+            finally:
+                with contextlib.suppress(OSError):
+                    partial.unlink(missing_ok=True)
         return path
+
+    def room(self) -> int:
+        """Return the bytes that shards may take: `fetched`, and what the disk has free or holds of them already."""
+        status = os.statvfs(existing(self.base))
+        held = 0
+        for path in self.base.glob("*/*"):
+            with contextlib.suppress(OSError):
+                held += path.stat().st_size
+        return min(self.budget, int(0.9 * status.f_bavail * status.f_frsize) + held)
 
     def bring(self, wanted: list[dict[str, Any]], split: str, all_of_it: list[dict[str, Any]], count: int) -> None:
         """Fetch shards several at once. From the `_EARNEST`th sample on that this process reads of a split, a thread

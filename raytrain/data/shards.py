@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from raytrain import errors
+from raytrain import errors, files
 from raytrain.data.source import Field, Index
 
 VERSION = 1
@@ -172,6 +172,10 @@ class Place(Protocol):
         """Whether shards are fetched before they are read."""
         ...
 
+    def room(self) -> int | None:
+        """Return the bytes that fetched shards may take on this machine; None where none are fetched."""
+        ...
+
     def file(self, name: str, size: int, sha256: str) -> Path | None:
         """Return a file on this machine; None for a shard that is read in ranges, as there is no room for it."""
         ...
@@ -195,6 +199,15 @@ class Pack:
         self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
         self._most = max(8, min(_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+
+    def notes(self) -> list[str]:
+        """Return notes for the plan: that there is no room for all shards."""
+        total = sum(one["bytes"] for one in self.values["shards"])
+        room = self.place.room()
+        if room is None or room >= total:
+            return []
+        rest = "the samples of the others are read from the URL one by one (--data.fetched, --data.cache)"
+        return [f"the pack has {files.size(total)}, and shards of {files.size(room)} fit into the cache: {rest}"]
 
     def table(self, split: str) -> Table:
         """Return the samples of a split.

@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from raytrain import errors
-from raytrain.data import byte_files, cache
+from raytrain.data import byte_files, cache, kept
 from raytrain.data.source import Index
 from raytrain.data.trees import EXTENSIONS
-from raytrain.files import write_atomically
 
-VERSION = 1
+VERSION = 2
 """Increase it with every change of the members that are found: entries of the cache are named by it."""
 _MOST_TEXT = 1 << 20
 """Bytes of the largest text member that is read for a label."""
@@ -70,32 +69,16 @@ def members(files: list[byte_files.File], label: str, folder: Path | None) -> pa
     """
     recipe = repr((VERSION, label, [(os.path.abspath(one.path), one.size, one.time) for one in files]))
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:32]
-    kept = None if folder is None else folder / f"{digest}.tars"
-    if kept is not None:
-        try:
-            with pa.memory_map(str(kept)) as source:
-                return pa.ipc.open_file(source).read_all()
-        except (OSError, pa.ArrowException):
-            pass
+    path = None if folder is None else folder / f"{digest}.tars"
+    if path is not None and (batches := kept.load(path)):
+        return pa.Table.from_batches(batches)
     suffix, _, entry = label.partition(".")
     found = list(byte_files.at_once(lambda one: _samples(one.path, suffix, entry), files))
     tables = [part.append_column("shard", pa.array(np.full(len(part), n, np.int32))) for n, part in enumerate(found)]
     table = pa.concat_tables(tables)
-    if kept is not None:
-        _keep(kept, table)
+    if path is not None and len(table):
+        kept.store(path, table.combine_chunks().to_batches())
     return table
-
-
-def _keep(path: Path, table: pa.Table) -> None:
-    """Write what was found into the cache; without room there, do nothing."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, memoryview(sink.getvalue()))
-    except OSError:
-        pass
 
 
 def cache_folder(name: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,10 +26,16 @@ class Folder(NamedTuple):
 
 
 class LocalTree:
-    """Folders on this machine."""
+    """Folders on this machine.
+
+    Attributes:
+        began: when the first of them was listed, in ns.
+        seen: the stamps of those that were listed, from before.
+    """
 
     def __init__(self, root: Path):
-        self.root = root
+        self.root, self.began = root, time.time_ns()
+        self.seen: dict[str, list[int]] = {}
 
     def entries(self, folder: str) -> dict[str, bool]:
         """Return the names in a folder, sorted, and whether each is a folder or a link to one.
@@ -36,6 +43,7 @@ class LocalTree:
         Raises:
             OSError: it cannot be read; of a URL a UserError.
         """
+        self.seen[folder] = stamp(self.root, folder)
         return {one.name: _is_folder(one) for one in sorted(os.scandir(self.root / folder), key=lambda one: one.name)}
 
     def below(self, names: list[str]) -> Iterator[list[Folder]]:
@@ -47,6 +55,7 @@ class LocalTree:
         for name in names:
             found, inside = {}, [name]
             for folder in inside:  # grows in the loop
+                self.seen[folder] = stamp(self.root, folder)
                 found[folder] = _folder(self.root, folder)
                 inside += found[folder].folders
             yield [found[folder] for folder in sorted(found)]
@@ -98,6 +107,16 @@ def tree(root: str) -> LocalTree | UrlTree:
     if not path.is_dir():
         raise errors.no_such_file(path, "folder")
     return LocalTree(path)
+
+
+def stamp(root: Path, folder: str) -> list[int]:
+    """Return what changes when an entry of a folder is added, removed or renamed: its number, and its times of change
+    in ns; nothing for one that is gone."""
+    try:
+        status = os.stat(root / folder)
+    except OSError:
+        return []
+    return [status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _parents(name: str, inside: str) -> list[str]:

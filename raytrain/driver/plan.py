@@ -17,7 +17,7 @@ from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.data.sampler import check_sampler
-from raytrain.driver import first_step, initial_weights, model_input, plan_lines, teacher_check
+from raytrain.driver import data_room, first_step, initial_weights, model_input, plan_lines, teacher_check
 from raytrain.driver.baseline import UNKNOWN, Baseline, baseline
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
@@ -33,8 +33,6 @@ from raytrain.run.run import Run
 from raytrain.training import freezing, graph
 from raytrain.training.precision import check_device
 
-_RESIDENT_SHARE = 0.25
-"""Share of the smallest node's memory up to which `data.mode=auto` keeps all images resident."""
 _COPIED = 2 << 30
 """Bytes up to which it does so with samples that each rank could read by itself: a GPU may keep them."""
 _ASKED_FROM = 2**30
@@ -229,6 +227,7 @@ def make(
     experiment = replace(experiment, memory_format=layout)
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
+    notes += data_room.notes(experiment.data, indices, resources, mode) if surveyed is None else []
     floor = baseline(experiment, indices) if surveyed is None else UNKNOWN
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor)
     if (experiment.unfreeze_epoch or 0) >= found.epochs:
@@ -341,7 +340,7 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
     if data.whole:
         return "streaming"
     size = sum(indices[split].bytes for split in ("train", "val"))
-    room = int(resources.memory * _RESIDENT_SHARE)
+    room = data_room.resident_room(resources)
     if data.mode == "auto":
         return "resident" if size <= (min(room, _COPIED) if data.raw else room) else "streaming"
     if data.mode == "resident" and size > room:

@@ -76,6 +76,7 @@ def reads(experiment: Experiment) -> str:
     for name, default in (("whole", False), ("interpolation", "auto")):
         if values.get(name) == default:
             del values[name]
+    values.pop("verify", None)  # it decides how changes are noticed, not what is read
     for name in ("operations", "progressive"):
         del values["augment"][name]
     return json.dumps(values, sort_keys=True)

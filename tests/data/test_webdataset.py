@@ -91,6 +91,10 @@ def test_headers_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest
     assert first.fingerprint() == second.fingerprint()
     np.testing.assert_array_equal(data.read(first, np.arange(8)), data.read(second, np.arange(8)))
     monkeypatch.undo()
+    (kept,) = (tmp_path / "cache").glob("*.tars")
+    raw = kept.read_bytes()
+    kept.write_bytes(raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:])  # a damaged list is read again
+    assert data.index()["train"].fingerprint() == first.fingerprint() and kept.read_bytes() == raw
     (tmp_path / "shards" / "shapes-val-000.tar").unlink()
     fewer = data.index()  # another set of shards is another entry
     assert len(fewer["train"]) + len(fewer["val"]) == 8 and "is used for validation" in data.notes()[0]

@@ -1,0 +1,86 @@
+"""Where samples have room: a node's memory, Ray's object store, and the disk; and how fast they can be read."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+from raytrain.data import Data, Index
+from raytrain.driver.resources import Resources
+from raytrain.errors import BadSample
+from raytrain.files import size
+
+_SHARE = 0.25
+"""Share of the smallest node's memory up to which samples may be resident."""
+_STORE_SHARE, _STORE_MOST = 0.3, 200 * 10**9
+"""Share of a node's memory that Ray's object store takes, and its bytes at most (Ray's `services.py`)."""
+_SHM = "/dev/shm"
+"""Where Ray keeps the object store; with less room there, it takes the disk, which is slow."""
+_READ, _SECONDS = 32, 0.5
+"""Samples that are read to measure, and the seconds after which no further one is."""
+_SHOWN_FROM = 64 << 20
+"""Bytes of resident samples from which /dev/shm is looked at: less always has room."""
+
+
+def resident_room(resources: Resources) -> int:
+    """Return the bytes that resident samples may take on each node: a quarter of its memory, and the same part of what
+    the object store holds at most."""
+    return int(min(resources.memory * _SHARE, _STORE_MOST * _SHARE / _STORE_SHARE))
+
+
+def notes(data: Data, indices: dict[str, Index], resources: Resources, mode: str) -> list[str]:
+    """Return why samples are streamed, and how fast they can be read; or that resident ones have no room in shared
+    memory."""
+    total, room = sum(indices[split].bytes for split in ("train", "val")), resident_room(resources)
+    if mode == "resident":
+        return _shared_memory(total, resources)
+    why = "data.mode is streaming"
+    if data.mode == "auto" and total > room:
+        limit = "a quarter of its memory" if room < int(_STORE_MOST * _SHARE / _STORE_SHARE) else "Ray's object store"
+        why = f"{size(total)} are more than the {size(room)} that a node may keep ({limit})"
+    elif data.mode == "auto":
+        return []
+    rate = _rate(data, indices["train"])
+    if not rate:
+        return [f"samples are streamed: {why}"]
+    cpus = f"{resources.cpus:g} CPU" + ("s" if resources.cpus != 1 else "")
+    most = f"at most {_rounded(rate * resources.cpus)} samples/s on {cpus}, {_rounded(rate)} by each"
+    return [f"samples are streamed: {why}; reading does {most}, and a model that is faster waits for it"]
+
+
+def _shared_memory(total: int, resources: Resources) -> list[str]:
+    if resources.where != "this machine" or total < _SHOWN_FROM or not os.path.isdir(_SHM):
+        return []
+    found = os.statvfs(_SHM)
+    free = found.f_bavail * found.f_frsize
+    if free >= total:
+        return []
+    return [
+        f"{size(total)} of resident samples do not fit into {_SHM} ({size(free)} free), so Ray keeps them on the disk: "
+        "give it more (docker run --shm-size), or use --data.mode streaming"
+    ]
+
+
+def _rate(data: Data, index: Index) -> float | None:
+    """Return the samples that one thread reads in a second; None where the network decides that, or none is read."""
+    if "://" in str(getattr(data, "root", "")):
+        return None
+    done, began = 0, time.perf_counter()
+    for sample in np.unique(np.linspace(0, len(index) - 1, min(len(index), _READ)).astype(np.int64)):
+        try:
+            data.read(index, np.array([sample]))
+        except BadSample:
+            continue
+        done += 1
+        if done == 1:  # the first one loads libraries
+            began = time.perf_counter()
+        elif time.perf_counter() - began > _SECONDS:
+            break
+    return (done - 1) / (time.perf_counter() - began) if done > 1 else None
+
+
+def _rounded(rate: float) -> str:
+    """Return a measured rate with two digits."""
+    return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 1 else f"{rate:.2g}"

@@ -1,0 +1,192 @@
+"""Mistakes in what data is named by: columns, codecs, URLs, credentials, sizes, versions. One line each."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import fails, no_runs, without_ray
+from helpers.s3_server import settings
+from PIL import Image
+
+from raytrain import cli
+from raytrain.data import byte_files, packs
+from raytrain.data.shards import manifest_text
+
+__all__ = ["no_runs", "without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+Capture = pytest.CaptureFixture[str]
+DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+
+
+def experiment(folder: Path, data: str, before: str = "") -> Path:
+    lines = ["from dataclasses import dataclass", "import numpy as np", "from raytrain import *", before]
+    (folder / "exp.py").write_text("\n".join([*lines, f"experiment = Experiment(CNN(channels=(4,)), {data})"]))
+    return folder / "exp.py"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for split in ("train", "val"):
+        for number in range(4):
+            file = tmp_path / "images" / split / f"class {number % 2}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((9, 8 + number, 3), number, np.uint8)).save(file)
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("label='labels'", "the manifest has no column 'labels', {}; did you mean label? the columns are path, label"),
+        ("path='file'", "the manifest has no column 'file', {}; the columns are path, label"),
+        ("columns=('patient',)", "the manifest has no column 'patient', {}; did you mean path? the columns are"),
+        ("target=('age',)", "the manifest has no column 'age', {}; did you mean label? the columns are"),
+    ],
+)
+def test_a_missing_column(
+    capsys: Capture, tmp_path: Path, images: Path, no_runs: Path, fields: str, message: str
+) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label\nimages/train/class 0/0.png,a\nimages/train/class 1/1.png,b\n")
+    file = experiment(tmp_path, f"Manifest({str(table)!r}, {fields})")
+    assert message.format(table) in fails(capsys, "train", file, "--out", no_runs)
+
+
+def test_an_unknown_codec(capsys: Capture, tmp_path: Path, images: Path) -> None:
+    said = fails(capsys, "pack", images, tmp_path / "pack", "--codec", "jpg")
+    assert "invalid choice 'jpg' for argument '--codec'. Expected one of ('auto', 'original', 'jpeg', 'raw')" in said
+    assert not (tmp_path / "pack").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"version": 2},
+            "the pack has version 2, and this raytrain reads version 1, {}/manifest.json; use the",
+        ),
+        ({"version": None}, "the pack has version None, and this raytrain reads version 1"),
+        ({"codec": "jpg"}, "the pack has an unknown codec 'jpg', {}/manifest.json; did you mean jpeg? the codecs are"),
+        ({"format": "other"}, "this is no pack's manifest, {}/manifest.json; give a folder that `raytrain pack` wrote"),
+    ],
+)
+def test_a_pack_of_another_kind(
+    capsys: Capture, tmp_path: Path, images: Path, no_runs: Path, change: dict[str, Any], message: str
+) -> None:
+    pack = tmp_path / "pack"
+    assert cli.run(["pack", str(images), str(pack)]) == 0
+    capsys.readouterr()
+    values = json.loads((pack / "manifest.json").read_text())
+    del values["sha256"]
+    (pack / "manifest.json").write_text(manifest_text(values | change))
+    said = fails(capsys, "train", experiment(tmp_path, f"Packed({str(pack)!r})"), "--out", no_runs)
+    assert message.format(pack) in said
+
+
+MIXED = """
+@dataclass(frozen=True)
+class Mixed2(Data):
+    def index(self):
+        return {split: Index(np.arange(6) % 2, ("a", "b"), (3, 8, 8), split) for split in ("train", "val")}
+    def read(self, index, samples):
+        images = [np.zeros((3, 8, 8 + 2 * (i // 3)), np.uint8) for i in samples]
+        return np.stack(images)
+"""
+
+
+def test_images_of_mixed_sizes(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
+    said = fails(capsys, "train", experiment(tmp_path, "Mixed2()", MIXED), "--out", no_runs)
+    assert "must return uint8 [1, 3, 8, 8], got uint8 [1, 3, 8, 10] for sample 3, train, in Mixed2.read" in said
+    assert "return one array per sample, of the shape that index() declares for 'image'" in said
+
+
+class _Refuses(BaseHTTPRequestHandler):
+    """Answers every request as S3 does where the credentials are wrong."""
+
+    def do_GET(self) -> None:
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(DENIED)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(DENIED)
+
+    do_HEAD = do_PUT = do_POST = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server that refuses the credentials; and processes that opened other file systems are as new."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Refuses)
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+    yield from _at(server.server_address[1], monkeypatch)
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No server, for which the user waits less than three seconds."""
+    monkeypatch.setattr(byte_files, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(packs, "FIRST_SECONDS", 0.3)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Refuses)
+    server.server_close()
+    yield from _at(server.server_address[1], monkeypatch)
+
+
+def _at(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, value in settings(port).items():
+        monkeypatch.setenv(name, value)
+    byte_files._system.cache_clear()
+    packs._PACKS.clear()
+    yield
+    byte_files._system.cache_clear()
+
+
+SOURCES = {
+    "ImageFolder": "ImageFolder('s3://bucket/images')",
+    "Manifest": "Manifest('s3://bucket/labels.csv')",
+    "WebDataset": "WebDataset('s3://bucket/shards')",
+    "Packed": "Packed('s3://bucket/pack')",
+}
+
+
+@pytest.mark.usefixtures("refusing")
+@pytest.mark.parametrize("source", SOURCES)
+def test_wrong_credentials(capsys: Capture, tmp_path: Path, no_runs: Path, source: str) -> None:
+    said = fails(capsys, "train", experiment(tmp_path, SOURCES[source]), "--out", no_runs)
+    assert "s3://bucket/" in said and "the credentials (AWS_ACCESS_KEY_ID and the like)" in said
+    assert "ACCESS_DENIED" in said or "Access Denied" in said or "403" in said
+
+
+@pytest.mark.usefixtures("absent")
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_server_that_is_not_there(capsys: Capture, tmp_path: Path, no_runs: Path, source: str) -> None:
+    said = fails(capsys, "train", experiment(tmp_path, SOURCES[source]), "--out", no_runs)
+    assert "the URL cannot be read" in said and "check the address" in said
+
+
+def test_google_storage_without_credentials(
+    capsys: Capture, tmp_path: Path, no_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(byte_files, "FIRST_SECONDS", 0.3)
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GCE_METADATA_ROOT", "127.0.0.1:9")
+    said = fails(capsys, "train", experiment(tmp_path, "ImageFolder('gs://bucket/images')"), "--out", no_runs)
+    assert "the URL cannot be read" in said and "gs://bucket/images" in said and "credentials" in said
+
+
+def test_an_unknown_scheme(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
+    said = fails(capsys, "train", experiment(tmp_path, "ImageFolder('s4://bucket/images')"), "--out", no_runs)
+    assert "s4://bucket/images" in said
