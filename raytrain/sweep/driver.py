@@ -186,7 +186,7 @@ class _Driver:
             self.close(status)
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)
-        if all(one["objective"][0] is None for one in self.trials.records()):
+        if all(one["objective"][0] is None or one.get("violates") for one in self.trials.records()):
             why = self._why_nothing(status)
             sources.use(self.sweep.experiment)
             raise RunFailed(why, self.path, None, edit=places.to_edit(why))
@@ -196,6 +196,9 @@ class _Driver:
         """Return why no trial has a result."""
         records = self.trials.records()
         failed = [one for one in records if one.get("error")]
+        broken = {text for one in records for text in one.get("violates", ())}
+        if broken:
+            return f"no trial keeps the constraints: {errors.listed(sorted(broken))}"
         if failed:
             first = failed[0]
             return f"no trial has a result: trial {first['number']} {first['status']}: {first['error']}"

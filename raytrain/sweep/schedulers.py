@@ -214,6 +214,9 @@ class PBT(_Early):
                 kind, f"never compares: {length} epochs, one comparison in {self.every_epochs}", "epochs"
             )
         for axis in axes:
+            if axis.when or any(axis.path.startswith(f"{other.path}.") for other in axes):
+                why = f"cannot change {axis.path}, which depends on another axis"
+                raise _scheduler_misfit(kind, why, "Sweep.axes", "leave it out, or use another scheduler")
             if not any(axis.path == field or axis.path.startswith(f"{field}.") for field in MUTABLE):
                 raise _scheduler_misfit(
                     kind, f"cannot change {axis.path} on the way (only {', '.join(MUTABLE)})", "Sweep.axes"
@@ -247,8 +250,9 @@ class PB2(PBT):
         if importlib.util.find_spec("sklearn") is None:
             raise errors.extra_missing("PB2", "scikit-learn", "sweep")
         for axis in axes:
-            if axis.finite is not None or isinstance(axis, Int):
-                raise _scheduler_misfit("PB2", f"takes Uniform and LogUniform alone, not {axis.path}", "axes")
+            if axis.finite is not None or isinstance(axis, Int) or getattr(axis, "step", None):
+                why = f"takes Uniform and LogUniform without steps alone, not {axis.path}"
+                raise _scheduler_misfit("PB2", why, "axes")
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
         """Return Tune's PB2."""
