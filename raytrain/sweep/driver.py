@@ -33,6 +33,7 @@ from raytrain.sweep.sweep_plan import SweepPlan, make
 from raytrain.sweep.sweep_run import SweepRun
 from raytrain.sweep.trial_loggers import TrialLoggers
 from raytrain.sweep.trials import Trials
+from raytrain.sweep.tune_callback import Told
 from raytrain.user_code import places, sources
 
 _MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
@@ -129,8 +130,10 @@ def resume(
             if options.dry_run:
                 return None
             driver = _Driver(path, planned, observer, command_started, report)
+            told = Told(path, len(value.callbacks))
             if all(
-                (record.read(record.folder(path, n)) or {}).get("status") in record.ENDED for n in range(value.count)
+                (record.read(record.folder(path, n)) or {}).get("status") in record.ENDED and not told.behind(n)
+                for n in range(value.count)
             ):
                 driver.trials.clear()
                 driver.close("completed")

@@ -70,7 +70,9 @@ class Complete(Scheduler):
 
 
 @dataclass(frozen=True)
-class _Early(Scheduler):
+class Early(Scheduler):
+    """The base of schedulers that compare trials by validations."""
+
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """It compares trials after validations, by one number."""
         kind = type(self).__name__
@@ -81,7 +83,7 @@ class _Early(Scheduler):
 
 
 @dataclass(frozen=True)
-class ASHA(_Early):
+class ASHA(Early):
     """Asynchronous successive halving (Li et al., 2020): a trial goes on beyond a rung, of which each has
     `reduction_factor` times the length of the one before, if it is among the best 1/`reduction_factor` there so far."""
 
@@ -135,7 +137,7 @@ class HyperBand(ASHA):
 
 
 @dataclass(frozen=True)
-class MedianStopping(_Early):
+class MedianStopping(Early):
     """Ends a trial whose best validation is worse than the median of the others' means up to the same time (Golovin et
     al., 2017)."""
 
@@ -167,7 +169,7 @@ class MedianStopping(_Early):
 
 
 @dataclass(frozen=True)
-class PBT(_Early):
+class PBT(Early):
     """Population-based training (Jaderberg et al., 2017): every few epochs the worst trials take the weights, with the
     optimizer's state, of one of the best, and change its values a little. The trials are the population."""
 

@@ -14,6 +14,11 @@ from raytrain.sweep.space import Axis, Grid, combinations
 class Search:
     """The base of all searches. Subclass it, as a frozen dataclass, to bring your own."""
 
+    @property
+    def completes(self) -> bool:
+        """Whether it can choose the rest of a trial's values where some are decided."""
+        return True
+
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...]) -> None:
         """Check that it can search these axes.
 
@@ -31,7 +36,15 @@ class Search:
 
 
 class Proposals:
-    """One search under way. A trial's values are by the paths of the axes."""
+    """One search under way. A trial's values are by the paths of the axes.
+
+    Attributes:
+        ordered: whether its proposals depend on the order in which it was told results before, which is then kept.
+        note: what to tell the user after earlier trials were repeated; empty for nothing.
+    """
+
+    ordered: bool = False
+    note: str = ""
 
     def propose(self, number: int, fixed: dict[str, Any]) -> dict[str, Any]:
         """Return the values of trial `number`: those in `fixed`, which the grid or the user has decided, and those of
@@ -57,7 +70,7 @@ class NoValues(Exception):
     """
 
     def __init__(self, later: bool):
-        super().__init__(later)
+        super().__init__("the search has no values for a further trial")
         self.later = later
 
 

@@ -20,6 +20,7 @@ from raytrain.sweep.points import check_points
 from raytrain.sweep.schedulers import Complete, Scheduler
 from raytrain.sweep.search import RandomSearch, Search
 from raytrain.sweep.space import Axis, Grid, apply, check_conditions, check_path, combinations, present
+from raytrain.sweep.tune_callback import TuneCallback
 from raytrain.user_code import hints
 
 FLAGS = (
@@ -71,6 +72,8 @@ class Sweep:
     """Limits to figures of a trial: `("peak_memory_bytes <= 8 GiB", "val_loss < 0.5")`. A trial that breaks one is
     never the best nor on the front, and searches are told that it failed. Figures are those that `objective` takes; a
     metric is that of the weights that are kept."""
+    callbacks: tuple[TuneCallback, ...] = ()
+    """Callbacks and loggers of Ray Tune: `(TuneCallback(CSVLoggerCallback),)`."""
 
     def __post_init__(self) -> None:
         config.check(
@@ -112,6 +115,12 @@ class Sweep:
             )
         for axis in self.axes:
             _check_axis(self.experiment, axis, self.axes)
+        decided = [axis.path for axis in self.axes if isinstance(axis, Grid)]
+        if not self.search.completes and (decided or self.first):
+            name, where = type(self.search).__name__, "in Sweep.axes" if decided else "in Sweep.first"
+            what = f"{name} cannot choose values beside those that {decided[0] if decided else 'first'} decides"
+            how = "make the axis a Choice" if decided else "let a function give it points_to_evaluate, and wrap that"
+            raise errors.UserError(what, where, how)
         self.search.check(self.axes, objectives)
         self._check_steps(known)
         steps, unit = self.experiment.steps, self.scheduler.unit_steps

@@ -46,6 +46,10 @@ class Trials:
         self.sweep, self.command_started = planned.sweep, command_started
         self.objectives, self.limits = self.sweep.objectives, self.sweep.limits
         self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
+        self._told: list[int] = []
+        """Trials in the order in which the search was told their results, if it depends on that."""
+        self._noted = 0
+        """How many of them records of later trials name."""
         self.leaving = self.hurried = False
         self.ended: dict[int, dict[str, Any]] = {}
         self.scalings: dict[int, Scaling] = {}
@@ -88,24 +92,27 @@ class Trials:
             self.scalings[number] = scaling = self.planned.scaling(one)
             record.update(folder, planned=found.get("planned", {}) | _reserved(scaling))
             return {axis.path: config.get(one, axis.path) for axis in self.sweep.axes if axis.path in found["values"]}
-        axes = self.sweep.axes
+        axes, count = self.sweep.axes, len(self._told)
         values = present(axes, self.search.propose(number, decided(axes, self.sweep.first, number)))
+        told = {"after": self._told[self._noted : count]} if self._noted < count else {}
+        self._noted = count
         folder.mkdir(parents=True, exist_ok=True)
-        names = {path: self._label(path, value) for path, value in values.items()}
+        names = self.labels(values)
         try:
             one = self.sweep.trial(values)
             self.scalings[number] = scaling = self.planned.scaling(one)
             read, fixed = self.planned.variants[record.reads(one)], replace(one, scaling=scaling)
             planned = plan.make(fixed, lambda: self.planned.share, str(folder), surveyed=(read.indices, read.bad))
         except errors.UserError as refused:
-            record.update(folder, number=number, values=names, status="infeasible", error=str(refused), refused=True)
+            ended = {"status": "infeasible", "error": str(refused), "refused": True}
+            record.update(folder, number=number, values=names, **ended, **told)
             self.tell(number)
             return None
         copies.link(self.path, folder)
         environment.write_environment(folder, planned)
         experiment_file.save(with_threads(one, planned), folder / "experiment.json")
         settled = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}
-        record.update(folder, number=number, values=names, status="pending", attempts=0, planned=settled)
+        record.update(folder, number=number, values=names, status="pending", attempts=0, planned=settled, **told)
         return values
 
     def tell(self, number: int) -> None:
@@ -115,6 +122,8 @@ class Trials:
             found = figures["objective"]
             failed = any(value is None for value in found) or figures.get("violates")
             self.search.tell(number, None if failed else found)
+            if self.search.ordered and number not in self._told:
+                self._told.append(number)
 
     def ended_by_tune(self, number: int, error: Any) -> None:
         """Record how a trial ended: stopped by the scheduler, or with its process."""
@@ -220,12 +229,21 @@ class Trials:
             if one["status"] in record.ENDED and one["number"] not in kept:
                 shutil.rmtree(record.folder(self.path, one["number"]) / "checkpoints", ignore_errors=True)
 
-    def repeat(self, number: int, found: dict[str, Any]) -> None:
-        """Tell the search of a trial that an earlier session proposed, and of its result."""
-        values = self._values(found)
-        if values is not None:
-            self.search.repeat(number, values)
-        self.tell(number)
+    def replay(self) -> None:
+        """Tell the search of the trials that earlier sessions proposed and of their results, in the order in which it
+        was told then."""
+        records = self.records()
+        for one in records:
+            for earlier in one.get("after", ()):
+                self.tell(earlier)
+            self._noted = len(self._told)
+            values = self._values(one)
+            if values is not None:
+                self.search.repeat(one["number"], values)
+            if not self.search.ordered:
+                self.tell(one["number"])
+        for one in sorted(records, key=lambda one: one.get("ended") or 0.0) if self.search.ordered else ():
+            self.tell(one["number"])
 
     def _values(self, found: dict[str, Any]) -> dict[str, Any] | None:
         """Return a trial's values as they were proposed, from their names in its record."""
@@ -243,9 +261,14 @@ class Trials:
             values[axis.path] = axis.finite[names.index(name)]
         return values
 
-    def _label(self, path: str, value: Any) -> Any:
-        axis = next(axis for axis in self.sweep.axes if axis.path == path)
-        return value if axis.finite is None else config.plain(config.labels(axis.finite)[axis.finite.index(value)])
+    def labels(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a trial's values as records and tables have them."""
+        finite = {axis.path: axis.finite for axis in self.sweep.axes}
+        found = {}
+        for path, value in values.items():
+            known = finite[path]
+            found[path] = value if known is None else config.plain(config.labels(known)[known.index(value)])
+        return found
 
     def modes(self) -> list[dict[str, Any]]:
         """Return the name and the direction of each objective, as sweep.json has them."""

@@ -24,10 +24,13 @@ from raytrain.experiment import Scaling
 from raytrain.loggers import Logger
 from raytrain.sweep import fold_data, record, trial
 from raytrain.sweep.attempt import Data
+from raytrain.sweep.callbacks import Forward
+from raytrain.sweep.search import NoValues
 from raytrain.sweep.sweep_plan import SweepPlan
 from raytrain.sweep.trial import number_of
 from raytrain.sweep.trial_loggers import TrialLoggers
 from raytrain.sweep.trials import Trials
+from raytrain.sweep.tune_callback import Told
 
 _LEAVE_SECONDS = 5.0
 """Seconds for trials to write a checkpoint after a signal; the sweep's end takes some seconds more."""
@@ -75,7 +78,10 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
         How the sweep ended: completed, interrupted or out_of_time.
     """
     outcome: list[BaseException | None] = []
-    tuner = _tuner(trials, shelf)
+    notes: list[str] = []
+    tuner = _tuner(trials, shelf, notes)
+    if trials.search.note:
+        notes.append(trials.search.note)
     if tuner is None:
         return "completed"
     thread = threading.Thread(target=lambda: outcome.append(_fit(tuner)), daemon=True, name="ray-tune")
@@ -86,6 +92,7 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
     waiting = _Waiting(trials, observer)
     while thread.is_alive():
         thread.join(0.5)
+        _say(notes, observer)
         before = len(trials.ended)
         records = trials.records()
         if len(trials.ended) > before:
@@ -111,6 +118,7 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
         if time.monotonic() > leave_by:
             trials.give_up()
             break
+    _say(notes, observer)
     records = trials.records()
     if trials.sweep.experiment.loggers:
         loggers.update(records)
@@ -123,6 +131,11 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
     if over:
         return "out_of_time"
     return "completed"
+
+
+def _say(notes: list[str], observer: Logger) -> None:
+    while notes:
+        observer.note(notes.pop(0))
 
 
 class _Waiting:
@@ -159,10 +172,20 @@ class _Proposed(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         while self.waiting and not self.trials.leaving:
+            try:
+                values = self.trials.propose(self.waiting[0])
+            except NoValues as none:
+                if none.later:
+                    return None
+                break
             number = self.waiting.pop(0)
-            if self.trials.propose(number) is not None:
+            if values is not None:
                 self.numbers[trial_id] = number
-                return {trial.NUMBER: number, trial.ROOM: room_for(self.trials.scalings[number])}
+                return {
+                    trial.NUMBER: number,
+                    trial.ROOM: room_for(self.trials.scalings[number]),
+                    trial.VALUES: self.trials.labels(values),
+                }
         return Searcher.FINISHED  # type: ignore[return-value]
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
@@ -201,14 +224,21 @@ class _Stop(tune.Stopper):
         return self.trials.leaving and (self.trials.hurried or self.trials.still())
 
 
-def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
-    """Return Tune's tuner for the trials that have not ended; None where there are none."""
+def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tuner | None:
+    """Return Tune's tuner for the trials that have not ended; None where there are none.
+
+    Args:
+        notes: takes what the user's callbacks make worth saying.
+    """
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     s = trials.sweep
     scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
-    for one in trials.records():
-        trials.repeat(one["number"], one)
-    waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended]
+    trials.replay()
+    told = Told(trials.path, len(s.callbacks))
+    callbacks = [
+        Forward(one.build(), place, trials, told, notes.append) for place, one in enumerate(s.callbacks)
+    ]
+    waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended or told.behind(n)]
     if not waiting:
         return None
     space: dict[str, Any] = {}
@@ -228,6 +258,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
             max_concurrent_trials=alive,
             reuse_actors=True,
             trial_name_creator=trial.name_of,
+            trial_dirname_creator=trial.name_of,
             **metric,
         ),
         run_config=tune.RunConfig(
@@ -235,7 +266,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
             storage_path=str((trials.path / "logs").absolute()),
             stop=_Stop(trials),
             failure_config=tune.FailureConfig(max_failures=s.retries),
-            callbacks=[_Watch(trials)],
+            callbacks=[_Watch(trials), *callbacks],
             verbose=0,
         ),
     )
