@@ -243,10 +243,21 @@ def _axis(path: str, name: str, saved: dict[str, Any], trials: Sequence[Trial]) 
         log = "Log" in str(saved.get("class", "")).rpartition(":")[2] or saved.get("log") is True
         return Axis(path, name, None, min(numbers), max(numbers), log and min(numbers) > 0)
     listed = saved.get("values")
-    values = [*(listed if isinstance(listed, list) else []), *seen]
+    values = [*(_named(listed) if isinstance(listed, list) else []), *seen]
     if all(number(value) is not None for value in values):
         values.sort()
     return Axis(path, name, tuple(dict.fromkeys(map(text, values))))
+
+
+def _named(values: list[Any]) -> list[Any]:
+    """Return the values of an axis as trials have them: objects by the names of their classes, which trials write in
+    full where two are of one class, so that these are left to the trials."""
+    names = [str(value.get("class", "")).rpartition(":")[2] if isinstance(value, dict) else None for value in values]
+    return [
+        value if name is None else name
+        for value, name in zip(values, names, strict=True)
+        if name is None or (names.count(name) == 1 and name.isidentifier())
+    ]
 
 
 def _short(path: str, paths: Sequence[str]) -> str:

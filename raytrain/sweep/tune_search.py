@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -72,6 +73,7 @@ class TuneSearch(Wrapped, Search):
         """
         base, name = importlib.import_module("ray.tune.search").Searcher, type(self).__name__
         where = f"in {where_is(target_of(type(self)))}"
+        logging.getLogger("optuna").setLevel(logging.WARNING)  # it says when it makes a study
         try:
             found = self._called(seed=seed, random_state_seed=seed, random_state=seed)
         except Exception as error:

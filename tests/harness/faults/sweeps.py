@@ -23,6 +23,7 @@ from helpers.times import without_times
 from raytrain.sweep import record
 
 EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
+EIGHT_CONDITIONAL, EIGHT_TUNE = EIGHT.with_name("eight_conditional.py"), EIGHT.with_name("eight_tune.py")
 TWO_WORKERS = Path(__file__).with_name("two_workers.py")
 TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
@@ -323,9 +324,21 @@ class Pace:
     phases: tuple[float, float, float, float, float]
 
 
-def undisturbed(sweep: Path) -> Pace:
-    """Runs the sweep to its end, and says how long each phase took."""
-    command = Command(sweep, str(EIGHT), "--out", str(sweep.parent), "--name", sweep.name)
+def check_heard(sweep: Path, kills: int) -> None:
+    """The callback of `eight_tune` was told each validation and each end of a trial once; after a kill between the
+    telling and its note it may hear the same thing twice."""
+    twice = 0
+    for number in range(TRIALS):
+        heard = (sweep / "logs" / "tune" / f"trial_{number:04d}" / "heard.txt").read_text().split()
+        assert sorted(set(heard) - {"ended"}, key=int) == [str(epoch) for epoch in range(1, 41)]
+        assert heard[-1] == "ended"
+        twice += len(heard) - 41
+    assert twice <= kills, f"{twice} events were told twice after {kills} kills"
+
+
+def undisturbed(sweep: Path, file: Path = EIGHT) -> Pace:
+    """Runs a sweep to its end, and says how long each phase took."""
+    command = Command(sweep, str(file), "--out", str(sweep.parent), "--name", sweep.name)
     marks = [0.0]
     for phase in PHASES[1:]:
         assert command.wait_for(phase), "".join(command.errors)

@@ -1,10 +1,13 @@
 """Kills the drivers of sweeps at many moments, and says in a table what came of it.
 
     PYTHONPATH=tests python -m harness.faults.sweeps_table 20
+    PYTHONPATH=tests python -m harness.faults.sweeps_table 8 tune conditional
 
-As many kills as are asked for under the scheduler `Complete`, where the outcome must be the undisturbed sweep's bit for
-bit; and a quarter as many under `ASHA`, where what it stops depends on which trial comes first, and where trials that
-have ended must stay as they are, none be lost and none repeated.
+As many kills as are asked for of the kind `complete`, where the outcome must be the undisturbed sweep's bit for bit; and
+a quarter as many of `asha`, where what it stops depends on which trial comes first, and where trials that have ended
+must stay as they are, none be lost and none repeated. Two other kinds run where they are named, with as many kills
+each: `tune`, a searcher of Ray Tune with a callback that must hear everything once, and `conditional`, a space with a
+condition, a first point and a constraint; their outcomes must be the undisturbed ones', too.
 """
 
 from __future__ import annotations
@@ -18,23 +21,40 @@ from pathlib import Path
 import ray
 import torch
 
-from harness.faults.sweeps import COMMANDS, EIGHT, EIGHT_ASHA, Kill, Pace, Story, killed, outcome, statuses, undisturbed
+from harness.faults.sweeps import (
+    COMMANDS,
+    EIGHT,
+    EIGHT_ASHA,
+    EIGHT_CONDITIONAL,
+    EIGHT_TUNE,
+    Kill,
+    Pace,
+    Story,
+    check_heard,
+    killed,
+    outcome,
+    statuses,
+    undisturbed,
+)
 
 _LIKELY = (2, 2, 2, 10, 1)
-_HEAD = "| kill | seed | scheduler | second | phase | had ended | gone after | recovered | equal |"
+_FILES = {"complete": EIGHT, "asha": EIGHT_ASHA, "conditional": EIGHT_CONDITIONAL, "tune": EIGHT_TUNE}
+_SEEDS = {"complete": 100, "asha": 200, "conditional": 300, "tune": 400}
+_HEAD = "| kill | seed | kind | second | phase | had ended | gone after | recovered | equal |"
 
 
-def main(kills: int) -> int:
+def main(kills: int, kinds: tuple[str, ...] = ()) -> int:
     """Prints the table as it grows; returns 1 where a kill was not made good."""
     print(f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}\n")
     print(f"{_HEAD}\n|{'---|' * _HEAD[1:].count('|')}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        pace = undisturbed(Path(folder) / "whole")
-        whole = outcome(Path(folder) / "whole")
         stories: list[Story] = []
-        bad = _some(Path(folder), kills, 100, "Complete", pace, whole, stories)
-        bad += _some(Path(folder), -(-kills // 4), 200, "ASHA", pace, whole, stories)
-        late = 0.0
+        bad, late = 0, 0.0
+        for kind in kinds or ("complete", "asha"):
+            whole = Path(folder) / f"whole-{kind}"
+            pace = undisturbed(whole, EIGHT if kind == "asha" else _FILES[kind])
+            count = kills if kinds or kind != "asha" else -(-kills // 4)
+            bad += _some(Path(folder), count, kind, pace, outcome(whole), stories)
         for kill in (kill for story in stories for kill in story.kills):
             kill.command.check_agents_gone()
             late = max(late, kill.command.agents_gone or 0.0)
@@ -46,17 +66,19 @@ def main(kills: int) -> int:
     return int(bad > 0)
 
 
-def _some(out: Path, kills: int, seed: int, scheduler: str, pace: Pace, whole: dict, stories: list[Story]) -> int:
-    """Kills under one scheduler; returns how many sweeps were not made good."""
-    bad = count = 0
+def _some(out: Path, kills: int, kind: str, pace: Pace, whole: dict, stories: list[Story]) -> int:
+    """Kills of one kind; returns how many sweeps were not made good."""
+    bad, count, seed = 0, 0, _SEEDS[kind]
     while count < kills:
         seed += 1
         story = Story(out / f"sweep-{seed}", seed)
         wanted = min(random.Random(seed).randint(2, 4), kills - count)
         recovered, equal, complaint = True, "yes", ""
         try:
-            story = killed(story.sweep, seed, wanted, pace, _LIKELY, EIGHT_ASHA if scheduler == "ASHA" else EIGHT)
-            if scheduler == "ASHA":
+            story = killed(story.sweep, seed, wanted, pace, _LIKELY, _FILES[kind])
+            if kind == "tune":
+                check_heard(story.sweep, len(story.kills))
+            if kind == "asha":
                 equal = f"({list(statuses(story.sweep).values()).count('stopped')} stopped)"
             elif outcome(story.sweep) != whole:
                 equal, complaint = "NO", "the outcome is another one"
@@ -66,7 +88,7 @@ def _some(out: Path, kills: int, seed: int, scheduler: str, pace: Pace, whole: d
         stories.append(story)
         for kill in story.kills:
             count += 1
-            print(_row(count, story, scheduler, kill, recovered, equal), flush=True)
+            print(_row(count, story, kind, kill, recovered, equal), flush=True)
         if complaint:
             bad += 1
             count += not story.kills
@@ -74,16 +96,16 @@ def _some(out: Path, kills: int, seed: int, scheduler: str, pace: Pace, whole: d
     return bad
 
 
-def _row(count: int, story: Story, scheduler: str, kill: Kill, recovered: bool, equal: str) -> str:
+def _row(count: int, story: Story, kind: str, kill: Kill, recovered: bool, equal: str) -> str:
     return (
-        f"| {count} | {story.seed} | {scheduler} | {kill.seconds:.1f} | {kill.phase} | {kill.ended} of 8 "
+        f"| {count} | {story.seed} | {kind} | {kill.seconds:.1f} | {kill.phase} | {kill.ended} of 8 "
         f"| {kill.command.gone or 0:.1f} s | {'yes' if recovered else 'NO'} | {equal} |"
     )
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
+        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, tuple(sys.argv[2:])))
     finally:
         for command in COMMANDS:
             command.abandon()
