@@ -119,7 +119,11 @@ class Table(Logger):
     def _next(self, path: Path, results: Results) -> None:
         if results.best is None:
             over = any(trial.violates for trial in results.trials)
-            why = "keeps the constraints" if over else "has a result: see the errors above, and logs in the trials' directories"
+            why = (
+                "keeps the constraints"
+                if over
+                else "has a result: see the errors above, and logs in the trials' directories"
+            )
             self._print(f"next:  no trial {why}")
             return
         run = path / "trials" / f"{results.best:04d}"

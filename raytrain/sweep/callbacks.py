@@ -16,13 +16,27 @@ from raytrain.sweep.tune_callback import Told
 from raytrain.user_code import places
 
 
-class Forward(tune.Callback):
+def forwarded(trials: Trials, say: Callable[[str], None]) -> list[tune.Callback]:
+    """Return callbacks for Tune that pass its events to those of the sweep.
+
+    Args:
+        say: is called with a note for the user, from Tune's thread.
+
+    Raises:
+        UserError: one cannot be made.
+    """
+    mine = trials.sweep.callbacks
+    told = Told(trials.path, len(mine))
+    return [_Forward(one.build(), place, trials, told, say) for place, one in enumerate(mine)]
+
+
+class _Forward(tune.Callback):
     """Passes Tune's events to one callback of the user's.
 
     Args:
         inner: it.
         place: its place among the sweep's callbacks.
-        told: what it knows from earlier commands.
+        told: what all of them know from earlier commands.
         say: is called with a note for the user, from Tune's thread.
     """
 

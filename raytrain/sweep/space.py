@@ -245,8 +245,12 @@ def apply(experiment: Experiment, values: dict[str, Any]) -> Experiment:
             check_path(experiment, path)
         elif rest not in config.paths(changes[head]) and not _is_open(changes[head], rest):
             kind = type(changes[head]).__name__
-            raise errors.unknown_field(path, config.paths(changes[head], f"{head}."), f"an axis of the sweep, in {kind}")
-        changes[head] = config.replace(changes.get(head, getattr(experiment, head)), rest, values[path]) if rest else values[path]
+            raise errors.unknown_field(
+                path, config.paths(changes[head], f"{head}."), f"an axis of the sweep, in {kind}"
+            )
+        changes[head] = (
+            config.replace(changes.get(head, getattr(experiment, head)), rest, values[path]) if rest else values[path]
+        )
     return dataclasses.replace(experiment, **changes)
 
 
@@ -279,7 +283,9 @@ def _empty_axis(path: str, kind: str, low: float | None = None, high: float | No
 
 def _check_step(axis: Uniform | Int, step: float | None, low: float, high: float) -> None:
     if step is not None and not 0 < step <= high - low:
-        raise errors.out_of_range("step", step, f"above 0 and at most {high - low:g}", f"{type(axis).__name__}({axis.path!r})")
+        raise errors.out_of_range(
+            "step", step, f"above 0 and at most {high - low:g}", f"{type(axis).__name__}({axis.path!r})"
+        )
 
 
 def _steps(low: float, high: float, step: float) -> int:

@@ -43,8 +43,8 @@ class Sweep:
     """The fields that differ: `Grid`, `Choice`, `Uniform`, `LogUniform`, `Int`."""
     objective: str | tuple[str, ...] = "val_accuracy"
     """What to look for: a metric of the task such as val_accuracy or val_loss, samples_per_second, peak_memory_bytes,
-    seconds or time_to_accuracy(0.95); two or three of them make a Pareto front, of which the first chooses the best. Whether the
-    highest or the lowest metric is the best, the task's `directions` say."""
+    seconds or time_to_accuracy(0.95); two or three of them make a Pareto front, of which the first chooses the best.
+    Whether the highest or the lowest metric is the best, the task's `directions` say."""
     search: Search = field(default_factory=RandomSearch)
     """What to try next."""
     scheduler: Scheduler = field(default_factory=Complete)
@@ -224,9 +224,7 @@ def _check_axis(base: Experiment, axis: Axis, axes: tuple[Axis, ...]) -> None:
                 ) from None
 
 
-def _contexts(
-    axis: Axis, axes: tuple[Axis, ...], above: list[Axis]
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _contexts(axis: Axis, axes: tuple[Axis, ...], above: list[Axis]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield the values that an axis may exist beside: of the axes that it needs, and of all others, which have their
     first value.
 

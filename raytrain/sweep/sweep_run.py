@@ -47,10 +47,10 @@ class SweepRun:
         """Return the trials as a table, a row each.
 
         Returns:
-            `trial` (its number), `status`, `error`, `path` of its run; `config`, a struct of the axes' values; `result`,
-            a struct of the objectives and figures; `curve`, a list of its validations, each a struct of the figures in
-            `metrics.jsonl`. What a trial lacks is null. Values of an axis that are not all numbers, all booleans or all
-            strings are strings, of objects and lists in JSON.
+            `trial` (its number), `status`, `error`, `path` of its run; `config`, a struct of the axes' values;
+            `result`, a struct of the objectives and figures; `curve`, a list of its validations, each a struct of the
+            figures that `metrics.jsonl` has. What a trial lacks is null. Values of an axis that are not all numbers,
+            all booleans or all strings are strings, of objects and lists in JSON.
         """
         answer = self.answer
         trials = answer["trials"]

@@ -57,6 +57,7 @@ class _Study(Proposals):
         self.signs = [1 if objective.mode == "max" else -1 for objective in objectives]
         self.asked: dict[int, Any] = {}
         self.found: list[list[float]] = []
+
     def propose(self, number: int, fixed: dict[str, Any]) -> dict[str, Any]:
         """Ask the study; its generator is seeded by the trial, so that nothing of it need be saved."""
         self.study.sampler = self.sampler(seed=order.key(self.seed, number) % 2**32, **self.options)

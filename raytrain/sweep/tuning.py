@@ -24,7 +24,7 @@ from raytrain.experiment import Scaling
 from raytrain.loggers import Logger
 from raytrain.sweep import fold_data, record, trial
 from raytrain.sweep.attempt import Data
-from raytrain.sweep.callbacks import Forward
+from raytrain.sweep.callbacks import forwarded
 from raytrain.sweep.search import NoValues
 from raytrain.sweep.sweep_plan import SweepPlan
 from raytrain.sweep.trial import number_of
@@ -234,10 +234,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     s = trials.sweep
     scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
     trials.replay()
-    told = Told(trials.path, len(s.callbacks))
-    callbacks = [
-        Forward(one.build(), place, trials, told, notes.append) for place, one in enumerate(s.callbacks)
-    ]
+    told, callbacks = Told(trials.path, len(s.callbacks)), forwarded(trials, notes.append)
     waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended or told.behind(n)]
     if not waiting:
         return None

@@ -184,7 +184,13 @@ def test_points_are_tried_first_and_the_others_keep_their_values() -> None:
 def test_spaces_pass_through_json(tmp_path: Path) -> None:
     sweep = Sweep(
         BASE,
-        (replace(MOMENTUM, low=0.1), replace(OPTIMIZER, values=(SGD(), AdamW(lr=0.3))), LR, NESTEROV, Uniform("clip_norm", 0.5, 2, step=0.5)),
+        (
+            replace(MOMENTUM, low=0.1),
+            replace(OPTIMIZER, values=(SGD(), AdamW(lr=0.3))),
+            LR,
+            NESTEROV,
+            Uniform("clip_norm", 0.5, 2, step=0.5),
+        ),
         objective=("val_loss", "seconds", "peak_memory_bytes"),
         trials=5,
         first=({"optimizer": AdamW(lr=0.3)}, {"optimizer": "SGD", "clip_norm": 1.5}),
@@ -201,26 +207,55 @@ def test_spaces_pass_through_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"axes": (replace(MOMENTUM, when=("optimiser", "SGD")), OPTIMIZER)}, "optimiser is no axis of the sweep.*did you mean optimizer"),
-        ({"axes": (replace(MOMENTUM, when=("optimizer", "SDG")), OPTIMIZER)}, "the axis optimizer never has the value 'SDG'.*did you mean SGD"),
-        ({"axes": (OPTIMIZER, Uniform("clip_norm", 1, 2, when=("optimizer", SGD(lr=7))))}, "the axis optimizer never has the value SGD"),
-        ({"axes": (LR, Uniform("clip_norm", 1, 2, when=("optimizer.lr", 0.1)))}, "optimizer.lr has too many values to name one"),
+        (
+            {"axes": (replace(MOMENTUM, when=("optimiser", "SGD")), OPTIMIZER)},
+            "optimiser is no axis of the sweep.*did you mean optimizer",
+        ),
+        (
+            {"axes": (replace(MOMENTUM, when=("optimizer", "SDG")), OPTIMIZER)},
+            "the axis optimizer never has the value 'SDG'.*did you mean SGD",
+        ),
+        (
+            {"axes": (OPTIMIZER, Uniform("clip_norm", 1, 2, when=("optimizer", SGD(lr=7))))},
+            "the axis optimizer never has the value SGD",
+        ),
+        (
+            {"axes": (LR, Uniform("clip_norm", 1, 2, when=("optimizer.lr", 0.1)))},
+            "optimizer.lr has too many values to name one",
+        ),
         ({"axes": (LR, Uniform("clip_norm", 1, 2, when=("optimizer.lr",)))}, "is no condition"),
         (
-            {"axes": (Choice("epochs", (1, 2), when=("batch_size", 32)), Choice("batch_size", (32, 64), when=("epochs", 1)))},
+            {
+                "axes": (
+                    Choice("epochs", (1, 2), when=("batch_size", 32)),
+                    Choice("batch_size", (32, 64), when=("epochs", 1)),
+                )
+            },
             "epochs needs batch_size needs epochs",
         ),
         ({"axes": (Choice("epochs", (1, 2), when=("epochs", 1)),)}, "epochs needs epochs"),
-        ({"axes": (replace(MOMENTUM, when=None), OPTIMIZER)}, r'AdamW has no field optimizer.momentum, .*when=\("optimizer", "SGD"\)'),
+        (
+            {"axes": (replace(MOMENTUM, when=None), OPTIMIZER)},
+            r'AdamW has no field optimizer.momentum, .*when=\("optimizer", "SGD"\)',
+        ),
         ({"axes": (Uniform("optimizer.momentun", 0, 1), OPTIMIZER)}, "SGD has no field optimizer.momentun"),
-        ({"axes": (replace(MOMENTUM, high=3.0), OPTIMIZER)}, "axis optimizer.momentum has a value that its field refuses"),
+        (
+            {"axes": (replace(MOMENTUM, high=3.0), OPTIMIZER)},
+            "axis optimizer.momentum has a value that its field refuses",
+        ),
         ({"first": ({"optimizer.lrr": 1},)}, "optimizer.lrr is no axis of the sweep.*did you mean optimizer.lr"),
         ({"first": ({"optimizer.lr": 7},)}, "the axis optimizer.lr never has the value 7.*from 0.0001 to 1"),
         ({"first": ({"optimizer.lr": "fast"},)}, "the axis optimizer.lr never has the value 'fast'"),
         ({"first": ({}, {"optimizer": "Adam"})}, "point 1; its values are SGD, AdamW"),
-        ({"first": ({"optimizer.momentum": 0.5},)}, "optimizer.momentum does not exist under the other values.*optimizer='SGD'"),
+        (
+            {"first": ({"optimizer.momentum": 0.5},)},
+            "optimizer.momentum does not exist under the other values.*optimizer='SGD'",
+        ),
         ({"first": ({"optimizer": "AdamW", "optimizer.momentum": 0.5},)}, "does not exist under the other values"),
-        ({"axes": (Grid("epochs", (1, 2)),), "trials": None, "first": ({"epochs": 2},)}, "every combination of the grid is tried"),
+        (
+            {"axes": (Grid("epochs", (1, 2)),), "trials": None, "first": ({"epochs": 2},)},
+            "every combination of the grid is tried",
+        ),
         ({"first": {"optimizer.lr": 1}}, "first = .* is of the wrong type"),
         ({"constraints": ("memory <= 8 GiB",)}, "no run reports 'memory', in Sweep.constraints"),
         ({"constraints": ("val_loss = 8",)}, "'val_loss = 8' is no constraint"),
@@ -229,12 +264,21 @@ def test_spaces_pass_through_json(tmp_path: Path) -> None:
         ({"constraints": ("seconds < 1 GiB",)}, "seconds has no unit 'GiB'.*its units are s, min, h"),
         ({"constraints": ("seconds < 1 min", "seconds > 2 min")}, "no trial can keep both"),
         ({"constraints": ("seconds < 1", "seconds >= 1")}, "no trial can keep both"),
-        ({"objective": ("val_loss", "val_accuracy", "seconds", "peak_memory_bytes")}, "of one, two or three different names"),
+        (
+            {"objective": ("val_loss", "val_accuracy", "seconds", "peak_memory_bytes")},
+            "of one, two or three different names",
+        ),
         ({"scheduler": PBT()}, "PBT cannot change optimizer.momentum, which depends on another axis"),
-        ({"scheduler": PBT(), "axes": (Choice("optimizer", (SGD(), SGD(lr=1))), LR)}, "PBT cannot change optimizer.lr, which depends on another"),
-        ({"scheduler": PB2(), "axes": (Uniform("clip_norm", 1, 2, step=0.5),)}, "PB2 takes Uniform and LogUniform without"),
+        (
+            {"scheduler": PBT(), "axes": (Choice("optimizer", (SGD(), SGD(lr=1))), LR)},
+            "PBT cannot change optimizer.lr, which depends on another",
+        ),
+        (
+            {"scheduler": PB2(), "axes": (Uniform("clip_norm", 1, 2, step=0.5),)},
+            "PB2 takes Uniform and LogUniform without",
+        ),
     ],
-)  # fmt: skip
+)
 def test_space_that_cannot_be_is_refused_in_a_line(changes: dict, message: str) -> None:
     if isinstance(changes.get("scheduler"), PB2):
         pytest.importorskip("sklearn")
@@ -266,7 +310,9 @@ def test_constraints_are_read_with_units_and_kept_by_figures() -> None:
         {"val_loss": 0.4, "val_accuracy": 0.7, "seconds": 100.0},
         {"val_loss": 0.6, "val_accuracy": 0.9, "seconds": 20.0},
     ]
-    assert memory.holds({}, rows, {"peak_memory_bytes": 1536}) and not memory.holds({}, rows, {"peak_memory_bytes": 1537})
+    assert memory.holds({}, rows, {"peak_memory_bytes": 1536}) and not memory.holds(
+        {}, rows, {"peak_memory_bytes": 1537}
+    )
     assert not loss.holds(rows[1], rows, {}), "of the weights that are kept, not the lowest"
     assert accuracy.holds(rows[1], rows, {}) and reached.holds(rows[1], rows, {})
     assert not reached.holds(rows[1], rows[:1], {}), "it was not reached"
@@ -279,7 +325,14 @@ def test_trial_that_breaks_a_constraint_is_neither_best_nor_on_the_front(tmp_pat
         folder = record.folder(tmp_path, number)
         folder.mkdir(parents=True)
         (folder / "trial.json").write_text(json.dumps({"number": number, "status": "completed", "values": {}}))
-        row = {"kind": "epoch", "epoch": 1, "step": 3, "seconds": 1.0 + number, "val_accuracy": accuracy, "val_loss": loss}
+        row = {
+            "kind": "epoch",
+            "epoch": 1,
+            "step": 3,
+            "seconds": 1.0 + number,
+            "val_accuracy": accuracy,
+            "val_loss": loss,
+        }
         (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     planned: Any = SimpleNamespace(sweep=sweep, concurrent=1, fingerprints={})
     trials = Trials(tmp_path, planned, 0.0)

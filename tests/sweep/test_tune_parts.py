@@ -226,21 +226,38 @@ def test_optuna_searcher_takes_three_objectives() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sweep(TuneSearch(Climber), axes=(Grid("epochs", (1, 2)), *AXES[:2])), "cannot choose values beside those that epochs decides"),
+        (
+            lambda: sweep(TuneSearch(Climber), axes=(Grid("epochs", (1, 2)), *AXES[:2])),
+            "cannot choose values beside those that epochs decides",
+        ),
         (lambda: sweep(TuneSearch(Climber), first=({"batch_size": 32},)), "points_to_evaluate"),
         (
-            lambda: sweep(TuneSearch(Climber), axes=(AXES[1], Uniform("optimizer.momentum", 0, 1, when=("optimizer", "SGD")))),
+            lambda: sweep(
+                TuneSearch(Climber), axes=(AXES[1], Uniform("optimizer.momentum", 0, 1, when=("optimizer", "SGD")))
+            ),
             r"TuneSearch\(Climber\) cannot express the condition of the axis optimizer.momentum",
         ),
         (lambda: TuneSearch(Climber, width="wide"), "width = 'wide' is of the wrong type"),
         (lambda: TuneSearch(Climber, pace=3), "Climber has no argument 'pace'"),
-        (lambda: TuneSearch(OptunaSearch, metric="loss"), "OptunaSearch cannot be given metric.*the objective of the sweep"),
-        (lambda: TuneSearch(OptunaSearch, sampler=object()), "sampler = .* of OptunaSearch is no number.*def my_optunasearch"),
+        (
+            lambda: TuneSearch(OptunaSearch, metric="loss"),
+            "OptunaSearch cannot be given metric.*the objective of the sweep",
+        ),
+        (
+            lambda: TuneSearch(OptunaSearch, sampler=object()),
+            "sampler = .* of OptunaSearch is no number.*def my_optunasearch",
+        ),
         (lambda: TuneSearch(SGD), "TuneSearch takes a class derived from ray.tune.search.Searcher"),
         (lambda: sweep(TuneSearch(no_searcher)), "must return a ray.tune.search.Searcher, got int"),
         (lambda: TuneScheduler(Climber), "TuneScheduler takes a class derived from ray.tune.schedulers.TrialScheduler"),
-        (lambda: sweep(TuneSearch(Climber), scheduler=TuneScheduler(AsyncHyperBandScheduler, grace_period=-1)), "cannot be made: AssertionError: grace_period"),
-        (lambda: sweep(TuneSearch(Climber), scheduler=TuneScheduler(PopulationBasedTraining)), "PopulationBasedTraining"),
+        (
+            lambda: sweep(TuneSearch(Climber), scheduler=TuneScheduler(AsyncHyperBandScheduler, grace_period=-1)),
+            "cannot be made: AssertionError: grace_period",
+        ),
+        (
+            lambda: sweep(TuneSearch(Climber), scheduler=TuneScheduler(PopulationBasedTraining)),
+            "PopulationBasedTraining",
+        ),
         (
             lambda: sweep(TuneSearch(Climber), objective="seconds", scheduler=TuneScheduler(AsyncHyperBandScheduler)),
             r"TuneScheduler\(AsyncHyperBandScheduler\) compares by a metric of the task",
@@ -248,7 +265,7 @@ def test_optuna_searcher_takes_three_objectives() -> None:
         (lambda: sweep(TuneSearch(Climber), callbacks=(3,)), "callbacks = "),
         (lambda: TuneCallback(no_searcher).build(), "must return a ray.tune.Callback, got int"),
     ],
-)  # fmt: skip
+)
 def test_part_of_tune_that_cannot_work_is_refused_in_a_line(make: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         make()

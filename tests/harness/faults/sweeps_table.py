@@ -3,11 +3,11 @@
     PYTHONPATH=tests python -m harness.faults.sweeps_table 20
     PYTHONPATH=tests python -m harness.faults.sweeps_table 8 tune conditional
 
-As many kills as are asked for of the kind `complete`, where the outcome must be the undisturbed sweep's bit for bit; and
-a quarter as many of `asha`, where what it stops depends on which trial comes first, and where trials that have ended
-must stay as they are, none be lost and none repeated. Two other kinds run where they are named, with as many kills
-each: `tune`, a searcher of Ray Tune with a callback that must hear everything once, and `conditional`, a space with a
-condition, a first point and a constraint; their outcomes must be the undisturbed ones', too.
+As many kills as are asked for of the kind `complete`, where the outcome must be the undisturbed sweep's bit for bit;
+and a quarter as many of `asha`, where what it stops depends on which trial comes first, and where trials that have
+ended must stay as they are, none be lost and none repeated. Two other kinds run where they are named, with as many
+kills each: `tune`, a searcher of Ray Tune with a callback that must hear everything once, and `conditional`, a space
+with a condition, a first point and a constraint; their outcomes must be the undisturbed ones', too.
 """
 
 from __future__ import annotations
