@@ -168,7 +168,6 @@ class _Proposed(Searcher):
     def __init__(self, trials: Trials, waiting: list[int]):
         super().__init__()
         self.trials, self.waiting = trials, waiting
-        self.numbers: dict[str, int] = {}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         while self.waiting and not self.trials.leaving:
@@ -180,7 +179,6 @@ class _Proposed(Searcher):
                 break
             number = self.waiting.pop(0)
             if values is not None:
-                self.numbers[trial_id] = number
                 return {
                     trial.NUMBER: number,
                     trial.ROOM: room_for(self.trials.scalings[number]),
@@ -189,7 +187,7 @@ class _Proposed(Searcher):
         return Searcher.FINISHED  # type: ignore[return-value]
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
-        self.trials.tell(self.numbers[trial_id])
+        """`_Watch` tells the search: by now a trial that was stopped, or whose process died, has no outcome yet."""
 
     def save(self, checkpoint_path: str) -> None:
         """The directories are the state."""
@@ -199,16 +197,21 @@ class _Proposed(Searcher):
 
 
 class _Watch(tune.Callback):
-    """Records how a trial ended, where the trial could not do so itself."""
+    """Records how a trial ended, where the trial could not do so itself, and tells the search."""
 
     def __init__(self, trials: Trials):
         self.trials = trials
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
-        self.trials.ended_by_tune(number_of(str(trial)), None)
+        self._ended(trial, None)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
-        self.trials.ended_by_tune(number_of(str(trial)), trial.get_pickled_error() or trial.get_error() or "")
+        self._ended(trial, trial.get_pickled_error() or trial.get_error() or "")
+
+    def _ended(self, trial: Any, error: Any) -> None:
+        number = number_of(str(trial))
+        self.trials.ended_by_tune(number, error)
+        self.trials.tell(number)
 
 
 class _Stop(tune.Stopper):
