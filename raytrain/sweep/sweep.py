@@ -99,15 +99,15 @@ class Sweep:
         objectives, _ = self.objectives, self.limits
         if not 1 <= len(objectives) <= 3 or len({objective.name for objective in objectives}) < len(objectives):
             raise errors.out_of_range("objective", self.objective, "of one, two or three different names", "Sweep")
-        if self.trials is None and not all(isinstance(axis, Grid) for axis in self.axes):
+        crossed = all(isinstance(axis, Grid) for axis in self.axes)
+        if self.trials is None and not crossed:
             raise errors.UserError(
                 "trials must be set, because "
                 f"{errors.listed([axis.path for axis in self.axes if not isinstance(axis, Grid)])} is not a Grid",
                 "in Sweep",
                 "set trials=20, or --trials 20",
             )
-        grid = len(combinations(self.axes))
-        if self.trials is not None and self.trials > grid and all(isinstance(axis, Grid) for axis in self.axes):
+        if self.trials is not None and crossed and self.trials > (grid := len(combinations(self.axes))):
             raise errors.UserError(
                 f"the grid has {grid} combinations and {self.trials} trials are asked for, which would repeat some",
                 "in Sweep",
@@ -265,11 +265,10 @@ def _no_field(base: Experiment, axis: Axis, above: Axis, needed: dict[str, Any])
 def impossible(sweep: Sweep) -> str | None:
     """Why no combination of the axes' values makes an experiment; None where one does, or there are too many to look.
     A combination that is refused beside others that are not is left to its trial."""
-    grid = combinations(sweep.axes)
-    if len(grid) > _ENUMERABLE or any(axis.finite is None for axis in sweep.axes):
+    if math.prod(math.inf if axis.finite is None else len(axis.finite) for axis in sweep.axes) > _ENUMERABLE:
         return None
     reason = ""
-    for values in grid:
+    for values in combinations(sweep.axes):
         try:
             sweep.trial(values)
             return None

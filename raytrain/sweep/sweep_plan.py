@@ -264,8 +264,9 @@ def _streams(variants: dict[str, Plan]) -> bool:
 
 def _first(value: Sweep) -> Experiment:
     """Return the experiment of a valid trial: the base if it is valid."""
-    simplest = present(value.axes, {axis.path: axis.examples()[0] for axis in value.axes})
-    for values in (simplest, *combinations(value.axes)):
+    with contextlib.suppress(errors.UserError):
+        return value.trial(present(value.axes, {axis.path: axis.examples()[0] for axis in value.axes}))
+    for values in combinations(value.axes):
         with contextlib.suppress(errors.UserError):
             return value.trial(values)
     return value.experiment

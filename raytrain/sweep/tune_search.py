@@ -37,6 +37,8 @@ class TuneSearch(Wrapped, Search):
             ("space", "the axes of the sweep are its space"),
             ("metric", "the objective of the sweep is its metric"),
             ("mode", "the objective of the sweep has a direction"),
+            ("points_to_evaluate", "write a function of your own that gives it points_to_evaluate, and wrap that"),
+            ("evaluated_rewards", "write a function of your own that gives it evaluated_rewards, and wrap that"),
         ),
         derived=("seed", "random_state_seed", "random_state"),
     )

@@ -337,7 +337,7 @@ def test_trial_that_breaks_a_constraint_is_neither_best_nor_on_the_front(tmp_pat
     planned: Any = SimpleNamespace(sweep=sweep, concurrent=1, fingerprints={})
     trials = Trials(tmp_path, planned, 0.0)
     told: dict[int, Any] = {}
-    trials.search = SimpleNamespace(tell=told.__setitem__)  # type: ignore[assignment]
+    trials.search = SimpleNamespace(tell=told.__setitem__, ordered=False)  # type: ignore[assignment]
     answer = trials.answer("completed")
     assert (answer["best"], answer["front"]) == (1, [1])
     assert [one.get("violates") for one in answer["trials"]] == [["val_loss < 1"], None, None]
@@ -346,6 +346,7 @@ def test_trial_that_breaks_a_constraint_is_neither_best_nor_on_the_front(tmp_pat
     assert told == {0: None, 1: [0.8, 2.0], 2: [0.7, 3.0]}
     results = Results.of(answer)
     assert results.trials[0].word == "over a limit" and not results.trials[0].counts
+    assert next(axis.levels for axis in results.axes if axis.path == "optimizer") == ("SGD", "AdamW")
     assert results.best == 1 and [trial.number for trial in results.ranked()] == [1, 2, 0]
     header, first = write_csv(tmp_path, answer).read_text().splitlines()[:2]
     assert header.endswith(",error,violates") and first.endswith(",,val_loss < 1")
