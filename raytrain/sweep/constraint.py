@@ -72,9 +72,9 @@ def parse_constraints(texts: tuple[str, ...], directions: Mapping[str, str]) -> 
 def _parsed(text: str, directions: Mapping[str, str]) -> Constraint:
     where, read = "in Sweep.constraints", _FORM.fullmatch(text)
     try:
-        number = float(read["number"]) if read else 0.0
+        number = float(read["number"] if read else "")
     except ValueError:
-        read = None
+        read, number = None, 0.0
     if read is None:
         raise errors.UserError(f"{text!r} is no constraint", where, _EXAMPLE)
     figure, unit, scale = parse(read["name"], directions, where), read["unit"], 1.0

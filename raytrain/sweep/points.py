@@ -48,7 +48,7 @@ def check_points(axes: tuple[Axis, ...], first: tuple[dict[str, Any], ...]) -> N
         needless = found.keys() - present([by_path[path] for path in found], found).keys()
         missing = {path for path in found if (when := by_path[path].when) and when[0] not in found}
         for path in sorted(needless | missing):
-            when = by_path[path].when or ()
+            when = by_path[path].when or ("", "")
             how = f"give the point {when[0]}={when[1]!r} too, or leave {path} out"
             raise errors.UserError(f"the axis {path} does not exist under the other values", where, how)
 

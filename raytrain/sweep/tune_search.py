@@ -88,8 +88,10 @@ class TuneSearch(Wrapped, Search):
         if len(objectives) > 1 and known:
             what = f"{type(inner).__name__} takes one objective"
             raise errors.UserError(what, "in Sweep.objective", "give it one, or use TPE() or OptunaSearch")
-        metric: Any = [one.name for one in objectives] if len(objectives) > 1 else objectives[0].name
-        mode: Any = [one.mode for one in objectives] if len(objectives) > 1 else objectives[0].mode
+        metric: Any = [one.name for one in objectives]
+        mode: Any = [one.mode for one in objectives]
+        if len(objectives) == 1:
+            [metric], [mode] = metric, mode
         try:
             taken = found.set_search_properties(metric, mode, {axis.path: _domain(axis) for axis in axes})
         except Exception as error:

@@ -77,11 +77,8 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
     Returns:
         How the sweep ended: completed, interrupted or out_of_time.
     """
-    outcome: list[BaseException | None] = []
-    notes: list[str] = []
+    outcome, notes = list[BaseException | None](), list[str]()
     tuner = _tuner(trials, shelf, notes)
-    if trials.search.note:
-        notes.append(trials.search.note)
     if tuner is None:
         return "completed"
     thread = threading.Thread(target=lambda: outcome.append(_fit(tuner)), daemon=True, name="ray-tune")
@@ -108,10 +105,9 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
         if (interrupts.signal or over) and not trials.leaving:
             trials.leaving = True
             observer.status("stopping after a step, with checkpoints; press Ctrl-C again to stop at once")
-        if trials.leaving:
-            for one in records:
-                if one["status"] == "running":
-                    (record.folder(trials.path, one["number"]) / "stop").touch()
+        for one in records if trials.leaving else ():
+            if one["status"] == "running":
+                (record.folder(trials.path, one["number"]) / "stop").touch()
         waiting.look(records)
         if interrupts.signal:
             leave_by = min(leave_by, time.monotonic() + _LEAVE_SECONDS)
@@ -237,6 +233,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     s = trials.sweep
     scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
     trials.replay()
+    notes += [trials.search.note] if trials.search.note else []
     told, callbacks = Told(trials.path, len(s.callbacks)), forwarded(trials, notes.append)
     waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended or told.behind(n)]
     if not waiting:

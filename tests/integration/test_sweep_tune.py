@@ -12,6 +12,7 @@ import pytest
 
 import raytrain
 from raytrain import MLP, SGD, AdamW, Choice, Digits, Experiment, LogUniform, Sweep, Uniform
+from raytrain.driver.endings import RunFailed
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
@@ -69,7 +70,9 @@ FILE = '''
 
     FOLDER = Path(PLACE)
     sweep = Sweep(
-        Experiment(model=MLP(hidden=(16,)), data=Digits(), optimizer=SGD(lr=0.05), epochs=4),
+        Experiment(
+            MLP(hidden=(16,)), Digits(), optimizer=SGD(lr=0.05), epochs=4, scaling=Scaling(threads_per_worker=1)
+        ),
         axes=(Choice("batch_size", (32, 64)), LogUniform("optimizer.lr", 0.005, 0.5), Uniform("clip_norm", 0.5, 1.5)),
         objective="val_loss",
         search=TuneSearch(Walk),
@@ -110,7 +113,7 @@ def test_tune_s_parts_work_together_and_go_on_after_a_kill(tmp_path: Path) -> No
         at = (at + trial["objective"][0]) % 1
     assert [note for note in notes.notes if "Broken" in note] == [
         f"the callback Broken failed in on_trial_result and is left out: ValueError: a mistake of the callback's "
-        f"({found.path / 'parts.py' if (found.path / 'parts.py').is_file() else file}:48)"
+        f"({found.path / 'parts.py' if (found.path / 'parts.py').is_file() else file}:50)"
     ]
     curves = found.table()["curve"].to_pylist()
     for trial, curve in zip(found.trials, curves, strict=True):
@@ -163,7 +166,7 @@ def test_conditional_space_with_limits_trains_and_resumes(tmp_path: Path) -> Non
         trials=2,
         concurrent=2,
     )
-    with pytest.raises(raytrain.driver.endings.RunFailed, match="no trial keeps the constraints: peak_memory_bytes"):
+    with pytest.raises(RunFailed, match="no trial keeps the constraints: peak_memory_bytes"):
         raytrain.sweep(sweep, out=str(tmp_path), name="sweep", quiet=True)
     found = SweepRun(tmp_path / "sweep")
     assert found.best is None and found.front == [] and found.answer["status"] == "completed"
@@ -174,6 +177,6 @@ def test_conditional_space_with_limits_trains_and_resumes(tmp_path: Path) -> Non
         "optimizer": "AdamW", "optimizer.lr": second.lr, "optimizer.momentum": None,
     }  # fmt: skip
     shutil.rmtree(found.path / "trials" / "0001")
-    with pytest.raises(raytrain.driver.endings.RunFailed, match="no trial keeps"):
+    with pytest.raises(RunFailed, match="no trial keeps"):
         driver.resume(found.path, load(found.path)[0], Options(), Logger(), 0.0, write_files)
     assert raytrain.Run(found.path / "trials" / "0001").experiment.optimizer == second

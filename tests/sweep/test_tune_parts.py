@@ -85,7 +85,7 @@ class Climber(Searcher):
 class Rewarded(Climber):
     """Takes results of values that it has not proposed."""
 
-    def add_evaluated_point(self, parameters: dict, value: Any, error: bool = False, **_: Any) -> None:
+    def add_evaluated_point(self, parameters: dict, value: Any, *more: Any, **_: Any) -> None:
         self.heard.append((tuple(parameters.values()), value))
 
 

@@ -43,9 +43,8 @@ def draw(results: Results) -> Figure | None:
         # Two digits of it: processes differ by a per cent without any reason in the trial.
         sizes = [None if size is None else float(f"{size:.1e}") for size in memory]
         points, modes = [(*point, size) for point, size in zip(points, sizes, strict=True)], [*modes, "min"]
-    front = pareto_front(points, modes)
-    if len(results.objectives) > 2:  # of all objectives, of which two are drawn
-        front = [i for i, trial in enumerate(trials) if trial.number in results.front]
+    of_all = [i for i, trial in enumerate(trials) if trial.number in results.front]
+    front = of_all if len(results.objectives) > 2 else pareto_front(points, modes)  # two of three are drawn
 
     figure = canvas.new_figure(7.4, 4.9)
     plot = figure.add_subplot()

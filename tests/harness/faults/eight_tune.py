@@ -8,7 +8,7 @@ from eight import sweep as complete
 from ray.tune import Callback
 from ray.tune.search.optuna import OptunaSearch
 
-from raytrain import Choice, LogUniform, TuneCallback, TuneSearch
+from raytrain import Choice, LogUniform, Scaling, TuneCallback, TuneSearch
 
 
 class Heard(Callback):
@@ -29,6 +29,7 @@ class Heard(Callback):
 
 sweep = replace(
     complete,
+    experiment=replace(complete.experiment, scaling=Scaling(threads_per_worker=1)),
     axes=(Choice("batch_size", (32, 64)), LogUniform("optimizer.lr", 0.005, 0.2)),
     search=TuneSearch(OptunaSearch, seed=4),
     callbacks=(TuneCallback(Heard),),
