@@ -112,6 +112,9 @@ from raytrain.sweep import (
     MedianStopping,
     RandomSearch,
     Sweep,
+    TuneCallback,
+    TuneScheduler,
+    TuneSearch,
     Uniform,
 )
 from raytrain.tasks.calibration import ExpectedCalibrationError
@@ -238,6 +241,9 @@ __all__ = [
     "TorchOptimizer",
     "TorchSchedule",
     "Torchvision",
+    "TuneCallback",
+    "TuneScheduler",
+    "TuneSearch",
     "Uniform",
     "UpdateRatio",
     "UserError",

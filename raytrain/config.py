@@ -263,6 +263,8 @@ def plain(value: Any) -> Any:
     """Return a field's value for JSON: lists for tuples, and objects with their class for dataclasses."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
     if dataclasses.is_dataclass(value):  # one of several: each names its class
         return {"class": _class_name(type(value))} | to_dict(value)
     return value
@@ -274,6 +276,8 @@ def _tuples(value: Any, item: type | None, where: object, path: str) -> Any:
         return tuple(_tuples(one, item, where, f"{path}{number}.") for number, one in enumerate(value))
     if isinstance(value, dict) and "class" in value:
         return from_dict(item or _OneOfSeveral, value, where, path)
+    if isinstance(value, dict):
+        return {name: _tuples(one, item, where, f"{path}{name}.") for name, one in value.items()}
     return value
 
 

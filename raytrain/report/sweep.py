@@ -118,7 +118,13 @@ class Table(Logger):
 
     def _next(self, path: Path, results: Results) -> None:
         if results.best is None:
-            self._print("next:  no trial has a result: see the errors above, and logs in the trials' directories")
+            over = any(trial.violates for trial in results.trials)
+            why = (
+                "keeps the constraints"
+                if over
+                else "has a result: see the errors above, and logs in the trials' directories"
+            )
+            self._print(f"next:  no trial {why}")
             return
         run = path / "trials" / f"{results.best:04d}"
         file = path / "best.json"
@@ -205,7 +211,8 @@ def write_csv(path: Path, answer: dict[str, Any]) -> Path:
     results = Results.of(answer)
     axes, goals = [axis.path for axis in results.axes], [objective.name for objective in results.objectives]
     figures = [name for name in FIGURES if name not in goals]
-    own = [f"trial.{name}" if name in axes else name for name in ("number", "status", *goals, *figures, "error")]
+    last = ("error", "violates") if any(trial.violates for trial in results.trials) else ("error",)
+    own = [f"trial.{name}" if name in axes else name for name in ("number", "status", *goals, *figures, *last)]
     buffer = io.StringIO(newline="")
     rows = csv.writer(buffer)
     rows.writerow((*own[:2], *axes, *own[2:]))
@@ -216,7 +223,8 @@ def write_csv(path: Path, answer: dict[str, Any]) -> Path:
             for value in (
                 *(trial.number, trial.status),
                 *(trial.values.get(axis) for axis in axes),
-                *(*aims, *(getattr(trial, name) for name in figures), trial.error),
+                *(*aims, *(getattr(trial, name) for name in figures)),
+                *(trial.error, "; ".join(trial.violates))[: len(last)],
             )
         )
     file = path / "trials.csv"

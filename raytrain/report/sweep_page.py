@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,15 +83,16 @@ def _objectives(results: Results, ranked: Sequence[Trial]) -> str:
         note = f"Line: the best so far; the {'highest' if objective.highest_is_best else 'lowest'} is the best."
         title = f"{objective.name} over trials"
         found += scatter(title, "trial", objective.name, points, steps=steps, what="which", note=note)
-    if len(results.objectives) == 2:
-        first, second = (objective.name for objective in results.objectives)
-        both = [(trial, [value for value in trial.objective if value is not None]) for trial in counted]
+    for a, b in itertools.combinations(range(len(results.objectives)), 2):
+        first, second = results.objectives[a].name, results.objectives[b].name
+        both = [(trial, trial.objective[a], trial.objective[b]) for trial in counted if b < len(trial.objective)]
         points = [
-            Point(values[0], values[1], f"trial {trial.number}", trial.number in results.marked)
-            for trial, values in both
-            if len(values) == 2
+            Point(x, y, f"trial {trial.number}", trial.number in results.marked)
+            for trial, x, y in both
+            if x is not None and y is not None
         ]
-        found += scatter("Both objectives", first, second, points, what="which", note="Large: the Pareto front.")
+        title = "Both objectives" if len(results.objectives) == 2 else f"{first} and {second}"
+        found += scatter(title, first, second, points, what="which", note="Large: the Pareto front.")
     return found
 
 
@@ -143,7 +145,7 @@ def _trials(results: Results, ranked: Sequence[Trial]) -> str:
                 *(_text(trial.values.get(axis.path)) for axis in results.axes),
                 trial.done[0],
                 *(figure(name, getattr(trial, name)) for name in shown),
-                cut(trial.error, _MOST_TEXT),
+                cut("; ".join([*(f"not {one}" for one in trial.violates), *filter(None, [trial.error])]), _MOST_TEXT),
             )
         )
     heads = ("trial", "status", *names, *(axis.name for axis in results.axes), "done")
@@ -151,7 +153,7 @@ def _trials(results: Results, ranked: Sequence[Trial]) -> str:
     values = range(2 + len(names), 2 + len(names) + len(results.axes))
     numeric = {at for at, axis in zip(values, results.axes, strict=True) if all(map(_is_number, axis.levels or ()))}
     numeric |= {*range(2, 2 + len(names)), *range(values.stop, values.stop + 1 + len(shown))}
-    if not any(trial.error for trial in ranked):
+    if not any(trial.error or trial.violates for trial in ranked):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
     left = len(results.trials) - len(ranked)
     return table(

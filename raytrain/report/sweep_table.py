@@ -81,6 +81,7 @@ def line(trial: Trial, results: Results) -> str:
         *(done, *([] if "samples_per_second" in {o.name for o in results.objectives} else [rate]), seconds),
         figure("peak_memory_bytes", trial.peak_memory_bytes),
         f"attempt {trial.attempts:g}" if (trial.attempts or 1) > 1 else "",
+        cut("; ".join(trial.violates), _LONGEST),
         cut(trial.error, _LONGEST),
     )
     return f"trial {trial.number} {trial.word}:  " + "  ".join(filter(None, facts))
@@ -90,7 +91,9 @@ def what_happened(results: Results, limit: int) -> list[str]:
     """Return a line for each kind of failure, the commonest first."""
     found: dict[tuple[str, str], list[int]] = {}
     for trial in results.trials:
-        if trial.status in WITHOUT_RESULT or (trial.error and trial.status not in ("pending", "running")):
+        if trial.violates:
+            found.setdefault((trial.word, "not " + " and not ".join(trial.violates)), []).append(trial.number)
+        elif trial.status in WITHOUT_RESULT or (trial.error and trial.status not in ("pending", "running")):
             found.setdefault((trial.word, trial.error), []).append(trial.number)
     ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[1][0]))
     lines = []

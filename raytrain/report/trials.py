@@ -15,6 +15,8 @@ WITHOUT_RESULT = ("infeasible", "diverged", "timed_out", "crashed", "failed")
 """Statuses of trials that ended in another way."""
 WORDS = {"stopped": "stopped early", "timed_out": "timed out"}
 """What people read instead of a status."""
+BREAKS = "over a limit"
+"""What people read instead of the status of a trial that breaks a constraint."""
 UNITS = {"samples_per_second": "samples/s", "peak_memory_bytes": "memory"}
 """What people read instead of a figure's name."""
 
@@ -66,6 +68,8 @@ class Trial:
     started: float | None
     ended: float | None
     error: str
+    violates: tuple[str, ...] = ()
+    """The constraints that it breaks, as the sweep has them."""
 
     @classmethod
     def of(cls, record: dict[str, Any], place: int) -> Trial:
@@ -74,7 +78,7 @@ class Trial:
         Args:
             place: the number of a trial that has none.
         """
-        given, values, objective = (record.get(key) for key in ("number", "values", "objective"))
+        given, values, objective, broken = (record.get(key) for key in ("number", "values", "objective", "violates"))
         return cls(
             given if isinstance(given, int) and not isinstance(given, bool) else place,
             values if isinstance(values, dict) else {},
@@ -82,6 +86,7 @@ class Trial:
             tuple(map(number, objective)) if isinstance(objective, list | tuple) else (number(objective),),
             *(number(record.get(name)) for name in FIGURES),
             error=plain(str(record.get("error") or "")),
+            violates=tuple(plain(str(one)) for one in broken) if isinstance(broken, list) else (),
         )
 
     @property
@@ -92,7 +97,7 @@ class Trial:
     @property
     def word(self) -> str:
         """The status, for people."""
-        return plain(WORDS.get(self.status, self.status))
+        return BREAKS if self.violates else plain(WORDS.get(self.status, self.status))
 
     @property
     def done(self) -> tuple[str, str]:
@@ -104,7 +109,7 @@ class Trial:
     @property
     def counts(self) -> bool:
         """Whether it has a result that others can be compared with."""
-        return self.status in ENDED_WELL and self.goal is not None
+        return self.status in ENDED_WELL and self.goal is not None and not self.violates
 
 
 FIGURES = (
@@ -238,10 +243,21 @@ def _axis(path: str, name: str, saved: dict[str, Any], trials: Sequence[Trial]) 
         log = "Log" in str(saved.get("class", "")).rpartition(":")[2] or saved.get("log") is True
         return Axis(path, name, None, min(numbers), max(numbers), log and min(numbers) > 0)
     listed = saved.get("values")
-    values = [*(listed if isinstance(listed, list) else []), *seen]
+    values = [*(_named(listed) if isinstance(listed, list) else []), *seen]
     if all(number(value) is not None for value in values):
         values.sort()
     return Axis(path, name, tuple(dict.fromkeys(map(text, values))))
+
+
+def _named(values: list[Any]) -> list[Any]:
+    """Return the values of an axis as trials have them: objects by the names of their classes, which trials write in
+    full where two are of one class, so that these are left to the trials."""
+    names = [str(value.get("class", "")).rpartition(":")[2] if isinstance(value, dict) else None for value in values]
+    return [
+        value if name is None else name
+        for value, name in zip(values, names, strict=True)
+        if name is None or (names.count(name) == 1 and name.isidentifier())
+    ]
 
 
 def _short(path: str, paths: Sequence[str]) -> str:

@@ -5,6 +5,9 @@ from raytrain.sweep.search import RandomSearch, Search
 from raytrain.sweep.space import Axis, Choice, Grid, Int, LogUniform, Uniform
 from raytrain.sweep.sweep import Sweep
 from raytrain.sweep.tpe import TPE
+from raytrain.sweep.tune_callback import TuneCallback
+from raytrain.sweep.tune_scheduler import TuneScheduler
+from raytrain.sweep.tune_search import TuneSearch
 
 __all__ = [
     "ASHA",
@@ -23,5 +26,8 @@ __all__ = [
     "Scheduler",
     "Search",
     "Sweep",
+    "TuneCallback",
+    "TuneScheduler",
+    "TuneSearch",
     "Uniform",
 ]

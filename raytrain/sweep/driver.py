@@ -33,6 +33,7 @@ from raytrain.sweep.sweep_plan import SweepPlan, make
 from raytrain.sweep.sweep_run import SweepRun
 from raytrain.sweep.trial_loggers import TrialLoggers
 from raytrain.sweep.trials import Trials
+from raytrain.sweep.tune_callback import Told
 from raytrain.user_code import places, sources
 
 _MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
@@ -129,8 +130,10 @@ def resume(
             if options.dry_run:
                 return None
             driver = _Driver(path, planned, observer, command_started, report)
+            told = Told(path, len(value.callbacks))
             if all(
-                (record.read(record.folder(path, n)) or {}).get("status") in record.ENDED for n in range(value.count)
+                (record.read(record.folder(path, n)) or {}).get("status") in record.ENDED and not told.behind(n)
+                for n in range(value.count)
             ):
                 driver.trials.clear()
                 driver.close("completed")
@@ -186,7 +189,7 @@ class _Driver:
             self.close(status)
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)
-        if all(one["objective"][0] is None for one in self.trials.records()):
+        if all(one["objective"][0] is None or one.get("violates") for one in self.trials.records()):
             why = self._why_nothing(status)
             sources.use(self.sweep.experiment)
             raise RunFailed(why, self.path, None, edit=places.to_edit(why))
@@ -196,6 +199,9 @@ class _Driver:
         """Return why no trial has a result."""
         records = self.trials.records()
         failed = [one for one in records if one.get("error")]
+        broken = {text for one in records for text in one.get("violates", ())}
+        if broken:
+            return f"no trial keeps the constraints: {errors.listed(sorted(broken))}"
         if failed:
             first = failed[0]
             return f"no trial has a result: trial {first['number']} {first['status']}: {first['error']}"

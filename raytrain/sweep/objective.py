@@ -76,11 +76,12 @@ class Objective:
         return value > than if self.mode == "max" else value < than
 
 
-def parse(name: str, directions: Mapping[str, str]) -> Objective:
+def parse(name: str, directions: Mapping[str, str], where: str = "in Sweep.objective") -> Objective:
     """Read an objective's name.
 
     Args:
         directions: the task's metrics and their directions, as `Task.declared` returns them.
+        where: what names it, for messages.
 
     Raises:
         UserError: no run reports it.
@@ -92,19 +93,19 @@ def parse(name: str, directions: Mapping[str, str]) -> Objective:
         try:
             target = float(timed[1])
         except ValueError:
-            raise _unknown_objective(name, known) from None
+            raise _unknown_objective(name, known, where) from None
         if not 0 < target <= 1:
-            raise errors.out_of_range("time_to_accuracy", target, "above 0 and at most 1", "Sweep.objective")
+            raise errors.out_of_range("time_to_accuracy", target, "above 0 and at most 1", where.removeprefix("in "))
         return Objective(name, "time_to_accuracy", "min", target)
     modes = {**directions, **_MODES}
     if name not in modes:
-        raise _unknown_objective(name, known)
+        raise _unknown_objective(name, known, where)
     return Objective(name, name, modes[name])
 
 
-def _unknown_objective(name: str, known: Sequence[str]) -> errors.UserError:
+def _unknown_objective(name: str, known: Sequence[str], where: str) -> errors.UserError:
     return errors.UserError(
         f"no run reports {name!r}",
-        "in Sweep.objective",
+        where,
         f"{errors.nearest(name, known)}there are {errors.listed(known, 12)}",
     )

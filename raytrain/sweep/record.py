@@ -15,6 +15,7 @@ from raytrain.data import Augment, Folds
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, write_atomically
 from raytrain.run.metrics_log import VALIDATED, read_metrics, seconds_at
+from raytrain.sweep.constraint import Constraint
 from raytrain.sweep.objective import Objective
 
 ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed", "failed")
@@ -89,11 +90,15 @@ def validations(run: Path) -> list[dict[str, Any]]:
     return []
 
 
-def figures(run: Path, objectives: tuple[Objective, ...], base: Experiment) -> dict[str, Any]:
-    """Return a trial's record with the figures of its run, as `sweep.json` lists it.
+def figures(
+    run: Path, objectives: tuple[Objective, ...], base: Experiment, limits: tuple[Constraint, ...] = ()
+) -> dict[str, Any]:
+    """Return a trial's record with the figures of its run, as `sweep.json` lists it; of a trial that has ended and
+    breaks constraints, with their texts as `violates`.
 
     Args:
         base: the sweep's experiment, whose `epochs` or `steps` are those of a whole trial where no axis sets them.
+        limits: the sweep's constraints.
     """
     found, rows, summary = read(run) or {}, validations(run), known_json(run / "summary.json")
     if found.get("peak_memory_bytes"):
@@ -106,7 +111,10 @@ def figures(run: Path, objectives: tuple[Objective, ...], base: Experiment) -> d
         own = [row for row in rows if row[unit] > last[unit]]
     best, values = _best(own, objectives[0]), found.get("values", {})
     of_steps = values.get("steps", base.steps)
+    over = usable and found["status"] in (*ENDED, "interrupted")
+    broken = [limit.text for limit in limits if over and not limit.holds(best, own, summary)]
     return found | {
+        **({"violates": broken} if broken else {}),
         "objective": [objective.of(own, summary) if usable else None for objective in objectives],
         "epochs": sum(row["kind"] == "epoch" for row in rows),
         "of_epochs": values.get("epochs", base.epochs) if of_steps is None else None,

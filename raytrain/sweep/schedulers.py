@@ -70,7 +70,9 @@ class Complete(Scheduler):
 
 
 @dataclass(frozen=True)
-class _Early(Scheduler):
+class Early(Scheduler):
+    """The base of schedulers that compare trials by validations."""
+
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """It compares trials after validations, by one number."""
         kind = type(self).__name__
@@ -81,7 +83,7 @@ class _Early(Scheduler):
 
 
 @dataclass(frozen=True)
-class ASHA(_Early):
+class ASHA(Early):
     """Asynchronous successive halving (Li et al., 2020): a trial goes on beyond a rung, of which each has
     `reduction_factor` times the length of the one before, if it is among the best 1/`reduction_factor` there so far."""
 
@@ -135,7 +137,7 @@ class HyperBand(ASHA):
 
 
 @dataclass(frozen=True)
-class MedianStopping(_Early):
+class MedianStopping(Early):
     """Ends a trial whose best validation is worse than the median of the others' means up to the same time (Golovin et
     al., 2017)."""
 
@@ -167,7 +169,7 @@ class MedianStopping(_Early):
 
 
 @dataclass(frozen=True)
-class PBT(_Early):
+class PBT(Early):
     """Population-based training (Jaderberg et al., 2017): every few epochs the worst trials take the weights, with the
     optimizer's state, of one of the best, and change its values a little. The trials are the population."""
 
@@ -214,6 +216,9 @@ class PBT(_Early):
                 kind, f"never compares: {length} epochs, one comparison in {self.every_epochs}", "epochs"
             )
         for axis in axes:
+            if axis.when or any(axis.path.startswith(f"{other.path}.") for other in axes):
+                why = f"cannot change {axis.path}, which depends on another axis"
+                raise _scheduler_misfit(kind, why, "Sweep.axes", "leave it out, or use another scheduler")
             if not any(axis.path == field or axis.path.startswith(f"{field}.") for field in MUTABLE):
                 raise _scheduler_misfit(
                     kind, f"cannot change {axis.path} on the way (only {', '.join(MUTABLE)})", "Sweep.axes"
@@ -247,8 +252,9 @@ class PB2(PBT):
         if importlib.util.find_spec("sklearn") is None:
             raise errors.extra_missing("PB2", "scikit-learn", "sweep")
         for axis in axes:
-            if axis.finite is not None or isinstance(axis, Int):
-                raise _scheduler_misfit("PB2", f"takes Uniform and LogUniform alone, not {axis.path}", "axes")
+            if axis.finite is not None or isinstance(axis, Int) or getattr(axis, "step", None):
+                why = f"takes Uniform and LogUniform without steps alone, not {axis.path}"
+                raise _scheduler_misfit("PB2", why, "axes")
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
         """Return Tune's PB2."""

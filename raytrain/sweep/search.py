@@ -14,6 +14,11 @@ from raytrain.sweep.space import Axis, Grid, combinations
 class Search:
     """The base of all searches. Subclass it, as a frozen dataclass, to bring your own."""
 
+    @property
+    def completes(self) -> bool:
+        """Whether it can choose the rest of a trial's values where some are decided."""
+        return True
+
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...]) -> None:
         """Check that it can search these axes.
 
@@ -31,17 +36,42 @@ class Search:
 
 
 class Proposals:
-    """One search under way. A trial's values are a list in the order of the axes."""
+    """One search under way. A trial's values are by the paths of the axes.
+
+    Attributes:
+        ordered: whether its proposals depend on the order in which it was told results before, which is then kept.
+        note: what to tell the user after earlier trials were repeated; empty for nothing.
+    """
+
+    ordered: bool = False
+    note: str = ""
 
     def propose(self, number: int, fixed: dict[str, Any]) -> dict[str, Any]:
-        """Values of trial `number` for all axes but those in `fixed`, which the grid has decided."""
+        """Return the values of trial `number`: those in `fixed`, which the grid or the user has decided, and those of
+        all other axes. What it returns for an axis that does not exist beside the others is left out.
+
+        Raises:
+            NoValues: there are none for now, or no more.
+        """
         raise NotImplementedError
 
     def repeat(self, number: int, values: dict[str, Any]) -> None:
         """Note a proposal from before the sweep was interrupted."""
 
     def tell(self, number: int, objective: list[float] | None) -> None:
-        """The result of a trial; None without one: out of memory, not finite, crashed."""
+        """The result of a trial; None without one: out of memory, not finite, crashed, a constraint broken."""
+
+
+class NoValues(Exception):
+    """A search has no values for a further trial.
+
+    Args:
+        later: whether it may have some when a trial under way has ended.
+    """
+
+    def __init__(self, later: bool):
+        super().__init__("the search has no values for a further trial")
+        self.later = later
 
 
 @dataclass(frozen=True)

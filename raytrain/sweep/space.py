@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import product
 from typing import Any
 
@@ -20,6 +21,9 @@ class Axis:
 
     path: str
     """The field's dotted path, as its flag has it: `optimizer.lr`."""
+    when: tuple[Any, ...] | None = field(default=None, kw_only=True)
+    """The path of another axis and some of its values: `("optimizer", "SGD")`. The axis exists only in trials in which
+    that other axis has one of them. An object may be named by its class. None: the axis exists in every trial."""
 
     @property
     def finite(self) -> tuple[Any, ...] | None:
@@ -88,9 +92,22 @@ class _Range(Axis):
 class Uniform(_Range):
     """A number of [low, high)."""
 
+    step: float | None = None
+    """If set, the values are low, low + step and so on, up to high: each as likely."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_step(self, self.step, self.low, self.high)
+
+    def clip(self, value: float) -> float:
+        """Return the nearest of [low, high], or of the steps in it."""
+        return super().clip(value) if self.step is None else _nearest(value, self.low, self.high, self.step)
+
     def draw(self, quantile: float) -> float:
-        """Linear between the ends."""
-        return self.low + quantile * (self.high - self.low)
+        """Linear between the ends, or each step's share of [0, 1) as wide."""
+        if self.step is None:
+            return self.low + quantile * (self.high - self.low)
+        return _stepped(self.low, self.step, int(quantile * (_steps(self.low, self.high, self.step) + 1)))
 
 
 @dataclass(frozen=True)
@@ -116,6 +133,8 @@ class Int(Axis):
     high: int
     log: bool = False
     """Whether small numbers are as likely as large ones, by the logarithm."""
+    step: int = 1
+    """The values are low, low + step and so on, up to high."""
 
     def __post_init__(self) -> None:
         config.check(self)
@@ -123,26 +142,93 @@ class Int(Axis):
             raise _empty_axis(self.path, "Int", self.low, self.high)
         if self.log and self.low <= 0:
             raise errors.out_of_range("low", self.low, "above 0 where log=True", f"Int({self.path!r})")
+        _check_step(self, self.step, self.low, self.high)
+        if self.log and self.step != 1:
+            how = "leave one of them out, or list the values in a Choice"
+            raise errors.UserError("log and step exclude each other", f"in Int({self.path!r})", how)
 
     def clip(self, value: float) -> int:
-        """Return the nearest whole number from low to high."""
-        return min(max(round(value), self.low), self.high)
+        """Return the nearest of the values."""
+        return int(_nearest(value, self.low, self.high, self.step))
 
     def draw(self, quantile: float) -> int:
         """Each number's share of [0, 1) is as wide as its likelihood."""
         if self.log:
             low, high = math.log(self.low), math.log(self.high + 1)
             return min(max(int(math.exp(low + quantile * (high - low))), self.low), self.high)  # exp(log(5)) < 5
-        return self.low + int(quantile * (self.high + 1 - self.low))
+        return self.low + self.step * int(quantile * ((self.high - self.low) // self.step + 1))
 
 
 def combinations(axes: Iterable[Axis]) -> list[dict[str, Any]]:
-    """Every combination of the finite axes' values, the last axis changing fastest; of no axes, one empty one."""
-    finite = [(axis.path, axis.finite) for axis in axes if axis.finite is not None]
-    return [
-        dict(zip((path for path, _ in finite), values, strict=True))
+    """Every combination of the finite axes' values, the last axis changing fastest; of no axes, one empty one. Axes
+    whose conditions a combination does not meet are left out of it."""
+    finite = [(axis, axis.finite) for axis in axes if axis.finite is not None]
+    crossed = [
+        dict(zip((axis.path for axis, _ in finite), values, strict=True))
         for values in product(*(values for _, values in finite))
     ]
+    if all(axis.when is None for axis, _ in finite):
+        return crossed
+    found: dict[str, dict[str, Any]] = {}
+    for values in crossed:
+        values = present([axis for axis, _ in finite], values)
+        found.setdefault(repr(values), values)
+    return list(found.values())
+
+
+def present(axes: Iterable[Axis], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the axes that exist beside each other: without those whose conditions are not met. A
+    condition on an axis that is not among `axes` counts as met."""
+    by_path = {axis.path: axis for axis in axes}
+
+    def exists(path: str) -> bool:
+        when = by_path[path].when if path in by_path else None
+        if when is None or when[0] not in by_path:
+            return True
+        return when[0] in values and exists(when[0]) and any(named(values[when[0]], one) for one in when[1:])
+
+    return {path: value for path, value in values.items() if exists(path)}
+
+
+def named(value: Any, name: Any) -> bool:
+    """Return whether a value of an axis is meant by the value itself, or, if it is an object, by its class's name."""
+    return value == name or (dataclasses.is_dataclass(value) and type(value).__name__ == name)
+
+
+def check_conditions(axes: tuple[Axis, ...]) -> None:
+    """Check that each condition can be met.
+
+    Raises:
+        UserError: it is on an axis that is not there, on one whose values cannot be listed, on a value that the axis
+            never has, or, over other axes, on itself.
+    """
+    by_path = {axis.path: axis for axis in axes}
+    for axis in axes:
+        if axis.when is None:
+            continue
+        where = f"in the condition of the axis {axis.path}"
+        if len(axis.when) < 2 or not isinstance(axis.when[0], str):
+            how = 'name an axis and its values, as in when=("optimizer", "SGD")'
+            raise errors.UserError(f"when = {axis.when!r} is no condition", where, how)
+        path, *wanted = axis.when
+        if path not in by_path:
+            how = f"{errors.nearest(path, by_path)}the axes are {errors.listed(list(by_path), 12)}"
+            raise errors.UserError(f"{path} is no axis of the sweep", where, how)
+        values = by_path[path].finite
+        if values is None:
+            how = f"make {path} a Choice or a Grid"
+            raise errors.UserError(f"{path} has too many values to name one", where, how)
+        for one in wanted:
+            if not any(named(value, one) for value in values):
+                names = [str(label) for label in config.labels(values)]
+                how = f"{errors.nearest(str(one), names)}its values are {errors.listed(names, 12)}"
+                raise errors.UserError(f"the axis {path} never has the value {one!r}", where, how)
+        chain = [axis.path]
+        while (condition := by_path[chain[-1]].when) is not None and condition[0] in by_path:
+            if condition[0] in chain:
+                how = "let one of these axes exist in every trial"
+                raise errors.UserError(f"{' needs '.join([*chain, condition[0]])}", where, how)
+            chain.append(condition[0])
 
 
 def apply(experiment: Experiment, values: dict[str, Any]) -> Experiment:
@@ -152,17 +238,19 @@ def apply(experiment: Experiment, values: dict[str, Any]) -> Experiment:
     Raises:
         UserError: there is no such field, or it refuses its value.
     """
-    by_head: dict[str, dict[str, Any]] = {}
-    for path, value in values.items():
+    changes: dict[str, Any] = {}
+    for path in sorted(values, key=lambda path: path.count(".")):  # an object before the fields within it
         head, _, rest = path.partition(".")
-        check_path(experiment, path)
-        by_head.setdefault(head, {})[rest] = value
-    changes = {}
-    for head, parts in by_head.items():
-        found = parts[""] if "" in parts else getattr(experiment, head)
-        for rest, value in parts.items():
-            found = config.replace(found, rest, value) if rest else found
-        changes[head] = found
+        if head not in changes:
+            check_path(experiment, path)
+        elif rest not in config.paths(changes[head]) and not _is_open(changes[head], rest):
+            kind = type(changes[head]).__name__
+            raise errors.unknown_field(
+                path, config.paths(changes[head], f"{head}."), f"an axis of the sweep, in {kind}"
+            )
+        changes[head] = (
+            config.replace(changes.get(head, getattr(experiment, head)), rest, values[path]) if rest else values[path]
+        )
     return dataclasses.replace(experiment, **changes)
 
 
@@ -177,10 +265,9 @@ def check_path(experiment: Experiment, path: str) -> None:
         raise errors.unknown_field(path, config.paths(experiment), "an axis of the sweep")
 
 
-def _is_open(experiment: Experiment, path: str) -> bool:
+def _is_open(found: Any, path: str) -> bool:
     """Return whether the path is of a field that holds a dataclass, such as `optimizer`, which an axis may replace
     whole."""
-    found: Any = experiment
     for part in path.split("."):
         if not dataclasses.is_dataclass(found) or part not in {field.name for field in dataclasses.fields(found)}:
             return False
@@ -192,3 +279,24 @@ def _empty_axis(path: str, kind: str, low: float | None = None, high: float | No
     if low is None:
         return errors.UserError(f"axis {path} has no values", f"in {kind}", "give at least one")
     return errors.UserError(f"axis {path} has no values from {low} to {high}", f"in {kind}", "let low be below high")
+
+
+def _check_step(axis: Uniform | Int, step: float | None, low: float, high: float) -> None:
+    if step is not None and not 0 < step <= high - low:
+        raise errors.out_of_range(
+            "step", step, f"above 0 and at most {high - low:g}", f"{type(axis).__name__}({axis.path!r})"
+        )
+
+
+def _steps(low: float, high: float, step: float) -> int:
+    """Return how many steps lie between the ends, in decimal numbers: 0.3 is 3 steps of 0.1."""
+    return int((Decimal(str(high)) - Decimal(str(low))) / Decimal(str(step)))
+
+
+def _stepped(low: float, step: float, count: int) -> float:
+    return float(Decimal(str(low)) + count * Decimal(str(step)))
+
+
+def _nearest(value: float, low: float, high: float, step: float) -> float:
+    """Return the value of a stepped axis that is nearest to another number."""
+    return _stepped(low, step, min(max(round((value - low) / step), 0), _steps(low, high, step)))

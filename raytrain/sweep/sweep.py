@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,20 @@ from raytrain import config, errors
 from raytrain.config import above, at_least
 from raytrain.experiment import Experiment
 from raytrain.run import experiment_file
+from raytrain.sweep.constraint import Constraint, parse_constraints
 from raytrain.sweep.objective import Objective, parse
+from raytrain.sweep.points import check_points
 from raytrain.sweep.schedulers import Complete, Scheduler
 from raytrain.sweep.search import RandomSearch, Search
-from raytrain.sweep.space import Axis, Grid, apply, check_path, combinations
+from raytrain.sweep.space import Axis, Grid, apply, check_conditions, check_path, combinations, present
+from raytrain.sweep.tune_callback import TuneCallback
 from raytrain.user_code import hints
 
 FLAGS = (
     *("experiment", "objective", "search", "scheduler", "trials", "budget_seconds", "concurrent", "memory_gib"),
-    *("timeout_seconds", "retries", "keep"),
+    *("timeout_seconds", "retries", "keep", "constraints"),
 )
-"""The fields that the command line can set: all but the axes."""
+"""The fields that the command line can set: all but the axes, the first points and the callbacks."""
 _ENUMERABLE = 10_000
 """Combinations that are checked one by one before anything starts."""
 
@@ -38,8 +43,8 @@ class Sweep:
     """The fields that differ: `Grid`, `Choice`, `Uniform`, `LogUniform`, `Int`."""
     objective: str | tuple[str, ...] = "val_accuracy"
     """What to look for: a metric of the task such as val_accuracy or val_loss, samples_per_second, peak_memory_bytes,
-    seconds or time_to_accuracy(0.95); two of them make a Pareto front, of which the first chooses the best. Whether the
-    highest or the lowest metric is the best, the task's `directions` say."""
+    seconds or time_to_accuracy(0.95); two or three of them make a Pareto front, of which the first chooses the best.
+    Whether the highest or the lowest metric is the best, the task's `directions` say."""
     search: Search = field(default_factory=RandomSearch)
     """What to try next."""
     scheduler: Scheduler = field(default_factory=Complete)
@@ -60,6 +65,15 @@ class Sweep:
     """How often a trial goes on after its process died or was stuck."""
     keep: int = 1
     """The best so many trials keep their weights; of the others the figures stay."""
+    first: tuple[dict[str, Any], ...] = ()
+    """Points that the first trials try, by the axes' paths: `({"optimizer.lr": 0.1},)`. The search chooses what a point
+    leaves out."""
+    constraints: tuple[str, ...] = ()
+    """Limits to figures of a trial: `("peak_memory_bytes <= 8 GiB", "val_loss < 0.5")`. A trial that breaks one is
+    never the best nor on the front, and searches are told that it failed. Figures are those that `objective` takes; a
+    metric is that of the weights that are kept."""
+    callbacks: tuple[TuneCallback, ...] = ()
+    """Callbacks and loggers of Ray Tune: `(TuneCallback(CSVLoggerCallback),)`."""
 
     def __post_init__(self) -> None:
         config.check(
@@ -80,25 +94,33 @@ class Sweep:
         for path in known:
             if known.count(path) > 1:
                 raise errors.UserError(f"two axes have the path {path}", "in Sweep.axes", "make one of them")
-        objectives = self.objectives
-        if not objectives or len({objective.name for objective in objectives}) < len(objectives) or len(objectives) > 2:
-            raise errors.out_of_range("objective", self.objective, "of one name, or of two different ones", "Sweep")
-        if self.trials is None and not all(isinstance(axis, Grid) for axis in self.axes):
+        check_conditions(self.axes)
+        check_points(self.axes, self.first)
+        objectives, _ = self.objectives, self.limits
+        if not 1 <= len(objectives) <= 3 or len({objective.name for objective in objectives}) < len(objectives):
+            raise errors.out_of_range("objective", self.objective, "of one, two or three different names", "Sweep")
+        crossed = all(isinstance(axis, Grid) for axis in self.axes)
+        if self.trials is None and not crossed:
             raise errors.UserError(
                 "trials must be set, because "
                 f"{errors.listed([axis.path for axis in self.axes if not isinstance(axis, Grid)])} is not a Grid",
                 "in Sweep",
                 "set trials=20, or --trials 20",
             )
-        grid = len(combinations(self.axes))
-        if self.trials is not None and self.trials > grid and all(isinstance(axis, Grid) for axis in self.axes):
+        if self.trials is not None and crossed and self.trials > (grid := len(combinations(self.axes))):
             raise errors.UserError(
                 f"the grid has {grid} combinations and {self.trials} trials are asked for, which would repeat some",
                 "in Sweep",
                 "leave trials out, or make an axis of another kind",
             )
         for axis in self.axes:
-            _check_axis(self.experiment, axis, {other.path: other.examples()[0] for other in self.axes})
+            _check_axis(self.experiment, axis, self.axes)
+        decided = [axis.path for axis in self.axes if isinstance(axis, Grid)]
+        if not self.search.completes and (decided or self.first):
+            name, where = type(self.search).__name__, "in Sweep.axes" if decided else "in Sweep.first"
+            what = f"{name} cannot choose values beside those that {decided[0] if decided else 'first'} decides"
+            how = "make the axis a Choice" if decided else "let a function give it points_to_evaluate, and wrap that"
+            raise errors.UserError(what, where, how)
         self.search.check(self.axes, objectives)
         self._check_steps(known)
         steps, unit = self.experiment.steps, self.scheduler.unit_steps
@@ -151,6 +173,11 @@ class Sweep:
         return tuple(parse(name, directions) for name in names)
 
     @property
+    def limits(self) -> tuple[Constraint, ...]:
+        """The constraints, read."""
+        return parse_constraints(self.constraints, self.experiment.task.declared())
+
+    @property
     def count(self) -> int:
         """How many trials."""
         return self.trials or len(combinations(self.axes))
@@ -170,37 +197,78 @@ class Sweep:
         return found
 
 
-def _check_axis(base: Experiment, axis: Axis, others: dict[str, Any]) -> None:
-    """Check that the axis' field is there and take its values, in the base experiment or beside the others' first.
+def _check_axis(base: Experiment, axis: Axis, axes: tuple[Axis, ...]) -> None:
+    """Check that the axis' field is there and takes its values: in the base experiment, or beside the others' first;
+    within an object that another axis chooses, and under a condition, beside each of those axes' values.
 
     Raises:
         UserError: it does not.
     """
-    check_path(base, axis.path)
     if axis.path == "data.root" or axis.path.startswith("checkpoint"):
         raise errors.UserError(
             f"{axis.path} cannot be an axis", "in Sweep.axes", "set it in the experiment; it is not part of the recipe"
         )
-    for value in axis.examples():
-        try:
-            apply(base, {axis.path: value})
-        except errors.UserError as refused:
-            try:
-                apply(base, {**others, axis.path: value})
-            except errors.UserError:
+    above = [other for other in axes if axis.path.startswith(f"{other.path}.")]
+    if not above:
+        check_path(base, axis.path)
+    for needed, others in _contexts(axis, axes, above):
+        for value in axis.examples():
+            refused = _refusal(base, {**needed, axis.path: value})
+            if refused is None or _refusal(base, {**others, axis.path: value}) is None:
+                continue
+            if above and refused.what.startswith("unknown field"):
+                raise _no_field(base, axis, above[-1], needed) from None
+            if not (needed and _refusal(base, needed)):
                 raise errors.UserError(
                     f"axis {axis.path} has a value that its field refuses", "in Sweep.axes", str(refused)
                 ) from None
 
 
+def _contexts(axis: Axis, axes: tuple[Axis, ...], above: list[Axis]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield the values that an axis may exist beside: of the axes that it needs, and of all others, which have their
+    first value.
+
+    Args:
+        above: the axes that choose an object which it is within.
+    """
+    needed, wanted = list(above), [axis, *above]
+    while wanted:
+        condition = wanted.pop().when
+        found = [other for other in axes if condition and other.path == condition[0] and other not in needed]
+        needed, wanted = [*needed, *found], [*wanted, *found]
+    firsts = {other.path: other.examples()[0] for other in axes}
+    for chosen in product(*(other.examples() for other in needed)):
+        values = dict(zip((other.path for other in needed), chosen, strict=True))
+        beside = present(axes, {**firsts, **values})
+        if axis.path in beside:
+            del beside[axis.path]
+            yield {path: value for path, value in beside.items() if path in values}, beside
+
+
+def _refusal(base: Experiment, values: dict[str, Any]) -> errors.UserError | None:
+    try:
+        apply(base, values)
+    except errors.UserError as refused:
+        return refused
+    return None
+
+
+def _no_field(base: Experiment, axis: Axis, above: Axis, needed: dict[str, Any]) -> errors.UserError:
+    """Return the error of an axis whose field some value of another axis lacks."""
+    have = [one for one in above.examples() if _refusal(base, {above.path: one, axis.path: axis.examples()[0]}) is None]
+    what = f"{type(needed[above.path]).__name__} has no field {axis.path}"
+    names = ", ".join(dict.fromkeys(f'"{type(one).__name__}"' for one in have))
+    how = f'give the axis when=("{above.path}", {names})' if have else "change the path, or leave the axis out"
+    return errors.UserError(what, "in Sweep.axes", how)
+
+
 def impossible(sweep: Sweep) -> str | None:
     """Why no combination of the axes' values makes an experiment; None where one does, or there are too many to look.
     A combination that is refused beside others that are not is left to its trial."""
-    grid = combinations(sweep.axes)
-    if len(grid) > _ENUMERABLE or any(axis.finite is None for axis in sweep.axes):
+    if math.prod(math.inf if axis.finite is None else len(axis.finite) for axis in sweep.axes) > _ENUMERABLE:
         return None
     reason = ""
-    for values in grid:
+    for values in combinations(sweep.axes):
         try:
             sweep.trial(values)
             return None

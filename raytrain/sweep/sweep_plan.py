@@ -17,7 +17,7 @@ from raytrain.driver.resources import Resources
 from raytrain.experiment import Experiment, Scaling
 from raytrain.sweep import record
 from raytrain.sweep.schedulers import Complete
-from raytrain.sweep.space import Grid, combinations
+from raytrain.sweep.space import Grid, check_path, combinations, present
 from raytrain.sweep.sweep import Sweep
 
 _TAKES = 1 << 24
@@ -88,8 +88,10 @@ class SweepPlan:
             unit = s.scheduler.unit_steps
             counted = f"units of {unit} steps" if unit else "epochs"
             compares = f" (at validations inside epochs too, counted in {counted})"
-        values = {axis.path: config.get(self.base.experiment, axis.path) for axis in s.axes}
-        example = ", ".join(f"{name}={value}" for name, value in values.items())
+        base = self.base.experiment
+        values = {axis.path: config.get(base, axis.path) for axis in s.axes if _has(base, axis.path)}
+        values = present([axis for axis in s.axes if axis.path in values], values)
+        example = ", ".join(f"{name}={config.labels((value,))[0]}" for name, value in values.items())
         own = {
             "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}; looking for "
             + " and ".join(f"the {superlative(o.mode)} {o.name}" for o in s.objectives),
@@ -100,10 +102,11 @@ class SweepPlan:
             + (f"; {_measured(self.concurrent)}" if any(o.of_machine for o in s.objectives) else ""),
             "disk": f"{files.size(self.weights)} of checkpoints at most: those under way and the best "
             + (f"{s.keep} trials'" if s.keep > 1 else "trial's"),
+            **({"limits": "; ".join(s.constraints)} if s.constraints else {}),
             **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
         }
-        base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
-        return [*own.items(), ("example", f"a trial with {example}:"), *base, ("in", path)]
+        of_base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
+        return [*own.items(), ("example", f"a trial with {example}:"), *of_base, ("in", path)]
 
 
 def _measured(concurrent: int) -> str:
@@ -187,14 +190,15 @@ def _scalings(value: Sweep) -> list[tuple[Scaling, str]]:
     """
     axes = sorted((a for a in value.axes if a.path.partition(".")[0] == "scaling"), key=lambda a: len(a.path))
     found = []
-    for values in product(*(axis.examples() for axis in axes)):
-        scaling = value.experiment.scaling
-        for axis, new in zip(axes, values, strict=True):
-            _, _, field = axis.path.partition(".")
+    for chosen in product(*(axis.examples() for axis in axes)):
+        scaling, values = value.experiment.scaling, dict(zip((axis.path for axis in axes), chosen, strict=True))
+        values = present(axes, values)
+        for path, new in values.items():
+            _, _, field = path.partition(".")
             scaling = config.replace(scaling, field, new) if field else new
         if scaling.elastic:
             raise errors.elastic_trial(str(scaling.workers))
-        named = (f"{axis.path}={new}" for axis, new in zip(axes, values, strict=True))
+        named = (f"{path}={new}" for path, new in values.items())
         found.append((scaling, " and ".join(named)))
     return found
 
@@ -260,10 +264,19 @@ def _streams(variants: dict[str, Plan]) -> bool:
 
 def _first(value: Sweep) -> Experiment:
     """Return the experiment of a valid trial: the base if it is valid."""
-    for values in ({axis.path: axis.examples()[0] for axis in value.axes}, *combinations(value.axes)):
+    with contextlib.suppress(errors.UserError):
+        return value.trial(present(value.axes, {axis.path: axis.examples()[0] for axis in value.axes}))
+    for values in combinations(value.axes):
         with contextlib.suppress(errors.UserError):
             return value.trial(values)
     return value.experiment
+
+
+def _has(experiment: Experiment, path: str) -> bool:
+    with contextlib.suppress(errors.UserError):
+        check_path(experiment, path)
+        return True
+    return False
 
 
 def superlative(mode: str) -> str:

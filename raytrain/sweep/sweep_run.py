@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from raytrain import errors
 from raytrain.files import needed_json
@@ -40,8 +43,72 @@ class SweepRun:
         """The trials' values, what became of them, and their figures."""
         return self.answer["trials"]
 
+    def table(self) -> pa.Table:
+        """Return the trials as a table, a row each.
+
+        Returns:
+            `trial` (its number), `status`, `error`, `path` of its run; `config`, a struct of the axes' values;
+            `result`, a struct of the objectives and figures; `curve`, a list of its validations, each a struct of the
+            figures that `metrics.jsonl` has. What a trial lacks is null. Values of an axis that are not all numbers,
+            all booleans or all strings are strings, of objects and lists in JSON.
+        """
+        answer = self.answer
+        trials = answer["trials"]
+        runs = [record.folder(self.path, one["number"]) for one in trials]
+        axes = list(dict.fromkeys(path for one in trials for path in one.get("values", {})))
+        names = [goal["name"] for goal in answer["objectives"]]
+        figures = [name for name in _FIGURES if name not in names]
+        config = {path: [one.get("values", {}).get(path) for one in trials] for path in axes}
+        result = {name: [one["objective"][place] for one in trials] for place, name in enumerate(names)}
+        result |= {name: [one.get(name) for one in trials] for name in figures}
+        curves = [record.validations(run) for run in runs]
+        columns = {
+            "trial": pa.array([one["number"] for one in trials], pa.int64()),
+            "status": pa.array([one["status"] for one in trials], pa.string()),
+            "config": _struct(config, len(trials)),
+            "result": _struct(result, len(trials)),
+            "curve": pa.array([[_numbers(row) for row in rows] for rows in curves]),
+            "path": pa.array([str(run) for run in runs], pa.string()),
+            "error": pa.array([one.get("error") for one in trials], pa.string()),
+        }
+        return pa.table(columns)
+
+    @property
+    def front(self) -> list[Run]:
+        """The runs of the trials that no other one beats in all objectives."""
+        return [Run(record.folder(self.path, number)) for number in self.answer["front"]]
+
     @property
     def best(self) -> Run | None:
         """The best trial's run; None if no trial has a result."""
         number = self.answer["best"]
         return None if number is None else Run(record.folder(self.path, number))
+
+
+_FIGURES = (
+    *("epochs", "steps", "val_accuracy", "val_loss", "samples_per_second", "seconds", "peak_memory_bytes"),
+    *("attempts", "started", "ended"),
+)
+
+
+def _struct(columns: dict[str, list[Any]], rows: int) -> pa.Array:
+    """Return columns of values, null where there is none, as one column of structs."""
+    found = [_column(values) for values in columns.values()]
+    if not found:
+        return pa.array([{}] * rows, pa.struct([]))
+    return pa.StructArray.from_arrays(found, names=list(columns))
+
+
+def _column(values: list[Any]) -> pa.Array:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        return pa.array([None if value is None else float(value) for value in values])
+    if len(kinds) <= 1 and not kinds & {list, dict}:
+        return pa.array(values)
+    return pa.array([one if one is None or isinstance(one, str) else json.dumps(one) for one in values], pa.string())
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's figures, with one type each."""
+    whole = {name: value for name, value in row.items() if name in ("epoch", "step")}
+    return whole | {n: float(v) for n, v in row.items() if n not in whole and type(v) in (int, float)}

@@ -24,6 +24,8 @@ NUMBER = "trial"
 """The trial's number in Tune's configuration, beside the values of its axes."""
 ROOM = "room"
 """What the trial reserves, in Tune's configuration: as `tuning.room_for` returns it."""
+VALUES = "values"
+"""The labels of the axes' values, in Tune's configuration, for the callbacks of users."""
 STATUS = "status"
 """The outcome of a trial, in its last report."""
 
@@ -81,13 +83,15 @@ class Trial(tune.Trainable):
         """Train up to the next validation.
 
         Returns:
-            The time that is trained by then, the objective, and at the end what became of the trial.
+            The time that is trained by then, the objective, the validation's figures, and at the end what became of the
+            trial.
         """
         row, status = self.attempt.next()
         if row is not None:
             self.rows.append(row)
         score, last = self.objective.now(self.rows), self.rows[-1] if self.rows else None
         found = {
+            **{name: value for name, value in (row or {}).items() if isinstance(value, int | float)},
             TIME: trained(last, self.steps_per_epoch, self.unit),
             SCORE: float("nan") if score is None else score,
         }
@@ -130,7 +134,7 @@ class Trial(tune.Trainable):
     def _begin(self, given: dict[str, Any]) -> None:
         self.number, self.rows = number_of(self.trial_name), []
         self.attempt: Attempt | Ended
-        self.values = {name: value for name, value in given.items() if name not in (NUMBER, ROOM)}
+        self.values = {name: value for name, value in given.items() if name not in (NUMBER, ROOM, VALUES)}
         self.run = record.folder(self.folder, self.number)
         found, value = record.read(self.run) or {}, experiment_file.load(self.run / "experiment.json")[0]
         self.steps_per_epoch = self.shelf[record.reads(value)].steps_per_epoch(value)

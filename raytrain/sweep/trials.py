@@ -21,7 +21,8 @@ from raytrain.files import known_json, write_atomically
 from raytrain.run import copies, experiment_file
 from raytrain.sweep import record
 from raytrain.sweep.front import pareto_front
-from raytrain.sweep.search import crossed
+from raytrain.sweep.points import decided
+from raytrain.sweep.space import present
 from raytrain.sweep.sweep import to_dict
 from raytrain.sweep.sweep_plan import SweepPlan
 
@@ -43,8 +44,12 @@ class Trials:
     def __init__(self, path: Path, planned: SweepPlan, command_started: float):
         self.path, self.planned = path, planned
         self.sweep, self.command_started = planned.sweep, command_started
-        self.objectives = self.sweep.objectives
+        self.objectives, self.limits = self.sweep.objectives, self.sweep.limits
         self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
+        self._told: list[int] = []
+        """Trials in the order in which the search was told their results, if it depends on that."""
+        self._noted = 0
+        """How many of them records of later trials name."""
         self.leaving = self.hurried = False
         self.ended: dict[int, dict[str, Any]] = {}
         self.scalings: dict[int, Scaling] = {}
@@ -73,7 +78,11 @@ class Trials:
         shutil.rmtree(self.path / "pool", ignore_errors=True)
 
     def propose(self, number: int) -> dict[str, Any] | None:
-        """Return the values of a trial's axes, with its directory made ready; None for a trial that cannot be."""
+        """Return the values of a trial's axes, with its directory made ready; None for a trial that cannot be.
+
+        Raises:
+            NoValues: the search has none.
+        """
         folder = record.folder(self.path, number)
         found = record.read(folder)
         if found is not None:
@@ -82,24 +91,28 @@ class Trials:
             one = experiment_file.load(folder / "experiment.json")[0]
             self.scalings[number] = scaling = self.planned.scaling(one)
             record.update(folder, planned=found.get("planned", {}) | _reserved(scaling))
-            return {axis.path: config.get(one, axis.path) for axis in self.sweep.axes}
-        values = self.search.propose(number, crossed(self.sweep.axes, number))
+            return {axis.path: config.get(one, axis.path) for axis in self.sweep.axes if axis.path in found["values"]}
+        axes, count = self.sweep.axes, len(self._told)
+        values = present(axes, self.search.propose(number, decided(axes, self.sweep.first, number)))
+        told = {"after": self._told[self._noted : count]} if self._noted < count else {}
+        self._noted = count
         folder.mkdir(parents=True, exist_ok=True)
-        names = {path: self._label(path, value) for path, value in values.items()}
+        names = self.labels(values)
         try:
             one = self.sweep.trial(values)
             self.scalings[number] = scaling = self.planned.scaling(one)
             read, fixed = self.planned.variants[record.reads(one)], replace(one, scaling=scaling)
             planned = plan.make(fixed, lambda: self.planned.share, str(folder), surveyed=(read.indices, read.bad))
         except errors.UserError as refused:
-            record.update(folder, number=number, values=names, status="infeasible", error=str(refused), refused=True)
+            ended = {"status": "infeasible", "error": str(refused), "refused": True}
+            record.update(folder, number=number, values=names, **ended, **told)
             self.tell(number)
             return None
         copies.link(self.path, folder)
         environment.write_environment(folder, planned)
         experiment_file.save(with_threads(one, planned), folder / "experiment.json")
-        decided = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}
-        record.update(folder, number=number, values=names, status="pending", attempts=0, planned=decided)
+        settled = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}
+        record.update(folder, number=number, values=names, status="pending", attempts=0, planned=settled, **told)
         return values
 
     def tell(self, number: int) -> None:
@@ -107,7 +120,10 @@ class Trials:
         figures = self._figures(number)
         if figures.get("status") in record.ENDED:
             found = figures["objective"]
-            self.search.tell(number, None if any(value is None for value in found) else found)
+            failed = any(value is None for value in found) or figures.get("violates")
+            self.search.tell(number, None if failed else found)
+            if self.search.ordered and number not in self._told:
+                self._told.append(number)
 
     def ended_by_tune(self, number: int, error: Any) -> None:
         """Record how a trial ended: stopped by the scheduler, or with its process."""
@@ -150,12 +166,13 @@ class Trials:
         return found
 
     def _figures(self, number: int) -> dict[str, Any]:
-        return record.figures(record.folder(self.path, number), self.objectives, self.sweep.experiment)
+        sweep = self.sweep
+        return record.figures(record.folder(self.path, number), self.objectives, sweep.experiment, self.limits)
 
     def ranked(self, records: list[dict[str, Any]]) -> list[int]:
         """Return the numbers of the trials that have the first objective, best first; of those that are equal in it,
         the best in the second objective, so that no other trial beats the first one. Trials that were interrupted, as
-        by the end of the budget, count as far as they came."""
+        by the end of the budget, count as far as they came. Those that break a constraint do not count."""
 
         def order(one: dict[str, Any]) -> list[float]:
             signed = zip(one["objective"], self.objectives, strict=True)
@@ -165,15 +182,16 @@ class Trials:
             ]
 
         through = (*record.ENDED, "interrupted")
-        usable = [one for one in records if one["objective"][0] is not None and one["status"] in through]
+        kept = [one for one in records if one["status"] in through and not one.get("violates")]
+        usable = [one for one in kept if one["objective"][0] is not None]
         return [one["number"] for one in sorted(usable, key=order)]
 
     def answer(self, status: str) -> dict[str, Any]:
         """Return the content of sweep.json."""
         records = self.records()
         ranked = self.ranked(records)
-        points = [tuple(one["objective"]) for one in records]
-        usable = set(ranked)
+        usable, none = set(ranked), (None,) * len(self.objectives)
+        points = [none if one.get("violates") else tuple(one["objective"]) for one in records]
         front = [
             records[place]["number"]
             for place in pareto_front(points, [o.mode for o in self.objectives])
@@ -211,18 +229,29 @@ class Trials:
             if one["status"] in record.ENDED and one["number"] not in kept:
                 shutil.rmtree(record.folder(self.path, one["number"]) / "checkpoints", ignore_errors=True)
 
-    def repeat(self, number: int, found: dict[str, Any]) -> None:
-        """Tell the search of a trial that an earlier session proposed, and of its result."""
-        values = self._values(found)
-        if values is not None:
-            self.search.repeat(number, values)
-        self.tell(number)
+    def replay(self) -> None:
+        """Tell the search of the trials that earlier sessions proposed and of their results, in the order in which it
+        was told then."""
+        records = self.records()
+        for one in records:
+            for earlier in one.get("after", ()):
+                self.tell(earlier)
+            self._noted = len(self._told)
+            values = self._values(one)
+            if values is not None:
+                self.search.repeat(one["number"], values)
+            if not self.search.ordered:
+                self.tell(one["number"])
+        for one in sorted(records, key=lambda one: one.get("ended") or 0.0) if self.search.ordered else ():
+            self.tell(one["number"])
 
     def _values(self, found: dict[str, Any]) -> dict[str, Any] | None:
         """Return a trial's values as they were proposed, from their names in its record."""
         values = {}
         for axis in self.sweep.axes:
-            name = found["values"].get(axis.path)
+            if axis.path not in found["values"]:  # it did not exist beside the others
+                continue
+            name = found["values"][axis.path]
             if axis.finite is None:
                 values[axis.path] = name
                 continue
@@ -232,9 +261,14 @@ class Trials:
             values[axis.path] = axis.finite[names.index(name)]
         return values
 
-    def _label(self, path: str, value: Any) -> Any:
-        axis = next(axis for axis in self.sweep.axes if axis.path == path)
-        return value if axis.finite is None else config.plain(config.labels(axis.finite)[axis.finite.index(value)])
+    def labels(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a trial's values as records and tables have them."""
+        finite = {axis.path: axis.finite for axis in self.sweep.axes}
+        found = {}
+        for path, value in values.items():
+            known = finite[path]
+            found[path] = value if known is None else config.plain(config.labels(known)[known.index(value)])
+        return found
 
     def modes(self) -> list[dict[str, Any]]:
         """Return the name and the direction of each objective, as sweep.json has them."""

@@ -25,10 +25,13 @@ from raytrain.experiment import Scaling
 from raytrain.loggers import Logger
 from raytrain.sweep import fold_data, record, trial
 from raytrain.sweep.attempt import Data
+from raytrain.sweep.callbacks import forwarded
+from raytrain.sweep.search import NoValues
 from raytrain.sweep.sweep_plan import SweepPlan
 from raytrain.sweep.trial import number_of
 from raytrain.sweep.trial_loggers import TrialLoggers
 from raytrain.sweep.trials import Trials
+from raytrain.sweep.tune_callback import Told
 
 _LEAVE_SECONDS = 5.0
 """Seconds for trials to write a checkpoint after a signal; the sweep's end takes some seconds more."""
@@ -80,8 +83,8 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
     Returns:
         How the sweep ended: completed, interrupted or out_of_time.
     """
-    outcome: list[BaseException | None] = []
-    tuner = _tuner(trials, shelf)
+    outcome, notes = list[BaseException | None](), list[str]()
+    tuner = _tuner(trials, shelf, notes)
     if tuner is None:
         return "completed"
     thread = threading.Thread(target=lambda: outcome.append(_fit(tuner)), daemon=True, name="ray-tune")
@@ -92,6 +95,7 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
     waiting = _Waiting(trials, observer)
     while thread.is_alive():
         thread.join(0.5)
+        _say(notes, observer)
         before = len(trials.ended)
         records = trials.records()
         if len(trials.ended) > before:
@@ -107,16 +111,16 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
         if (interrupts.signal or over) and not trials.leaving:
             trials.leaving = True
             observer.status("stopping after a step, with checkpoints; press Ctrl-C again to stop at once")
-        if trials.leaving:
-            for one in records:
-                if one["status"] == "running":
-                    (record.folder(trials.path, one["number"]) / "stop").touch()
+        for one in records if trials.leaving else ():
+            if one["status"] == "running":
+                (record.folder(trials.path, one["number"]) / "stop").touch()
         waiting.look(records)
         if interrupts.signal:
             leave_by = min(leave_by, time.monotonic() + _LEAVE_SECONDS)
         if time.monotonic() > leave_by:
             trials.give_up()
             break
+    _say(notes, observer)
     records = trials.records()
     if trials.sweep.experiment.loggers:
         loggers.update(records)
@@ -129,6 +133,11 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
     if over:
         return "out_of_time"
     return "completed"
+
+
+def _say(notes: list[str], observer: Logger) -> None:
+    while notes:
+        observer.note(notes.pop(0))
 
 
 class _Waiting:
@@ -161,18 +170,26 @@ class _Proposed(Searcher):
     def __init__(self, trials: Trials, waiting: list[int]):
         super().__init__()
         self.trials, self.waiting = trials, waiting
-        self.numbers: dict[str, int] = {}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         while self.waiting and not self.trials.leaving:
+            try:
+                values = self.trials.propose(self.waiting[0])
+            except NoValues as none:
+                if none.later:
+                    return None
+                break
             number = self.waiting.pop(0)
-            if self.trials.propose(number) is not None:
-                self.numbers[trial_id] = number
-                return {trial.NUMBER: number, trial.ROOM: room_for(self.trials.scalings[number])}
+            if values is not None:
+                return {
+                    trial.NUMBER: number,
+                    trial.ROOM: room_for(self.trials.scalings[number]),
+                    trial.VALUES: self.trials.labels(values),
+                }
         return Searcher.FINISHED  # type: ignore[return-value]
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
-        self.trials.tell(self.numbers[trial_id])
+        """`_Watch` tells the search: by now a trial that was stopped, or whose process died, has no outcome yet."""
 
     def save(self, checkpoint_path: str) -> None:
         """The directories are the state."""
@@ -182,16 +199,21 @@ class _Proposed(Searcher):
 
 
 class _Watch(tune.Callback):
-    """Records how a trial ended, where the trial could not do so itself."""
+    """Records how a trial ended, where the trial could not do so itself, and tells the search."""
 
     def __init__(self, trials: Trials):
         self.trials = trials
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
-        self.trials.ended_by_tune(number_of(str(trial)), None)
+        self._ended(trial, None)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
-        self.trials.ended_by_tune(number_of(str(trial)), trial.get_pickled_error() or trial.get_error() or "")
+        self._ended(trial, trial.get_pickled_error() or trial.get_error() or "")
+
+    def _ended(self, trial: Any, error: Any) -> None:
+        number = number_of(str(trial))
+        self.trials.ended_by_tune(number, error)
+        self.trials.tell(number)
 
 
 class _Stop(tune.Stopper):
@@ -207,14 +229,19 @@ class _Stop(tune.Stopper):
         return self.trials.leaving and (self.trials.hurried or self.trials.still())
 
 
-def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
-    """Return Tune's tuner for the trials that have not ended; None where there are none."""
+def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tuner | None:
+    """Return Tune's tuner for the trials that have not ended; None where there are none.
+
+    Args:
+        notes: takes what the user's callbacks make worth saying.
+    """
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     s = trials.sweep
     scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
-    for one in trials.records():
-        trials.repeat(one["number"], one)
-    waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended]
+    trials.replay()
+    notes += [trials.search.note] if trials.search.note else []
+    told, callbacks = Told(trials.path, len(s.callbacks)), forwarded(trials, notes.append)
+    waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended or told.behind(n)]
     if not waiting:
         return None
     space: dict[str, Any] = {}
@@ -234,6 +261,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
             max_concurrent_trials=alive,
             reuse_actors=True,
             trial_name_creator=trial.name_of,
+            trial_dirname_creator=trial.name_of,
             **metric,
         ),
         run_config=tune.RunConfig(
@@ -241,7 +269,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any]) -> tune.Tuner | None:
             storage_path=str((trials.path / "logs").absolute()),
             stop=_Stop(trials),
             failure_config=tune.FailureConfig(max_failures=s.retries),
-            callbacks=[_Watch(trials)],
+            callbacks=[_Watch(trials), *callbacks],
             verbose=0,
         ),
     )

@@ -75,6 +75,8 @@ def fits(value: Any, hint: Any) -> bool:
         if len(args) == 2 and args[1] is Ellipsis:
             return all(fits(item, args[0]) for item in value)
         return len(value) == len(args) and all(map(fits, value, args))
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(key, args[0]) and fits(one, args[1]) for key, one in value.items())
     if hint is Any:
         return True
     if hint is type(None) or hint is None:

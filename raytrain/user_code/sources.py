@@ -36,7 +36,7 @@ EXPERIMENT_MODULE = "raytrain_experiment"
 _NEVER = {*sys.stdlib_module_names, "raytrain", "__main__", EXPERIMENT_MODULE}
 """Names that are never the user's modules, even if one of the user's files has such a name."""
 
-LIBRARIES = ("torch", "torchvision", "timm", "torchmetrics")
+LIBRARIES = ("torch", "torchvision", "timm", "torchmetrics", "ray")
 """Packages whose classes and functions need no sources; saved JSON may name them without a file that imports them."""
 
 

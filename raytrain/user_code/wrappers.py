@@ -76,7 +76,7 @@ class Wrapper(type):
             how = f"write {name}({wraps.example}, ...)"
             raise errors.UserError(f"{name} needs {wraps.wanted} as its first argument", "", how)
         target, *rest = arguments
-        cls.check(target)
+        Wrapper.check(cls, target)  # some wrapped classes have a method of that name
         where, title = f"in {name}({where_is(target)})", target.__name__
         if rest:
             named = next(iter(signature(target, len(wraps.given)).arguments), "name")
@@ -242,11 +242,12 @@ def shortest_module(target: Any) -> str:
 
 
 def load_library(module: str) -> None:
-    """Import the package of a module of PyTorch's, which saved JSON may name without importing it."""
+    """Import the package of a module of PyTorch's, or a module of Ray Tune, which saved JSON may name without importing
+    it."""
     package = module.partition(".")[0]
     if package in sources.LIBRARIES:
         with contextlib.suppress(ImportError):  # the error of a class that cannot be found comes later
-            importlib.import_module(package)
+            importlib.import_module(module if module.startswith("ray.tune.") else package)
 
 
 @cache

@@ -44,7 +44,11 @@ def sweep(folder: Path, rest: str, base: str = BASE) -> Path:
             ["--scaling.cpus_per_worker", "999"],
             "1 worker of 999 CPUs cannot be placed",
         ),
-        ("(Grid('optimizer.lr', (1,)),)", ["--objective", "val_loss", "val_loss"], "of one name, or of two different"),
+        (
+            "(Grid('optimizer.lr', (1,)),)",
+            ["--objective", "val_loss", "val_loss"],
+            "of one, two or three different names",
+        ),
         ("(Grid('optimizer.lr', (1,)),)", ["--trials", "0"], "trials = 0 is out of range"),
         ("(Grid('data.fraction', (0.5,)),)", [], "unknown field 'data.fraction'"),
     ],

@@ -100,11 +100,12 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
         timeout_seconds: float = value.timeout_seconds,
         retries: int = value.retries,
         keep: int = value.keep,
+        constraints: tuple[str, ...] = value.constraints,
     ) -> tuple[dict[str, Any], Options]:
         """Run a sweep.
 
         Args:
-            objective: What to look for: one name, or two for a Pareto front.
+            objective: What to look for: one name, or two or three for a Pareto front.
             search: What to try next.
             scheduler: Which trials end early, or change on the way.
             trials: How many; None tries every combination of Grid axes once.
@@ -114,6 +115,7 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
             timeout_seconds: Seconds without a finished step after which a trial is stuck.
             retries: How often a trial goes on after its process died or was stuck.
             keep: The best so many trials keep their weights.
+            constraints: Limits to figures of a trial, as "peak_memory_bytes <= 8 GiB".
         """
         given = {name: found for name, found in locals().items() if name in sweeps.FLAGS}
         if tuple(objective) == tuple(o.name for o in value.objectives):

@@ -38,12 +38,13 @@ def draw(results: Results) -> Figure | None:
     memory = [trial.peak_memory_bytes for trial in trials]
     modes = ["max" if goal.highest_is_best else "min" for goal in (across, upright)]
     points: list[tuple[float | None, ...]] = list(zip(x, y, strict=True))
-    weighed = len(results.objectives) != 2 and sum(size is not None for size in memory) > 1
+    weighed = len(results.objectives) == 1 and sum(size is not None for size in memory) > 1
     if weighed:
         # Two digits of it: processes differ by a per cent without any reason in the trial.
         sizes = [None if size is None else float(f"{size:.1e}") for size in memory]
         points, modes = [(*point, size) for point, size in zip(points, sizes, strict=True)], [*modes, "min"]
-    front = pareto_front(points, modes)
+    of_all = [i for i, trial in enumerate(trials) if trial.number in results.front]
+    front = of_all if len(results.objectives) > 2 else pareto_front(points, modes)  # two of three are drawn
 
     figure = canvas.new_figure(7.4, 4.9)
     plot = figure.add_subplot()
@@ -93,10 +94,10 @@ def _figures(
 ) -> tuple[Objective, Objective, list[Trial], list[tuple[float | None, float | None]]]:
     """Return what is drawn across and upright, and the trials that count with both figures of each."""
     counted = [trial for trial in results.trials if trial.counts]
-    if len(results.objectives) == 2:  # the first, which chooses the best, from below to above
-        upright, across = results.objectives
-        pairs = [(trial.objective[1], trial.objective[0]) for trial in counted if len(trial.objective) == 2]
-        counted = [trial for trial in counted if len(trial.objective) == 2]
+    if len(results.objectives) > 1:  # the first, which chooses the best, from below to above
+        upright, across, *_ = results.objectives
+        counted = [trial for trial in counted if len(trial.objective) == len(results.objectives)]
+        pairs = [(trial.objective[1], trial.objective[0]) for trial in counted]
     else:
         metric = "val_accuracy" if any(trial.val_accuracy is not None for trial in counted) else "val_loss"
         upright, across = Objective(metric, metric == "val_accuracy"), Objective("samples_per_second", True)

@@ -25,6 +25,7 @@ from raytrain.sweep import record
 
 EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
 FOUR_GATED, TWO_WORKERS = Path(__file__).with_name("four_gated.py"), Path(__file__).with_name("two_workers.py")
+EIGHT_CONDITIONAL, EIGHT_TUNE = EIGHT.with_name("eight_conditional.py"), EIGHT.with_name("eight_tune.py")
 TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
 """What goes on, in its order: up to the line `starting Ray`, up to `reading the data`, up to the first trial that
@@ -333,6 +334,18 @@ class Pace:
     """How long this machine takes, in seconds: up to Ray, for its start, for the data, for all trials, for the end."""
 
     phases: tuple[float, float, float, float, float]
+
+
+def check_heard(sweep: Path, kills: int) -> None:
+    """The callback of `eight_tune` was told each validation and each end of a trial once; after a kill between the
+    telling and its note it may hear the same thing twice."""
+    twice = 0
+    for number in range(TRIALS):
+        heard = (sweep / "logs" / "tune" / f"trial_{number:04d}" / "heard.txt").read_text().split()
+        assert sorted(set(heard) - {"ended"}, key=int) == [str(epoch) for epoch in range(1, 41)]
+        assert heard[-1] == "ended"
+        twice += len(heard) - 41
+    assert twice <= kills, f"{twice} events were told twice after {kills} kills"
 
 
 def undisturbed(sweep: Path, file: Path = EIGHT) -> Pace:

@@ -6,7 +6,9 @@
 As many kills as are asked for under the scheduler `Complete`, where the outcome must be the undisturbed sweep's bit for
 bit; a quarter as many under `ASHA`, where what it stops depends on which trial comes first, and where trials that
 have ended must stay as they are, none be lost and none repeated; and half as many where trials of two workers wait at
-validations inside epochs for `ASHA`, one trial at a time, and lose workers besides: again bit for bit.
+validations inside epochs for `ASHA`, one trial at a time, and lose workers besides: again bit for bit. Two other kinds
+run where they are named: `tune`, a searcher of Ray Tune with a callback that must hear everything once, and
+`conditional`, a space with a condition, a first point and a constraint; again bit for bit.
 """
 
 from __future__ import annotations
@@ -24,20 +26,29 @@ from harness.faults.sweeps import (
     COMMANDS,
     EIGHT,
     EIGHT_ASHA,
+    EIGHT_CONDITIONAL,
+    EIGHT_TUNE,
     FOUR_GATED,
     Kill,
     Pace,
     Story,
+    check_heard,
     killed,
     outcome,
     statuses,
     undisturbed,
 )
 
-_KINDS = {"Complete": (EIGHT, 1, 100), "ASHA": (EIGHT_ASHA, 4, 200), "gated": (FOUR_GATED, 2, 300)}
+_KINDS = {
+    "Complete": (EIGHT, 1, 100),
+    "ASHA": (EIGHT_ASHA, 4, 200),
+    "gated": (FOUR_GATED, 2, 300),
+    "tune": (EIGHT_TUNE, 1, 400),
+    "conditional": (EIGHT_CONDITIONAL, 1, 500),
+}
 """The sweep of each kind, its part of the kills, and the seed of its first one."""
 _LIKELY = (2, 2, 2, 10, 1)
-_HEAD = "| kill | seed | scheduler | second | phase | had ended | gone after | recovered | equal |"
+_HEAD = "| kill | seed | kind | second | phase | had ended | gone after | recovered | equal |"
 
 
 def main(kills: int, kinds: list[str]) -> int:
@@ -47,7 +58,7 @@ def main(kills: int, kinds: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         stories: list[Story] = []
         bad, paces = 0, {}
-        for kind in kinds or _KINDS:
+        for kind in kinds or ("Complete", "ASHA", "gated"):
             file, share, seed = _KINDS[kind]
             like = EIGHT if file == EIGHT_ASHA else file  # takes the same time
             if like not in paces:
@@ -66,17 +77,19 @@ def main(kills: int, kinds: list[str]) -> int:
     return int(bad > 0)
 
 
-def _some(out: Path, kills: int, seed: int, scheduler: str, pace: Pace, whole: dict, stories: list[Story]) -> int:
-    """Kills under one scheduler; returns how many sweeps were not made good."""
-    bad = count = 0
+def _some(out: Path, kills: int, kind: str, pace: Pace, whole: dict, stories: list[Story]) -> int:
+    """Kills of one kind; returns how many sweeps were not made good."""
+    bad, count, seed = 0, 0, _KINDS[kind][2]
     while count < kills:
         seed += 1
         story = Story(out / f"sweep-{seed}", seed)
         wanted = min(random.Random(seed).randint(2, 4), kills - count)
         recovered, equal, complaint = True, "yes", ""
         try:
-            story = killed(story.sweep, seed, wanted, pace, _LIKELY, _KINDS[scheduler][0])
-            if scheduler == "ASHA":
+            story = killed(story.sweep, seed, wanted, pace, _LIKELY, _KINDS[kind][0])
+            if kind == "tune":
+                check_heard(story.sweep, len(story.kills))
+            if kind == "ASHA":
                 equal = f"({list(statuses(story.sweep).values()).count('stopped')} stopped)"
             elif outcome(story.sweep) != whole:
                 equal, complaint = "NO", "the outcome is another one"
@@ -86,7 +99,7 @@ def _some(out: Path, kills: int, seed: int, scheduler: str, pace: Pace, whole: d
         stories.append(story)
         for kill in story.kills:
             count += 1
-            print(_row(count, story, scheduler, kill, recovered, equal), flush=True)
+            print(_row(count, story, kind, kill, recovered, equal), flush=True)
         if complaint:
             bad += 1
             count += not story.kills
@@ -94,9 +107,9 @@ def _some(out: Path, kills: int, seed: int, scheduler: str, pace: Pace, whole: d
     return bad
 
 
-def _row(count: int, story: Story, scheduler: str, kill: Kill, recovered: bool, equal: str) -> str:
+def _row(count: int, story: Story, kind: str, kill: Kill, recovered: bool, equal: str) -> str:
     return (
-        f"| {count} | {story.seed} | {scheduler} | {kill.seconds:.1f} | {kill.phase} "
+        f"| {count} | {story.seed} | {kind} | {kill.seconds:.1f} | {kill.phase} "
         f"| {kill.ended} of {kill.command.trials} | {kill.command.gone or 0:.1f} s "
         f"| {'yes' if recovered else 'NO'} | {equal} |"
     )

@@ -1,0 +1,84 @@
+"""TuneScheduler: any scheduler of Ray Tune that stops or pauses trials."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from raytrain import config, errors
+from raytrain.config import at_least
+from raytrain.sweep.objective import Objective
+from raytrain.sweep.schedulers import TIME, Early
+from raytrain.sweep.space import Axis
+from raytrain.user_code.wrappers import Wrapped, Wraps, target_of, where_is
+
+
+@dataclass(frozen=True, repr=False)
+class TuneScheduler(Wrapped, Early):
+    """A scheduler of Ray Tune: `TuneScheduler(AsyncHyperBandScheduler, grace_period=2)`.
+
+    The first argument is a class derived from `ray.tune.schedulers.TrialScheduler`, or a function of your own that
+    returns such a scheduler. All other arguments are given by name and become fields. Times are counted in epochs, or
+    in units of `unit_steps` optimizer steps: such is the figure `trained`, which is the `time_attr` that is left out. A
+    `max_t` that is left out is the length of a trial. Only `PBT` and `PB2` may change values of trials under way.
+    """
+
+    unit_steps: int | None = None  # type: ignore[assignment]
+    """Optimizer steps of its unit of time; None counts in epochs."""
+    pauses: bool = False
+    """Whether a scheduler of your own pauses trials until others have come as far: then all of them are proposed at the
+    beginning, as under HyperBandScheduler."""
+
+    _wraps: ClassVar[Wraps] = Wraps(
+        "a class derived from ray.tune.schedulers.TrialScheduler or a function that returns a scheduler",
+        "AsyncHyperBandScheduler",
+        ("ray.tune.schedulers", "TrialScheduler"),
+        hidden=(
+            ("metric", "the objective of the sweep is its metric"),
+            ("mode", "the objective of the sweep has a direction"),
+        ),
+        derived=("time_attr", "max_t"),
+    )
+    """What it wraps."""
+
+    def __post_init__(self) -> None:
+        config.check(self, unit_steps=at_least(1))
+
+    @property
+    def together(self) -> bool:
+        """Whether its trials wait for each other."""
+        tune = importlib.import_module("ray.tune.schedulers")
+        return self.pauses or isinstance(self._made(2), tune.HyperBandScheduler | tune.MedianStoppingRule)
+
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
+        """Check that it can be made, and changes no values."""
+        super().check(axes, objectives, trials, length)
+        self._made(2 if math.isinf(length) else int(length))
+
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> Any:
+        """Return Tune's scheduler."""
+        return self._made(length)
+
+    def _made(self, length: int) -> Any:
+        """Return a new scheduler.
+
+        Raises:
+            UserError: it cannot be made, or is none that a sweep can run.
+        """
+        tune, name = importlib.import_module("ray.tune.schedulers"), type(self).__name__
+        where = f"in {where_is(target_of(type(self)))}"
+        try:
+            found = self._called(time_attr=TIME, max_t=length)
+        except Exception as error:
+            said = errors.one_line(f"{type(error).__name__}: {error}", 300).rstrip(".")
+            raise errors.UserError(f"{name} cannot be made: {said}", where, "change its arguments") from None
+        if not isinstance(found, tune.TrialScheduler):
+            what = f"{name} must return a ray.tune.schedulers.TrialScheduler, got {type(found).__name__}"
+            raise errors.UserError(what, where, "let it end in `return scheduler`")
+        changing = (tune.PopulationBasedTraining, tune.PopulationBasedTrainingReplay, tune.ResourceChangingScheduler)
+        if isinstance(found, changing):
+            what = f"{type(found).__name__} changes trials under way, which only PBT and PB2 may"
+            raise errors.UserError(what, "in Sweep.scheduler", "use PBT() or PB2()")
+        return found

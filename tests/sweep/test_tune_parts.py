@@ -1,0 +1,296 @@
+"""Parts of Ray Tune in a sweep: a searcher's space and its replay, schedulers, callbacks; without a cluster."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raytrain import (
+    MLP,
+    SGD,
+    AdamW,
+    Choice,
+    Digits,
+    Experiment,
+    Grid,
+    Int,
+    LogUniform,
+    Sweep,
+    TuneCallback,
+    TuneScheduler,
+    TuneSearch,
+    Uniform,
+    UserError,
+)
+from raytrain.run import experiment_file
+from raytrain.sweep import record
+from raytrain.sweep.search import NoValues
+from raytrain.sweep.sweep import load, to_dict
+from raytrain.sweep.trials import Trials
+
+tune = pytest.importorskip("ray.tune")
+from ray.tune.logger import CSVLoggerCallback  # noqa: E402
+from ray.tune.schedulers import (  # noqa: E402
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+)
+from ray.tune.search import ConcurrencyLimiter, Searcher  # noqa: E402
+from ray.tune.search.bayesopt import BayesOptSearch  # noqa: E402
+from ray.tune.search.optuna import OptunaSearch  # noqa: E402
+
+BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.1), epochs=4)
+AXES = (
+    LogUniform("optimizer.lr", 1e-4, 1.0),
+    Choice("optimizer", (SGD(), AdamW())),
+    Choice("batch_size", (32, 64)),
+    Uniform("clip_norm", 0.5, 2.0, step=0.5),
+    Int("epochs", 2, 8, step=2),
+)
+
+
+class Climber(Searcher):
+    """Draws around the best values so far: what it proposes depends on the order of all calls."""
+
+    def __init__(self, seed: int | None = None, most: int = 99, width: float = 0.5):
+        super().__init__()
+        self.random, self.most, self.width = random.Random(seed), most, width
+        self.asked: dict[str, dict[str, Any]] = {}
+        self.heard: list[Any] = []
+
+    def set_search_properties(self, metric: Any, mode: Any, config: dict, **spec: Any) -> bool:
+        self._metric, self._mode, self.space = metric, mode, config
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        if len(self.asked) == self.most:
+            return Searcher.FINISHED
+        drawn = {path: domain.sample(random_state=self.random.getrandbits(31)) for path, domain in self.space.items()}
+        self.asked[trial_id] = drawn | {"clip_norm": 0.5 + 0.5 * (len(self.heard) % 4)}
+        return self.asked[trial_id]
+
+    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
+        self.heard.append((trial_id, None if result is None else result[self._metric]))
+        self.random.random()
+
+
+class Rewarded(Climber):
+    """Takes results of values that it has not proposed."""
+
+    def add_evaluated_point(self, parameters: dict, value: Any, *more: Any, **_: Any) -> None:
+        self.heard.append((tuple(parameters.values()), value))
+
+
+def seeded_tpe(seed: int = 0, startup: int = 4) -> Searcher:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    return OptunaSearch(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup))
+
+
+def two_at_once() -> Searcher:
+    return ConcurrencyLimiter(Climber(seed=1), max_concurrent=2)
+
+
+def no_searcher() -> Any:
+    return 3
+
+
+def sweep(search: TuneSearch, **changes: Any) -> Sweep:
+    return Sweep(**{"experiment": BASE, "axes": AXES, "objective": "val_loss", "search": search, "trials": 9} | changes)
+
+
+def score(values: dict[str, Any]) -> float:
+    return abs(values["optimizer.lr"] - 0.1) + (values["batch_size"] == 32)
+
+
+@pytest.mark.parametrize(
+    "search", [TuneSearch(Climber), TuneSearch(seeded_tpe), TuneSearch(OptunaSearch), TuneSearch(OptunaSearch, seed=8)]
+)
+def test_searcher_proposes_values_of_the_axes_and_passes_through_json(tmp_path: Path, search: TuneSearch) -> None:
+    pytest.importorskip("optuna")
+    value = sweep(search)
+    (tmp_path / "sweep.json").write_text(json.dumps({"sweep": to_dict(value)}))
+    if search.__class__.__name__ == "TuneSearch(OptunaSearch)":  # others are read with a copy of their file
+        assert load(tmp_path)[0] == value
+    one, other = (search.start(value.axes, value.objectives, 3) for _ in range(2))
+    for number in range(9):
+        values = one.propose(number, {})
+        assert values == other.propose(number, {}), "seeded by the experiment"
+        trial = value.trial(values)
+        assert trial.optimizer in (SGD(lr=values["optimizer.lr"]), AdamW(lr=values["optimizer.lr"]))
+        assert values["clip_norm"] in (0.5, 1, 1.5, 2) and trial.epochs in (2, 4, 6, 8) and trial.batch_size in (32, 64)
+        for told in (one, other):
+            told.tell(number, [score(values)] if number % 3 else None)
+
+
+def told_in_order(path: Path, value: Sweep, ends: list[tuple[str, int]]) -> tuple[Trials, list[Any]]:
+    """A sweep whose trials are proposed and end in this order, without training."""
+    planned: Any = SimpleNamespace(sweep=value, concurrent=1, fingerprints={})
+    trials = Trials(path, planned, 0.0)
+    trials.replay()
+    for what, number in ends:
+        folder = record.folder(path, number)
+        if what == "ask":
+            count, folder = len(trials._told), folder
+            values = trials.search.propose(number, {})
+            folder.mkdir(parents=True)
+            after = {"after": trials._told[trials._noted : count]} if trials._noted < count else {}
+            trials._noted = count
+            record.update(folder, number=number, values=trials.labels(values), status="running", **after)
+            experiment_file.save(value.trial(values), folder / "experiment.json")
+        else:
+            values = trials._values(record.read(folder) or {}) or {}
+            row = {"kind": "epoch", "epoch": 1, "step": 3, "seconds": 1.0, "val_loss": score(values)}
+            (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+            record.update(folder, status="completed", ended=ORDER.index((what, number)))
+            trials.tell(number)
+    return trials, [trials._values(one) for one in trials.records()]
+
+
+ORDER = [
+    *(("ask", 0), ("ask", 1), ("end", 1), ("ask", 2), ("end", 2), ("ask", 3), ("end", 0), ("ask", 4)),
+    *(("end", 4), ("end", 3), ("ask", 5), ("end", 5), ("ask", 6), ("ask", 7), ("end", 7), ("end", 6), ("ask", 8)),
+]
+
+
+@pytest.mark.parametrize("search", [TuneSearch(Climber, seed=5), TuneSearch(seeded_tpe)])
+@pytest.mark.parametrize("kills", [[4], [7], [2, 9, 10], list(range(1, 17))])
+def test_searcher_goes_on_after_kills_as_if_there_had_been_none(
+    tmp_path: Path, search: TuneSearch, kills: list[int]
+) -> None:
+    """Trials end in another order than they began: the order in which a searcher was told is kept."""
+    pytest.importorskip("optuna")
+    value = sweep(search, axes=AXES[:4])
+    _, whole = told_in_order(tmp_path / "whole", value, ORDER)
+    found: list[Any] = []
+    for begin, end in zip([0, *kills], [*kills, len(ORDER)], strict=True):
+        _, found = told_in_order(tmp_path / "cut", value, ORDER[begin:end])
+    assert found == whole and len(whole) == 9
+    records = [record.read(record.folder(tmp_path / name, n)) for name in ("whole", "cut") for n in range(9)]
+    assert records[:9] == records[9:]
+
+
+@pytest.mark.parametrize(("kind", "knows"), [(Climber, False), (Rewarded, True)])
+def test_searcher_that_proposes_other_values_again_is_told_of_points_or_not_at_all(kind: type, knows: bool) -> None:
+    value = sweep(TuneSearch(kind))
+    first = value.search.start(value.axes, value.objectives, 1).propose(0, {})
+    other = value.search.start(value.axes, value.objectives, 2)
+    other.repeat(0, first)
+    other.tell(0, [0.25])
+    other.tell(0, [0.25])
+    heard = other.searcher.heard  # type: ignore[attr-defined]
+    assert heard[0] == ("0", None) and len(heard) == 1 + knows
+    if knows:
+        names = tuple("SGD" if v == SGD() else "AdamW" if v == AdamW() else v for v in first.values())
+        assert heard[1] == (names, 0.25) and not other.note
+    else:
+        assert "was not told the results of 1 earlier trials; give it a seed" in other.note
+
+
+def test_searcher_may_have_no_values_for_now_or_no_more() -> None:
+    value = sweep(TuneSearch(two_at_once))
+    found = value.search.start(value.axes, value.objectives, 0)
+    found.propose(0, {})
+    found.propose(1, {})
+    with pytest.raises(NoValues) as none:
+        found.propose(2, {})
+    assert none.value.later
+    found.tell(0, [1.0])
+    assert found.propose(2, {})
+    found = TuneSearch(Climber, most=1).start(value.axes, value.objectives, 0)
+    found.propose(0, {})
+    found.tell(0, [1.0])
+    with pytest.raises(NoValues) as none:
+        found.propose(1, {})
+    assert not none.value.later
+
+
+def test_optuna_searcher_takes_three_objectives() -> None:
+    pytest.importorskip("optuna")
+    value = sweep(TuneSearch(OptunaSearch), objective=("val_loss", "seconds", "peak_memory_bytes"))
+    found = value.search.start(value.axes, value.objectives, 0)
+    for number in range(12):
+        values = found.propose(number, {})
+        found.tell(number, [score(values), 1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: sweep(TuneSearch(Climber), axes=(Grid("epochs", (1, 2)), *AXES[:2])),
+            "cannot choose values beside those that epochs decides",
+        ),
+        (lambda: sweep(TuneSearch(Climber), first=({"batch_size": 32},)), "points_to_evaluate"),
+        (
+            lambda: sweep(
+                TuneSearch(Climber), axes=(AXES[1], Uniform("optimizer.momentum", 0, 1, when=("optimizer", "SGD")))
+            ),
+            r"TuneSearch\(Climber\) cannot express the condition of the axis optimizer.momentum",
+        ),
+        (lambda: TuneSearch(Climber, width="wide"), "width = 'wide' is of the wrong type"),
+        (lambda: TuneSearch(Climber, pace=3), "Climber has no argument 'pace'"),
+        (
+            lambda: TuneSearch(OptunaSearch, metric="loss"),
+            "OptunaSearch cannot be given metric.*the objective of the sweep",
+        ),
+        (
+            lambda: TuneSearch(OptunaSearch, sampler=object()),
+            "sampler = .* of OptunaSearch is no number.*def my_optunasearch",
+        ),
+        (lambda: TuneSearch(SGD), "TuneSearch takes a class derived from ray.tune.search.Searcher"),
+        (lambda: sweep(TuneSearch(no_searcher)), "must return a ray.tune.search.Searcher, got int"),
+        (lambda: TuneScheduler(Climber), "TuneScheduler takes a class derived from ray.tune.schedulers.TrialScheduler"),
+        (
+            lambda: sweep(TuneSearch(Climber), scheduler=TuneScheduler(AsyncHyperBandScheduler, grace_period=-1)),
+            "cannot be made: AssertionError: grace_period",
+        ),
+        (
+            lambda: sweep(TuneSearch(Climber), scheduler=TuneScheduler(PopulationBasedTraining)),
+            "PopulationBasedTraining",
+        ),
+        (
+            lambda: sweep(TuneSearch(Climber), objective="seconds", scheduler=TuneScheduler(AsyncHyperBandScheduler)),
+            r"TuneScheduler\(AsyncHyperBandScheduler\) compares by a metric of the task",
+        ),
+        (lambda: sweep(TuneSearch(Climber), callbacks=(3,)), "callbacks = "),
+        (lambda: TuneCallback(no_searcher).build(), "must return a ray.tune.Callback, got int"),
+    ],
+)
+def test_part_of_tune_that_cannot_work_is_refused_in_a_line(make: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_searcher_that_takes_numbers_alone_refuses_a_choice() -> None:
+    try:
+        BayesOptSearch()
+    except AssertionError:
+        with pytest.raises(UserError, match="cannot be made: AssertionError: BayesOpt must be installed"):
+            sweep(TuneSearch(BayesOptSearch))
+    else:
+        with pytest.raises(UserError, match="cannot search these axes"):
+            sweep(TuneSearch(BayesOptSearch))
+
+
+def test_schedulers_get_the_length_of_a_trial_and_pause_only_together() -> None:
+    halving = TuneScheduler(AsyncHyperBandScheduler, grace_period=2)
+    made = halving.build(None, (), 7)
+    assert (made._max_t, made._time_attr) == (7, "trained") and not halving.together
+    assert TuneScheduler(AsyncHyperBandScheduler, max_t=3).build(None, (), 7)._max_t == 3
+    assert TuneScheduler(HyperBandScheduler).together and TuneScheduler(MedianStoppingRule).together
+    assert not TuneScheduler(FIFOScheduler).together and TuneScheduler(FIFOScheduler, pauses=True).together
+    assert TuneScheduler(AsyncHyperBandScheduler, unit_steps=5).unit_steps == 5 and halving.unit_steps is None
+    value = sweep(TuneSearch(Climber), scheduler=halving, callbacks=(TuneCallback(CSVLoggerCallback),))
+    assert to_dict(value)["scheduler"]["class"] == "raytrain:TuneScheduler(ray.tune.schedulers:AsyncHyperBandScheduler)"
+    assert replace(value, trials=3).callbacks == value.callbacks
