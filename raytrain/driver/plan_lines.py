@@ -120,7 +120,11 @@ def _memory(plan: Plan) -> str:
     kept = "images" if plan.indices["train"].input.kind == "image" else "samples"
     where = f"resident, {size(plan.resident_bytes)} per node" if plan.mode == "resident" else "streamed"
     where = "read by each worker" if plan.experiment.data.direct and plan.mode == "streaming" else where
-    return f"{size(plan.state_bytes)} of weights, gradients and optimizer state {of}; {kept} {where}"
+    state = f"{size(plan.state_bytes)} of weights, gradients and optimizer state {of}"
+    part = plan.experiment.parallel.on_device(plan.state_bytes, plan.experiment.scaling.ranks)
+    if part < plan.state_bytes and (shares or plan.experiment.scaling.gpus_per_worker):
+        state += f", {size(part)} of them on each {'GPU' if plan.experiment.scaling.gpus_per_worker else 'worker'}"
+    return f"{state}; {kept} {where}"
 
 
 def _arrays(index: Index, shape: str) -> str:

@@ -37,6 +37,7 @@ class FSDP(Parallel):
 
     sharded: ClassVar[bool] = True
     """A rank has a part of each parameter."""
+    spreads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self, shard_over=at_least(1), block_parameters=above(0))
@@ -73,6 +74,6 @@ class FSDP(Parallel):
         """As the base class, with the model sharded in place."""
         if ranks.world == 1:
             return super().setup(build, ranks, shape)
-        from raytrain.parallel.dtensors import FullySharded  # torch: `--help` needs the fields only
+        from raytrain.parallel.dtensors import FullySharded, Parts  # torch: `--help` needs the fields only
 
-        return FullySharded(build().to(ranks.device), ranks, self)
+        return FullySharded(Parts(build, ranks), ranks, self)

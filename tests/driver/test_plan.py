@@ -570,7 +570,7 @@ def test_lr_scaling_needs_lr_batch_size(scaling: str) -> None:
         (DDP(), "fp32", 3, None),
         (FSDP(), "fp32", 1, "what FSDP has of weights, gradients and optimizer state on a GPU needs 1,"),
         (FSDP(), "fp32", 2, None),
-        (FSDP(), "auto", 1, "the whole model with gradients, which FSDP has on each GPU before it is spread, needs 1,"),
+        (FSDP(), "auto", 1, "what FSDP has of weights, gradients and optimizer state on a GPU needs 1,"),
         (FSDP(cpu_offload=True), "fp32", 1, None),
         (TensorParallel(), "fp32", 1, "what TensorParallel has of weights"),
         (Pipeline(), "fp32", 1, "what Pipeline has of weights"),
@@ -592,10 +592,11 @@ def test_what_cannot_fit_on_the_smallest_gpu_is_refused(
     assert f"there are {gib * 1024:,} MiB, on the smallest GPU; use " in str(refused.value)
 
 
-def test_unsharded_model_must_fit_on_a_gpu() -> None:
+def test_largest_tensor_of_a_sharded_model_must_fit_on_a_gpu() -> None:
     found = replace(nodes(64, gpus=16), gpu_memory=lambda: 1 << 30)
     fields = {"model": MLP(hidden=(20_000, 20_000)), "batch_size": 64, "parallel": FSDP()}  # 0.4 GiB a worker
-    with pytest.raises(UserError, match="the whole model, which FSDP has on each GPU before it is spread, needs 1,"):
+    said = "what FSDP has on a GPU together with the model's largest tensor, which is whole there for a while, needs 1,"
+    with pytest.raises(UserError, match=said):
         make(found, optimizer=AdamW(), scaling=Scaling(workers=16, gpus_per_worker=1.0), **fields)
 
 
