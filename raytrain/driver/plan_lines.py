@@ -115,16 +115,15 @@ def _workers(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> str:
-    shares = plan.experiment.parallel.sharded and plan.experiment.scaling.ranks > 1
-    of = "per copy, shared out among its workers" if shares else "per worker"
+    e, state = plan.experiment, plan.state_bytes
+    part = e.parallel.on_device(state, e.scaling.ranks)
+    of = "per copy" if e.parallel.sharded and e.scaling.ranks > 1 else "per worker"
+    if part < state and (of == "per copy" or e.scaling.gpus_per_worker):
+        of += f", {size(part)} of it on each {'GPU' if e.scaling.gpus_per_worker else 'worker'}"
     kept = "images" if plan.indices["train"].input.kind == "image" else "samples"
     where = f"resident, {size(plan.resident_bytes)} per node" if plan.mode == "resident" else "streamed"
     where = "read by each worker" if plan.experiment.data.direct and plan.mode == "streaming" else where
-    state = f"{size(plan.state_bytes)} of weights, gradients and optimizer state {of}"
-    part = plan.experiment.parallel.on_device(plan.state_bytes, plan.experiment.scaling.ranks)
-    if part < plan.state_bytes and (shares or plan.experiment.scaling.gpus_per_worker):
-        state += f", {size(part)} of them on each {'GPU' if plan.experiment.scaling.gpus_per_worker else 'worker'}"
-    return f"{state}; {kept} {where}"
+    return f"{size(state)} of weights, gradients and optimizer state {of}; {kept} {where}"
 
 
 def _arrays(index: Index, shape: str) -> str:

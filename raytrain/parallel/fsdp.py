@@ -72,8 +72,10 @@ class FSDP(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the model sharded in place."""
-        if ranks.world == 1:
-            return super().setup(build, ranks, shape)
-        from raytrain.parallel.dtensors import FullySharded, Parts  # torch: `--help` needs the fields only
+        from raytrain.parallel.dtensors import FullySharded, Parts, Strategy  # torch: `--help` needs the fields only
 
-        return FullySharded(Parts(build, ranks), ranks, self)
+        parts = Parts(build, ranks)
+        if ranks.world > 1:
+            return FullySharded(parts, ranks, self)
+        parts.fill(parts.module, ranks.device)
+        return Strategy(parts.module, ranks)

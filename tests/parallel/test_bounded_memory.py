@@ -170,7 +170,7 @@ def test_fsdp_is_killed_resumes_on_other_numbers_of_workers_and_exports(
 ) -> None:
     run = begin(tmp_path / "run")
     begin_and_kill(run, FSDP(), 2, int(STATE / 1.5))
-    assert "interrupted" in go_on(fresh, run, FSDP(), 4, WEIGHTS, Stop(5))
+    assert "interrupted" in go_on(fresh, run, FSDP(), 4, int(STATE / 2.4), Stop(5))
     (run / "stop").unlink()
     assert go_on(fresh, run, FSDP(), 2, int(STATE / 1.5)) == ["completed"] * 2
     check(run, expected)
