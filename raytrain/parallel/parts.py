@@ -161,6 +161,9 @@ def _is_meta(value: Any) -> bool:
 
 def _become(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Give a parameter or a buffer another memory; the object, and its attributes, stay."""
+    if not tensor.is_meta:
+        tensor.data = value
+        return
     new = nn.Parameter(value, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
     vars(new).update(vars(tensor))
     torch.utils.swap_tensors(tensor, new)

@@ -179,11 +179,12 @@ def test_fsdp_is_killed_resumes_on_other_numbers_of_workers_and_exports(
     assert all(torch.equal(value, exported[name]) for name, value in Run(run).model("last").state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "world", "allowance"),
     [
-        (Pipeline(), 2, int(STATE / 1.5)),
-        (TensorParallel(), 2, int(STATE / 1.5)),
+        (Pipeline(), 2, int(STATE / 1.2)),
+        (TensorParallel(), 2, int(STATE / 1.2)),
         (ModelParallel(), 1, STATE + WEIGHTS // 2),
     ],
     ids=["pipeline", "tensor", "model parallel"],
