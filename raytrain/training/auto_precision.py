@@ -29,7 +29,8 @@ def choose_precision(trainer: Trainer) -> None:
     first = first._replace(batch=first.batch.unmixed, last=True)
     spreads = e.parallel.spreads
     step = _on_all_ranks(trainer, first) if spreads else _alone(trainer, first)
-    kept = [(buffer, buffer.clone()) for buffer in trainer.strategy.module.buffers() if spreads]
+    owned = filter(trainer.strategy.owns, trainer.strategy.module.buffers() if spreads else ())
+    kept = [(buffer, buffer.clone()) for buffer in owned]
     together = spreads and ranks.world > 1
     found = [fastest(step, ranks.device, e.parallel.scales, together)]  # on all ranks at once, as they will train
     for buffer, before in kept:
