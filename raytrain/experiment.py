@@ -172,6 +172,9 @@ class Experiment:
     """Replay forward and backward pass of a batch as one CUDA graph, which saves a small model the launches of its
     kernels. For one worker with one GPU and steps of one micro-batch; the task's loss must not read batch.ids. auto
     times both ways on the first steps and takes the faster one. Not yet run on a GPU."""
+    activation_checkpointing: str = "none"
+    """Blocks of the model whose activations are computed again in the backward pass, and not kept for it: none, block
+    (all of them), or a number N for every N-th. Less memory, the same losses, about a third more time for `block`."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; larger gradients are scaled down to it. None does not clip."""
     freeze: tuple[str, ...] = ()
@@ -225,6 +228,10 @@ class Experiment:
                 f"of 1 to {self.epochs}, the last epoch",
             ),
             seed=at_least(0),
+            activation_checkpointing=(
+                lambda text: text in ("none", "block") or (text.isdecimal() and int(text) > 0),
+                "of none, block, or a number of at least 1",
+            ),
         )
         self._check_recipe()
         if self.precision == "fp16" and not self.parallel.scales:
@@ -238,6 +245,12 @@ class Experiment:
                 f"torch.compile does not work with {type(self.parallel).__name__}",
                 "in compile",
                 "use --no_compile, or --parallel.strategy ddp",
+            )
+        if self.activation_checkpointing != "none" and (self.compile or not self.parallel.recomputes):
+            what = "compile" if self.compile else type(self.parallel).__name__
+            how = "use --activation_checkpointing none" + (" or --no_compile" if self.compile else "")
+            raise errors.UserError(
+                f"activation checkpointing does not work with {what}", "in activation_checkpointing", how
             )
         if self.scaling.elastic:
             _ = self.sizes  # runs the checks below for each number of workers

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from raytrain import errors
-from raytrain.checkpoint import layout
+from raytrain.checkpoint import layout, mapped
 from raytrain.checkpoint.layout import (
     MANIFEST,
     MODEL,
@@ -106,8 +106,11 @@ def save(
     return target
 
 
-def load(path: Path, device: torch.device | str = "cpu") -> Loaded:
+def load(path: Path, device: torch.device | str | None = "cpu") -> Loaded:
     """Read a checkpoint that verified.
+
+    Args:
+        device: None for tensors on the CPU that are read from the files as they are used. Those must not be changed.
 
     Raises:
         UserError: its files are what the manifest says, and no checkpoint's for all that.
@@ -115,14 +118,14 @@ def load(path: Path, device: torch.device | str = "cpu") -> Loaded:
     return Loaded(path, load_model(path, device), load_optimizer(path, device), load_state(path))
 
 
-def loadable(folder: Path, device: torch.device | str = "cpu") -> Iterator[Loaded]:
+def loadable(folder: Path, device: torch.device | str | None = "cpu") -> Iterator[Loaded]:
     """The checkpoints that verify and can be read, the newest first."""
     for path in verified(folder):
         with contextlib.suppress(errors.UserError):
             yield load(path, device)
 
 
-def loadable_at(there: Storage, run: Path, device: torch.device) -> Iterator[Loaded]:
+def loadable_at(there: Storage, run: Path, device: torch.device | None) -> Iterator[Loaded]:
     """Yield the checkpoints of a run at a URL that verify and can be read: first newer ones of the mirror that continue
     the run at the URL, then those at the URL. In between, synchronise the mirror."""
     run.mkdir(parents=True, exist_ok=True)
@@ -137,20 +140,28 @@ def loadable_at(there: Storage, run: Path, device: torch.device) -> Iterator[Loa
             yield load(path, device)
 
 
-def load_model(path: Path, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+def load_model(path: Path, device: torch.device | str | None = "cpu") -> dict[str, torch.Tensor]:
     """Return the module's state dict.
+
+    Args:
+        device: see `load`.
 
     Raises:
         UserError: the file is no safetensors.
     """
     try:
+        if device is None:
+            return mapped.state_dict(path / MODEL, {short: dtype for dtype, short in _DTYPES.items()})
         return load_file(path / MODEL, device=str(device))
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise broken(path, f"{MODEL} cannot be read ({short(error)})") from None
 
 
-def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+def load_optimizer(path: Path, device: torch.device | str | None = "cpu") -> dict[str, Any]:
     """Return the second argument of `save`.
+
+    Args:
+        device: see `load`.
 
     Raises:
         UserError: the file holds more than tensors and plain values; none of it has run.
@@ -161,7 +172,10 @@ def load_optimizer(path: Path, device: torch.device | str = "cpu") -> dict[str, 
         ) as archive:  # torch.save does not compress: a compressed entry may be a zip bomb
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise zipfile.BadZipFile("it is compressed")
-        found = torch.load(path / OPTIMIZER, map_location=device, weights_only=True)
+        if device is None:
+            found = mapped.archive(path / OPTIMIZER)
+        else:
+            found = torch.load(path / OPTIMIZER, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
         raise broken(path, f"{OPTIMIZER} holds more than tensors and plain values") from None
     except Exception as error:  # a damaged archive or pickle raises errors of many types

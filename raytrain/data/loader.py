@@ -22,7 +22,7 @@ from raytrain.data.sampler import Sampler, drawing
 from raytrain.data.source import Data, Index
 from raytrain.watchdog import MOVING, PREPARING, awaited, doing
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 """Of glibc's malloc.h."""
 _DEVICE_SHARE = 0.25
 """Share of a GPU's free memory that the arrays of a split may take to be kept there."""
@@ -230,6 +230,15 @@ def keep_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def return_memory() -> None:
+    """Make this process return each large block that it frees. By default glibc keeps blocks of up to 32 MiB once such
+    have been freed, and between them what a sharded model has gathered and dropped takes several times its size."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        for setting, value in ((_M_MMAP_MAX, 65536), (_M_MMAP_THRESHOLD, 1 << 20), (_M_TRIM_THRESHOLD, 1 << 17)):
+            libc.mallopt(setting, value)
 
 
 def fits_device(size: int, device: torch.device) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from raytrain import errors
-from raytrain.checkpoint import location, remote
+from raytrain.checkpoint import location, mapped, remote
 from raytrain.data.blocks import Bad
 from raytrain.driver import plan_lines, supervise
 from raytrain.driver.interrupts import Interrupts
@@ -41,7 +41,7 @@ def prepare(
         path.absolute(),
         ray.put(indices),
         images,
-        None if weights is None else ray.put(weights),
+        None if weights is None else ray.put(mapped.arrays(weights) if e.parallel.spreads else weights),
         command_started,
         own_output=not options.verbose and planned.experiment.scaling.workers != 0,
         url=location.url_of(path),

@@ -30,7 +30,7 @@ from raytrain.loggers import RunInfo
 from raytrain.optim.optimizers import backbone
 from raytrain.run.experiment_file import to_json
 from raytrain.run.run import Run
-from raytrain.training import freezing, graph
+from raytrain.training import freezing, graph, recomputing
 from raytrain.training.precision import check_device
 
 _COPIED = 2 << 30
@@ -132,8 +132,11 @@ class Plan:
             UserError: they do not.
         """
         settings, one = self.experiment.checkpoint, self.checkpoint_bytes
+        copies = 2 if self.experiment.parallel.spreads else 1  # rank 0 collects a spread model's tensors in files
         stay = settings.keep + 1 + self.epochs // (settings.keep_every or self.epochs + 1)
-        needs = one + (stay * one if settings.max_gib is None else min(stay * one, int(settings.max_gib * 2**30)))
+        needs = copies * one + (
+            stay * one if settings.max_gib is None else min(stay * one, int(settings.max_gib * 2**30))
+        )
         there = sum(file.stat().st_size for file in folder.glob("checkpoints/step_*/*"))
         disk = shutil.disk_usage(existing(folder))
         has = disk.free + there
@@ -209,6 +212,7 @@ def make(
     _check_epoch(experiment, train)
     module = check_model(experiment, sample, len(train.classes), dtype)
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module)]
+    begin += recomputing.check(experiment.activation_checkpointing, module)
     begin += [] if resumed else initial_weights.check(experiment.model, module, train.classes)
     begin += check_sides(experiment, module, sample, dtype)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
@@ -234,7 +238,7 @@ def make(
         note = f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"
         found = replace(found, notes=(*found.notes, note))
     _check_length(found)
-    _check_gpu_memory(found, sum(each.numel() * each.element_size() for each in module.state_dict().values()))
+    _check_gpu_memory(found, max(each.numel() * each.element_size() for each in module.parameters()))
     return replace(found, notes=(*found.notes, *_check_budget(found)))
 
 
@@ -350,12 +354,12 @@ def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Litera
     return data.mode
 
 
-def _check_gpu_memory(planned: Plan, model: int) -> None:
+def _check_gpu_memory(planned: Plan, largest: int) -> None:
     """Check that a worker's state, without activations, fits on its GPU.
 
     Args:
         planned: the plan but for this check.
-        model: bytes of the model's parameters and buffers.
+        largest: bytes of the model's largest parameter.
 
     Raises:
         UserError: it cannot.
@@ -364,20 +368,18 @@ def _check_gpu_memory(planned: Plan, model: int) -> None:
     if not scaling.gpus_per_worker:
         return
     name, state = type(e.parallel).__name__, e.parallel.on_device(planned.state_bytes, scaling.ranks)
-    # A model that is spread is whole on each rank's device before; precision=auto goes forth and back through it there.
-    tried = 4 * planned.parameters[1] if e.precision == "auto" else 0
-    whole = model + tried if state < planned.state_bytes else 0
-    if max(state, whole) < _ASKED_FROM or (memory := planned.resources.gpu_memory()) is None:
+    # A model that is spread is filled tensor by tensor, and FSDP gathers its layers for their passes.
+    whole = largest if state < planned.state_bytes else 0
+    if state + whole < _ASKED_FROM or (memory := planned.resources.gpu_memory()) is None:
         return
     room, where = int(memory * min(1.0, scaling.gpus_per_worker)), "on the smallest GPU"
-    if whole > room:
-        what = f"the whole model{' with gradients' if tried else ''}, which {name} has on each GPU before it is spread,"
-        how = "use larger GPUs, or a smaller model" + (", or a --precision other than auto" if model <= room else "")
-        raise errors.no_room(what, whole, room, where, how)
     if state > room:
         more = "more workers" if whole else "--parallel.strategy fsdp with more workers"
         what = f"what {name} has of weights, gradients and optimizer state on a GPU"
         raise errors.no_room(what, state, room, where, f"use {more}, larger GPUs or a smaller model")
+    if state + whole > room:
+        what = f"what {name} has on a GPU together with the model's largest tensor, which is whole there for a while,"
+        raise errors.no_room(what, state + whole, room, where, "use larger GPUs, or a model with smaller layers")
 
 
 def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Experiment:

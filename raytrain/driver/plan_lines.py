@@ -115,11 +115,14 @@ def _workers(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> str:
-    shares = plan.experiment.parallel.sharded and plan.experiment.scaling.ranks > 1
-    of = "per copy, shared out among its workers" if shares else "per worker"
+    e, state = plan.experiment, plan.state_bytes
+    part = e.parallel.on_device(state, e.scaling.ranks)
+    of = "per copy" if e.parallel.sharded and e.scaling.ranks > 1 else "per worker"
+    if part < state and (of == "per copy" or e.scaling.gpus_per_worker):
+        of += f", {size(part)} of it on each {'GPU' if e.scaling.gpus_per_worker else 'worker'}"
     kept = "images" if plan.indices["train"].input.kind == "image" else "samples"
     where = f"resident, {size(plan.resident_bytes)} per node" if plan.mode == "resident" else _streamed(plan)
-    return f"{size(plan.state_bytes)} of weights, gradients and optimizer state {of}; {kept} {where}"
+    return f"{size(state)} of weights, gradients and optimizer state {of}; {kept} {where}"
 
 
 def _streamed(plan: Plan) -> str:

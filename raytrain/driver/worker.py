@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from raytrain import errors
-from raytrain.checkpoint import remote, storage
+from raytrain.checkpoint import mapped, remote, storage
 from raytrain.data import Index
 from raytrain.data.loader import Reader
 from raytrain.data.reader import Direct, Part, Resident, own_cpus
@@ -93,6 +93,8 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         if job.profile:
             hooks = (*hooks, Profiling(job.profile))
         weights: Any = ray.get(job.weights) if job.weights is not None else None
+        if weights and job.experiment.parallel.spreads:
+            weights = mapped.from_arrays(weights)
         started, floor = job.command_started, job.baseline
         hooks = [*hooks, Gate()] if job.gated else hooks
         try:

@@ -21,8 +21,13 @@ class Parallel:
 
     sharded: ClassVar[bool] = False
     """Whether ranks hold parts of the model, so that no device needs room for the whole."""
+    spreads: ClassVar[bool] = False
+    """Whether `setup` leaves it to the trainer to load weights, part by part (`Strategy.load`), so that no device or
+    process needs room for the whole model."""
     compiles: ClassVar[bool] = True
     """Whether torch.compile works with it."""
+    recomputes: ClassVar[bool] = True
+    """Whether activation checkpointing works with it."""
     threads: ClassVar[int | None] = None
     """Threads of a worker where the experiment leaves them open; None shares the cores among the workers."""
 
@@ -35,7 +40,7 @@ class Parallel:
         """Make the runtime of one rank. A collective.
 
         Args:
-            build: returns the model with its initial weights, on the CPU.
+            build: returns the model with its initial weights, on the CPU; under `spreads` with those of the seed.
             shape: (micro-batches of a full step of one replica, samples of each).
         """
         from raytrain.parallel.strategy import Strategy  # torch: `--help` needs the fields only

@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Replicate
 
 from raytrain.parallel.cutting import blocks, styles
 from raytrain.parallel.fsdp import FSDP
+from raytrain.parallel.parts import Parts
 from raytrain.parallel.strategy import RankContext, Strategy
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,22 +35,28 @@ class Sharded(Strategy):
 
     def shard(self, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """See the base class."""
-        if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
-            return distribute_tensor(tensor.contiguous(), parameter.device_mesh, parameter.placements)
-        return super().shard(tensor, parameter)
+        if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+            return super().shard(tensor, parameter)
+        mesh, placements, shape = parameter.device_mesh, parameter.placements, tensor.shape
+        sizes, starts = compute_local_shape_and_global_offset(shape, mesh, placements)
+        part = tensor[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+        local = torch.empty_like(parameter.to_local(), dtype=tensor.dtype, requires_grad=False).copy_(part)
+        strides = parameter.stride()
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=strides)
 
 
 class FullySharded(Sharded):
     """FSDP2, which averages gradients over the ranks during the backward pass.
 
     Args:
-        module: the model, which is sharded in place.
+        parts: the model, which is filled and sharded block by block.
         value: the settings.
     """
 
     lockstep = True  # each pass gathers the shards
 
-    def __init__(self, module: nn.Module, ranks: RankContext, value: FSDP):
+    def __init__(self, parts: Parts, ranks: RankContext, value: FSDP):
+        module = parts.module
         super().__init__(module, ranks)
         self.gradient_scale = float(ranks.world)
         kind, size = ranks.device.type, value.shard_over or ranks.world
@@ -62,10 +70,10 @@ class FullySharded(Sharded):
             "mp_policy": MixedPrecisionPolicy(_DTYPES[value.param_dtype], _DTYPES[value.reduce_dtype]),
             "offload_policy": CPUOffloadPolicy() if value.cpu_offload else OffloadPolicy(),
         }
-        module.to(memory_format=torch.contiguous_format)  # FSDP2 takes no other; images keep theirs
-        for block in blocks(module, value.block_parameters):
+        for block in (*blocks(module, value.block_parameters), module):
+            # FSDP2 takes no other layout; images keep theirs.
+            parts.fill(block, ranks.device, layout=torch.contiguous_format)
             fully_shard(block, **options)
-        fully_shard(module, **options)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -88,11 +96,11 @@ class TensorSharded(Sharded):
     """Some linear layers are cut over the ranks that share a replica; all else is on every rank.
 
     Args:
-        module: the model, whose linear layers are sharded in place.
+        parts: the model, which is filled and sharded layer by layer.
         size: the ranks that share a replica.
     """
 
-    def __init__(self, module: nn.Module, ranks: RankContext, size: int):
+    def __init__(self, parts: Parts, ranks: RankContext, size: int):
         mesh = init_device_mesh(ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replica", "shard"))
         every = Replicate()
         made: dict[str, ParallelStyle] = {
@@ -101,8 +109,12 @@ class TensorSharded(Sharded):
             "columns": ColwiseParallel(output_layouts=every),
             "rows": RowwiseParallel(input_layouts=every),
         }
-        plan = {name: made[style] for name, style in styles(module, size).items()}
-        super().__init__(parallelize_module(module, mesh["shard"], plan), ranks)
+        module = parts.module
+        for name, style in styles(module, size).items():
+            parts.fill(module.get_submodule(name), ranks.device)
+            parallelize_module(module, mesh["shard"], {name: made[style]})
+        parts.fill(module, ranks.device)
+        super().__init__(module, ranks)
         self.mesh = mesh
         self.replica, number = divmod(ranks.rank, mesh.size(1))
         self.counts = number == 0  # all ranks of a replica have its outputs

@@ -37,6 +37,7 @@ class FSDP(Parallel):
 
     sharded: ClassVar[bool] = True
     """A rank has a part of each parameter."""
+    spreads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self, shard_over=at_least(1), block_parameters=above(0))
@@ -71,8 +72,10 @@ class FSDP(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the model sharded in place."""
-        if ranks.world == 1:
-            return super().setup(build, ranks, shape)
-        from raytrain.parallel.dtensors import FullySharded  # torch: `--help` needs the fields only
+        from raytrain.parallel.dtensors import FullySharded, Parts, Strategy  # torch: `--help` needs the fields only
 
-        return FullySharded(build().to(ranks.device), ranks, self)
+        parts = Parts(build, ranks)
+        if ranks.world > 1:
+            return FullySharded(parts, ranks, self)
+        parts.fill(parts.module, ranks.device)
+        return Strategy(parts.module, ranks)

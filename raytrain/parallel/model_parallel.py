@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain import errors
 from raytrain.config import at_least, check
@@ -25,6 +25,8 @@ class ModelParallel(Parallel):
     parts: int = 2
     """Devices of a worker that the layers are spread over, so that each holds about as many parameters. On CPUs all of
     them are the CPU."""
+
+    spreads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self, parts=at_least(2))
@@ -49,14 +51,16 @@ class ModelParallel(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the layers on the rank's first devices; on CPUs all parts are on one."""
-        from raytrain.parallel import cutting, distributed, strategy  # torch: `--help` needs the fields only
+        from raytrain.parallel import cutting, distributed, parts, strategy  # torch: `--help` needs the fields only
 
-        module, devices = build().to(ranks.device), ranks.devices
-        places = devices[: self.parts] if ranks.more else [ranks.device] * self.parts
+        model = parts.Parts(build, ranks)
+        module = model.module
+        places = ranks.devices[: self.parts] if ranks.more else [ranks.device] * self.parts
         for layers, place in zip(cutting.split(module, self.parts), places, strict=True):
             for layer in layers:
-                layer.to(place)
+                model.fill(layer, place)
                 layer.register_forward_pre_hook(_Moved(place))
+        model.fill(module, ranks.device)
         module.register_forward_hook(_Moved(ranks.device))
         if ranks.world == 1:
             return strategy.Strategy(module, ranks)

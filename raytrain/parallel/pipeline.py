@@ -34,6 +34,9 @@ class Pipeline(Parallel):
 
     sharded: ClassVar[bool] = True
     """A rank has its stages' parameters."""
+    spreads: ClassVar[bool] = True
+    recomputes: ClassVar[bool] = False
+    """torch.fx traces through blocks."""
 
     def __post_init__(self) -> None:
         check(self, stages=at_least(2), interleave=at_least(2))
@@ -77,8 +80,8 @@ class Pipeline(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with this rank's stages; of all other parameters and buffers the model keeps the shape."""
-        stages = (self._size(ranks.world), self._each)
-        return _runtime()[1].Stages(build().to(ranks.device), ranks, *stages, self.schedule, shape)
+        runtime, size = _runtime()[1], self._size(ranks.world)
+        return runtime.Stages(runtime.Parts(build, ranks), ranks, size, self._each, self.schedule, shape)
 
     @property
     def _each(self) -> int:

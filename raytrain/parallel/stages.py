@@ -7,6 +7,7 @@ mean what they did), and cut where a single tensor goes from one part to the nex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch.fx.passes.split_module import split_module
 
 from raytrain import errors
 from raytrain.parallel.cutting import balanced
-from raytrain.parallel.strategy import Autocast, Loss, RankContext, Shape, Strategy, snapshot
+from raytrain.parallel.parts import Parts, in_file
+from raytrain.parallel.strategy import Autocast, Loss, RankContext, Shape, Strategy, mapped, snapshot
 
 _SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
 
@@ -27,7 +29,8 @@ class Stages(Strategy):
     """This rank's stages of a model, in a pipeline with other ranks.
 
     Args:
-        module: the whole model; what other ranks have of it keeps its shape and loses its memory.
+        parts: the model, which is filled stage by stage; what other ranks have of it keeps its shape and takes no
+            memory.
         size: ranks of a pipeline; those that follow each other make one.
         each: stages of a rank.
         schedule: the name of the schedule.
@@ -36,7 +39,8 @@ class Stages(Strategy):
 
     sharded = True
 
-    def __init__(self, module: nn.Module, ranks: RankContext, size: int, each: int, schedule: str, shape: Shape):
+    def __init__(self, parts: Parts, ranks: RankContext, size: int, each: int, schedule: str, shape: Shape):
+        module = parts.module
         super().__init__(module, ranks)
         device, mesh_shape = ranks.device, (ranks.world // size, size)
         mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("replica", "stage"))
@@ -53,13 +57,14 @@ class Stages(Strategy):
         self.everything = everything
         self.stages = nn.ModuleList(everything[number] for number in self.numbers)
         self.schedule: Any = None
+        self.autocast: Autocast | None = None
         self.loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda output, number: output.sum()
         mine = {id(tensor) for tensor in (*self.stages.parameters(), *self.stages.buffers())}
         self.others = {name for name, tensor in module.state_dict(keep_vars=True).items() if id(tensor) not in mine}
         self.mine = mine
-        for tensor in (*module.parameters(), *module.buffers()):
-            if id(tensor) not in mine:
-                tensor.data = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+        for number, stage in enumerate(everything):
+            parts.fill(stage, device, keep=number in self.numbers)
+        parts.fill(module, device, keep=False)
         module.register_forward_pre_hook(_refuse)
 
     def random_stream(self, shard: int) -> int:
@@ -121,14 +126,34 @@ class Stages(Strategy):
                 dist.broadcast(buffer, group=self.peers, group_src=0)
 
     def gather(self, state: Any) -> Any:
-        """Put the stages' parts of the first pipeline together; see the base class."""
+        """Put the stages' parts of the first pipeline together, tensor by tensor; see the base class."""
         if self.replica:
             return None
-        first = self.ranks.rank == 0
-        parts: list[Any] = [None] * self.size
-        mine = snapshot(_without(state, self.others))
-        dist.gather_object(mine, parts if first else None, group=self.line, group_dst=0)
-        return _joined(parts) if first else None
+        mine = _without(state, self.others)
+        if self.ranks.rank == 0:
+            outlines: list[Any] = [None] * self.size
+            dist.gather_object(None, outlines, group=self.line, group_dst=0)
+            parts = [mapped(outline, partial(self._receive, number)) for number, outline in enumerate(outlines[1:], 1)]
+            return _joined([snapshot(mine, folder=self.ranks.folder), *parts])
+        dist.gather_object(mapped(mine, lambda tensor: tensor.detach().to("meta")), group=self.line, group_dst=0)
+        mapped(mine, self._send)
+        return None
+
+    def _send(self, tensor: torch.Tensor) -> None:
+        value = tensor.detach().to(self.ranks.device).contiguous()
+        if value.numel():
+            dist.send(value.view(-1).view(torch.uint8), group=self.line, group_dst=0)
+
+    def _receive(self, number: int, shape: torch.Tensor) -> torch.Tensor:
+        """Return what a rank of the pipeline sends, on the host.
+
+        Args:
+            shape: a tensor like it on the meta device.
+        """
+        value = torch.empty(shape.shape, dtype=shape.dtype, device=self.ranks.device)
+        if value.numel():
+            dist.recv(value.view(-1).view(torch.uint8), group=self.line, group_src=number)
+        return in_file(shape.shape, shape.dtype, self.ranks.folder).copy_(value)
 
     def _first(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (inputs,) if self.numbers[0] == 0 else ()
@@ -145,7 +170,8 @@ class Stages(Strategy):
         indices = torch.arange(samples, device=self.ranks.device)
         full = [one.batch.input[indices % len(one.batch)] for one in passes]
         inputs = torch.cat((full * -(-count // len(full)))[:count])
-        if self.schedule is None:
+        if self.schedule is None or self.autocast != autocast:
+            self.autocast = autocast
             self.schedule = self._schedule(inputs[:samples], autocast)
         return inputs
 

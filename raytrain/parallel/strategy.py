@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from raytrain.parallel.parts import in_file
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,14 @@ class RankContext:
         world: the number of ranks.
         device: the device of its batches, and of its model or the first part of it.
         more: further GPUs of the rank, over which a strategy may spread the model.
+        folder: where rank 0 may put large tensors that are to take no memory; None for memory.
     """
 
     rank: int
     world: int
     device: torch.device
     more: tuple[torch.device, ...] = ()
+    folder: Path | None = None
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -170,39 +175,80 @@ class Strategy:
         """Return whether this rank has the values of a parameter or a buffer, or a part of them."""
         return True
 
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take this rank's parts of a state dict of whole tensors, and read no others.
+
+        Raises:
+            RuntimeError: names or shapes are not the module's.
+        """
+        own = self.module.state_dict(keep_vars=True)
+        if wrong := own.keys() ^ weights.keys():
+            raise RuntimeError(f"the weights do not fit: {', '.join(sorted(wrong)[:4])}")
+        for name, tensor in own.items():
+            if not isinstance(tensor, torch.Tensor) or not self.owns(tensor):
+                continue
+            if weights[name].shape != tensor.shape:
+                raise RuntimeError(f"the weights do not fit: {name} is {tuple(tensor.shape)}")
+            local(tensor).copy_(local(self.shard(weights[name], tensor)))
+
     def unshard(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the whole of a model's or an optimizer's tensor, as a checkpoint holds it. A collective for a part of
         one."""
         return tensor
 
     def shard(self, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a whole tensor that belongs to a parameter: the inverse of `unshard`."""
+        """Return a copy of this rank's part of a whole tensor that belongs to a parameter: the inverse of `unshard`.
+
+        Args:
+            tensor: perhaps a file's, of which only that part is read.
+        """
         if tensor.shape != parameter.shape:
-            return tensor  # such as Adam's step
+            return tensor.clone()  # such as Adam's step
         # Fused optimizers expect both to lie in memory in the same order.
         return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
 
     def gather(self, state: Any) -> Any:
         """Copy a tree of tensors, by the names or numbers of parameters, to the host of rank 0, with the parts of all
-        ranks; return None on other ranks. A collective where `sharded`."""
+        ranks, one tensor after the other; return None on other ranks. A collective where `sharded`."""
         first = self.ranks.rank == 0
-        return snapshot(state, self.unshard, first) if first or self.sharded else None
+        return snapshot(state, self.unshard, first, self.ranks.folder) if first or self.sharded else None
 
 
 def snapshot(
-    state: Any, unshard: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor, keep: bool = True
+    state: Any,
+    unshard: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    keep: bool = True,
+    folder: Path | None = None,
 ) -> Any:
     """Copy a tree of tensors and plain values to the host, so that training can go on changing them.
 
     Args:
         unshard: makes a whole tensor of a rank's part.
         keep: whether this rank wants the copy, or only takes part in `unshard`.
+        folder: see `in_file`.
     """
-    if isinstance(state, torch.Tensor):
-        tensor = unshard(state.detach())
+
+    def copy(part: torch.Tensor) -> torch.Tensor | None:
+        tensor = unshard(part.detach())
         if not keep:
             return None
+        if folder is not None:
+            return in_file(tensor.shape, tensor.dtype, folder).copy_(tensor)
         return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+
+    return mapped(state, copy)
+
+
+def mapped(state: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return a tree with each tensor changed, in a fixed order."""
+    if isinstance(state, torch.Tensor):
+        return change(state)
     if isinstance(state, Mapping):
-        return {name: snapshot(value, unshard, keep) for name, value in state.items()}
-    return type(state)(snapshot(value, unshard, keep) for value in state) if isinstance(state, (list, tuple)) else state
+        return {name: mapped(value, change) for name, value in state.items()}
+    return type(state)(mapped(value, change) for value in state) if isinstance(state, (list, tuple)) else state
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor that is sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]

@@ -27,6 +27,7 @@ class TensorParallel(Parallel):
 
     sharded: ClassVar[bool] = True
     """A rank has a part of each linear layer."""
+    spreads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self, shards=at_least(2))
@@ -60,9 +61,9 @@ class TensorParallel(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with linear layers sharded in place."""
-        from raytrain.parallel.dtensors import TensorSharded  # torch: `--help` needs the fields only
+        from raytrain.parallel.dtensors import Parts, TensorSharded  # torch: `--help` needs the fields only
 
-        return TensorSharded(build().to(ranks.device), ranks, self._size(ranks.world))
+        return TensorSharded(Parts(build, ranks), ranks, self._size(ranks.world))
 
     def _size(self, workers: int) -> int:
         return self.shards or workers

@@ -23,7 +23,7 @@ from typing import Any
 import ray
 
 from raytrain import errors
-from raytrain.checkpoint import layout
+from raytrain.checkpoint import layout, mapped
 from raytrain.data import Index
 from raytrain.driver import endings, gate, gpu_errors, initial_weights
 from raytrain.driver.interrupts import Leave
@@ -262,7 +262,7 @@ class Attempt:
             self.run.absolute(),
             self.data.indices,
             self.data.images,
-            None if weights is None else ray.put(weights),
+            None if weights is None else ray.put(mapped.arrays(weights) if self.value.parallel.spreads else weights),
             time.time(),
             own_output=True,
             threads=self.data.threads,

@@ -25,10 +25,12 @@ def build_optimizer(
     parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
     own = [parameter for parameter in parameters if strategy.owns(parameter)]
     ids = {id(parameter) for parameter in own}
+    for group in groups:  # what other ranks update keeps its number and takes no memory
+        held = group["params"]
+        group["params"] = [one if id(one) in ids else nn.Parameter(one.detach().new_empty(0)) for one in held]
     optimizer = declared.build(groups)
-    for parameter in parameters:
-        if id(parameter) not in ids:
-            optimizer.state.pop(parameter, None)
+    for parameter in [one for one in optimizer.state if id(one) not in ids]:
+        del optimizer.state[parameter]
     if state is None:
         return optimizer, own
     state["state"] = {

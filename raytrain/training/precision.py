@@ -135,13 +135,14 @@ def available(device: torch.device, scales: bool = True) -> list[str]:
 
 
 def fastest(
-    step: Callable[[Precision], list[torch.Tensor]], device: torch.device, scales: bool = True
+    step: Callable[[Precision], list[torch.Tensor]], device: torch.device, scales: bool = True, together: bool = False
 ) -> tuple[str, dict[str, float | None]]:
     """Try each precision that the device has in turn, for two seconds, not counting what is far too slow.
 
     Args:
         step: forward and backward pass of one micro-batch in a given precision; returns its loss and gradients.
         scales: whether losses can be scaled, as fp16 needs it.
+        together: whether each pass is a collective: all ranks then go by the slowest one's time.
 
     Returns:
         The precision that is clearly faster than every more exact one, and the milliseconds of a pass in each; None
@@ -156,8 +157,13 @@ def fastest(
             found = step(precision)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds[name].append(time.perf_counter() - started)
-            if not torch.stack([tensor.isfinite().all() for tensor in found]).all():
+            took = time.perf_counter() - started
+            failed = not torch.stack([tensor.isfinite().all() for tensor in found]).all()
+            mark = torch.tensor([took, failed], dtype=torch.float64, device=device)
+            if together:
+                dist.all_reduce(mark, op=dist.ReduceOp.MAX)
+            seconds[name].append(mark[0].item())
+            if mark[1]:
                 del left[name], seconds[name]
         least = min((seconds[name][-1] for name in left), default=0.0)
         for name in list(left):

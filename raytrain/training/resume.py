@@ -71,8 +71,9 @@ def restore(trainer: Trainer) -> Saved | None:
     """
     ranks, folder, storage = trainer.ranks, trainer.run.checkpoints, trainer.storage
     first = ranks.rank == 0
-    # A checkpoint has the whole state, for which a GPU may have no room where the model is sharded.
-    device = torch.device("cpu") if trainer.experiment.parallel.sharded else ranks.device
+    # A checkpoint has the whole state: where the model is spread, a rank reads its parts alone, from mapped files.
+    parallel = trainer.experiment.parallel
+    device = None if parallel.spreads else torch.device("cpu") if parallel.sharded else ranks.device
     found = newest(trainer, device) if first else None
     if found and storage:  # other ranks read it from storage, and it may be in this rank's mirror alone
         storage.push_checkpoint(trainer.run.path, found.path.name, storage.names("checkpoints"))
@@ -104,8 +105,11 @@ def open_logs(trainer: Trainer, saved: Saved | None) -> None:
     trainer.writer.resume(saved.name if saved else None, progress.step, progress.best)
 
 
-def newest(trainer: Trainer, device: torch.device) -> checkpoints.Loaded | None:
+def newest(trainer: Trainer, device: torch.device | None) -> checkpoints.Loaded | None:
     """Return the newest checkpoint that is one of the run and has the metrics before it; None for a run without any.
+
+    Args:
+        device: see `checkpoints.load`.
 
     Raises:
         UserError: there are checkpoints, and none of them will do: to begin anew would remove them.

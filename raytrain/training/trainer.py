@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from raytrain.checkpoint.storage import Storage
-from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory
+from raytrain.data.loader import Loaded, Loader, Pass, Reader, keep_memory, return_memory
 from raytrain.data.source import Index
 from raytrain.experiment import Experiment
 from raytrain.hooks import Hook
@@ -24,7 +25,7 @@ from raytrain.run.exported import open_model
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.run.run import Run
 from raytrain.run.writer import CheckpointWriter
-from raytrain.training import averages, freezing, graph, resume, summary
+from raytrain.training import averages, building, freezing, graph, resume, summary
 from raytrain.training.auto_precision import choose_precision
 from raytrain.training.evaluation import evaluate
 from raytrain.training.hooks import Hooks, read
@@ -70,13 +71,14 @@ class Trainer:
         baseline: dict[str, float] | None = None,
     ):
         value = value.bound(indices["train"])
-        self.experiment, self.ranks, self.indices, self.readers = value, ranks, indices, readers
+        self.experiment, self.indices, self.readers = value, indices, readers
+        self.ranks = replace(ranks, folder=run) if value.parallel.spreads else ranks
         self.hooks, self.run = Hooks(value.hooks, hooks), Run(run)
         self.sample, self.classes = value.data.sample(indices["train"]), indices["train"].classes
         self.command_started, self.storage, self.weights, self.baseline = command_started, storage, weights, baseline
         torch.set_num_threads(value.scaling.threads_per_worker or 1)
-        if ranks.device.type == "cpu" and not value.parallel.sharded:  # sharding is there to save memory
-            keep_memory()
+        if ranks.device.type == "cpu":
+            return_memory() if value.parallel.sharded else keep_memory()  # sharding is there to save memory
         check_device(value.precision, ranks.device)
         self.precision = Precision(value.precision, ranks.device)
         self.averages, self.progress = averages.of(value), Progress()
@@ -104,7 +106,7 @@ class Trainer:
         if e.compile:
             torch.compiler.reset()  # what a process compiled before counts towards torch's limit of graphs
         e.task.start(open_model, self.ranks.device)
-        self.strategy = e.parallel.setup(self.build, self.ranks, (e.accumulation, e.micro_batch))
+        self.strategy = building.start(self)
         self.loaders = {split: self._loader(split) for split in self.readers}
         self.steps_per_epoch = self.loaders["train"].steps
         self.epochs = e.all_epochs(self.steps_per_epoch)
@@ -133,18 +135,8 @@ class Trainer:
             yield
 
     def build(self) -> nn.Module:
-        """Return the model on the CPU, with the weights that training starts from."""
-        e = self.experiment
-        self._seed(0)
-        module = e.model.build(self.sample, len(self.classes))
-        freezing.freeze(module, e.freeze)
-        if self.weights is not None:
-            module.load_state_dict(self.weights)
-        module.to(memory_format=memory_format(e.memory_format))  # type: ignore[call-overload]
-        if e.compile:
-            # One graph per shape: otherwise the first short batch would bring in one graph for all shapes.
-            module.compile(dynamic=False)
-        return module
+        """Return the model; see `building.build`."""
+        return building.build(self)
 
     def _loader(self, split: str) -> Loader:
         e = self.experiment
@@ -212,7 +204,7 @@ class Trainer:
         lr, self.sums = self._set_learning_rate(), {}
         for number, shard in batch.shards():
             # Randomness inside the model (dropout) is a function of the step and the shard: there is no state to save.
-            self._seed(1, progress.step, strategy.random_stream(number))
+            self.seed(1, progress.step, strategy.random_stream(number))
             micro_batches = shard.passes(self.experiment.micro_batch, strategy.lockstep)
             loss = partial(self._loss, slot=strategy.slot(number), size=batch.size)
             with self.precision.products():
@@ -396,5 +388,6 @@ class Trainer:
             self.writer.finish(found)
         return status
 
-    def _seed(self, *parts: int) -> None:
+    def seed(self, *parts: int) -> None:
+        """Seed this rank's random numbers by the run's seed and by `parts`."""
         seed((self.experiment.seed, *parts), self.ranks.devices if self.ranks.device.type == "cuda" else ())

@@ -318,8 +318,10 @@ def test_memory_line_of_a_sharded_model_is_per_copy() -> None:
     for parallel, scaling in ((FSDP(), one), (DDP(), two)):
         assert "optimizer state per worker;" in text(make(parallel=parallel, scaling=scaling), "memory")
     for parallel in (FSDP(), TensorParallel(), Pipeline()):
-        said = text(make(model=MLP(), parallel=parallel, scaling=two), "memory")
-        assert "optimizer state per copy, shared out among its workers;" in said
+        said = text(make(model=MLP(hidden=(2000, 2000)), parallel=parallel, scaling=two), "memory")
+        assert said.startswith(
+            "31.7 MiB of weights, gradients and optimizer state per copy, 15.8 MiB of it on each worker;"
+        )
 
 
 @dataclass(frozen=True)
@@ -605,7 +607,7 @@ def test_lr_scaling_needs_lr_batch_size(scaling: str) -> None:
         (DDP(), "fp32", 3, None),
         (FSDP(), "fp32", 1, "what FSDP has of weights, gradients and optimizer state on a GPU needs 1,"),
         (FSDP(), "fp32", 2, None),
-        (FSDP(), "auto", 1, "the whole model with gradients, which FSDP has on each GPU before it is spread, needs 1,"),
+        (FSDP(), "auto", 1, "what FSDP has of weights, gradients and optimizer state on a GPU needs 1,"),
         (FSDP(cpu_offload=True), "fp32", 1, None),
         (TensorParallel(), "fp32", 1, "what TensorParallel has of weights"),
         (Pipeline(), "fp32", 1, "what Pipeline has of weights"),
@@ -627,10 +629,11 @@ def test_what_cannot_fit_on_the_smallest_gpu_is_refused(
     assert f"there are {gib * 1024:,} MiB, on the smallest GPU; use " in str(refused.value)
 
 
-def test_unsharded_model_must_fit_on_a_gpu() -> None:
+def test_largest_tensor_of_a_sharded_model_must_fit_on_a_gpu() -> None:
     found = replace(nodes(64, gpus=16), gpu_memory=lambda: 1 << 30)
     fields = {"model": MLP(hidden=(20_000, 20_000)), "batch_size": 64, "parallel": FSDP()}  # 0.4 GiB a worker
-    with pytest.raises(UserError, match="the whole model, which FSDP has on each GPU before it is spread, needs 1,"):
+    said = "what FSDP has on a GPU together with the model's largest tensor, which is whole there for a while, needs 1,"
+    with pytest.raises(UserError, match=said):
         make(found, optimizer=AdamW(), scaling=Scaling(workers=16, gpus_per_worker=1.0), **fields)
 
 

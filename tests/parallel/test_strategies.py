@@ -318,3 +318,19 @@ def steps(run: Path) -> list[dict]:
 def test_sharded_strategy_works_alone_in_its_process(tmp_path: Path) -> None:
     e = replace(BASE, parallel=BLOCKS, precision="fp16", micro_batch_size=None, epochs=1)
     assert train_rank(0, 1, e, new_run(tmp_path / "run", e)) == "completed"
+
+
+@pytest.mark.parametrize("parallel", [BLOCKS, Pipeline(), TensorParallel()], ids=["fsdp", "pipeline", "tensor"])
+def test_auto_precision_tries_the_model_that_is_spread_and_leaves_it_as_it_was(
+    ranks: Ranks, tmp_path: Path, parallel: Parallel
+) -> None:
+    e = replace(BASE, model=CNN(channels=(8, 16), batch_norm=True), epochs=1, precision="auto")
+    tried = new_run(tmp_path / "tried", e)
+    assert train(ranks, e, tried, parallel, 2) == ["completed"] * 2
+    (row,) = Run(tried).metrics("precision").to_pylist()
+    assert row["milliseconds"]["fp32"] > 0 and row["milliseconds"]["bf16"] > 0
+    plain = new_run(tmp_path / "plain", e)
+    assert train(ranks, e, plain, parallel, 2, precision=row["chosen"]) == ["completed"] * 2
+    assert (losses(tried) == losses(plain)).all()
+    weights = (Run(run).model("last").state_dict() for run in (tried, plain))
+    assert all(torch.equal(one, other) for one, other in zip(*(found.values() for found in weights), strict=True))
