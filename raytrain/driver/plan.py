@@ -224,9 +224,8 @@ def make(
     if doubt and doubt.error and not (scaling.gpus_per_worker if doubt.needs == "gpu" else scaling.workers):
         raise doubt.error
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
-    workers = scaling.ranks
-    graph.check(experiment, workers, scaling.gpus_per_worker or 0.0)
-    spread = experiment.parallel.check(module, workers, scaling.gpus_per_worker or 0.0, experiment.accumulation)
+    graph.check(experiment)
+    spread = experiment.parallel.check(module, scaling.ranks, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     layout = memory_format(experiment, sample, len(train.classes), module, dtype)
     experiment = replace(experiment, memory_format=layout)
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)

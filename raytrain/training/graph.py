@@ -243,16 +243,13 @@ def _alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return bool(((one - other).abs().max() <= _CLOSE * most) | ~most.isfinite())
 
 
-def check(e: Experiment, workers: int, gpus: float) -> None:
-    """Check that `graph="on"` can be had.
-
-    Args:
-        gpus: of each worker.
+def check(e: Experiment) -> None:
+    """Check that `graph="on"` can be had with the scaling that the plan has decided on.
 
     Raises:
         UserError: it cannot.
     """
-    if e.graph == "on" and (reason := _why_not(e, workers, gpus)):
+    if e.graph == "on" and (reason := _why_not(e, e.scaling.ranks, e.scaling.gpus_per_worker or 0.0)):
         raise errors.UserError(
             f"a pass cannot be captured as a CUDA graph: {reason}", "in graph", "use --graph auto, or leave it out"
         )

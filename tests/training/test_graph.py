@@ -16,7 +16,7 @@ from helpers.ranks import losses, new_run
 from helpers.strategies import BASE, Eventful
 from torch import nn
 
-from raytrain import MLP, Augment, Digits, Experiment, GradientNorm, Hook, Model, Run, UserError
+from raytrain import MLP, Augment, Digits, Experiment, GradientNorm, Hook, Model, Run, Scaling, UserError
 from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
 from raytrain.parallel.strategy import RankContext
@@ -176,10 +176,11 @@ def test_auto_times_both_ways_and_keeps_the_faster(
     ],
 )
 def test_what_cannot_be_captured_is_refused(gpus: float, workers: int, fields: dict[str, Any], reason: str) -> None:
-    graph.check(replace(E, graph="auto", **fields), workers, gpus)
+    scaling = Scaling(workers=workers, gpus_per_worker=gpus)
+    graph.check(replace(E, graph="auto", scaling=scaling, **fields))
     with pytest.raises(UserError, match=reason):
-        graph.check(replace(E, graph="on", **fields), workers, gpus)
+        graph.check(replace(E, graph="on", scaling=scaling, **fields))
 
 
 def test_a_graph_of_the_right_kind_is_accepted() -> None:
-    graph.check(replace(E, graph="on"), 1, 1.0)
+    graph.check(replace(E, graph="on", scaling=Scaling(workers=1, gpus_per_worker=1.0)))
