@@ -38,6 +38,7 @@ class FSDP(Parallel):
     sharded: ClassVar[bool] = True
     """A rank has a part of each parameter."""
     spreads: ClassVar[bool] = True
+    """Blocks are filled and sharded one after the other."""
 
     def __post_init__(self) -> None:
         check(self, shard_over=at_least(1), block_parameters=above(0))

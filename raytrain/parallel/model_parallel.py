@@ -27,6 +27,7 @@ class ModelParallel(Parallel):
     them are the CPU."""
 
     spreads: ClassVar[bool] = True
+    """Layers are filled where they belong."""
 
     def __post_init__(self) -> None:
         check(self, parts=at_least(2))

@@ -35,6 +35,7 @@ class Pipeline(Parallel):
     sharded: ClassVar[bool] = True
     """A rank has its stages' parameters."""
     spreads: ClassVar[bool] = True
+    """Stages are filled one after the other."""
     recomputes: ClassVar[bool] = False
     """torch.fx traces through blocks."""
 

@@ -28,6 +28,7 @@ class TensorParallel(Parallel):
     sharded: ClassVar[bool] = True
     """A rank has a part of each linear layer."""
     spreads: ClassVar[bool] = True
+    """Linear layers are filled and sharded one after the other."""
 
     def __post_init__(self) -> None:
         check(self, shards=at_least(2))

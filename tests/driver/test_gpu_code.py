@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch import nn
 
 from raytrain import CNN, DDP, FSDP, DataParallel, Digits, Experiment, ModelParallel, UserError
 from raytrain.data import loader
+from raytrain.parallel.parts import Parts
 from raytrain.parallel.replicas import Replicas
 from raytrain.parallel.stages import Stages
 from raytrain.parallel.strategy import RankContext, Strategy
@@ -78,17 +78,16 @@ def test_rank_without_ray_train_has_the_gpus_it_asked_for() -> None:
 
 
 def test_model_parallel_spreads_over_the_rank_s_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[tuple[str, Any]] = []
+    filled: list[tuple[str, torch.device]] = []
 
-    def to(self: nn.Module, device: torch.device) -> nn.Module:
-        moved.append((type(self).__name__, device))
-        return self
+    def fill(self: Parts, part: nn.Module, device: torch.device) -> None:
+        filled.append((type(part).__name__, device))
 
-    monkeypatch.setattr(nn.Module, "to", to)
+    monkeypatch.setattr(Parts, "fill", fill)
     # Ray numbers a node's GPUs by their ids: a worker's need not follow each other.
     ranks = RankContext(0, 1, GPUS[1], (GPUS[3],))
     ModelParallel().setup(lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ranks, (1, 1))
-    assert moved == [("Sequential", GPUS[1]), ("Linear", GPUS[1]), ("Linear", GPUS[3])]
+    assert filled == [("Linear", GPUS[1]), ("Linear", GPUS[3]), ("Sequential", GPUS[1])], "what is left comes last"
 
 
 class Seeded(Trainer):
@@ -116,11 +115,11 @@ def test_each_gpu_of_a_rank_is_seeded_with_numbers_of_its_own(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: seeds.setdefault(str(current[-1]), []).append(seed))
     worker = Seeded(RankContext(0, 1, GPUS[1], (GPUS[3],)))
     for step in range(2):
-        worker._seed(1, step, 0)
+        worker.seed(1, step, 0)
     assert list(seeds) == ["cuda:1", "cuda:3"]
     assert len({seed for each in seeds.values() for seed in each}) == 4, "by step and by GPU"
     alone = Seeded(RankContext(0, 1, GPUS[1]))
-    alone._seed(1, 0, 0)
+    alone.seed(1, 0, 0)
     assert seeds["cuda:1"][-1] == seeds["cuda:1"][0], "whatever other GPUs there are"
 
 
