@@ -12,7 +12,7 @@ from raytrain import Choice, LogUniform, Scaling, TuneCallback, TuneSearch
 
 
 class Heard(Callback):
-    """Writes down, in a trial's folder of Tune, its validations and its end."""
+    """Writes down, beside the folders of Tune's trials, each one's validations and its end."""
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         self._say(trial, f"{result['trained']:g}")
@@ -21,9 +21,9 @@ class Heard(Callback):
         self._say(trial, "ended")
 
     def _say(self, trial: Any, text: str) -> None:
-        folder = Path(trial.local_path)
+        folder = Path(trial.storage.experiment_fs_path)  # a trial's own folder is a copy, which a kill takes along
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "heard.txt").open("a") as file:
+        with (folder / f"{trial}.txt").open("a") as file:
             file.write(f"{text}\n")
 
 

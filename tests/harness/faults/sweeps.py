@@ -341,7 +341,7 @@ def check_heard(sweep: Path, kills: int) -> None:
     telling and its note it may hear the same thing twice."""
     twice = 0
     for number in range(TRIALS):
-        heard = (sweep / "logs" / "tune" / f"trial_{number:04d}" / "heard.txt").read_text().split()
+        heard = (sweep / "logs" / "tune" / f"trial_{number:04d}.txt").read_text().split()
         assert sorted(set(heard) - {"ended"}, key=int) == [str(epoch) for epoch in range(1, 41)]
         assert heard[-1] == "ended"
         twice += len(heard) - 41
