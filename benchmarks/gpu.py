@@ -39,6 +39,7 @@ from raytrain.data.prepare import Prepare
 from raytrain.data.reader import Direct, Resident
 from raytrain.driver import model_check
 from raytrain.parallel import distributed, dtensors
+from raytrain.parallel.parts import Parts
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.experiment_file import save
 from raytrain.training.precision import memory_format
@@ -303,7 +304,7 @@ def checkpoint_stall() -> tuple[float, float]:
         batches,
     ):
         timed(3, partial(step_of, one, batches))
-        stalls = []
+        stalls, each = [], 0.0
         for _ in range(SIZES.rounds):
             each = timed(5, partial(step_of, one, batches))
             assert one.writer is not None
@@ -328,7 +329,7 @@ class Sharded(FSDP):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Any) -> Any:
         """Shard the model as with several ranks."""
-        return dtensors.FullySharded(build().to(ranks.device), ranks, self)
+        return dtensors.FullySharded(Parts(build, ranks), ranks, self)
 
 
 def wrapped(parallel: Any) -> tuple[float, float]:
@@ -347,6 +348,7 @@ def wrapped(parallel: Any) -> tuple[float, float]:
 _RANK = """
 import json, os, sys, torch, torch.distributed as dist
 from raytrain import CNN, DDP
+from raytrain.parallel.parts import Parts
 from raytrain.parallel.strategy import RankContext
 rank, world, store, backend = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

@@ -389,7 +389,7 @@ def test_off_keeps_nothing_and_takes_nothing(tmp_path: Path, reads: SimpleNamesp
 
 def test_sources_without_files_have_no_entry(tmp_path: Path) -> None:
     class Mine(ImageFolder):
-        def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        def read(self, index: Index, samples: np.ndarray) -> np.ndarray:  # type: ignore[override]
             return super().read(index, samples) // 2
 
     assert Digits().cache_entry(Digits().index()["train"]) is None and Data().cache_entry(INDEX) is None

@@ -40,7 +40,7 @@ class Counting(Hook):
         self.found: list[int] = []
 
     def after_step(self, trainer: Any) -> Mapping[str, Any] | None:
-        groups = dist.distributed_c10d._world.pg_map
+        groups: Any = dist.distributed_c10d._world.pg_map
         trainer.losses._every = 1_000  # losses are reduced by the clock: only at the end of an epoch here
         self.found.append(sum(group._get_sequence_number_for_group() for group in groups))
         return None
