@@ -152,6 +152,7 @@ class Loader:
         self.shard, self.cut = order.Shard(size, batch, rank, world, shards or 1), shards is not None
         self.labels = index.labels
         self.prepare = Prepare(data, index, device, memory_format, cropped=train and data.whole)
+        self._side: torch.cuda.Stream | None = None
         self.on_device: Tensors | None = None
         if isinstance(reader, Resident) and (fits_device(reader.bytes, device) if on_device is None else on_device):
             self.on_device = {name: torch.tensor(array, device=device) for name, array in reader.whole().items()}
@@ -202,7 +203,10 @@ class Loader:
         if self.device.type != "cuda":
             yield from batches
             return
-        side, ready = torch.cuda.Stream(self.device), None
+        side = self._side = self._side or torch.cuda.Stream(
+            self.device
+        )  # a new one each time would keep memory of its own
+        ready = None
         while True:
             with torch.cuda.stream(side):
                 following = next(batches, None)

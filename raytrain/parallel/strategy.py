@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from raytrain.parallel.host_copies import HostCopies
 from raytrain.parallel.parts import in_file
 
 
@@ -85,6 +86,7 @@ class Strategy:
     Attributes:
         module: the model; its state dict has the model's own names.
         model: the callable that a task gets.
+        copies: makes the copies of `gather`.
         replica: the number of this rank's replica of the model, from 0; a replica trains on its share of each batch.
         counts: whether this rank's losses and sums count; of a replica with several ranks, those of one do.
         lockstep: whether each pass of a step is a collective, so that all ranks must have equally many.
@@ -101,6 +103,7 @@ class Strategy:
 
     def __init__(self, module: nn.Module, ranks: RankContext):
         self.module, self.ranks = module, ranks
+        self.copies = HostCopies(module, ranks.device)
         self.model: nn.Module = module
         self.replica = ranks.rank
 
@@ -210,9 +213,13 @@ class Strategy:
 
     def gather(self, state: Any) -> Any:
         """Copy a tree of tensors, by the names or numbers of parameters, to the host of rank 0, with the parts of all
-        ranks, one tensor after the other; return None on other ranks. A collective where `sharded`."""
+        ranks, one tensor after the other; return None on other ranks. A collective where `sharded`. What is copied from
+        a GPU has its values after `copies.wait`, and must not be changed before `copies.fence`."""
         first = self.ranks.rank == 0
-        return snapshot(state, self.unshard, first, self.ranks.folder) if first or self.sharded else None
+        if self.sharded or self.ranks.folder is not None:
+            return snapshot(state, self.unshard, first, self.ranks.folder) if first or self.sharded else None
+        self.copies.begin()
+        return mapped(state, lambda tensor: self.copies.copy(tensor.detach())) if first else None
 
 
 def snapshot(

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,20 @@ class CheckpointWriter:
             threading.Thread(target=self._follow, args=[storage], daemon=True, name="storage").start()
             threading.Thread(target=self._keep_uploading, args=[storage], daemon=True, name="uploads").start()
 
-    def start(self, step: int, model: dict[str, Any], optimizer: dict[str, Any], state: dict[str, Any]) -> None:
-        """Start to write copies of a training state. Call `wait` before making them, so that memory holds one set."""
-        self._due = _Due(step, model, optimizer, state)
+    def start(
+        self,
+        step: int,
+        model: dict[str, Any],
+        optimizer: dict[str, Any],
+        state: dict[str, Any],
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start to write copies of a training state. Call `wait` before making them, so that memory holds one set.
+
+        Args:
+            ready: waits until the copies have their values.
+        """
+        self._due, self._ready = _Due(step, model, optimizer, state), ready
         self._written.clear()
         self.background.start(self._write_due)
 
@@ -254,6 +265,7 @@ class CheckpointWriter:
     def _write_due(self) -> None:
         """Write the checkpoint that is due, in the side thread."""
         try:
+            self._ready()
             self._commit()
             self._say()
         except OSError as error:

@@ -175,6 +175,7 @@ class Trainer:
             self.stopping = bool(self.flush() & Ask.STOP)
             row = self._validate()
             self.save()
+            self.strategy.copies.fence()
             self.hooks.after_saved(self, row)
             if self.stopping and not self.over:
                 return self.finish("interrupted")
@@ -251,6 +252,7 @@ class Trainer:
     def _update(self) -> bool:
         """Clip the gradients and update the weights; return whether it did, on all ranks alike."""
         e, strategy = self.experiment, self.strategy
+        strategy.copies.fence()
         for parameter in self.waiting.in_epoch(self.progress.epoch):  # optimizers skip what has no gradient, and do
             parameter.grad = None  # not decay it either
         clips = e.clip_norm is not None or e.on_nonfinite == "skip"
@@ -355,7 +357,8 @@ class Trainer:
             return
         model = tensors.pop("model")
         tensors["precision"] = self.precision.state_dict()
-        self.writer.start(self.progress.step, model, tensors, resume.state_of(self, hooks, self.log))
+        state = resume.state_of(self, hooks, self.log)
+        self.writer.start(self.progress.step, model, tensors, state, self.strategy.copies.wait)
         self.timing.saved()
 
     def snapshot(self) -> dict[str, Any] | None:
@@ -378,6 +381,7 @@ class Trainer:
         with self.averages.in_place():
             self.strategy.weights_changed()
             yield
+            self.strategy.copies.fence()
         self.strategy.weights_changed()
 
     def finish(self, status: str) -> str:

@@ -1,0 +1,113 @@
+"""The code for a GPU's streams, on a CPU: copies are made late, and nothing is read or changed before."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.ranks import new_run
+from helpers.strategies import BASE
+from helpers.streams import Streams
+from torch import nn
+
+from raytrain import CNN, Checkpoint, Experiment
+from raytrain.checkpoint import layout
+from raytrain.checkpoint.checkpoints import load_model, load_optimizer
+from raytrain.data.checks import checked_read
+from raytrain.data.loader import Loader
+from raytrain.data.reader import Resident
+from raytrain.parallel import host_copies
+from raytrain.parallel.host_copies import HostCopies
+from raytrain.parallel.strategy import RankContext
+from raytrain.run.writer import CheckpointWriter
+from raytrain.training.trainer import Trainer
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+E = replace(BASE, micro_batch_size=None, ema_decay=0.9, model=CNN(channels=(8,), batch_norm=True), epochs=1)
+
+
+def read(e: Experiment) -> tuple[Any, Any]:
+    indices = e.data.index()
+    arrays = {split: checked_read(e.data, one, np.arange(len(one))) for split, one in indices.items()}
+    return indices, {split: Resident(arrays[split]) for split in ("train", "val")}
+
+
+def batches(loader: Loader) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    found = []
+    for epoch in range(2):
+        for one in loader.epoch(epoch):
+            found.append((one.ids.tolist(), one.arrays["image"].clone(), one.arrays["label"].clone()))
+    return found
+
+
+def test_a_batch_is_used_when_its_copy_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    indices, readers = read(E)
+
+    def loader() -> Loader:
+        return Loader(E.data, indices["train"], readers["train"], 64, 0, 0, 1, CPU, train=True, on_device=False)
+
+    plain = batches(loader())
+    streams, other = Streams(monkeypatch), loader()
+    other.device = GPU
+    for mine, expected in zip(batches(other), plain, strict=True):
+        assert mine[0] == expected[0] and torch.equal(mine[1], expected[1]) and torch.equal(mine[2], expected[2])
+    assert streams.made == 1, "one stream for all epochs"
+    assert streams.pinned == streams.recorded == 2 * len(plain), "each array of each batch"
+
+
+def states(folder: Path, e: Experiment) -> dict[str, dict[str, Any]]:
+    indices, readers = read(e)
+    run = new_run(folder, e)
+    Trainer(e, run, indices, readers, None, RankContext(0, 1, CPU), time.time()).fit()
+    names = layout.committed(run / "checkpoints")
+    return {
+        name: {
+            "model": load_model(run / "checkpoints" / name),
+            "optimizer": load_optimizer(run / "checkpoints" / name),
+        }
+        for name in names
+    }
+
+
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [one for key in value for one in flat(value[key])]
+    return [one for each in value for one in flat(each)] if isinstance(value, list | tuple) else [value]
+
+
+def test_checkpoints_hold_the_state_of_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    e = replace(E, checkpoint=Checkpoint(every_steps=3, keep=99))
+    plain = states(tmp_path / "plain", e)
+    streams = Streams(monkeypatch)
+    monkeypatch.setattr(host_copies, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(CheckpointWriter, "settle", lambda writer: None)  # it waits as long as it can
+    late = states(tmp_path / "late", e)
+    assert list(late) == list(plain) and len(plain) > 5 and streams.made == 1 and streams.pinned
+    for name, expected in plain.items():
+        for mine, theirs in zip(flat(late[name]), flat(expected), strict=True):
+            assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs, name
+
+
+def test_without_the_fence_a_copy_would_be_of_what_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_copies, "on_gpu", lambda tensor: True)
+    Streams(monkeypatch)
+    module = nn.BatchNorm1d(3)
+    weight, buffer = module.weight.detach(), module.running_mean
+    for fenced in (True, False):
+        copies = HostCopies(module, CPU)
+        copies.begin()
+        weight.fill_(1)
+        assert buffer is not None
+        buffer.fill_(1)
+        found, kept = copies.copy(weight), copies.copy(buffer)
+        if fenced:
+            copies.fence()
+        weight.fill_(2)
+        buffer.fill_(2)  # as the next forward pass does, without waiting
+        copies.wait()
+        assert found.tolist() == [1.0 if fenced else 2.0] * 3 and kept.tolist() == [1.0] * 3
