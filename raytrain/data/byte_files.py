@@ -71,7 +71,7 @@ def shown(root: str) -> str:
 
 
 def located(url: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a URL, and the path there. A process opens each only once.
+    """Return the file system of a URL, and the path there. A process opens each only once for the same credentials.
 
     Raises:
         UserError: the URL holds a password.
@@ -81,12 +81,14 @@ def located(url: str) -> tuple[fs.FileSystem, str]:
     if parts.username is not None or parts.password is not None or "secret_key=" in url:
         raise errors.secret_in_url("data.root")
     options = url.partition("?")[2]
-    system, base = _system(f"{parts.scheme}://{parts.netloc}/" + (f"?{options}" if options else ""), os.getpid())
+    given = frozenset(one for one in os.environ.items() if one[0].startswith(("AWS_", "GOOGLE_")))
+    place = f"{parts.scheme}://{parts.netloc}/" + (f"?{options}" if options else "")
+    system, base = _system(place, os.getpid(), given)
     return system, (base.rstrip("/") + "/" + unquote(parts.path).strip("/")).rstrip("/")
 
 
 @lru_cache(maxsize=64)
-def _system(url: str, process: int) -> tuple[fs.FileSystem, str]:
+def _system(url: str, process: int, given: frozenset[tuple[str, str]]) -> tuple[fs.FileSystem, str]:
     return fs.FileSystem.from_uri(url)
 
 
