@@ -40,6 +40,8 @@ from raytrain import (
 from raytrain.tools.export import export
 from raytrain.training.memory import give_back
 
+pytestmark = pytest.mark.slow
+
 SMALL = Experiment(
     model=MLP(hidden=(32, 32, 32)),
     data=Digits(),
@@ -49,8 +51,8 @@ SMALL = Experiment(
     validate_every_steps=3,
     checkpoint=Checkpoint(every_steps=2),
 )
-LARGE = replace(SMALL, model=MLP(hidden=(1024,) * 13))
-WEIGHTS = 4 * (12 * 1024 * 1024 + 64 * 1024 + 10 * 1024)
+LARGE = replace(SMALL, model=MLP(hidden=(768,) * 41))
+WEIGHTS = 4 * (40 * 768 * 768 + 64 * 768 + 10 * 768)
 STATE = 3 * WEIGHTS
 """Bytes of weights, gradients and momentum."""
 
@@ -179,7 +181,6 @@ def test_fsdp_is_killed_resumes_on_other_numbers_of_workers_and_exports(
     assert all(torch.equal(value, exported[name]) for name, value in Run(run).model("last").state_dict().items())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "world", "allowance"),
     [
