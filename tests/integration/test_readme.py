@@ -109,6 +109,11 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
     assert "is complete" in refused(the("raytrain resume runs/first --experiment"), home)
 
 
+def test_an_experiment_is_written_for_a_folder_of_images(home: Path) -> None:
+    assert "experiment.py" in sh(the("raytrain new FOLDER").replace("FOLDER", "DIR"), home)
+    assert "2 classes" in sh(the("raytrain train experiment.py") + " --dry_run --model.weights none", home)
+
+
 @pytest.mark.slow
 def test_a_run_at_a_url(home: Path, s3: str) -> None:
     assert s3 == "s3://bucket", "README's name for it"
