@@ -69,7 +69,7 @@ def test_features_are_the_input_of_the_head(model: Model, head: str) -> None:
         hook.remove()
         expected = seen[0].mean((2, 3)) if seen[0].dim() == 4 else seen[0]
         layer = features.find(model, module, inputs[:1])
-        assert layer == (head, True)
+        assert layer == features.Layer(head, before=True)
         assert torch.equal(features.Features(module, layer)(inputs), expected) and expected.dim() == 2
     assert module.get_submodule(head)._forward_pre_hooks, "the search leaves no hook behind, and `Features` has one"
     assert sum(len(one._forward_pre_hooks) for one in module.modules()) == 1
