@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -19,7 +21,7 @@ class HostCopies:
     def __init__(self, module: nn.Module, device: torch.device):
         self.module, self.device = module, device
         self._side: torch.cuda.Stream | None = None
-        self._copied: torch.cuda.Event | None = None
+        self._copied: Any = None
 
     def begin(self) -> None:
         """Begin a set of copies."""
