@@ -17,7 +17,7 @@ from rich.text import Text
 
 from raytrain import errors
 from raytrain.loggers import Logger, RunInfo
-from raytrain.report import folds, sweep_page, sweep_table
+from raytrain.report import configurations, folds, sweep_page, sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.layout import columns, show, show_next
 from raytrain.report.trials import FIGURES, Results, plain
@@ -80,9 +80,13 @@ class Table(Logger):
         path, answer = run.path, {**summary}
         results = Results.of(answer)
         width = columns(self.console) or _LOG_WIDTH
-        shown, more = results.ranked()[:_FINAL_ROWS], max(0, len(results.trials) - _FINAL_ROWS)
-        if shown:
-            lines, left_out = sweep_table.grid(results, shown, width)
+        repeated = results.configurations
+        more = max(0, len(repeated or results.trials) - _FINAL_ROWS)
+        if repeated or results.trials:
+            if repeated:
+                lines, left_out = configurations.grid(results, repeated[:_FINAL_ROWS], width)
+            else:
+                lines, left_out = sweep_table.grid(results, results.ranked()[:_FINAL_ROWS], width)
             for line in lines:
                 self.console.print(line)
             notes = [
@@ -90,7 +94,9 @@ class Table(Logger):
                 *([f"no room for {', '.join(left_out)}"] if left_out else []),
             ]
             if notes:
-                self._print(f"{'; '.join(notes)}: all is in trials.csv", "dim")
+                self._print(f"{'; '.join(notes)}: all is in {'sweep.json' if repeated else 'trials.csv'}", "dim")
+        for text in configurations.verdicts(results):
+            self._print(text)
         if measured := sweep_table.measured(results, answer.get("concurrent")):
             self._print(measured, "dim")
         for text in sweep_table.what_happened(results, 2 * _WHAT_HAPPENED):
@@ -211,6 +217,7 @@ def write_csv(path: Path, answer: dict[str, Any]) -> Path:
     results = Results.of(answer)
     axes, goals = [axis.path for axis in results.axes], [objective.name for objective in results.objectives]
     figures = [name for name in FIGURES if name not in goals]
+    figures += ["configuration", "repeat"] if any(trial.repeat is not None for trial in results.trials) else []
     last = ("error", "violates") if any(trial.violates for trial in results.trials) else ("error",)
     own = [f"trial.{name}" if name in axes else name for name in ("number", "status", *goals, *figures, *last)]
     buffer = io.StringIO(newline="")

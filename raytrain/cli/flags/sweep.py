@@ -101,6 +101,8 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
         retries: int = value.retries,
         keep: int = value.keep,
         constraints: tuple[str, ...] = value.constraints,
+        repeats: int = value.repeats,
+        confidence: float = value.confidence,
     ) -> tuple[dict[str, Any], Options]:
         """Run a sweep.
 
@@ -108,7 +110,7 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
             objective: What to look for: one name, or two or three for a Pareto front.
             search: What to try next.
             scheduler: Which trials end early, or change on the way.
-            trials: How many; None tries every combination of Grid axes once.
+            trials: How many; None tries every combination of Grid axes once. With repeats: how many configurations.
             budget_seconds: Seconds after which the sweep ends.
             concurrent: Trials at once; None takes as many as fit.
             memory_gib: Memory that a trial may take.
@@ -116,6 +118,8 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
             retries: How often a trial goes on after its process died or was stuck.
             keep: The best so many trials keep their weights.
             constraints: Limits to figures of a trial, as "peak_memory_bytes <= 8 GiB".
+            repeats: Trials of each configuration, with seeds of their own; configurations rank by their mean.
+            confidence: With repeats, the confidence of intervals and of statements that configurations differ.
         """
         given = {name: found for name, found in locals().items() if name in sweeps.FLAGS}
         if tuple(objective) == tuple(o.name for o in value.objectives):
