@@ -9,7 +9,7 @@ from rich.text import Text
 from raytrain.report.html import safe, scroll, table
 from raytrain.report.scatter import Point, scatter
 from raytrain.report.sweep_table import Column, laid_out, title_of
-from raytrain.report.trials import Configuration, Results, Spread, cut, figure, number, text
+from raytrain.report.trials import Axis, Configuration, Results, Spread, cut, figure, number, text
 
 _MOST_NAMED, _MOST_TEXT = 8, 60
 _APART = {True: "yes", False: "no", None: ""}
@@ -20,7 +20,7 @@ def grid(results: Results, rows: Sequence[Configuration], width: int) -> tuple[l
     columns left out."""
     best = results.configurations[0].number
     columns = [Column("configuration", [f"{'*' if one.number == best else ''}{one.number}" for one in rows], keep=5000)]
-    for place, axis in enumerate(results.axes):
+    for place, axis in enumerate(_varied(results)):
         cells = [_value(one, axis.path) for one in rows]
         numbers = all(number(one.values.get(axis.path, 0)) is not None for one in rows)
         columns.append(Column(axis.name, cells, not numbers, 500 - place))
@@ -90,12 +90,12 @@ def section(results: Results, most: int) -> str:
         return ""
     for one in rows:
         cells = [cell for place, o in enumerate(results.objectives) for cell in _cells(o.name, one.spreads[place])]
-        values = (_value(one, axis.path) or "-" for axis in results.axes)
+        values = (_value(one, axis.path) or "-" for axis in _varied(results))
         body.append((str(one.number), *values, str(len(one.spreads[0].values)), *cells))
     names = [title for o in results.objectives for title in (title_of(o.name), "interval", "differs from the best")]
     left = len(results.configurations) - len(rows)
     caption = f"Configurations, the best first{f' ({left:,} more are in sweep.json)' if left else ''}"
-    heads = ("configuration", *(axis.name for axis in results.axes), "repeats", *names)
+    heads = ("configuration", *(axis.name for axis in _varied(results)), "repeats", *names)
     lines = "\n".join(verdicts(results))
     return scroll("Comparison", f"<pre>{safe(lines)}</pre>") + _spreads(results) + table(caption, heads, body)
 
@@ -118,6 +118,11 @@ def _spreads(results: Results) -> str:
         title, note = f"{objective.name} of all repeats", "A point for each repeat; large: the best configuration."
         charts += scatter(title, "configuration", objective.name, points, what="which", note=note)
     return f'<div class="charts">{charts}</div>' if charts else ""
+
+
+def _varied(results: Results) -> list[Axis]:
+    """Return the axes of which configurations have different values."""
+    return [axis for axis in results.axes if len({_value(one, axis.path) for one in results.configurations}) > 1]
 
 
 def _value(one: Configuration, path: str) -> str:

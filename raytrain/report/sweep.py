@@ -17,7 +17,7 @@ from rich.text import Text
 
 from raytrain import errors
 from raytrain.loggers import Logger, RunInfo
-from raytrain.report import configurations, folds, sweep_page, sweep_table
+from raytrain.report import configurations, folds, precision_and_batch, sweep_page, sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.layout import columns, show, show_next
 from raytrain.report.trials import FIGURES, Results, plain
@@ -101,12 +101,16 @@ class Table(Logger):
             self._print(measured, "dim")
         for text in sweep_table.what_happened(results, 2 * _WHAT_HAPPENED):
             self._print(text, "yellow")
-        for text in folds.lines(path, answer):
+        for text in (*folds.lines(path, answer), *precision_and_batch.lines(answer)):
             self._print(text)
         done = results.status == "completed"
         style = "bold green" if done else "bold yellow"
         show(self.console, f"{results.status}: ", sweep_table.outcome(results), before_style=style)
-        files = [name for name in ("report.html", "folds.json", "trials.csv", "plots") if (path / name).exists()]
+        files = [
+            name
+            for name in (precision_and_batch.RECOMMENDED, "report.html", "folds.json", "trials.csv", "plots")
+            if (path / name).exists()
+        ]
         self._print(
             f"the sweep is in {path}"
             + (f", with {' and '.join([', '.join(files[:-1]), files[-1]]).removeprefix(' and ')}" if files else "")
@@ -136,6 +140,9 @@ class Table(Logger):
         file = path / "best.json"
         best = file if file.is_file() else run / "experiment.json"
         train, evaluate = ("raytrain", "train", str(best)), ("raytrain", "evaluate", str(run))
+        wanted = path / precision_and_batch.RECOMMENDED
+        if wanted.is_file():
+            train = ("raytrain", "train", str(wanted))
         show_next(self.console, [train, evaluate, ("raytrain", "export", str(run), "model.pth")])
 
     def _print(self, text: str, style: str = "") -> None:
@@ -183,7 +190,8 @@ class _View:
 
 
 def write_files(path: Path, answer: dict[str, Any]) -> None:
-    """Write `trials.csv`, the plots, and of a sweep over folds `folds.json`.
+    """Write `trials.csv`, the plots, of a sweep over folds `folds.json`, and of one over precision and batch sizes
+    `recommended.json`.
 
     Args:
         path: the sweep's directory.
@@ -196,6 +204,7 @@ def write_files(path: Path, answer: dict[str, Any]) -> None:
 
     write_csv(path, answer)
     folds.write(path, answer)
+    precision_and_batch.write(path, answer)
     write_plots(path, answer)
 
 

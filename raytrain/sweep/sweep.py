@@ -147,7 +147,8 @@ class Sweep:
             UserError: they have no epochs to vary, or a scheduler would compare them after other numbers of steps.
         """
         e, unit = self.experiment, self.scheduler.unit_steps
-        in_steps, kind = e.steps is not None or "steps" in axes, type(self.scheduler).__name__
+        lengths = next((axis.examples() for axis in self.axes if axis.path == "steps"), (e.steps,))
+        in_steps, kind = lengths != (None,), type(self.scheduler).__name__
         if in_steps and "epochs" in axes:
             what = "an axis over epochs has no effect where steps is set"
             raise errors.UserError(what, "in Sweep.axes", 'use Grid("steps", ...), or leave steps out')

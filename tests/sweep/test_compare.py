@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ def test_intervals_and_tests_are_those_of_scipy(n: int, random: np.random.Genera
     assert (found.n, found.mean) == (n, pytest.approx(a.mean()))
     assert (found.low, found.high) == (pytest.approx(whole.low), pytest.approx(whole.high))
     assert paired([*a], [*b]) == pytest.approx(stats.ttest_rel(a, b).pvalue)
-    assert welch([*a], [*b, 0.8]) == pytest.approx(stats.ttest_ind(a, [*b, 0.8], equal_var=False).pvalue)
+    of_welch: Any = stats.ttest_ind(a, [*b, 0.8], equal_var=False)
+    assert welch([*a], [*b, 0.8]) == pytest.approx(of_welch.pvalue)
     assert mean_of([0.5], 0.95).low is None and mean_of([0.5], 0.95).mean == 0.5
 
 

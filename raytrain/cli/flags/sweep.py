@@ -10,6 +10,7 @@ from raytrain import config, errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
 from raytrain.cli.flags.loggers import with_loggers
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
+from raytrain.cli.flags.precision_and_batch import FLAG, parse_precision_and_batch
 from raytrain.data.folds import AXIS
 from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
@@ -20,13 +21,17 @@ from raytrain.sweep import sweep as sweeps
 
 def sweep(arguments: list[str]) -> tuple[Path, Sweep, Options, Path | None] | None:
     """Return the sweep's path, the sweep, its options, and the Python file that it came from."""
+    if FLAG in arguments:
+        return parse_precision_and_batch([argument for argument in arguments if argument != FLAG])
     usage, path = "raytrain sweep SWEEP", first_argument(arguments)
     if path is None:
         return show_usage(
             arguments,
             usage,
             "Runs the sweep of a Python file (`sweep = Sweep(...)`), or resumes the sweep of a directory. "
-            "`raytrain sweep SWEEP --help` lists its fields and those of its experiment.",
+            "`raytrain sweep SWEEP --help` lists its fields and those of its experiment. "
+            f"`raytrain sweep {FLAG} EXPERIMENT` needs no such file: it finds the fastest, the smallest and the most "
+            "accurate precision and batch size for an experiment.",
         )
     return Path(path), *parse_sweep(arguments, "sweep", Options())
 
