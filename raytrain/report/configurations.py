@@ -19,17 +19,19 @@ def grid(results: Results, rows: Sequence[Configuration], width: int) -> tuple[l
     """Return a line for the titles and one for each configuration, none wider than `width`; and the titles of the
     columns left out."""
     best = results.configurations[0].number
-    columns = [Column("configuration", [f"{'*' if one.number == best else ''}{one.number}" for one in rows], keep=5000)]
+    columns = [Column("config", [f"{'*' if one.number == best else ''}{one.number}" for one in rows], keep=5000)]
     for place, axis in enumerate(_varied(results)):
         cells = [_value(one, axis.path) for one in rows]
         numbers = all(number(one.values.get(axis.path, 0)) is not None for one in rows)
-        columns.append(Column(axis.name, cells, not numbers, 500 - place))
-    columns.append(Column("n", [str(len(one.spreads[0].values)) for one in rows], keep=400))
+        columns.append(Column(axis.name, cells, not numbers, 2000 - place))
+    columns.append(Column("n", [str(len(one.spreads[0].values)) for one in rows], keep=100))
     for place, objective in enumerate(results.objectives):
         name, spreads = title_of(objective.name), [one.spreads[place] for one in rows]
         means = [interval(objective.name, one) for one in spreads]
-        columns.append(Column(name, means, keep=1000 - place, whole=True))
-        columns.append(Column("differs", [_APART[one.told_apart] for one in spreads], keep=900 - place))
+        columns.append(Column(name, means, keep=1000 - place if place else 5000, whole=True))
+        columns.append(
+            Column("differs", [_APART[one.told_apart] for one in spreads], keep=50 - place if place else 1500)
+        )
     styles = ["bold green" if one.number == best else "" if one.spreads[0].values else "red" for one in rows]
     return laid_out(columns, styles, width)
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 _TINY = 1e-300
+_PAIRS = 5
+"""Repeats from which on the paired test is used: with fewer, the degrees of freedom that it gives up weigh more than
+the noise that two configurations share."""
 _TERMS = 10_000
 
 
@@ -50,10 +53,10 @@ def mean_of(values: Sequence[float], confidence: float) -> Mean:
 def apart(values: Sequence[Mapping[int, float]], best: int, confidence: float) -> list[bool | None]:
     """Return which configurations differ from the best one, at a family-wise error rate of 1 - `confidence`.
 
-    Two configurations with values of the same repeats are compared by the paired test, since a repeat has the same seed
-    and the same time of the sweep in both; others by Welch's test. Which configuration is the best is not known
-    beforehand, so that Holm's correction counts all pairs of configurations: no difference is claimed wrongly in
-    a share `confidence` of sweeps, however the best one was found.
+    Two configurations with the same five repeats or more are compared by the paired test, since a repeat has the same
+    seed and the same time of the sweep in both; others by Welch's test, which noise that both share makes cautious.
+    Which configuration is the best is not known beforehand, so that Holm's correction counts all pairs of
+    configurations: no difference is claimed wrongly in a share `confidence` of sweeps, however the best one was found.
 
     Args:
         values: of each configuration, by repeat.
@@ -71,14 +74,14 @@ def apart(values: Sequence[Mapping[int, float]], best: int, confidence: float) -
 
 
 def difference(a: Mapping[int, float], b: Mapping[int, float]) -> float:
-    """Return the p-value of the hypothesis that two configurations have equal means: paired where they have the same
-    repeats, by Welch otherwise, and where all differences are equal, as of coarse figures.
+    """Return the p-value of the hypothesis that two configurations have equal means, by the paired test or by Welch's.
 
     Args:
         a: values by repeat, at least two.
         b: likewise.
     """
-    if a.keys() == b.keys() and len({a[repeat] - b[repeat] for repeat in a}) > 1:
+    # Coarse figures may have equal differences by chance, which the paired test takes for no noise at all.
+    if len(a) >= _PAIRS and a.keys() == b.keys() and len({a[repeat] - b[repeat] for repeat in a}) > 1:
         return paired([a[repeat] for repeat in a], [b[repeat] for repeat in a])
     return welch([*a.values()], [*b.values()])
 

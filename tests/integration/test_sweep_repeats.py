@@ -49,7 +49,7 @@ def test_repeats_rank_by_their_mean_and_best_json_is_the_best_repeat(tmp_path: P
     page = sweep_page.whole(found.path, answer)
     assert "Configurations, the best first" in page and "differs from each of the 1 others" in page
 
-    stricter = config.replace(sweep, "confidence", 0.999999)
+    stricter = config.replace(sweep, "confidence", 1 - 1e-12)
     more = driver.resume(found.path, stricter, Options(), Logger(), 0.0, write_files)
     assert more is not None and more.answer["trials"] == trials, "there was nothing left to do"
     assert more.answer["configurations"][1]["objectives"][0]["told_apart"] is False

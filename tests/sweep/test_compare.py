@@ -51,16 +51,20 @@ def test_holm_is_the_adjustment_by_hand() -> None:
 def test_values_without_noise_differ_by_any_difference() -> None:
     assert difference({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}) == 1
     assert difference({0: 1.0, 1: 1.0}, {0: 1.1, 1: 1.1}) == 0
-    coarse = difference({0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.5})
-    assert coarse == welch([0.5, 0.75], [0.25, 0.5]) > 0.2, "equal differences of coarse figures prove nothing"
+    coarse = [0.25, 0.5, 0.25, 0.5, 0.75]
+    by_chance = difference(dict(enumerate(coarse)), {place: value + 0.25 for place, value in enumerate(coarse)})
+    assert by_chance == welch(coarse, [value + 0.25 for value in coarse]) > 0.05, "equal differences prove nothing"
 
 
-def test_unequal_repeats_are_not_paired() -> None:
-    a, b = {0: 1.0, 1: 2.0, 2: 3.1}, {1: 2.4, 2: 3.2}
-    assert difference(a, b) == welch([1.0, 2.0, 3.1], [2.4, 3.2])
-    assert difference(a, {0: 1.5, 2: 3.6, 1: 2.4}) == paired([1.0, 2.0, 3.1], [1.5, 2.4, 3.6])
-    assert apart([a, b, {0: 9.0}], 0, 0.95) == [None, False, None]
-    assert apart([{0: 9.0}, a], 0, 0.95) == [None, None] and apart([], 0, 0.95) == []
+def test_five_equal_repeats_are_paired_and_others_are_not() -> None:
+    a, b = [1.0, 2.0, 3.1, 4.2, 5.0], [1.5, 2.4, 3.6, 4.4, 5.6]
+    of_a, of_b = dict(enumerate(a)), dict(enumerate(b))
+    assert difference(of_a, dict(reversed(of_b.items()))) == paired(a, b) < 0.01
+    assert difference({**of_a, 5: 6.0}, of_b) == welch([*a, 6.0], b) > 0.5
+    few = [{place: values[place] for place in range(3)} for values in (a, b)]
+    assert difference(*few) == welch(a[:3], b[:3])
+    assert apart([few[0], of_b, {0: 9.0}], 0, 0.95) == [None, False, None]
+    assert apart([{0: 9.0}, of_a], 0, 0.95) == [None, None] and apart([], 0, 0.95) == []
 
 
 @pytest.mark.parametrize(("seeds", "repeats"), [(0.0, 3), (1.0, 3), (1.0, 6)])
