@@ -35,7 +35,7 @@ COMMANDS = {
     "batch": Command("tools", "Find a micro-batch", "EXPERIMENT|RUN [--field value ...] [--memory GIB] [--json]"),
     "profile": Command("profile", "Find the bottleneck", "EXPERIMENT [--steps 20] [--field value ...]"),
     "resume": Command("train", "Resume a run", "RUN [--epochs N] [--steps N] [--scaling.workers N] [--experiment F]"),
-    "sweep": Command("sweep", "Run a sweep", "SWEEP [--field value ...] [--out runs] [--name N]"),
+    "sweep": Command("sweep", "Run a sweep", "SWEEP | --precision_and_batch EXPERIMENT [--field value ...]"),
     "folds": Command("sweep", "Cross-validate", "EXPERIMENT [--folds 5] [--field value ...] [--out runs] [--name N]"),
     "runs": Command("runs", "List runs and sweeps", "[DIR] [--sort KEY] [--json]"),
     "report": Command("report", "Write an HTML report", "RUN ... [--out FILE] [--evaluate] | SWEEP"),

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from raytrain import errors
 from raytrain.loggers import Logger, RunInfo
-from raytrain.report import folds, sweep_page, sweep_table
+from raytrain.report import configurations, folds, precision_and_batch, sweep_page, sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.layout import columns, show, show_next
 from raytrain.report.trials import FIGURES, Results, plain
@@ -80,9 +80,13 @@ class Table(Logger):
         path, answer = run.path, {**summary}
         results = Results.of(answer)
         width = columns(self.console) or _LOG_WIDTH
-        shown, more = results.ranked()[:_FINAL_ROWS], max(0, len(results.trials) - _FINAL_ROWS)
-        if shown:
-            lines, left_out = sweep_table.grid(results, shown, width)
+        repeated = results.configurations
+        more = max(0, len(repeated or results.trials) - _FINAL_ROWS)
+        if repeated or results.trials:
+            if repeated:
+                lines, left_out = configurations.grid(results, repeated[:_FINAL_ROWS], width)
+            else:
+                lines, left_out = sweep_table.grid(results, results.ranked()[:_FINAL_ROWS], width)
             for line in lines:
                 self.console.print(line)
             notes = [
@@ -90,17 +94,23 @@ class Table(Logger):
                 *([f"no room for {', '.join(left_out)}"] if left_out else []),
             ]
             if notes:
-                self._print(f"{'; '.join(notes)}: all is in trials.csv", "dim")
+                self._print(f"{'; '.join(notes)}: all is in {'sweep.json' if repeated else 'trials.csv'}", "dim")
+        for text in configurations.verdicts(results):
+            self._print(text)
         if measured := sweep_table.measured(results, answer.get("concurrent")):
             self._print(measured, "dim")
         for text in sweep_table.what_happened(results, 2 * _WHAT_HAPPENED):
             self._print(text, "yellow")
-        for text in folds.lines(path, answer):
+        for text in (*folds.lines(path, answer), *precision_and_batch.lines(answer)):
             self._print(text)
         done = results.status == "completed"
         style = "bold green" if done else "bold yellow"
         show(self.console, f"{results.status}: ", sweep_table.outcome(results), before_style=style)
-        files = [name for name in ("report.html", "folds.json", "trials.csv", "plots") if (path / name).exists()]
+        files = [
+            name
+            for name in (precision_and_batch.RECOMMENDED, "report.html", "folds.json", "trials.csv", "plots")
+            if (path / name).exists()
+        ]
         self._print(
             f"the sweep is in {path}"
             + (f", with {' and '.join([', '.join(files[:-1]), files[-1]]).removeprefix(' and ')}" if files else "")
@@ -130,6 +140,9 @@ class Table(Logger):
         file = path / "best.json"
         best = file if file.is_file() else run / "experiment.json"
         train, evaluate = ("raytrain", "train", str(best)), ("raytrain", "evaluate", str(run))
+        wanted = path / precision_and_batch.RECOMMENDED
+        if wanted.is_file():
+            train = ("raytrain", "train", str(wanted))
         show_next(self.console, [train, evaluate, ("raytrain", "export", str(run), "model.pth")])
 
     def _print(self, text: str, style: str = "") -> None:
@@ -177,7 +190,8 @@ class _View:
 
 
 def write_files(path: Path, answer: dict[str, Any]) -> None:
-    """Write `trials.csv`, the plots, and of a sweep over folds `folds.json`.
+    """Write `trials.csv`, the plots, of a sweep over folds `folds.json`, and of one over precision and batch sizes
+    `recommended.json`.
 
     Args:
         path: the sweep's directory.
@@ -190,6 +204,7 @@ def write_files(path: Path, answer: dict[str, Any]) -> None:
 
     write_csv(path, answer)
     folds.write(path, answer)
+    precision_and_batch.write(path, answer)
     write_plots(path, answer)
 
 
@@ -211,6 +226,7 @@ def write_csv(path: Path, answer: dict[str, Any]) -> Path:
     results = Results.of(answer)
     axes, goals = [axis.path for axis in results.axes], [objective.name for objective in results.objectives]
     figures = [name for name in FIGURES if name not in goals]
+    figures += ["configuration", "repeat"] if any(trial.repeat is not None for trial in results.trials) else []
     last = ("error", "violates") if any(trial.violates for trial in results.trials) else ("error",)
     own = [f"trial.{name}" if name in axes else name for name in ("number", "status", *goals, *figures, *last)]
     buffer = io.StringIO(newline="")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
-from raytrain.report import folds, sweep_table
+from raytrain.report import configurations, folds, precision_and_batch, sweep_table
 from raytrain.report.console import clock
 from raytrain.report.html import figures, navigation, page, public, safe, scroll, section, table
 from raytrain.report.run_curves import Rows, charts
@@ -52,9 +52,12 @@ def whole(path: Path, answer: dict[str, Any]) -> str:
     took = {} if results.seconds is None else {"time": clock(results.seconds)}
     ranked = results.ranked()[:_MOST_TRIALS]
     plots = _objectives(results, ranked) + _parameters(results, ranked)
-    lines = "\n".join(folds.lines(path, answer))
+    lines, repeated = "\n".join(folds.lines(path, answer)), configurations.section(results, _MOST_TRIALS)
+    answers = "\n".join(precision_and_batch.lines(answer))
     parts = [
+        *([("answer", "Answer", scroll("Answer", f"<pre>{safe(answers)}</pre>"))] if answers else []),
         *([("folds", "Folds", scroll("Folds", f"<pre>{safe(lines)}</pre>"))] if lines else []),
+        *([("configurations", "Configurations", repeated)] if repeated else []),
         *([("results", "Objective and parameters", f'<div class="charts">{plots}</div>')] if plots else []),
         *([("best", "Best trial", _best(path, results))] if results.best is not None else []),
         ("trials", "Trials", _trials(results, ranked)),

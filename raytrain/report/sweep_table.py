@@ -33,7 +33,10 @@ def _best(results: Results) -> list[str]:
     if best is None or best.goal is None:
         return []
     name = results.objectives[0].name
-    return [f"best {_title(name)} {figure(name, best.goal)} (trial {best.number})"]
+    if results.configurations and (mean := results.configurations[0].spreads[0].mean) is not None:
+        of = f"configuration {results.configurations[0].number}, best repeat: trial {best.number}"
+        return [f"best mean {title_of(name)} {figure(name, mean)} ({of})"]
+    return [f"best {title_of(name)} {figure(name, best.goal)} (trial {best.number})"]
 
 
 def outcome(results: Results) -> str:
@@ -77,14 +80,15 @@ def line(trial: Trial, results: Results) -> str:
         " ".join(
             f"{axis.name}={cut(_value(trial, axis.path), _WIDE)}" for axis in results.axes if axis.path in trial.values
         ),
-        *(f"{_title(o.name)} {figure(o.name, x)}" for o, x in goals if x is not None),
+        *(f"{title_of(o.name)} {figure(o.name, x)}" for o, x in goals if x is not None),
         *(done, *([] if "samples_per_second" in {o.name for o in results.objectives} else [rate]), seconds),
         figure("peak_memory_bytes", trial.peak_memory_bytes),
         f"attempt {trial.attempts:g}" if (trial.attempts or 1) > 1 else "",
         cut("; ".join(trial.violates), _LONGEST),
         cut(trial.error, _LONGEST),
     )
-    return f"trial {trial.number} {trial.word}:  " + "  ".join(filter(None, facts))
+    which = "" if trial.repeat is None else f" (configuration {trial.configuration or 0:g}, repeat {trial.repeat:g})"
+    return f"trial {trial.number}{which} {trial.word}:  " + "  ".join(filter(None, facts))
 
 
 def what_happened(results: Results, limit: int) -> list[str]:
@@ -109,16 +113,21 @@ def what_happened(results: Results, limit: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
+    """A column of a table on the terminal."""
+
     title: str
     cells: list[str]
     left: bool = False
     keep: int = 0
     """Of the columns that a terminal has no room for, those of the lowest number go first."""
+    whole: bool = False
+    """Whether its cells are never cut."""
 
     def width(self, limit: int) -> int:
         """Return columns of the terminal that it takes."""
-        return min(limit, max(map(cell_len, (self.title, *self.cells))))
+        widest = max(map(cell_len, (self.title, *self.cells)))
+        return widest if self.whole else min(limit, widest)
 
     def cell(self, words: str, limit: int) -> str:
         """Return a text of the column, cut and padded to its width."""
@@ -132,32 +141,42 @@ class _Column:
 def grid(results: Results, rows: Sequence[Trial], width: int) -> tuple[list[Text], list[str]]:
     """Return a line for the titles and one for each trial, none wider than `width`; and the titles of the columns left
     out."""
-    columns, left_out = _columns(results, rows), []
+    styles = ["bold green" if trial.number in results.marked else _STYLES.get(trial.status, "red") for trial in rows]
+    return laid_out(_columns(results, rows), styles, width)
+
+
+def laid_out(columns: list[Column], styles: Sequence[str], width: int) -> tuple[list[Text], list[str]]:
+    """Return a table's lines, none wider than `width`, and the titles of the columns left out.
+
+    Args:
+        columns: of equal length; those that do not fit are removed.
+        styles: of the rows.
+    """
+    left_out = []
     limit = _WIDE if _total(columns, _WIDE) <= width else _NARROW
     while _total(columns, limit) > width and len(columns) > 3:
         dropped = min(columns, key=lambda column: column.keep)
         left_out.append(dropped.title)
         columns.remove(dropped)
     lines = [Text("  ".join(column.cell(column.title, limit) for column in columns), style="bold")]
-    for place, trial in enumerate(rows):
-        style = "bold green" if trial.number in results.marked else _STYLES.get(trial.status, "red")
+    for place, style in enumerate(styles):
         lines.append(Text("  ".join(column.cell(column.cells[place], limit) for column in columns), style=style))
     for text in lines:
         text.truncate(width, overflow="ellipsis")
     return lines, left_out
 
 
-def _total(columns: Sequence[_Column], limit: int) -> int:
+def _total(columns: Sequence[Column], limit: int) -> int:
     return sum(column.width(limit) + 2 for column in columns) - 2
 
 
-def _columns(results: Results, rows: Sequence[Trial]) -> list[_Column]:
+def _columns(results: Results, rows: Sequence[Trial]) -> list[Column]:
     units = {t.done[1] for t in results.trials}
     unit = units.pop() if len(units) == 1 else "done"  # trials of an axis over steps may have one unit each
     done = [t.done[0] if unit != "done" else f"{t.done[0]} {t.done[1]}s" for t in rows]
     goals = [
-        _Column(
-            _title(objective.name),
+        Column(
+            title_of(objective.name),
             [figure(objective.name, t.objective[i] if i < len(t.objective) else None) for t in rows],
             keep=1000 - i,
         )
@@ -165,7 +184,7 @@ def _columns(results: Results, rows: Sequence[Trial]) -> list[_Column]:
     ]
     named = {objective.name for objective in results.objectives}
     figures = [
-        _Column(_title(name), [figure(name, getattr(t, name)) for t in rows], keep=place)
+        Column(title_of(name), [figure(name, getattr(t, name)) for t in rows], keep=place)
         for place, name in enumerate(("peak_memory_bytes", "seconds", "samples_per_second"))
         if name not in named
     ]
@@ -174,13 +193,13 @@ def _columns(results: Results, rows: Sequence[Trial]) -> list[_Column]:
         varies = len({_value(trial, axis.path) for trial in results.trials}) > 1
         cells = [_value(trial, axis.path) for trial in rows]
         numbers = all(number(trial.values.get(axis.path, 0)) is not None for trial in results.trials)
-        axes.append(_Column(axis.name, cells, not numbers, (500 if varies else 20) - place))
+        axes.append(Column(axis.name, cells, not numbers, (500 if varies else 20) - place))
     marks = [f"{'*' if t.number in results.marked else ''}{t.number}" for t in rows]
     columns = [
-        _Column("trial", marks, keep=5000),
+        Column("trial", marks, keep=5000),
         *axes,
-        _Column("status", [t.word for t in rows], left=True, keep=5000),
-        _Column(unit, done, keep=10),
+        Column("status", [t.word for t in rows], left=True, keep=5000),
+        Column(unit, done, keep=10),
         *goals,
         *reversed(figures),
     ]
@@ -191,5 +210,6 @@ def _value(trial: Trial, path: str) -> str:
     return read.text(trial.values[path], digits=3) if path in trial.values else ""
 
 
-def _title(name: str) -> str:
+def title_of(name: str) -> str:
+    """Return what people read instead of a figure's name."""
     return UNITS.get(name, name)

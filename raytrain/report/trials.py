@@ -70,6 +70,9 @@ class Trial:
     error: str
     violates: tuple[str, ...] = ()
     """The constraints that it breaks, as the sweep has them."""
+    configuration: float | None = None
+    repeat: float | None = None
+    """Which repeat of its configuration, where each has several."""
 
     @classmethod
     def of(cls, record: dict[str, Any], place: int) -> Trial:
@@ -87,6 +90,8 @@ class Trial:
             *(number(record.get(name)) for name in FIGURES),
             error=plain(str(record.get("error") or "")),
             violates=tuple(plain(str(one)) for one in broken) if isinstance(broken, list) else (),
+            configuration=number(record.get("configuration")),
+            repeat=number(record.get("repeat")),
         )
 
     @property
@@ -120,6 +125,52 @@ FIGURES = (
 
 
 @dataclass(frozen=True)
+class Spread:
+    """An objective over the repeats of a configuration. Figures are finite or None."""
+
+    values: tuple[float, ...]
+    mean: float | None
+    low: float | None
+    high: float | None
+    told_apart: bool | None
+    """From the best configuration in this objective; None where that is not known, and of the best one itself."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Trials that differ in their seeds alone."""
+
+    number: int
+    trials: tuple[int, ...]
+    values: dict[str, Any]
+    whole: bool
+    """Whether all repeats have ended."""
+    spreads: tuple[Spread, ...]
+    """One for each objective."""
+
+    @classmethod
+    def of(cls, row: dict[str, Any], place: int, objectives: int) -> Configuration:
+        """Read a row of sweep.json's `configurations`."""
+        given, values, trials = (row.get(key) for key in ("number", "values", "trials"))
+        columns = [*_dicts(row.get("objectives")), *[{}] * objectives][:objectives]
+        return cls(
+            given if isinstance(given, int) and not isinstance(given, bool) else place,
+            tuple(one for one in trials if isinstance(one, int)) if isinstance(trials, list) else (),
+            values if isinstance(values, dict) else {},
+            row.get("whole") is True,
+            tuple(_spread(column) for column in columns),
+        )
+
+
+def _spread(column: dict[str, Any]) -> Spread:
+    values, apart = column.get("values"), column.get("told_apart")
+    found = tuple(number(value) for value in values) if isinstance(values, list) else ()
+    mean, low, high = (number(column.get(name)) for name in ("mean", "low", "high"))
+    known = tuple(value for value in found if value is not None)
+    return Spread(known, mean, low, high, apart if isinstance(apart, bool) else None)
+
+
+@dataclass(frozen=True)
 class Results:
     """A sweep, as far as it has come."""
 
@@ -132,12 +183,15 @@ class Results:
     """The number of the trial that is best in the first objective."""
     front: tuple[int, ...]
     """The numbers of the trials that no other one beats in all objectives."""
+    configurations: tuple[Configuration, ...] = ()
+    """Where each has several trials: the best one first."""
+    confidence: float = 0.95
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> Results:
         """Read what sweep.json holds."""
         records, goals = _dicts(answer.get("trials")), _dicts(answer.get("objectives"))
-        sweep = answer.get("sweep")
+        sweep, groups = answer.get("sweep"), _dicts(answer.get("configurations"))
         trials = tuple(Trial.of(record, place) for place, record in enumerate(records))
         objectives = tuple(
             Objective(plain(str(goal.get("name") or "objective")), goal.get("mode") != "min") for goal in goals
@@ -153,6 +207,8 @@ class Results:
             trials,
             best if isinstance(best, int) and best in numbers else found_best,
             tuple(n for n in front if isinstance(n, int) and n in numbers) if isinstance(front, list) else found_front,
+            tuple(Configuration.of(row, place, len(objectives)) for place, row in enumerate(groups)),
+            (number(sweep.get("confidence")) if isinstance(sweep, dict) else None) or 0.95,
         )
 
     @property

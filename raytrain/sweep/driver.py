@@ -36,7 +36,7 @@ from raytrain.sweep.trials import Trials
 from raytrain.sweep.tune_callback import Told
 from raytrain.user_code import places, sources
 
-_MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep")
+_MAY_CHANGE = ("trials", "budget_seconds", "concurrent", "timeout_seconds", "retries", "keep", "confidence")
 Report = Callable[[Path, dict[str, Any]], object]
 
 
@@ -115,13 +115,13 @@ def resume(
                 f"a resumed sweep cannot change {errors.listed(changed)}",
                 path,
                 "start a new sweep for that (trials, budget_seconds, concurrent, timeout_seconds, "
-                "retries, keep can change)",
+                "retries, keep, confidence can change)",
             )
-        begun = sum(1 for _ in path.glob("trials/*/trial.json"))
-        if begun > value.count:
-            raise errors.UserError(
-                f"{begun} trials have begun and {value.count} are asked for", path, f"use --trials {begun} or more"
-            )
+        begun = {int(found.parent.name) // value.repeats for found in path.glob("trials/[0-9]*/trial.json")}
+        if begun and max(begun) >= value.configurations:
+            what = f"{max(begun) + 1} {'configurations' if value.repeats > 1 else 'trials'} have begun"
+            what += f" and {value.configurations} are asked for"
+            raise errors.UserError(what, path, f"use --trials {max(begun) + 1} or more")
         with Session(options.address, options.verbose) as session:
             planned = make(value, session.resources, path)
             if SweepRun(path).answer.get("data_fingerprint") != planned.fingerprints:
@@ -186,10 +186,11 @@ class _Driver:
             finally:
                 self.trials.sweep_up()
                 session.keep_logs(self.path / "logs", isinstance(sys.exc_info()[1], Exception))
-            self.close(status)
+            best = self.close(status)["best"]
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)
-        if all(one["objective"][0] is None or one.get("violates") for one in self.trials.records()):
+        nothing = all(one["objective"][0] is None or one.get("violates") for one in self.trials.records())
+        if nothing or (best is None and self.sweep.repeats > 1):
             why = self._why_nothing(status)
             sources.use(self.sweep.experiment)
             raise RunFailed(why, self.path, None, edit=places.to_edit(why))
@@ -209,12 +210,13 @@ class _Driver:
             return f"no trial ended an epoch within the budget of {self.sweep.budget_seconds:g} s"
         return "no trial has a result"
 
-    def close(self, status: str) -> None:
-        """Finish the sweep's directory, and show the result."""
+    def close(self, status: str) -> dict[str, Any]:
+        """Finish the sweep's directory, show the result and return it."""
         self.trials.tidy()
         answer = self.trials.write(status)
         self.report(self.path, answer)
         self.observer.finish(self.info, answer)
+        return answer
 
 
 def _settle() -> None:

@@ -19,6 +19,11 @@ class Search:
         """Whether it can choose the rest of a trial's values where some are decided."""
         return True
 
+    @property
+    def learns(self) -> bool:
+        """Whether its proposals depend on the results that it is told."""
+        return True
+
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...]) -> None:
         """Check that it can search these axes.
 
@@ -78,6 +83,11 @@ class NoValues(Exception):
 class RandomSearch(Search):
     """Draws each value from its axis. What trial k gets is a function of the seed and k alone, so that a longer sweep
     begins with the trials of a shorter one. Axes of kind `Grid` alone make it a grid search."""
+
+    @property
+    def learns(self) -> bool:
+        """Results change nothing."""
+        return False
 
     def start(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], seed: int) -> Proposals:
         """Return a search from its beginning."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from raytrain.run import experiment_file
 from raytrain.sweep.constraint import Constraint, parse_constraints
 from raytrain.sweep.objective import Objective, parse
 from raytrain.sweep.points import check_points
+from raytrain.sweep.repeats import seed_of
 from raytrain.sweep.schedulers import Complete, Scheduler
 from raytrain.sweep.search import RandomSearch, Search
 from raytrain.sweep.space import Axis, Grid, apply, check_conditions, check_path, combinations, present
@@ -25,7 +26,7 @@ from raytrain.user_code import hints
 
 FLAGS = (
     *("experiment", "objective", "search", "scheduler", "trials", "budget_seconds", "concurrent", "memory_gib"),
-    *("timeout_seconds", "retries", "keep", "constraints"),
+    *("timeout_seconds", "retries", "keep", "constraints", "repeats", "confidence"),
 )
 """The fields that the command line can set: all but the axes, the first points and the callbacks."""
 _ENUMERABLE = 10_000
@@ -50,7 +51,7 @@ class Sweep:
     scheduler: Scheduler = field(default_factory=Complete)
     """Which trials end early, or change on the way."""
     trials: int | None = None
-    """How many; None tries every combination of `Grid` axes once."""
+    """How many; None tries every combination of `Grid` axes once. With `repeats`, how many configurations."""
     budget_seconds: float | None = None
     """Seconds after which the sweep ends, with checkpoints of the trials under way."""
     concurrent: int | None = None
@@ -74,6 +75,12 @@ class Sweep:
     metric is that of the weights that are kept."""
     callbacks: tuple[TuneCallback, ...] = ()
     """Callbacks and loggers of Ray Tune: `(TuneCallback(CSVLoggerCallback),)`."""
+    repeats: int = 1
+    """Trials of each configuration, with seeds of their own. Configurations rank by their mean, and a search is told
+    the mean. One of which a repeat has no result, or breaks a constraint, has no mean."""
+    confidence: float = 0.95
+    """With `repeats`: the confidence of the intervals of the means, and of all statements together that two
+    configurations differ."""
 
     def __post_init__(self) -> None:
         config.check(
@@ -85,6 +92,8 @@ class Sweep:
             timeout_seconds=above(0),
             retries=at_least(0),
             keep=at_least(1),
+            repeats=at_least(1),
+            confidence=(lambda share: 0 < share < 1, "between 0 and 1"),
         )
         if not self.axes:
             raise errors.UserError(
@@ -123,6 +132,7 @@ class Sweep:
             raise errors.UserError(what, where, how)
         self.search.check(self.axes, objectives)
         self._check_steps(known)
+        self._check_repeats(known)
         steps, unit = self.experiment.steps, self.scheduler.unit_steps
         # Only the plan knows how many steps an epoch has: until then a trial is as long as it can be.
         length = self.experiment.epochs if steps is None else steps
@@ -137,7 +147,8 @@ class Sweep:
             UserError: they have no epochs to vary, or a scheduler would compare them after other numbers of steps.
         """
         e, unit = self.experiment, self.scheduler.unit_steps
-        in_steps, kind = e.steps is not None or "steps" in axes, type(self.scheduler).__name__
+        lengths = next((axis.examples() for axis in self.axes if axis.path == "steps"), (e.steps,))
+        in_steps, kind = lengths != (None,), type(self.scheduler).__name__
         if in_steps and "epochs" in axes:
             what = "an axis over epochs has no effect where steps is set"
             raise errors.UserError(what, "in Sweep.axes", 'use Grid("steps", ...), or leave steps out')
@@ -165,6 +176,20 @@ class Sweep:
                 "let the scheduler count in epochs, leave the axis out, or use Complete()",
             )
 
+    def _check_repeats(self, axes: list[str]) -> None:
+        """Check that repeats can be compared.
+
+        Raises:
+            UserError: their seeds are an axis, or a scheduler ends or changes some of them.
+        """
+        if self.repeats > 1 and "seed" in axes:
+            what = "an axis over seed has no effect beside repeats, which have seeds of their own"
+            raise errors.UserError(what, "in Sweep.axes", "leave the axis out, or set repeats=1")
+        if self.repeats > 1 and not isinstance(self.scheduler, Complete):
+            what = f"{type(self.scheduler).__name__} would compare repeats that it has ended or changed at other times"
+            how = "use Complete(), or let the scheduler find the best values first and repeat those"
+            raise errors.UserError(what, "in Sweep.repeats", how)
+
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """What to look for, read."""
@@ -179,11 +204,24 @@ class Sweep:
 
     @property
     def count(self) -> int:
-        """How many trials."""
+        """How many trials, over all repeats."""
+        return self.configurations * self.repeats
+
+    @property
+    def configurations(self) -> int:
+        """How many configurations, each of which has `repeats` trials."""
         return self.trials or len(combinations(self.axes))
 
-    def trial(self, values: dict[str, Any]) -> Experiment:
+    @property
+    def rounds(self) -> bool:
+        """Whether all configurations are repeated in turn, since no search waits for the mean of one of them."""
+        return self.repeats > 1 and (not self.search.learns or all(isinstance(axis, Grid) for axis in self.axes))
+
+    def trial(self, values: dict[str, Any], repeat: int = 0) -> Experiment:
         """Return a trial's experiment.
+
+        Args:
+            repeat: which repeat of the configuration, from 0.
 
         Raises:
             UserError: the values do not fit together.
@@ -191,6 +229,8 @@ class Sweep:
         found = apply(self.experiment, values)
         if found.scaling.elastic:
             raise errors.elastic_trial(str(found.scaling.workers))
+        if repeat:
+            found = replace(found, seed=seed_of(found.seed, repeat))
         first = self.objectives[0]
         if first.every_epoch and "task.monitor" not in values:  # the weights that are kept are those of the best epoch
             found = config.replace(found, "task.monitor", first.name)

@@ -81,7 +81,7 @@ class SweepPlan:
             if scaling.gpus_per_worker
             else f"{scaling.threads_per_worker} thread{'s' if scaling.threads_per_worker != 1 else ''}"
         )
-        grid = all(isinstance(axis, Grid) for axis in s.axes) and s.count == len(combinations(s.axes))
+        grid = all(isinstance(axis, Grid) for axis in s.axes) and s.configurations == len(combinations(s.axes))
         whole = type(s.scheduler) is Complete
         compares = ""
         if not whole and self.base.experiment.validate_every_steps:
@@ -93,7 +93,7 @@ class SweepPlan:
         values = present([axis for axis in s.axes if axis.path in values], values)
         example = ", ".join(f"{name}={config.labels((value,))[0]}" for name, value in values.items())
         own = {
-            "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}; looking for "
+            "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}{_repeated(s)}; looking for "
             + " and ".join(f"the {superlative(o.mode)} {o.name}" for o in s.objectives),
             "search": ("every combination of the grid" if grid else type(s.search).__name__)
             + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}{compares}"),
@@ -101,12 +101,21 @@ class SweepPlan:
             + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
             + (f"; {_measured(self.concurrent)}" if any(o.of_machine for o in s.objectives) else ""),
             "disk": f"{files.size(self.weights)} of checkpoints at most: those under way and the best "
-            + (f"{s.keep} trials'" if s.keep > 1 else "trial's"),
+            + (f"{s.keep} trials'" if s.keep > 1 else "trial's")
+            + (", one of each configuration until its last repeat" if s.rounds else ""),
             **({"limits": "; ".join(s.constraints)} if s.constraints else {}),
             **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
         }
         of_base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
         return [*own.items(), ("example", f"a trial with {example}:"), *of_base, ("in", path)]
+
+
+def _repeated(s: Sweep) -> str:
+    """Return how configurations are repeated; empty for one trial each."""
+    if s.repeats == 1:
+        return ""
+    turns = "in turn" if s.rounds else "one after the other"
+    return f", {s.configurations} configurations with {s.repeats} seeds each, {turns}"
 
 
 def _measured(concurrent: int) -> str:
@@ -156,7 +165,8 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     base = variants[record.reads(first)]
     scaling = _decided(first, value.scheduler.together, share, streams)
     base = replace(base, experiment=replace(base.experiment, scaling=scaling), resources=share)
-    weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + value.keep))
+    kept = max(value.keep, value.configurations if value.rounds else 0)
+    weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + kept))
     free = shutil.disk_usage(files.existing(out)).free
     needs = weights + _TAKES * concurrent
     if needs > free:

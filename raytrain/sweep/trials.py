@@ -19,7 +19,7 @@ from raytrain.driver.fit import with_threads
 from raytrain.experiment import Scaling
 from raytrain.files import known_json, write_atomically
 from raytrain.run import copies, experiment_file
-from raytrain.sweep import record
+from raytrain.sweep import record, repeats
 from raytrain.sweep.front import pareto_front
 from raytrain.sweep.points import decided
 from raytrain.sweep.space import present
@@ -47,9 +47,13 @@ class Trials:
         self.objectives, self.limits = self.sweep.objectives, self.sweep.limits
         self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
         self._told: list[int] = []
-        """Trials in the order in which the search was told their results, if it depends on that."""
+        """Configurations in the order in which the search was told their results, if it depends on that."""
         self._noted = 0
         """How many of them records of later trials name."""
+        self._over: set[int] = set()
+        """Configurations whose result the search knows."""
+        self._chosen: dict[int, dict[str, Any]] = {}
+        """The values of configurations, where each has several trials."""
         self.leaving = self.hurried = False
         self.ended: dict[int, dict[str, Any]] = {}
         self.scalings: dict[int, Scaling] = {}
@@ -92,14 +96,14 @@ class Trials:
             self.scalings[number] = scaling = self.planned.scaling(one)
             record.update(folder, planned=found.get("planned", {}) | _reserved(scaling))
             return {axis.path: config.get(one, axis.path) for axis in self.sweep.axes if axis.path in found["values"]}
-        axes, count = self.sweep.axes, len(self._told)
-        values = present(axes, self.search.propose(number, decided(axes, self.sweep.first, number)))
-        told = {"after": self._told[self._noted : count]} if self._noted < count else {}
-        self._noted = count
+        configuration, repeat = divmod(number, self.sweep.repeats)
+        values, told = self._choose(configuration)
+        if self.sweep.repeats > 1:
+            told |= {"configuration": configuration, "repeat": repeat}
         folder.mkdir(parents=True, exist_ok=True)
         names = self.labels(values)
         try:
-            one = self.sweep.trial(values)
+            one = self.sweep.trial(values, repeat)
             self.scalings[number] = scaling = self.planned.scaling(one)
             read, fixed = self.planned.variants[record.reads(one)], replace(one, scaling=scaling)
             planned = plan.make(fixed, lambda: self.planned.share, str(folder), surveyed=(read.indices, read.bad))
@@ -115,15 +119,33 @@ class Trials:
         record.update(folder, number=number, values=names, status="pending", attempts=0, planned=settled, **told)
         return values
 
+    def _choose(self, configuration: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the values of a configuration, and what the record of a trial notes of how they were chosen.
+
+        Raises:
+            NoValues: the search has none.
+        """
+        if configuration in self._chosen:
+            return self._chosen[configuration], {}
+        axes, count = self.sweep.axes, len(self._told)
+        values = present(axes, self.search.propose(configuration, decided(axes, self.sweep.first, configuration)))
+        told = {"after": self._told[self._noted : count]} if self._noted < count else {}
+        self._noted = count
+        if self.sweep.repeats > 1:
+            self._chosen[configuration] = values
+        return values, told
+
     def tell(self, number: int) -> None:
-        """Tell the search the result of a trial."""
-        figures = self._figures(number)
-        if figures.get("status") in record.ENDED:
-            found = figures["objective"]
-            failed = any(value is None for value in found) or figures.get("violates")
-            self.search.tell(number, None if failed else found)
-            if self.search.ordered and number not in self._told:
-                self._told.append(number)
+        """Tell the search the result of a trial, or of its configuration if all repeats of that have ended."""
+        configuration, count = number // self.sweep.repeats, self.sweep.repeats
+        if configuration in self._over:
+            return
+        figures = [self._figures(one) for one in range(configuration * count, (configuration + 1) * count)]
+        if all(one.get("status") in record.ENDED for one in figures):
+            self._over.add(configuration)
+            self.search.tell(configuration, repeats.told(figures))
+            if self.search.ordered:
+                self._told.append(configuration)
 
     def ended_by_tune(self, number: int, error: Any) -> None:
         """Record how a trial ended: stopped by the scheduler, or with its process."""
@@ -188,21 +210,27 @@ class Trials:
 
     def answer(self, status: str) -> dict[str, Any]:
         """Return the content of sweep.json."""
-        records = self.records()
-        ranked = self.ranked(records)
-        usable, none = set(ranked), (None,) * len(self.objectives)
-        points = [none if one.get("violates") else tuple(one["objective"]) for one in records]
-        front = [
-            records[place]["number"]
-            for place in pareto_front(points, [o.mode for o in self.objectives])
-            if records[place]["number"] in usable
-        ]
+        records, found = self.records(), dict[str, Any]()
+        modes, none = [objective.mode for objective in self.objectives], (None,) * len(self.objectives)
+        if self.sweep.repeats > 1:
+            groups = repeats.configurations(records, self.objectives, self.sweep.repeats)
+            ranked = [one.best for one in repeats.ranked(groups, self.objectives)]
+            front = [groups[place].best for place in pareto_front([tuple(one.means) for one in groups], modes)]
+            tests = status != "running"
+            found["configurations"] = repeats.described(groups, self.objectives, self.sweep.confidence, tests)
+        else:
+            ranked = self.ranked(records)
+            usable = set(ranked)
+            points = [none if one.get("violates") else tuple(one["objective"]) for one in records]
+            front = [records[place]["number"] for place in pareto_front(points, modes)]
+            front = [number for number in front if number in usable]
         return {
             "status": status,
             "sweep": to_dict(self.sweep),
             "objectives": self.modes(),
             "best": ranked[0] if ranked else None,
             "front": front,
+            **found,
             "seconds": time.time() - self.command_started + self.before,
             "concurrent": self.planned.concurrent,
             "data_fingerprint": self.planned.fingerprints,
@@ -223,8 +251,12 @@ class Trials:
 
     def tidy(self) -> None:
         """Remove the checkpoints of trials that have ended and are not among the best."""
-        records = self.records()
-        kept = self.ranked(records)[: self.sweep.keep]
+        records, count = self.records(), self.sweep.repeats
+        if count > 1:
+            groups = repeats.configurations(records, self.objectives, count)
+            kept = repeats.kept(groups, self.objectives, self.sweep.keep)
+        else:
+            kept = {*self.ranked(records)[: self.sweep.keep]}
         for one in records:
             if one["status"] in record.ENDED and one["number"] not in kept:
                 shutil.rmtree(record.folder(self.path, one["number"]) / "checkpoints", ignore_errors=True)
@@ -232,17 +264,20 @@ class Trials:
     def replay(self) -> None:
         """Tell the search of the trials that earlier sessions proposed and of their results, in the order in which it
         was told then."""
-        records = self.records()
+        records, count, ends = self.records(), self.sweep.repeats, dict[int, float]()
         for one in records:
             for earlier in one.get("after", ()):
-                self.tell(earlier)
+                self.tell(earlier * count)
             self._noted = len(self._told)
-            values = self._values(one)
-            if values is not None:
-                self.search.repeat(one["number"], values)
+            configuration, values = one["number"] // count, self._values(one)
+            ends[configuration] = max(ends.get(configuration, 0.0), one.get("ended") or 0.0)
+            if values is not None and configuration not in self._chosen:
+                self.search.repeat(configuration, values)
+                if count > 1:
+                    self._chosen[configuration] = values
             if not self.search.ordered:
                 self.tell(one["number"])
-        for one in sorted(records, key=lambda one: one.get("ended") or 0.0) if self.search.ordered else ():
+        for one in sorted(records, key=lambda one: ends[one["number"] // count]) if self.search.ordered else ():
             self.tell(one["number"])
 
     def _values(self, found: dict[str, Any]) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from raytrain.loggers import Logger
 from raytrain.sweep import fold_data, record, trial
 from raytrain.sweep.attempt import Data
 from raytrain.sweep.callbacks import forwarded
+from raytrain.sweep.repeats import in_turn
 from raytrain.sweep.search import NoValues
 from raytrain.sweep.sweep_plan import SweepPlan
 from raytrain.sweep.trial import number_of
@@ -241,7 +242,8 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     trials.replay()
     notes += [trials.search.note] if trials.search.note else []
     told, callbacks = Told(trials.path, len(s.callbacks)), forwarded(trials, notes.append)
-    waiting = [n for n in range(s.count) if scheduler is not None or n not in trials.ended or told.behind(n)]
+    order = in_turn(s.count, s.repeats, s.rounds)
+    waiting = [n for n in order if scheduler is not None or n not in trials.ended or told.behind(n)]
     if not waiting:
         return None
     space: dict[str, Any] = {}

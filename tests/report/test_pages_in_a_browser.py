@@ -16,6 +16,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 from raytrain import MNIST, Classification, Index, Run
 from raytrain.report import run_evaluation, run_page, sweep_page
+from raytrain.sweep import repeats
+from raytrain.sweep.objective import Objective
 from tests.helpers.pages import BASE, HOSTILE, Page, a_run
 from tests.helpers.ranks import new_run, train_rank
 from tests.helpers.scenes import CLASSES, Scenes, experiment
@@ -45,13 +47,22 @@ def sweep_answer(trials: int = 12) -> dict[str, Any]:
         figures = {"val_accuracy": float(random.random()), "seconds": 3.5, "samples_per_second": 1234.5}
         ended = {"status": "completed", "objective": [figures["val_accuracy"]], "epochs": 2, "of_epochs": 2}
         records.append({"number": number, "values": values, **figures, **ended})
-    records[3] = {"number": 3, "values": records[3]["values"], "status": "crashed", "error": HOSTILE * 3}
+    records[3] = {
+        "number": 3,
+        "values": records[3]["values"],
+        "objective": [None],
+        "status": "crashed",
+        "error": HOSTILE * 3,
+    }
     axes = [
         {"class": "raytrain:LogUniform", "path": "optimizer.lr", "low": 1e-4, "high": 1.0},
         {"class": "raytrain:Choice", "path": "data.augment", "values": ["none", HOSTILE]},
     ]
     goals = [{"name": "val_accuracy", "mode": "max"}]
-    return {"status": "completed", "trials": records, "objectives": goals, "sweep": {"axes": axes}, "seconds": 50.0}
+    answer = {"status": "completed", "trials": records, "objectives": goals, "sweep": {"axes": axes}, "seconds": 50.0}
+    accuracy = (Objective("val_accuracy", "val_accuracy", "max"),)
+    groups = repeats.configurations(records, accuracy, 4)
+    return answer | {"configurations": repeats.described(groups, accuracy, 0.95, True)}
 
 
 @pytest.fixture(scope="module")

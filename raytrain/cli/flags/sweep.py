@@ -10,6 +10,7 @@ from raytrain import config, errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
 from raytrain.cli.flags.loggers import with_loggers
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
+from raytrain.cli.flags.precision_and_batch import FLAG, parse_precision_and_batch
 from raytrain.data.folds import AXIS
 from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
@@ -20,13 +21,17 @@ from raytrain.sweep import sweep as sweeps
 
 def sweep(arguments: list[str]) -> tuple[Path, Sweep, Options, Path | None] | None:
     """Return the sweep's path, the sweep, its options, and the Python file that it came from."""
+    if FLAG in arguments:
+        return parse_precision_and_batch([argument for argument in arguments if argument != FLAG])
     usage, path = "raytrain sweep SWEEP", first_argument(arguments)
     if path is None:
         return show_usage(
             arguments,
             usage,
             "Runs the sweep of a Python file (`sweep = Sweep(...)`), or resumes the sweep of a directory. "
-            "`raytrain sweep SWEEP --help` lists its fields and those of its experiment.",
+            "`raytrain sweep SWEEP --help` lists its fields and those of its experiment. "
+            f"`raytrain sweep {FLAG} EXPERIMENT` needs no such file: it finds the fastest, the smallest and the most "
+            "accurate precision and batch size for an experiment.",
         )
     return Path(path), *parse_sweep(arguments, "sweep", Options())
 
@@ -101,6 +106,8 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
         retries: int = value.retries,
         keep: int = value.keep,
         constraints: tuple[str, ...] = value.constraints,
+        repeats: int = value.repeats,
+        confidence: float = value.confidence,
     ) -> tuple[dict[str, Any], Options]:
         """Run a sweep.
 
@@ -108,7 +115,7 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
             objective: What to look for: one name, or two or three for a Pareto front.
             search: What to try next.
             scheduler: Which trials end early, or change on the way.
-            trials: How many; None tries every combination of Grid axes once.
+            trials: How many; None tries every combination of Grid axes once. With repeats: how many configurations.
             budget_seconds: Seconds after which the sweep ends.
             concurrent: Trials at once; None takes as many as fit.
             memory_gib: Memory that a trial may take.
@@ -116,6 +123,8 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
             retries: How often a trial goes on after its process died or was stuck.
             keep: The best so many trials keep their weights.
             constraints: Limits to figures of a trial, as "peak_memory_bytes <= 8 GiB".
+            repeats: Trials of each configuration, with seeds of their own; configurations rank by their mean.
+            confidence: With repeats, the confidence of intervals and of statements that configurations differ.
         """
         given = {name: found for name, found in locals().items() if name in sweeps.FLAGS}
         if tuple(objective) == tuple(o.name for o in value.objectives):

@@ -1,0 +1,101 @@
+"""Statistics of repeats: equal to scipy's, and honest in simulated sweeps whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from raytrain.sweep.compare import apart, difference, holm, mean_of, paired, t_outside, t_quantile, welch
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def by_repeat(values: np.ndarray) -> list[dict[int, float]]:
+    return [dict(enumerate(map(float, row))) for row in values]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3.7, 10, 99, 1e5])
+def test_the_t_distribution_is_that_of_scipy(freedom: float) -> None:
+    for t in (0.0, 0.001, 0.1, 1.0, 2.5, 12.0, 400.0, -3.0):
+        assert t_outside(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), rel=1e-10, abs=1e-300)
+    assert t_outside(math.inf, freedom) == 0
+    for inside in (0.01, 0.5, 0.95, 0.999):
+        assert t_quantile(inside, freedom) == pytest.approx(stats.t.ppf((1 + inside) / 2, freedom), rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 40])
+def test_intervals_and_tests_are_those_of_scipy(n: int, random: np.random.Generator) -> None:
+    a, b = random.normal(0.9, 0.01, n), random.normal(0.91, 0.03, n)
+    found, whole = mean_of([*a], 0.9), stats.ttest_1samp(a, 0).confidence_interval(0.9)
+    assert (found.n, found.mean) == (n, pytest.approx(a.mean()))
+    assert (found.low, found.high) == (pytest.approx(whole.low), pytest.approx(whole.high))
+    assert paired([*a], [*b]) == pytest.approx(stats.ttest_rel(a, b).pvalue)
+    of_welch: Any = stats.ttest_ind(a, [*b, 0.8], equal_var=False)
+    assert welch([*a], [*b, 0.8]) == pytest.approx(of_welch.pvalue)
+    assert mean_of([0.5], 0.95).low is None and mean_of([0.5], 0.95).mean == 0.5
+
+
+def test_holm_is_the_adjustment_by_hand() -> None:
+    """Holm (1979): 0.01 <= 0.05/4, 0.015 <= 0.05/3, 0.03 > 0.05/2 ends it, though 0.04 <= 0.05."""
+    assert holm([0.03, 0.01, 0.04, 0.015], 0.05) == [False, True, False, True]
+    assert holm([], 0.05) == [] and holm([0.05], 0.05) == [True] and holm([0.03, 0.03], 0.05) == [False, False]
+
+
+def test_values_without_noise_differ_by_any_difference() -> None:
+    assert difference({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}) == 1
+    assert difference({0: 1.0, 1: 1.0}, {0: 1.1, 1: 1.1}) == 0
+    coarse = [0.25, 0.5, 0.25, 0.5, 0.75]
+    by_chance = difference(dict(enumerate(coarse)), {place: value + 0.25 for place, value in enumerate(coarse)})
+    assert by_chance == welch(coarse, [value + 0.25 for value in coarse]) > 0.05, "equal differences prove nothing"
+
+
+def test_five_equal_repeats_are_paired_and_others_are_not() -> None:
+    a, b = [1.0, 2.0, 3.1, 4.2, 5.0], [1.5, 2.4, 3.6, 4.4, 5.6]
+    of_a, of_b = dict(enumerate(a)), dict(enumerate(b))
+    assert difference(of_a, dict(reversed(of_b.items()))) == paired(a, b) < 0.01
+    assert difference({**of_a, 5: 6.0}, of_b) == welch([*a, 6.0], b) > 0.5
+    few = [{place: values[place] for place in range(3)} for values in (a, b)]
+    assert difference(*few) == welch(a[:3], b[:3])
+    assert apart([few[0], of_b, {0: 9.0}], 0, 0.95) == [None, False, None]
+    assert apart([{0: 9.0}, of_a], 0, 0.95) == [None, None] and apart([], 0, 0.95) == []
+
+
+@pytest.mark.parametrize(("seeds", "repeats"), [(0.0, 3), (1.0, 3), (1.0, 6)])
+def test_ranking_recovers_the_true_order_at_the_stated_confidence(
+    seeds: float, repeats: int, random: np.random.Generator
+) -> None:
+    """100 sweeps over 5 configurations of known means and noise, whose seeds may shift all configurations alike."""
+    truth, right, claims = np.array([0.0, 0.5, 4.0, 8.0, 20.0]), 0, 0
+    for _ in range(100):
+        shift = seeds * random.normal(size=repeats)
+        values = truth[:, None] + shift + random.normal(size=(5, repeats))
+        best = int(values.mean(axis=1).argmax())
+        claimed = [place for place, differs in enumerate(apart(by_repeat(values), best, 0.95)) if differs]
+        right += all(truth[best] > truth[place] for place in claimed)
+        claims += len(claimed)
+    assert right >= 95
+    assert claims > 200, "it can tell apart what is far apart"
+
+
+def test_equal_configurations_are_told_apart_in_five_of_a_hundred_sweeps_at_most(random: np.random.Generator) -> None:
+    """The best of 8 equal ones is the best by chance, which the number of tests must allow for."""
+    wrong = 0
+    for _ in range(200):
+        values = random.normal(size=(8, 4)) + random.normal(size=4)
+        wrong += any(apart(by_repeat(values), int(values.mean(axis=1).argmax()), 0.95))
+    assert wrong <= 10
+
+
+def test_intervals_hold_the_true_mean_as_often_as_they_say(random: np.random.Generator) -> None:
+    held = 0
+    for row in random.normal(3.0, 2.0, size=(1000, 3)):
+        found = mean_of([*row], 0.9)
+        held += found.low is not None and found.high is not None and found.low <= 3.0 <= found.high
+    assert 870 <= held <= 930
