@@ -77,9 +77,9 @@ def main(kills: int, kinds: list[str]) -> int:
     return int(bad > 0)
 
 
-def _some(out: Path, kills: int, kind: str, pace: Pace, whole: dict, stories: list[Story]) -> int:
+def _some(out: Path, kills: int, seed: int, kind: str, pace: Pace, whole: dict, stories: list[Story]) -> int:
     """Kills of one kind; returns how many sweeps were not made good."""
-    bad, count, seed = 0, 0, _KINDS[kind][2]
+    bad, count = 0, 0
     while count < kills:
         seed += 1
         story = Story(out / f"sweep-{seed}", seed)
