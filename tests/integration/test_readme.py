@@ -109,6 +109,17 @@ def test_a_first_run_and_what_is_done_with_it(home: Path) -> None:
     assert "is complete" in refused(the("raytrain resume runs/first --experiment"), home)
 
 
+@pytest.mark.slow
+def test_sweeps_that_repeat_their_configurations(home: Path) -> None:
+    said = sh(the("raytrain sweep --precision_and_batch") + " --trial_samples 512 --repeats 2 --name headline", home)
+    assert (
+        re.search("recommended +configuration [0-9]+: ", said) and (home / "runs/headline/recommended.json").is_file()
+    )
+    repeated = the("raytrain sweep experiments/sweep_amp_batch.py --repeats")
+    said = sh(f"{repeated} --epochs 1 --trials 2 --name repeated", home)
+    assert "completed: 6 trials" in said and "confidence intervals" in said
+
+
 def test_an_experiment_is_written_for_a_folder_of_images(home: Path) -> None:
     assert "experiment.py" in sh(the("raytrain new FOLDER").replace("FOLDER", "DIR"), home)
     assert "2 classes" in sh(the("raytrain train experiment.py") + " --dry_run --model.weights none", home)
@@ -148,7 +159,7 @@ def test_a_micro_batch_is_found(home: Path) -> None:
 
 
 def test_a_sweep_its_best_trial_and_its_report(home: Path) -> None:
-    output = sh(the("raytrain sweep experiments/sweep_amp_batch.py") + " --epochs 1 --trials 3", home)
+    output = sh(the("raytrain sweep experiments/sweep_amp_batch.py --name") + " --epochs 1 --trials 3", home)
     assert "completed: 3 trials (3 completed)" in output and "raytrain train runs/amp/best.json" in output
     found = SweepRun(home / "runs/amp")
     assert [trial["values"]["batch_size"] for trial in found.trials] == [64, 128, 256]
