@@ -66,7 +66,7 @@ def test_the_search_works_from_a_folder_without_a_network(project: Path) -> None
         page.on("request", lambda request: asked.append(request.url))
         page.goto((project / "build" / "site" / "runs.html").as_uri())
         page.keyboard.press("/")
-        page.keyboard.type("manifest", delay=100)
+        page.keyboard.type("every call of writing", delay=50)
         page.get_by_text("Every call of writing a checkpoint").first.wait_for(timeout=30_000)
         browser.close()
     assert [url for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))] == []
