@@ -243,6 +243,12 @@ def test_distillation_follows_a_run_or_an_exported_file(ranks: Ranks, tmp_path: 
         names = Run(student).model().state_dict().keys()
         assert names == e.model.build((1, 8, 8), 10).state_dict().keys(), "the teacher is in no checkpoint"
         assert inference.evaluate(Run(student))["accuracy"] == Run(student).summary["val_accuracy"]
+    e = replace(e, batch_size=64, checkpoint=Checkpoint(every_steps=2))
+    killed = new_run(tmp_path / "killed", e)
+    ranks.run(2, cut_between_steps_rank, on_workers(e, 2), killed, 6)
+    assert Run(killed).summary["status"] == "unfinished"
+    ranks.run(2, train_rank, on_workers(e, 2), killed)
+    np.testing.assert_allclose(losses(killed)[:22], expected, rtol=2e-5)
 
 
 # Mistakes, in the plan
