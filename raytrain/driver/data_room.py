@@ -6,10 +6,13 @@ import os
 import time
 
 import numpy as np
+import torch
+from torch import nn
 
 from raytrain.data import Data, Index
 from raytrain.driver.resources import Resources
 from raytrain.errors import BadSample
+from raytrain.experiment import Experiment
 from raytrain.files import size
 
 _SHARE = 0.25
@@ -20,6 +23,8 @@ _SHM = "/dev/shm"
 """Where Ray keeps the object store; with less room there, it takes the disk, which is slow."""
 _READ, _SECONDS = 32, 0.5
 """Samples that are read to measure, and the seconds after which no further one is."""
+_TRAINED, _SLOW_SECONDS = 16, 0.5
+"""Samples of a pass that measures the model, and the seconds of a pass of one sample after which no other follows."""
 _SHOWN_FROM = 64 << 20
 """Bytes of resident samples from which /dev/shm is looked at: less always has room."""
 
@@ -30,9 +35,17 @@ def resident_room(resources: Resources) -> int:
     return int(min(resources.memory * _SHARE, _STORE_MOST * _SHARE / _STORE_SHARE))
 
 
-def notes(data: Data, indices: dict[str, Index], resources: Resources, mode: str) -> list[str]:
-    """Return why samples are streamed, and how fast they can be read; or that resident ones have no room in shared
-    memory."""
+def notes(
+    experiment: Experiment, indices: dict[str, Index], resources: Resources, mode: str, module: nn.Module
+) -> list[str]:
+    """Return why samples are streamed, how fast they can be read, and whether that or the model is the bottleneck; or
+    that resident samples have no room in shared memory.
+
+    Args:
+        experiment: with its scaling decided.
+        module: the model, whose weights stay as they are.
+    """
+    data = experiment.data
     total, room = sum(indices[split].bytes for split in ("train", "val")), resident_room(resources)
     if mode == "resident":
         return _shared_memory(total, resources)
@@ -47,7 +60,42 @@ def notes(data: Data, indices: dict[str, Index], resources: Resources, mode: str
         return [f"samples are streamed: {why}"]
     cpus = f"{resources.cpus:g} CPU" + ("s" if resources.cpus != 1 else "")
     most = f"at most {_rounded(rate * resources.cpus)} samples/s on {cpus}, {_rounded(rate)} by each"
-    return [f"samples are streamed: {why}; reading does {most}, and a model that is faster waits for it"]
+    trained = None  # on GPUs and on other machines the model's rate is not known here
+    if resources.where == "this machine" and not experiment.scaling.gpus_per_worker:
+        trained = _training_rate(module, data.sample(indices["train"]), indices["train"].input.seen_as)
+    limit = "a model that is faster waits for it"
+    if trained is not None:
+        bottleneck = "the model" if trained < rate else "reading"
+        limit = f"one CPU trains the model on about {_rounded(trained)} samples/s: {bottleneck} is the bottleneck"
+    return [f"samples are streamed: {why}; reading does {most}, and {limit}"]
+
+
+def _training_rate(module: nn.Module, sample: tuple[int, ...], dtype: str) -> float | None:
+    """Return the samples that one thread takes forward and backward through the model in a second; None where a plain
+    pass does not work, as on the meta device."""
+    if any(parameter.is_meta for parameter in module.parameters()):
+        return None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            seconds = _pass_seconds(module, 1, sample, dtype)
+            if seconds > _SLOW_SECONDS:
+                return 1 / min(seconds, _pass_seconds(module, 1, sample, dtype))  # the first one loads kernels
+            _pass_seconds(module, _TRAINED, sample, dtype)  # the first one of a size takes its memory
+            return _TRAINED / _pass_seconds(module, _TRAINED, sample, dtype)
+    except Exception:
+        return None
+    finally:
+        module.zero_grad(set_to_none=True)
+        torch.set_num_threads(threads)
+
+
+def _pass_seconds(module: nn.Module, count: int, sample: tuple[int, ...], dtype: str) -> float:
+    inputs = torch.zeros(count, *sample, dtype=getattr(torch, dtype))
+    began = time.perf_counter()
+    module(inputs).float().mean().backward()
+    return time.perf_counter() - began
 
 
 def _shared_memory(total: int, resources: Resources) -> list[str]:

@@ -10,15 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from raytrain import Data, Index
+from raytrain import MLP, Data, Experiment, Index, Scaling
 from raytrain.driver import data_room
 from raytrain.driver.resources import Node, Resources
 from raytrain.errors import BadSample
 
 
-def machine(memory: int, cpus: float = 4) -> Resources:
-    return Resources((Node("a", cpus, 0, memory), Node("b", cpus, 0, 2 * memory)), "this machine")
+def machine(memory: int, cpus: float = 4, where: str = "a cluster") -> Resources:
+    return Resources((Node("a", cpus, 0, memory), Node("b", cpus, 0, 2 * memory)), where)
+
+
+HERE = machine(16 << 30, where="this machine")
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,16 @@ class Slow(Data):
 READ: list[int] = []
 
 
-def said(data: Data, resources: Resources, mode: str = "streaming") -> list[str]:
+def said(
+    data: Data,
+    resources: Resources,
+    mode: str = "streaming",
+    module: nn.Module | None = None,
+    scaling: Scaling = Scaling(),
+) -> list[str]:
     READ.clear()
-    return data_room.notes(data, data.index(), resources, mode)
+    experiment = Experiment(MLP(), data, scaling=scaling)
+    return data_room.notes(experiment, data.index(), resources, mode, module or nn.Identity())
 
 
 @pytest.mark.parametrize(
@@ -78,6 +90,48 @@ def test_streaming_says_why_and_how_fast_reading_is() -> None:
     assert said(Slow(), machine(16 << 30)) == [], "a raw pack that the system's own memory keeps"
 
 
+class Waits(nn.Module):
+    """A model whose pass takes a time for each image."""
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.seconds, self.scale = seconds, nn.Parameter(torch.ones(()))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds * len(images))
+        return images.flatten(1) * self.scale
+
+
+def test_the_slower_of_reading_and_the_model_is_the_bottleneck() -> None:
+    slow, fast = Waits(0.02), Waits(0.0001)
+    (note,) = said(Slow(mode="streaming"), HERE, module=slow)
+    assert note.endswith(": the model is the bottleneck") and 25 < _trained(note) <= 50, "20 ms each"
+    (note,) = said(Slow(mode="streaming"), HERE, module=fast)
+    assert note.endswith(": reading is the bottleneck") and _trained(note) > 500, "0.1 ms each, and 2 ms to read"
+    (note,) = said(Slow(mode="streaming"), HERE, module=Waits(0.6))
+    assert _trained(note) == pytest.approx(1 / 0.6, rel=0.2), "a model that takes long is tried with one image"
+    assert all(one.scale.grad is None and one.scale == 1 for one in (slow, fast)), "the model stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus", "module"),
+    [
+        (machine(16 << 30), 0.0, Waits(0.0)),
+        (HERE, 1.0, Waits(0.0)),
+        (HERE, 0.0, Waits(0.0).to("meta")),
+        (HERE, 0.0, nn.Conv2d(5, 1, 1)),
+    ],
+    ids=["on other machines", "on GPUs", "without memory", "fails on zeros"],
+)
+def test_a_model_that_cannot_be_measured_is_not_compared(resources: Resources, gpus: float, module: nn.Module) -> None:
+    (note,) = said(Slow(mode="streaming"), resources, "streaming", module, Scaling(gpus_per_worker=gpus))
+    assert note.endswith(", and a model that is faster waits for it")
+
+
+def _trained(note: str) -> float:
+    return float(note.split(" about ")[1].split()[0].replace(",", ""))
+
+
 def _rates(note: str) -> tuple[str, str]:
     words = note.split()
     return words[words.index("by") - 1], words[words.index("most") + 1]
@@ -99,8 +153,8 @@ def test_samples_that_take_long_are_read_for_half_a_second(monkeypatch: pytest.M
 def test_shared_memory_without_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     many = Slow(count=10_000)  # 229 MiB
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=16 << 10, f_frsize=4096))
-    (note,) = said(many, machine(16 << 30), "resident")
+    (note,) = said(many, HERE, "resident")
     assert note.startswith("234.4 MiB of resident samples do not fit into /dev/shm (64.0 MiB free), so Ray keeps them")
-    assert said(Slow(), machine(16 << 30), "resident") == []
+    assert said(Slow(), HERE, "resident") == []
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=60 << 20, f_frsize=4096))
-    assert said(many, machine(16 << 30), "resident") == []
+    assert said(many, HERE, "resident") == []
