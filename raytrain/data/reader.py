@@ -183,7 +183,7 @@ class Direct:
                 begun.append(self._begun.popleft())
                 continue
             self._cancel(self._begun)
-            arrays = self.buffers.take(len(place.samples))
+            arrays = self.buffers.arrays(len(place.samples))
             parts, keys = [], place.epoch.keys(place.step, place.samples)
             crops = crops_of(self.data, place.epoch.seed, place.epoch.number, keys)
             for start in range(0, len(place.samples), self.rows):
