@@ -21,6 +21,7 @@ from typing import Any
 
 from helpers.times import without_times
 
+from raytrain.run.lock import WRITER_LOCK
 from raytrain.sweep import record
 
 EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
@@ -85,15 +86,12 @@ class Command:
             return PHASES[0]
         if "reading the data" not in said:
             return PHASES[1]
-        began = any((self.sweep / "trials" / f"{n:04d}" / "lock").stat().st_mtime >= self._wall for n in self._locks())
+        began = any(lock.stat().st_mtime >= self._wall for lock in self.sweep.glob(f"trials/*/{WRITER_LOCK}"))
         return PHASES[3] if began else PHASES[2]
 
     @property
     def _wall(self) -> float:
         return time.time() - (time.monotonic() - self.started)
-
-    def _locks(self) -> list[int]:
-        return [n for n in range(TRIALS) if (self.sweep / "trials" / f"{n:04d}" / "lock").is_file()]
 
     def wait_for(self, phase: str, delay: float = 0.0, ended: int = 0, timeout: float = 120) -> bool:
         """Waits for a phase, for so many trials to have ended, and some seconds more; returns whether the command still
