@@ -26,6 +26,8 @@ class RankContext:
         device: the device of its batches, and of its model or the first part of it.
         more: further GPUs of the rank, over which a strategy may spread the model.
         folder: where rank 0 may put large tensors that are to take no memory; None for memory.
+        collective_seconds: how long a collective may take in the process groups that a strategy makes; None leaves
+            PyTorch's own limit.
     """
 
     rank: int
@@ -33,6 +35,7 @@ class RankContext:
     device: torch.device
     more: tuple[torch.device, ...] = ()
     folder: Path | None = None
+    collective_seconds: float | None = None
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
