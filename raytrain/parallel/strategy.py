@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,6 +49,16 @@ class RankContext:
             return cls(rank, world, torch.device("cpu"))
         first, *more = (torch.device("cuda", number) for number in range(max(1, int(gpus))))
         return cls(rank, world, first, tuple(more))
+
+
+@contextmanager
+def _timed_kernels() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class MicroBatch(Protocol):
@@ -158,8 +168,9 @@ class Strategy:
         """Drop copies of weights that were changed in place, outside of an optimizer's step."""
 
     def kernels(self) -> AbstractContextManager[Any]:
-        """Return the context for training, such as one in which PyTorch takes deterministic kernels."""
-        return nullcontext()
+        """Return the context for training, which chooses PyTorch's kernels. On a GPU cuDNN times its algorithms once
+        for each shape: all batches but short last ones have the same."""
+        return _timed_kernels() if self.ranks.device.type == "cuda" else nullcontext()
 
     # Evaluation
 

@@ -96,9 +96,8 @@ class Precision:
         """
         if self.scaler.is_enabled():
             self.scaler.step(optimizer)
-            found = self.scaler._found_inf_per_device(optimizer).values()  # `update` forgets them
-            first, *more = found
-            finite = sum((one.to(first.device, non_blocking=True) for one in more), first) == 0
+            first, *more = self.scaler._found_inf_per_device(optimizer).values()  # `update` forgets them
+            finite = torch.eq(sum((one.to(first.device, non_blocking=True) for one in more), first), 0)
             self.scaler.update()
         elif finite is None:
             optimizer.step()

@@ -205,6 +205,16 @@ def test_shares_and_contexts_fill_a_gpu() -> None:
         assert 0 <= 80 * GIB - count * (room + GIB // 2) < count
 
 
+# Kernels
+
+
+def test_cudnn_times_its_algorithms_on_a_gpu() -> None:
+    for device, timed in ((GPUS[0], True), (CPU, False)):
+        with Strategy(nn.Linear(2, 2), RankContext(0, 1, device)).kernels():
+            assert torch.backends.cudnn.benchmark == timed
+        assert not torch.backends.cudnn.benchmark, "as it was before the run"
+
+
 # Deterministic kernels
 
 FIRST_LINES = """
