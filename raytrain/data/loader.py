@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -202,7 +202,7 @@ class Loader:
         for ids, arrays in batches:
             yield ids, arrays if self.labels is None else {**arrays, "label": self.labels[ids]}
 
-    def _copy(self, pinned: Tensors) -> tuple[Tensors, torch.cuda.Event]:
+    def _copy(self, pinned: Tensors) -> tuple[Tensors, Any]:
         """Begin to copy a batch to the GPU; return the copies, and an event after them."""
         doing.at(MOVING)
         copies = {name: tensor.to(self.device, non_blocking=True) for name, tensor in pinned.items()}

@@ -97,19 +97,23 @@ class Precision:
         if self.scaler.is_enabled():
             self.scaler.step(optimizer)
             first, *more = self.scaler._found_inf_per_device(optimizer).values()  # `update` forgets them
-            finite = torch.eq(sum((one.to(first.device, non_blocking=True) for one in more), first), 0)
+            for one in more:
+                first = first + one.to(first.device, non_blocking=True)
+            decided = first == 0
             self.scaler.update()
         elif finite is None:
             optimizer.step()
             return True
         elif self.reads or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            if finite:
+            decided = finite
+            if decided:
                 optimizer.step()
         else:  # as GradScaler.step tells it to a fused optimizer
-            optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
+            decided = finite
+            optimizer.grad_scale, optimizer.found_inf = None, (~decided).float()  # type: ignore[attr-defined]
             optimizer.step()
             del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-        return bool(finite) if self.reads else finite
+        return bool(decided) if self.reads else decided
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's scale and growth counter; empty for fp32 and bf16."""

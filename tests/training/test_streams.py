@@ -81,8 +81,8 @@ def test_an_error_of_a_reader_reaches_training(monkeypatch: pytest.MonkeyPatch) 
     indices, _ = read(E)
 
     class Broken:
-        def read(self, way: Any) -> Any:
-            yield next(way.steps()), {"image": np.zeros((64, 1, 8, 8), np.uint8)}
+        def read(self, epoch: Any) -> Any:
+            yield next(epoch.steps()), {"image": np.zeros((64, 1, 8, 8), np.uint8)}
             raise OSError("the disk is gone")
 
     loader = Loader(E.data, indices["train"], Broken(), 64, 0, 0, 1, CPU, train=True)
