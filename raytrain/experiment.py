@@ -48,6 +48,9 @@ class Scaling:
     """Seconds without progress after which the rank that hangs is reported with its stack and killed, and the run
     restarts from its newest checkpoint, as after a lost worker. The limit is three times as long for what a rank does
     for the first time, such as compiling, and for checkpoints. 0 waits for ever."""
+    collective_seconds: float = 1800.0
+    """Seconds that a rank waits for the others in one collective of gloo or NCCL, in any process group, before the run
+    restarts from its newest checkpoint. With more than three times hang_seconds, the rank that hangs is found first."""
     resize_seconds: float = 60.0
     """Seconds that an elastic run keeps its number of workers before it looks for room for more."""
 
@@ -60,6 +63,7 @@ class Scaling:
             threads_per_worker=at_least(1),
             max_failures=at_least(0),
             hang_seconds=at_least(0),
+            collective_seconds=above(0),
             resize_seconds=above(0),
         )
         if isinstance(self.workers, str):
@@ -104,14 +108,8 @@ class Checkpoint:
     checkpoint that is being written is not counted."""
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            every_steps=at_least(1),
-            every_minutes=above(0),
-            keep=at_least(1),
-            keep_every=at_least(1),
-            max_gib=above(0),
-        )
+        some = at_least(1)
+        check(self, every_steps=some, every_minutes=above(0), keep=some, keep_every=some, max_gib=above(0))
 
 
 @dataclass(frozen=True)

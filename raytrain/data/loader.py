@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch
 from raytrain import order
 from raytrain.data.batch import Batch
 from raytrain.data.blocks import Arrays
+from raytrain.data.pinning import Pinned
 from raytrain.data.prepare import Prepare, Tensors
 from raytrain.data.reader import Epoch, Resident
 from raytrain.data.sampler import Sampler, drawing
@@ -153,6 +154,7 @@ class Loader:
         self.labels = index.labels
         self.prepare = Prepare(data, index, device, memory_format, cropped=train and data.whole)
         self._side: torch.cuda.Stream | None = None
+        self._pinned = Pinned()
         self.on_device: Tensors | None = None
         if isinstance(reader, Resident) and (fits_device(reader.bytes, device) if on_device is None else on_device):
             self.on_device = {name: torch.tensor(array, device=device) for name, array in reader.whole().items()}
@@ -182,21 +184,29 @@ class Loader:
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, Tensors]]:
         """Yield (ids, arrays) of each step, on the device."""
-        if self.on_device is None:
-            for ids, arrays in awaited(self.reader.read(way)):
-                doing.at(MOVING)
-                tensors = {name: self._to_device(array) for name, array in arrays.items()}
-                if self.labels is not None:
-                    tensors["label"] = self._to_device(self.labels[ids])
-                yield ids, tensors
-        else:
+        if self.on_device is not None:
             for ids in way.steps():
-                chosen = self._to_device(ids)
+                chosen = torch.from_numpy(ids)
+                if self.device.type == "cuda":
+                    chosen = chosen.pin_memory().to(self.device, non_blocking=True)
                 yield ids, {name: array.index_select(0, chosen) for name, array in self.on_device.items()}
+        elif self.device.type == "cuda":
+            yield from self._pinned.batches(self._labelled(self.reader.read(way)), self._copy)
+        else:
+            for ids, arrays in self._labelled(awaited(self.reader.read(way))):
+                doing.at(MOVING)
+                yield ids, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+    def _labelled(self, batches: Iterator[tuple[np.ndarray, Arrays]]) -> Iterator[tuple[np.ndarray, Arrays]]:
+        """Yield the same with the labels, where the samples have some."""
+        for ids, arrays in batches:
+            yield ids, arrays if self.labels is None else {**arrays, "label": self.labels[ids]}
+
+    def _copy(self, pinned: Tensors) -> tuple[Tensors, Any]:
+        """Begin to copy a batch to the GPU; return the copies, and an event after them."""
+        doing.at(MOVING)
+        copies = {name: tensor.to(self.device, non_blocking=True) for name, tensor in pinned.items()}
+        return copies, torch.cuda.current_stream(self.device).record_event()
 
     def _ahead(self, batches: Iterator[tuple[np.ndarray, Tensors]]) -> Iterator[tuple[np.ndarray, Tensors]]:
         """Copy the next batch to a GPU on a separate stream while the model computes with this one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from raytrain import errors
@@ -15,13 +16,24 @@ from raytrain.user_code import places
 
 def misses_another(error: BaseException) -> bool:
     """Return whether an error only means that another rank or a connection is lost."""
-    if gpu_errors.code(error) is not None:  # NCCL reports it as its own error
+    if gpu_errors.code(error) is not None or gpu_errors.misuses(error):  # NCCL reports it as its own error
         return False
     lost = (ConnectionError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
     text = str(error)
     return isinstance(error, lost) or (
         isinstance(error, RuntimeError) and ("gloo/transport" in text or "Connection closed by peer" in text)
     )
+
+
+def of_gpu(error: BaseException) -> BaseException:
+    """Return the GPU's own error where one of CUDA's libraries reports that something failed, else the same error. A
+    failed GPU refuses every call, and asking a stream for its state does not wait."""
+    if gpu_errors.hides(error) and torch.cuda.is_initialized():
+        try:
+            torch.cuda.current_stream().query()
+        except RuntimeError as found:
+            return found.with_traceback(error.__traceback__)
+    return error
 
 
 def last_place(error: BaseException) -> str:

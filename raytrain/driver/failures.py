@@ -9,6 +9,7 @@ from pathlib import Path
 from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError
 
 from raytrain.checkpoint import remote
+from raytrain.driver import gpu_errors
 from raytrain.driver.blame import last_line
 from raytrain.driver.endings import NoRoom, RunFailed
 from raytrain.driver.ray_internals import ray_train
@@ -19,6 +20,7 @@ ANSWER_SECONDS = 15
 
 
 _TORCH_WARNING = re.compile(r"(\[rank\d+\]:)?\[W\d{4} ")  # a warning of C++ is no last line
+_LATE = re.compile(r"Timed out waiting (\d+)ms for (?:recv|send) operation")  # gloo's transport
 
 
 GONE = "Ray has stopped: the cluster's head, or this machine's node, no longer answers"
@@ -50,11 +52,18 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
     if start == "WorkerGroupStartupFailedError":
         return RunFailed("a worker, or its node, was lost while it started", path, None, lost=True)
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
-    for rank, failure in sorted(failures.items()):
-        if said := _end_of_process(failure):
-            return RunFailed(f"rank {rank} {said}{_last_words(path, rank)}", path, rank, lost=True)
+    gone = {rank: said for rank, failure in sorted(failures.items()) if (said := _end_of_process(failure))}
+    ends = {rank: end for rank in gone if (end := gpu_errors.ended(_log(path, rank)))}
+    if ends:  # one that failed by itself rather than one that waited for it
+        rank, end = min(ends.items(), key=lambda one: one[1].waited)
+        return RunFailed(f"rank {rank} was ended by NCCL's watchdog: {end.error}", path, rank, lost=end.lost)
+    for rank, said in gone.items():
+        return RunFailed(f"rank {rank} {said}{_last_words(path, rank)}", path, rank, lost=True)
     if records:  # the ranks that lost another rank report first
         first = min(records, key=lambda record: record["time"])
+        if late := _LATE.search(first["error"]):
+            why = f"rank {first['rank']} waited {int(late.group(1)) / 1000:g} s for another rank in a collective"
+            return RunFailed(why, path, None, lost=True)
         return RunFailed(f"rank {first['rank']} lost its connection to another rank", path, None, lost=True)
     for rank, failure in sorted(failures.items()):
         return RunFailed(f"rank {rank}: {last_line(failure)}", path, rank)
@@ -83,9 +92,15 @@ def _name(error: BaseException | None) -> str:
 
 def _last_words(run: Path, rank: int) -> str:
     """Return the last line of a rank's own output."""
+    said = [line.strip() for line in _log(run, rank).split("\n") if line.strip() and not _TORCH_WARNING.match(line)]
+    return f"; its last line: {said[-1][:200]}" if said else ""
+
+
+def _log(run: Path, rank: int) -> str:
+    """Return the output of a rank's last process; empty if there is none."""
+    logs = run / "logs"
     with contextlib.suppress(OSError):
-        lines = (run / "logs" / f"rank_{rank}.log").read_text(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip() and not _TORCH_WARNING.match(line)]
-        if said:
-            return f"; its last line: {said[-1][:200]}"
+        text = (logs / f"rank_{rank}.log").read_bytes()
+        before = known_json(logs / f"place_{rank}.json").get("log", 0)
+        return text[before if before <= len(text) else 0 :].decode(errors="replace")  # it may have been shortened
     return ""

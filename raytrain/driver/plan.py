@@ -30,7 +30,7 @@ from raytrain.loggers import RunInfo
 from raytrain.optim.optimizers import backbone
 from raytrain.run.experiment_file import to_json
 from raytrain.run.run import Run
-from raytrain.training import freezing, graph, recomputing
+from raytrain.training import freezing, graph, memory, recomputing
 from raytrain.training.precision import check_device
 
 _COPIED = 2 << 30
@@ -369,9 +369,9 @@ def _check_gpu_memory(planned: Plan, largest: int) -> None:
     name, state = type(e.parallel).__name__, e.parallel.on_device(planned.state_bytes, scaling.ranks)
     # A model that is spread is filled tensor by tensor, and FSDP gathers its layers for their passes.
     whole = largest if state < planned.state_bytes else 0
-    if state + whole < _ASKED_FROM or (memory := planned.resources.gpu_memory()) is None:
+    if state + whole < _ASKED_FROM or (whole_gpu := planned.resources.gpu_memory()) is None:
         return
-    room, where = int(memory * min(1.0, scaling.gpus_per_worker)), "on the smallest GPU"
+    room, where = memory.gpu_room(int(whole_gpu), scaling.gpus_per_worker), "on the smallest GPU"
     if state > room:
         more = "more workers" if whole else "--parallel.strategy fsdp with more workers"
         what = f"what {name} has of weights, gradients and optimizer state on a GPU"

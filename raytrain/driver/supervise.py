@@ -274,6 +274,7 @@ def _trainer(job: Job, shares: bool) -> Any:
     os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")  # by default 30 s where a worker is stopped
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # the supervisor watches for preemption
     scaling = job.experiment.scaling
+    backend = job.experiment.parallel.backend(bool(scaling.gpus_per_worker))
     return ray_train.trainer(shares)(
         work_on_cluster,
         train_loop_config={"job": job},
@@ -283,7 +284,7 @@ def _trainer(job: Job, shares: bool) -> Any:
             resources_per_worker=resources_needed(job.experiment),
             placement_strategy=scaling.placement.upper(),
         ),
-        torch_config=ray_train.torch_config(job.experiment.parallel.backend(bool(scaling.gpus_per_worker))),
+        torch_config=ray_train.torch_config(backend, scaling.collective_seconds),
         run_config=RunConfig(
             name=f"train-{time.time_ns()}",
             storage_path=str(job.run / "logs"),

@@ -27,7 +27,7 @@ from raytrain.data.loader import Reader
 from raytrain.data.reader import Direct, Part, Resident, own_cpus
 from raytrain.data.streaming import Streaming
 from raytrain.driver import gpu_errors, logs
-from raytrain.driver.blame import last_place, misses_another, to_edit
+from raytrain.driver.blame import last_place, misses_another, of_gpu, to_edit
 from raytrain.driver.gate import Gate
 from raytrain.driver.guard import end_now
 from raytrain.driver.job import Job
@@ -38,6 +38,7 @@ from raytrain.hooks import Hook
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.lock import WRITER_LOCK, Lock
 from raytrain.run.metrics_log import note
+from raytrain.training import memory
 from raytrain.training.profiling import Profiling
 from raytrain.training.trainer import Trainer
 from raytrain.user_code import places
@@ -62,11 +63,14 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         from ray.train.torch import get_devices  # 0.2 s, which a rank alone does not need
 
         device, *more = get_devices()
-        ranks = RankContext(dist.get_rank(), dist.get_world_size(), device, tuple(more))
+        waits = job.experiment.scaling.collective_seconds
+        ranks = RankContext(dist.get_rank(), dist.get_world_size(), device, tuple(more), collective_seconds=waits)
     else:
         ranks = RankContext.alone(job.experiment.scaling.gpus_per_worker)
     if ranks.device.type == "cuda":
         torch.cuda.set_device(ranks.device)
+        if dist.is_initialized() and (share := job.experiment.scaling.gpus_per_worker or 1.0) < 1:
+            memory.cap_gpus(share)  # a trial without a process group has its own limit
     there = None
     if job.url:
         there, path = remote.at_work(job.url)
@@ -75,7 +79,9 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         context = ray.get_runtime_context()
         head = threading.Thread(target=_end_when_cut_off, args=(context.gcs_address,), daemon=True, name="head")
         head.start()
-        here = {"node": context.get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
+        here: dict[str, Any] = {"node": context.get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
+        with contextlib.suppress(OSError):  # what was there before is of a process that is gone
+            here["log"] = (job.run / "logs" / f"rank_{ranks.rank}.log").stat().st_size
         mark = job.run / "logs" / f"place_{ranks.rank}.json"
         write_atomically(mark, json.dumps(here))
         if there:
@@ -182,7 +188,8 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
             yield
     except Hung:  # which has its record
         raise
-    except BaseException as error:
+    except BaseException as caught:
+        error = of_gpu(caught)
         if job.own_output or dist.is_initialized():
             traceback.print_exc()
         else:  # the command's own output says it in one line

@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -18,6 +17,7 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from raytrain.parallel.cutting import blocks, styles
 from raytrain.parallel.fsdp import FSDP
+from raytrain.parallel.meshes import mesh_of
 from raytrain.parallel.parts import Parts
 from raytrain.parallel.strategy import RankContext, Strategy
 
@@ -59,11 +59,11 @@ class FullySharded(Sharded):
         module = parts.module
         super().__init__(module, ranks)
         self.gradient_scale = float(ranks.world)
-        kind, size = ranks.device.type, value.shard_over or ranks.world
+        size = value.shard_over or ranks.world
         if size == ranks.world:
-            mesh = init_device_mesh(kind, (size,))
+            mesh = mesh_of(ranks, (size,))
         else:
-            mesh = init_device_mesh(kind, (ranks.world // size, size), mesh_dim_names=("replicate", "shard"))
+            mesh = mesh_of(ranks, (ranks.world // size, size), ("replicate", "shard"))
         options: dict[str, Any] = {
             "mesh": mesh,
             "reshard_after_forward": value.reshard_after_forward,
@@ -101,7 +101,7 @@ class TensorSharded(Sharded):
     """
 
     def __init__(self, parts: Parts, ranks: RankContext, size: int):
-        mesh = init_device_mesh(ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replica", "shard"))
+        mesh = mesh_of(ranks, (ranks.world // size, size), ("replica", "shard"))
         every = Replicate()
         made: dict[str, ParallelStyle] = {
             "first": ColwiseParallel(),

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import fx, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.fx.passes.split_module import split_module
 
 from raytrain import errors
 from raytrain.parallel.cutting import balanced
+from raytrain.parallel.meshes import mesh_of
 from raytrain.parallel.parts import Parts, in_file
 from raytrain.parallel.strategy import Autocast, Loss, RankContext, Shape, Strategy, mapped, snapshot
 
@@ -42,8 +42,7 @@ class Stages(Strategy):
     def __init__(self, parts: Parts, ranks: RankContext, size: int, each: int, schedule: str, shape: Shape):
         module = parts.module
         super().__init__(module, ranks)
-        device, mesh_shape = ranks.device, (ranks.world // size, size)
-        mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("replica", "stage"))
+        device, mesh = ranks.device, mesh_of(ranks, (ranks.world // size, size), ("replica", "stage"))
         self.peers, self.line = mesh.get_group("replica"), mesh.get_group("stage")
         self.size, self.replicas, self.shape = size, ranks.world // size, shape
         self.replica, rank = divmod(ranks.rank, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,8 @@ class RankContext:
         device: the device of its batches, and of its model or the first part of it.
         more: further GPUs of the rank, over which a strategy may spread the model.
         folder: where rank 0 may put large tensors that are to take no memory; None for memory.
+        collective_seconds: how long a collective may take in the process groups that a strategy makes; None leaves
+            PyTorch's own limit.
     """
 
     rank: int
@@ -33,6 +35,7 @@ class RankContext:
     device: torch.device
     more: tuple[torch.device, ...] = ()
     folder: Path | None = None
+    collective_seconds: float | None = None
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -46,6 +49,16 @@ class RankContext:
             return cls(rank, world, torch.device("cpu"))
         first, *more = (torch.device("cuda", number) for number in range(max(1, int(gpus))))
         return cls(rank, world, first, tuple(more))
+
+
+@contextmanager
+def _timed_kernels() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class MicroBatch(Protocol):
@@ -155,8 +168,9 @@ class Strategy:
         """Drop copies of weights that were changed in place, outside of an optimizer's step."""
 
     def kernels(self) -> AbstractContextManager[Any]:
-        """Return the context for training, such as one in which PyTorch takes deterministic kernels."""
-        return nullcontext()
+        """Return the context for training, which chooses PyTorch's kernels. On a GPU cuDNN times its algorithms once
+        for each shape: all batches but short last ones have the same."""
+        return _timed_kernels() if self.ranks.device.type == "cuda" else nullcontext()
 
     # Evaluation
 

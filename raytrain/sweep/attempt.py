@@ -25,7 +25,7 @@ import ray
 from raytrain import errors
 from raytrain.checkpoint import layout, mapped
 from raytrain.data import Index
-from raytrain.driver import endings, gate, gpu_errors, initial_weights
+from raytrain.driver import blame, endings, gate, gpu_errors, initial_weights
 from raytrain.driver.interrupts import Leave
 from raytrain.driver.job import Job
 from raytrain.driver.worker import work
@@ -236,8 +236,9 @@ class Attempt:
             status, error = json.loads((self.run / "summary.json").read_text())["status"], None
         except Leave:
             status, error = "interrupted", None
-        except BaseException as caught:
+        except BaseException as raised:
             traceback.print_exc()
+            caught = blame.of_gpu(raised)
             if isinstance(caught, endings.RunFailed) and caught.lost:
                 record.update(self.run, status="interrupted")  # not paused: the next attempt counts
                 self._said.put(("lost", caught))

@@ -21,7 +21,7 @@ class Averages:
     """Its entry in a checkpoint."""
 
     def __init__(self) -> None:
-        self.updates = 0
+        self.updates: int | torch.Tensor = 0
         self._loaded: dict[str, torch.Tensor] = {}
 
     def load(self, model: dict[str, torch.Tensor], state: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -60,8 +60,12 @@ class Averages:
         """Return what is averaged, by its names in the state dict."""
         return dict(module.named_parameters())
 
-    def after_step(self) -> None:
-        """Take note of weights that a step has updated."""
+    def after_step(self, updated: bool | torch.Tensor) -> None:
+        """Take note of the weights after a step.
+
+        Args:
+            updated: whether the step has updated them; a tensor of one element if the device alone knows.
+        """
 
     def after_epoch(self, epoch: int) -> None:
         """Take note of the weights at the end of an epoch, counted from 1, before they are validated."""
@@ -87,7 +91,10 @@ class Averages:
         """Return what a checkpoint needs besides the averaged model: the weights to train on with, by all of their
         names."""
         named = module.named_parameters(remove_duplicate=False)
-        return {"updates": self.updates, "trained": {name: weight for name, weight in named if weight.requires_grad}}
+        return {
+            "updates": int(self.updates),
+            "trained": {name: weight for name, weight in named if weight.requires_grad},
+        }
 
 
 class EMA(Averages):
@@ -105,14 +112,20 @@ class EMA(Averages):
         self.decay = decay
 
     @torch.no_grad()
-    def after_step(self) -> None:
-        """Follow the weights by one step."""
+    def after_step(self, updated: bool | torch.Tensor) -> None:
+        """Follow the weights by one step, if it has updated them. What the device decides, it also counts."""
         averages, weights = ([_own(tensor) for tensor in each] for each in (self.averages, self.weights))
-        if self.updates:
-            _lerp(averages, weights, 1 - self.decay)
-        else:
-            _copy(averages, weights)
-        self.updates += 1
+        if isinstance(updated, torch.Tensor):
+            counted = torch.zeros_like(updated, dtype=torch.int64) + self.updates
+            share = torch.where(counted == 0, 1.0, 1 - self.decay) * updated
+            _lerp(averages, weights, [share.to(average.device, average.dtype) for average in averages])
+            self.updates = counted + updated
+        elif updated:
+            if self.updates:
+                _lerp(averages, weights, 1 - self.decay)
+            else:
+                _copy(averages, weights)
+            self.updates += 1
 
 
 class SWA(Averages):

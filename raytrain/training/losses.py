@@ -30,7 +30,7 @@ class Step:
         lr: the learning rate.
         size: samples of the global batch.
         loss: float64 [slots of the strategy], on the device: this rank's sums over samples.
-        updated: whether the weights were updated.
+        updated: whether the weights were updated; a tensor of one element if the device alone knows.
         columns: the hooks' columns for its row.
     """
 
@@ -38,7 +38,7 @@ class Step:
     lr: float
     size: int
     loss: torch.Tensor
-    updated: bool
+    updated: bool | torch.Tensor
     columns: dict[str, Any]
 
 
@@ -134,8 +134,8 @@ class LossLog:
         totals = [sum(values[start : start + slots]) for start in range(0, len(values), slots)]
         unit = self.unit or 1.0
         return [
-            Reduced(step.step, step.lr, step.size, total / unit, total / unit / step.size, step.updated, step.columns)
-            for step, total in zip(steps, totals, strict=True)
+            Reduced(one.step, one.lr, one.size, total / unit, total / unit / one.size, bool(one.updated), one.columns)
+            for one, total in zip(steps, totals, strict=True)
         ], Ask(int(asked))
 
 

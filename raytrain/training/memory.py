@@ -20,6 +20,10 @@ _SHORTAGE = (
 """Parts of the out-of-memory messages of PyTorch, oneDNN, CUDA's libraries and the system."""
 
 
+_CONTEXT_BYTES = 512 << 20
+"""What a process's CUDA context takes of its GPU: 300 to 500 MiB, with the kernels of PyTorch and its libraries."""
+
+
 def lacks(error: BaseException) -> bool:
     """Return whether an error means that memory is exhausted."""
     text = str(error).lower()
@@ -77,12 +81,24 @@ def capped(room: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def cap_gpus(share: float, memory: int | None) -> None:
+def gpu_room(total: int, share: float) -> int:
+    """Return the bytes that PyTorch's allocator may take of a GPU on which this process has a share: the share without
+    the process's CUDA context, which the allocator does not count, so that processes that share a GPU fill it and no
+    more.
+
+    Args:
+        total: bytes of the GPU.
+        share: of 1 or more, the process is alone on the GPU, and the driver itself refuses what does not fit.
+    """
+    return total if share >= 1 else max(0, int(total * share) - _CONTEXT_BYTES)
+
+
+def cap_gpus(share: float, memory: int | None = None) -> None:
     """Let PyTorch take a share of each GPU, and no more than so many bytes of it."""
     for device in range(torch.cuda.device_count()):
         total = torch.cuda.get_device_properties(device).total_memory
-        fraction = share if memory is None else min(share, memory / total)
-        torch.cuda.set_per_process_memory_fraction(fraction, device)
+        room = gpu_room(total, share)
+        torch.cuda.set_per_process_memory_fraction((room if memory is None else min(room, memory)) / total, device)
 
 
 def give_back() -> None:

@@ -35,11 +35,14 @@ class Precision:
     Args:
         name: fp32, tf32, bf16 or fp16.
         device: where the model lives. What a CPU has no tf32 for is computed in fp32.
+
+    Attributes:
+        reads: whether `step` reads its decision from the device: on a CPU, where nothing has to be waited for.
     """
 
     def __init__(self, name: str, device: torch.device):
         self.name, self.dtype = name, _DTYPES.get(name)
-        self.device_type = device.type
+        self.device_type, self.reads = device.type, device.type == "cpu"
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
     def forward(self) -> AbstractContextManager[Any]:
@@ -81,16 +84,36 @@ class Precision:
             for each in found.values():
                 dist.all_reduce(each, op=dist.ReduceOp.MAX)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Update the weights; return whether they were updated. With fp16, gradients that overflowed skip the step and
-        halve the scale."""
-        if not self.scaler.is_enabled():
+    def step(self, optimizer: torch.optim.Optimizer, finite: torch.Tensor | None = None) -> bool | torch.Tensor:
+        """Update the weights, unless gradients overflowed in fp16, which also halves the scale. On a GPU the kernels of
+        PyTorch's fused optimizers decide, and the host waits for nothing; other optimizers make it wait.
+
+        Args:
+            finite: a bool tensor of one element that must be true for the update; in fp16 the scaler decides instead.
+
+        Returns:
+            Whether the weights were updated: a tensor of one element if the device alone knows.
+        """
+        if self.scaler.is_enabled():
+            self.scaler.step(optimizer)
+            first, *more = self.scaler._found_inf_per_device(optimizer).values()  # `update` forgets them
+            for one in more:
+                first = first + one.to(first.device, non_blocking=True)
+            decided = first == 0
+            self.scaler.update()
+        elif finite is None:
             optimizer.step()
             return True
-        before = self.scaler.get_scale()
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        return self.scaler.get_scale() >= before
+        elif self.reads or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            decided = finite
+            if decided:
+                optimizer.step()
+        else:  # as GradScaler.step tells it to a fused optimizer
+            decided = finite
+            optimizer.grad_scale, optimizer.found_inf = None, (~decided).float()  # type: ignore[attr-defined]
+            optimizer.step()
+            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        return bool(decided) if self.reads else decided
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's scale and growth counter; empty for fp32 and bf16."""

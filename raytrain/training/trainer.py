@@ -249,7 +249,7 @@ class Trainer:
             group["lr"] = lr * group["factor"]
         return lr
 
-    def _update(self) -> bool:
+    def _update(self) -> bool | torch.Tensor:
         """Clip the gradients and update the weights; return whether it did, on all ranks alike."""
         e, strategy = self.experiment, self.strategy
         strategy.copies.fence()
@@ -258,13 +258,13 @@ class Trainer:
         clips = e.clip_norm is not None or e.on_nonfinite == "skip"
         if clips or strategy.sharded:
             self.precision.unscale(self.optimizer, strategy.sharded)
+        finite = None
         if clips:
             norm = strategy.clip(self.parameters, math.inf if e.clip_norm is None else e.clip_norm)
-            if e.on_nonfinite == "skip" and e.precision != "fp16" and not norm.isfinite():
-                return False
-        updated = self.precision.step(self.optimizer)
-        if self.averages and updated:
-            self.averages.after_step()
+            finite = norm.isfinite() if e.on_nonfinite == "skip" else None
+        updated = self.precision.step(self.optimizer, finite)
+        if self.averages:
+            self.averages.after_step(updated)
         return updated
 
     # Losses, metrics

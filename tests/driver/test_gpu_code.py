@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from raytrain.parallel.parts import Parts
 from raytrain.parallel.replicas import Replicas
 from raytrain.parallel.stages import Stages
 from raytrain.parallel.strategy import RankContext, Strategy
+from raytrain.training import memory
 from raytrain.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -171,6 +173,46 @@ def test_images_stay_on_a_gpu_within_the_process_s_share_of_it(
     most = room * GIB // 4
     assert loader.fits_device(most, GPUS[0]) and not loader.fits_device(most + GIB // 4, GPUS[0])
     assert not loader.fits_device(0, CPU)
+
+
+@pytest.mark.parametrize(
+    ("share", "memory_limit", "fraction"),
+    [
+        (1.0, None, 1.0),
+        (1.0, 20 * GIB, 0.25),
+        (0.5, None, 0.5 - 0.5 / 80),  # each of two processes has half a GiB of context
+        (0.25, 30 * GIB, 0.25 - 0.5 / 80),
+        (0.25, 10 * GIB, 0.125),
+        (0.001, None, 0.0),
+    ],
+)
+def test_a_share_of_a_gpu_leaves_room_for_the_context(
+    monkeypatch: pytest.MonkeyPatch, share: float, memory_limit: int | None, fraction: float
+) -> None:
+    set_to: dict[int, float] = {}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * GIB))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda value, device: set_to.update({device: value})
+    )
+    memory.cap_gpus(share, memory_limit)
+    assert set_to == {0: fraction, 1: fraction}
+
+
+def test_shares_and_contexts_fill_a_gpu() -> None:
+    for count in (2, 3, 4):
+        room = memory.gpu_room(80 * GIB, 1 / count)
+        assert 0 <= 80 * GIB - count * (room + GIB // 2) < count
+
+
+# Kernels
+
+
+def test_cudnn_times_its_algorithms_on_a_gpu() -> None:
+    for device, timed in ((GPUS[0], True), (CPU, False)):
+        with Strategy(nn.Linear(2, 2), RankContext(0, 1, device)).kernels():
+            assert torch.backends.cudnn.benchmark == timed
+        assert not torch.backends.cudnn.benchmark, "as it was before the run"
 
 
 # Deterministic kernels

@@ -650,7 +650,7 @@ def test_trials_that_share_a_gpu_have_a_share_of_its_memory() -> None:
     found = replace(nodes(8, gpus=1), gpu_memory=lambda: 4 << 30)
     fields = {"model": MLP(hidden=(12_000, 12_000)), "optimizer": AdamW()}
     assert make(found, scaling=Scaling(gpus_per_worker=1.0), **fields)
-    with pytest.raises(UserError, match="and there are 2,048 MiB, on the smallest GPU"):
+    with pytest.raises(UserError, match="and there are 1,536 MiB, on the smallest GPU"):
         make(found, scaling=Scaling(gpus_per_worker=0.5), **fields)
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import raytrain
-from raytrain import CNN, SGD, Batch, Checkpoint, Classification, Digits, Experiment, Scaling
+from raytrain import CNN, DDP, SGD, Batch, Checkpoint, Classification, Digits, Experiment, Scaling
 from raytrain.driver.endings import RunFailed
 
 
@@ -81,6 +81,18 @@ def test_a_run_whose_rank_hangs_names_it_and_goes_on_bit_equal(tmp_path: Path) -
     line = deadlock.__code__.co_firstlineno + 1
     assert "while in a forward pass" in event["why"] and f"test_hung_run.py:{line}, in deadlock" in event["why"]
     assert "in loss" in (hung.path / "logs" / "rank_1.log").read_text(), "the stack is in the rank's log"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_collective_that_takes_too_long_restarts_the_run_bit_equal(tmp_path: Path) -> None:
+    scaling = replace(BASE.scaling, hang_seconds=0, collective_seconds=4)
+    value = replace(BASE, task=HangsOnce(marker=str(tmp_path / "marker")), scaling=scaling)
+    value = replace(value, parallel=DDP(reduction="torch"))
+    late, whole = (raytrain.train(value, out=str(tmp_path), name=name, quiet=True) for name in ("late", "whole"))
+    assert rows(late.path) == rows(whole.path)
+    (event,) = [json.loads(line) for line in (late.path / "logs" / "workers.jsonl").read_text().splitlines()]
+    assert event["event"] == "lost" and event["why"] == "rank 0 waited 4 s for another rank in a collective"
 
 
 @pytest.mark.usefixtures("cluster")

@@ -57,7 +57,39 @@ def test_a_batch_is_used_when_its_copy_is_made(monkeypatch: pytest.MonkeyPatch) 
     for mine, expected in zip(batches(other), plain, strict=True):
         assert mine[0] == expected[0] and torch.equal(mine[1], expected[1]) and torch.equal(mine[2], expected[2])
     assert streams.made == 1, "one stream for all epochs"
-    assert streams.pinned == streams.recorded == 2 * len(plain), "each array of each batch"
+    assert streams.recorded == 2 * len(plain), "each array of each batch"
+    assert streams.pinned == 4, "two buffers of each array, which all batches use again"
+    assert loader().device == CPU and "_thread" not in vars(loader()._pinned), "a CPU has no thread for it"
+
+
+def test_a_pass_that_ends_early_leaves_nothing_to_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    indices, readers = read(E)
+    loader = Loader(E.data, indices["train"], readers["train"], 64, 0, 0, 1, CPU, train=True, on_device=False)
+    plain = [one.arrays["image"].clone() for one in loader.epoch(0)]
+    Streams(monkeypatch)
+    loader.device = GPU
+    for first in (0, 5, 20):
+        steps = loader.epoch(0, first)
+        for number in range(2):
+            assert torch.equal(next(steps).arrays["image"], plain[first + number])
+        steps.close()  # type: ignore[attr-defined]
+    found = [one.arrays["image"].clone() for one in loader.epoch(0)]
+    assert all(torch.equal(one, other) for one, other in zip(found, plain, strict=True))
+
+
+def test_an_error_of_a_reader_reaches_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    indices, _ = read(E)
+
+    class Broken:
+        def read(self, epoch: Any) -> Any:
+            yield next(epoch.steps()), {"image": np.zeros((64, 1, 8, 8), np.uint8)}
+            raise OSError("the disk is gone")
+
+    loader = Loader(E.data, indices["train"], Broken(), 64, 0, 0, 1, CPU, train=True)
+    Streams(monkeypatch)
+    loader.device = GPU
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(loader.epoch(0))
 
 
 def states(folder: Path, e: Experiment) -> dict[str, dict[str, Any]]:

@@ -40,11 +40,16 @@ class Unreachable(Exception):
     """Ranks on several nodes would not reach each other."""
 
 
-def torch_config(backend: str) -> TorchConfig:
+def torch_config(backend: str, collective_seconds: float) -> TorchConfig:
     """Return Ray Train's configuration of the process group, which on several nodes first checks that the ranks' nodes
-    reach each other at the addresses that gloo and NCCL would use; the stock one where Ray is not as it was."""
+    reach each other at the addresses that gloo and NCCL would use; the stock one where Ray is not as it was.
+
+    Args:
+        collective_seconds: how long a collective may take.
+    """
+    settings: dict[str, Any] = {"backend": backend, "timeout_s": collective_seconds}  # an int in Ray's annotation only
     if not known():
-        return TorchConfig(backend=backend)
+        return TorchConfig(**settings)
 
     class Backend(TorchConfig().backend_cls):  # type: ignore[misc]  (a property of an instance)
         def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
@@ -56,7 +61,7 @@ def torch_config(backend: str) -> TorchConfig:
         def backend_cls(self) -> Any:
             return Backend
 
-    return Checked(backend=backend)
+    return Checked(**settings)
 
 
 def check_addresses(worker_group: Any, backend: str) -> None:
