@@ -48,7 +48,8 @@ def sweep(
     Args:
         source: the Python file that the sweep came from, of which the directory keeps a copy.
         command_started: Unix time at which the user's command began.
-        report: writes the table and the plots, from the sweep's directory and the content of its sweep.json.
+        report: writes the table, and the plots of a sweep that has ended, from the sweep's directory and the content
+            of its sweep.json.
 
     Returns:
         The sweep, or None after a dry run.
@@ -154,7 +155,7 @@ class _Driver:
         status = "interrupted"
         with Interrupts(self.path) as interrupts:
             self.trials.clear()
-            self.trials.write("running")
+            self.save()
             try:
                 self.observer.status("starting Ray")
                 with interrupts.while_ray_starts():
@@ -168,7 +169,7 @@ class _Driver:
                 self.observer.status("starting the first trials")
                 loggers = TrialLoggers(self.path, self.trials.planned.variants, self.observer)
                 with contextlib.closing(loggers):
-                    status = tuning.run(self.trials, shelf, loggers, self.observer, interrupts)
+                    status = tuning.run(self.trials, shelf, loggers, self.observer, interrupts, self.save)
             except Leave:
                 pass
             except KeyboardInterrupt:  # the second request
@@ -209,6 +210,11 @@ class _Driver:
         if status == "out_of_time":
             return f"no trial ended an epoch within the budget of {self.sweep.budget_seconds:g} s"
         return "no trial has a result"
+
+    def save(self) -> None:
+        """Write the files of a sweep that goes on."""
+        self.report(self.path, self.trials.write("running"))
+        self.trials.tidy()
 
     def close(self, status: str) -> dict[str, Any]:
         """Finish the sweep's directory, show the result and return it."""
