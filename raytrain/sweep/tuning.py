@@ -121,9 +121,8 @@ def run(
         if (interrupts.signal or over) and not trials.leaving:
             trials.leaving = True
             observer.status("stopping after a step, with checkpoints; press Ctrl-C again to stop at once")
-        for one in records if trials.leaving else ():
-            if one["status"] == "running":
-                (record.folder(trials.path, one["number"]) / "stop").touch()
+        for one in (one for one in records if trials.leaving and one["status"] == "running"):
+            (record.folder(trials.path, one["number"]) / "stop").touch()
         waiting.look(records)
         if interrupts.signal:
             leave_by = min(leave_by, time.monotonic() + _LEAVE_SECONDS)
@@ -137,9 +136,8 @@ def run(
     whole = len(trials.ended) == trials.count  # also if a request to stop came too late
     if not whole and not interrupts.signal and outcome[0] is not None:
         raise outcome[0]
-    if whole or not (interrupts.signal or over):
-        return "completed"
-    return "interrupted" if interrupts.signal else "out_of_time"
+    cut_short = "interrupted" if interrupts.signal else "out_of_time" if over else None
+    return "completed" if whole else cut_short or "completed"
 
 
 def _say(notes: list[str], observer: Logger) -> None:
