@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from raytrain import errors
+from raytrain.checkpoint import location
 from raytrain.files import append
 from raytrain.loggers import Logger, RunInfo
 from raytrain.report import configurations, folds, precision_and_batch, sweep_page, sweep_table
@@ -24,6 +25,7 @@ from raytrain.report.console import show_plan, terminal
 from raytrain.report.layout import columns, show, show_next
 from raytrain.report.trials import FIGURES, Known, Results, number, plain
 from raytrain.run.lock import Lock
+from raytrain.sweep import at_url
 from raytrain.sweep.record import ENDED
 from raytrain.tools.output import write_file
 
@@ -128,13 +130,13 @@ class Table(Logger):
             if (path / name).exists()
         ]
         self._print(
-            f"the sweep is in {path}"
+            f"the sweep is in {run.where}"
             + (f", with {' and '.join([', '.join(files[:-1]), files[-1]]).removeprefix(' and ')}" if files else "")
         )
         if not done:
-            show_next(self.console, [("raytrain", "sweep", str(path))])
+            show_next(self.console, [("raytrain", "sweep", run.where)])
         if results.best is not None or results.status in ("completed", "failed"):
-            self._next(path, results)
+            self._next(run, results)
 
     def close(self) -> None:
         """Take the table away, for what is printed after a failure."""
@@ -142,7 +144,7 @@ class Table(Logger):
             self._live.stop()
         self._live = None
 
-    def _next(self, path: Path, results: Results) -> None:
+    def _next(self, sweep: RunInfo, results: Results) -> None:
         if results.best is None:
             over = any(trial.violates for trial in results.trials)
             why = (
@@ -152,14 +154,13 @@ class Table(Logger):
             )
             self._print(f"next:  no trial {why}")
             return
-        run = path / "trials" / f"{results.best:04d}"
-        file = path / "best.json"
-        best = file if file.is_file() else run / "experiment.json"
-        train, evaluate = ("raytrain", "train", str(best)), ("raytrain", "evaluate", str(run))
-        wanted = path / precision_and_batch.RECOMMENDED
-        if wanted.is_file():
-            train = ("raytrain", "train", str(wanted))
-        show_next(self.console, [train, evaluate, ("raytrain", "export", str(run), "model.pth")])
+        run = location.join(sweep.where, f"trials/{results.best:04d}")
+        named = [name for name in (precision_and_batch.RECOMMENDED, "best.json") if (sweep.path / name).is_file()]
+        best = location.join(sweep.where, named[0]) if named else location.join(run, "experiment.json")
+        if location.is_url(best):  # `train` reads files: this one is in the mirror
+            best = str(sweep.path / (named[0] if named else f"trials/{results.best:04d}/experiment.json"))
+        after = [("raytrain", "evaluate", run), ("raytrain", "export", run, "model.pth")]
+        show_next(self.console, [("raytrain", "train", best), *after])
 
     def _print(self, text: str, style: str = "") -> None:
         for line in text.split("\n"):
@@ -343,7 +344,8 @@ def report(path: Path, console: RichConsole | None = None) -> None:
                 record["status"] = "interrupted"
     write_files(path, answer)
     sweep_page.write(path, answer)
-    Table(console or terminal()).finish(RunInfo(path, str(path)), answer)
+    at_url.conclude(path)
+    Table(console or terminal()).finish(RunInfo(path, location.url_of(path) or str(path)), answer)
 
 
 def _said(record: dict[str, Any]) -> tuple[int, int | None]:

@@ -39,6 +39,7 @@ class Trials:
     Attributes:
         leaving: the trials are to stop, each with a checkpoint.
         hurried: Tune is not to wait for them.
+        begun: the trials that have a record.
         scalings: the planned scaling of each trial that this object has proposed.
     """
 
@@ -58,8 +59,7 @@ class Trials:
         self.leaving = self.hurried = False
         self.ended: dict[int, dict[str, Any]] = {}
         self.count = self.sweep.count
-        self._begun = {int(found.parent.name) for found in path.glob("trials/[0-9]*/trial.json")}
-        """Trials that have a record."""
+        self.begun = {int(found.parent.name) for found in path.glob("trials/[0-9]*/trial.json")}
         self._texts: dict[int, str] = {}
         """The records of ended trials as sweep.json has them."""
         self._bare: set[int] = set()
@@ -78,7 +78,7 @@ class Trials:
         self.sweep_up()
         for partial in (*self.path.glob(".*.[0-9]*"), *self.path.glob("trials/*/.*.[0-9]*")):
             partial.unlink(missing_ok=True)
-        for number in sorted(self._begun):
+        for number in sorted(self.begun):
             folder = record.folder(self.path, number)
             if (record.read(folder) or {}).get("status") in ("running", "paused"):
                 record.update(folder, status="interrupted")
@@ -118,7 +118,7 @@ class Trials:
         except errors.UserError as refused:
             ended = {"status": "infeasible", "error": str(refused), "refused": True}
             record.update(folder, number=number, values=names, **ended, **told)
-            self._begun.add(number)
+            self.begun.add(number)
             self.tell(number)
             return None
         copies.link(self.path, folder)
@@ -126,7 +126,7 @@ class Trials:
         experiment_file.save(with_threads(one, planned), folder / "experiment.json")
         settled = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}
         record.update(folder, number=number, values=names, status="pending", attempts=0, planned=settled, **told)
-        self._begun.add(number)
+        self.begun.add(number)
         return values
 
     def _choose(self, configuration: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -189,7 +189,7 @@ class Trials:
     def records(self) -> list[dict[str, Any]]:
         """Return the records of the trials so far, by number, with their figures."""
         found = []
-        for number in sorted(self._begun.copy()):  # Tune's thread proposes further ones meanwhile
+        for number in sorted(self.begun.copy()):  # Tune's thread proposes further ones meanwhile
             one = self.ended.get(number) or self._figures(number)
             if "status" not in one:  # its record is damaged
                 continue
