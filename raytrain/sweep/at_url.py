@@ -29,6 +29,7 @@ _LOCAL = (*_LOCKS, location.URL, "stop", gate.GO)
 """Files that mean something on this machine alone."""
 _TREES = ("logs", "modules", "plots")
 """Folders of a sweep and of a trial whose files are uploaded with it."""
+_REPORTED = ("report.html", "trials.csv", "folds.json", "recommended.json")
 _ROUND_SECONDS = 1.0
 
 
@@ -76,9 +77,12 @@ def conclude(path: Path) -> None:
     Raises:
         UserError: storage refuses them.
     """
-    if url := location.url_of(path):
-        uploads = Uploads(path, lambda: [], lambda _: None)
-        answered(url, uploads.push_sweep)
+    url = location.url_of(path)
+    if url is not None:
+        storage = Storage(url)
+        for name in _files(path):
+            if name in _REPORTED or name.startswith("plots/"):  # of the rest, a driver elsewhere may have newer ones
+                answered(url, lambda name=name: storage.write(name, path / name))
 
 
 class Uploads:
@@ -181,9 +185,14 @@ class Uploads:
 
     def _send(self, storage: Storage, folder: Path, name: str, key: str) -> None:
         mark = _mark(folder / name)
-        if mark != self._sent.get(key):
+        if mark == self._sent.get(key):
+            return
+        try:
             storage.write(name, folder / name)
             self._sent[key] = mark
+        except FileNotFoundError:
+            if (folder / name).exists():  # else it was removed meanwhile
+                raise
 
     def _follow(self) -> None:
         while not self._stop.wait(_ROUND_SECONDS):
