@@ -147,11 +147,23 @@ class Uploads:
             self._send(self.storage, self.path, name, name)
 
     def assume(self) -> None:
-        """Take all files for uploaded: they have just been downloaded."""
+        """Take all files for uploaded: they have just been downloaded. Remove what a killed command has left of a
+        trial's first checkpoint.
+
+        Raises:
+            UserError: storage does not answer.
+        """
+        if self.url is None or self.storage is None:
+            return
         folders = {"": self.path} | {self._below(number): record.folder(self.path, number) for number in self.begun()}
-        for below, folder in folders.items() if self.url else ():
+        for below, folder in folders.items():
             self._sent |= {f"{below}{name}": _mark(folder / name) for name in _files(folder)}
             self._weights[below] = len(layout.committed(folder / "checkpoints"))
+        names = answered(self.url, self.storage.names)
+        for below in {name.partition("checkpoints/")[0] for name in names if "/checkpoints/" in name}:
+            there = self.storage.below(below.rstrip("/"))
+            if not answered(self.url, there.committed):
+                answered(self.url, lambda there=there: there.drop_after(-1))
 
     def _push_trial(self, number: int) -> None:
         """Upload what has changed of a trial: checkpoints and metrics, other files, the record."""

@@ -73,8 +73,10 @@ def test_another_machine_finds_what_is_at_the_url(s3: str) -> None:
     assert at_url.opened(url) == path and record.read(record.folder(path, 2)) is None
     assert lock == (path / "trials" / "0001" / record.LOCK).stat().st_ino, "an ending trial may hold it"
     assert {name: (path / name).read_bytes() for name in files} == files and location.url_of(path) == url
+    Storage(url).write("trials/0001/checkpoints/step_00000023/state.json", b"{}")
     again = at_url.Uploads(path, lambda: [0, 1], print)
     again.assume()
+    assert Storage(url).names().keys() == files.keys(), "a part of a checkpoint is removed"
     Storage(url).remove("sweep.json")
     with again:
         assert "sweep.json" not in Storage(url).names(), "what was downloaded is not uploaded again"
