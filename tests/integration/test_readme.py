@@ -178,7 +178,7 @@ def test_a_sweep_its_best_trial_and_its_report(home: Path) -> None:
     assert (again.path / "report.html").is_file() and not (best.path / "report.html").exists()
     assert again.metrics("step")["loss"].to_pylist() == best.metrics("step")["loss"].to_pylist()
     (home / "runs/amp/plots/pareto.png").unlink()
-    assert "3 trials" in sh(the("raytrain report"), home) and (home / "runs/amp/plots/pareto.png").is_file()
+    assert "3 trials" in sh(the("raytrain report runs"), home) and (home / "runs/amp/plots/pareto.png").is_file()
     assert "3 trials" in (home / "runs/amp/report.html").read_text()
     before = found.trials
     assert "3 trials (3 completed)" in sh("raytrain sweep runs/amp", home) and found.trials == before
