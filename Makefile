@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test slow-test faults data-faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-deterministic bench-checkpoints bench-augmentation bench-check bench-smoke docs pictures dist clean
+.PHONY: setup train test slow-test faults data-faults sweep-faults cluster-test lint bench bench-full bench-sweep bench-sweep-driver bench-deterministic bench-checkpoints bench-augmentation bench-check bench-smoke docs pictures dist clean
 
 setup: $(VENV)/.ready
 
@@ -69,6 +69,10 @@ bench-full: $(VENV)/.bench
 
 bench-sweep: setup
 	$(BIN)/python benchmarks/sweep.py $(BENCH)
+
+# What a sweep's driver costs a trial when 10, 100 and 1,000 trials have ended.
+bench-sweep-driver: setup
+	$(BIN)/python benchmarks/sweep_driver.py $(BENCH)
 
 bench-deterministic: setup
 	$(BIN)/python benchmarks/deterministic.py $(BENCH)

@@ -133,12 +133,6 @@ def not_writable(path: Path | str, reason: str) -> UserError:
     return UserError(f"the output cannot be written: {reason}", path, "give a writable folder with --out DIR")
 
 
-def not_local(path: str) -> UserError:
-    return UserError(
-        "a sweep needs a folder, and this is a URL", path, "give a local or a shared folder with --out DIR"
-    )
-
-
 def name_taken(run: Path | str) -> UserError:
     return UserError("a run of that name exists", run, f"use another --name, or go on with `raytrain resume {run}`")
 

@@ -32,7 +32,8 @@ def check(out: str, name: str | None) -> None:
     def probe() -> bool:
         storage.write(".raytrain-probe", b"x")
         storage.remove(".raytrain-probe")
-        begun = ("/experiment.json", "/metrics.jsonl", "/manifest.json")  # a command may have been killed before
+        # A command may have been killed before it wrote one of these.
+        begun = ("/experiment.json", "/sweep.json", "/metrics.jsonl", "/manifest.json")
         return name is not None and any(file.endswith(begun) for file in storage.names(name))
 
     if answered(out, probe):

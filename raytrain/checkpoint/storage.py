@@ -12,6 +12,7 @@ thread, and the caller gives up after `pulse.Pulse.limit` seconds without progre
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import json
 import os
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 from raytrain import errors
 from raytrain.checkpoint import layout, pulse
 from raytrain.checkpoint.layout import MANIFEST, step_of
-from raytrain.checkpoint.location import URL, replace_file
+from raytrain.checkpoint.location import URL, join, replace_file
 from raytrain.checkpoint.rows import check_rows
 from raytrain.user_code.sources import MODULES
 from raytrain.watchdog import doing
@@ -54,6 +55,12 @@ class Storage:
         self.url, self.pulse, self.sending = url, pulse.pulse(url), ""
         self._files, self._root = answered(url, lambda: self._ask(lambda _: _open(url)))
         self._made: set[str] = set()
+
+    def below(self, name: str) -> Storage:
+        """Return the storage of a folder."""
+        found = copy.copy(self)
+        found.url, found._root, found.sending = join(self.url, name), f"{self._root}/{name}", ""
+        return found
 
     def _ask(self, work: Callable[[Callable[[], None]], T], changes: str | None = None, size: int = 0) -> T:
         """Run a request in its own thread and return its result.

@@ -35,7 +35,8 @@ def answered(options: Options, work: Callable[[], _Done]) -> _Done:
 def _print(path: Path) -> None:
     """Print the result in the directory of a run or a sweep."""
     if (path / "sweep.json").is_file():
-        result = {"sweep": str(path), **SweepRun(path).answer}
+        found = SweepRun(path)
+        result = {"sweep": found.where, **found.answer}
     else:
         run = Run(path)
         result = {"run": run.where, **run.summary}

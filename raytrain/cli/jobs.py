@@ -20,7 +20,7 @@ from raytrain.report import jobs as report
 
 def submit(path: str, command: str, options: Submit, arguments: list[str]) -> int:
     """Send an experiment or a sweep to a cluster, and follow the job unless --no_wait is given."""
-    check_storage(options.out, folder=command == "sweep")
+    check_storage(options.out)
     head = reach(options.address)
     sent = project(Path(path), options.out)
     flags = without(arguments, "--address", "--wait", "--no_wait")

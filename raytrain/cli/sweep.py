@@ -12,7 +12,7 @@ from raytrain.driver.observe import watched
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.report import sweep_page
-from raytrain.report.sweep import Table, write_files
+from raytrain.report.sweep import GrowingCSV, Table, write_files
 from raytrain.sweep import Sweep, driver
 from raytrain.sweep.sweep_run import SweepRun
 
@@ -40,9 +40,12 @@ def swept(
 
 
 def _files(options: Options, observer: Logger) -> Callable[[Path, dict[str, Any]], None]:
-    """Return what writes the files of a sweep that has ended."""
+    """Return what writes the files of a sweep: its table while it goes on, all of them when it has ended."""
+    growing = GrowingCSV()
 
     def write(path: Path, answer: dict[str, Any]) -> None:
+        if answer["status"] == "running":
+            return growing.update(path, answer)
         write_files(path, answer)
         if options.report:
             sweep_page.at_end(path, answer, observer.note)

@@ -31,7 +31,7 @@ def write_environment(path: Path, planned: Plan) -> None:
         "raytrain": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "ray": metadata.version("ray"),
+        "ray": _ray(),
         "platform": platform.platform(),
         "git_commit": commit,
         "git_changed": changed,
@@ -47,6 +47,11 @@ def write_environment(path: Path, planned: Plan) -> None:
 
 
 @cache  # the trials of a sweep ask hundreds of times
+def _ray() -> str:
+    return metadata.version("ray")
+
+
+@cache
 def _git(folder: str) -> tuple[str | None, bool | None]:
     """Return the commit of the repository that holds a folder, and whether tracked files differ from it; None where
     there is no repository or no git, or git does not answer in time."""

@@ -44,11 +44,8 @@ class Project:
     size: int
 
 
-def check_storage(out: str, folder: bool = False) -> None:
+def check_storage(out: str) -> None:
     """Check that the files that a job writes outlive the job.
-
-    Args:
-        folder: whether `out` must be a folder, as for a sweep.
 
     Raises:
         UserError: they would not, or the URL holds a secret.
@@ -56,8 +53,6 @@ def check_storage(out: str, folder: bool = False) -> None:
     if location.is_url(out):
         if urllib.parse.urlsplit(out).password is not None or re.search(r"[?&]secret_key=", out):
             raise errors.secret_in_url("--out")
-        if folder:
-            raise errors.not_local(out)
     elif not Path(out).is_absolute():
         raise errors.UserError(
             f"--out {f'{out} is relative' if out else 'is not given'}, and a job runs in a "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,15 +17,21 @@ from rich.live import Live
 from rich.text import Text
 
 from raytrain import errors
+from raytrain.checkpoint import location
+from raytrain.files import append
 from raytrain.loggers import Logger, RunInfo
 from raytrain.report import configurations, folds, precision_and_batch, sweep_page, sweep_table
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.layout import columns, show, show_next
-from raytrain.report.trials import FIGURES, Results, plain
+from raytrain.report.trials import FIGURES, Known, Results, number, plain
 from raytrain.run.lock import Lock
+from raytrain.sweep import at_url
+from raytrain.sweep.record import ENDED
 from raytrain.tools.output import write_file
 
 _FINAL_ROWS, _WHAT_HAPPENED = 30, 4
+_DRAWING = 0.05
+"""The share of the time that the driver may spend drawing a table that changes."""
 _LOG_WIDTH = 160  # columns of a table that goes to a file
 
 
@@ -35,7 +42,9 @@ class Table(Logger):
         self.console = console or terminal(lasting=True)
         self._live: Live | None = None
         self._view = _View()
-        self._said: set[tuple[int, float | None]] = set()
+        self._said: set[tuple[int, int | None]] = set()
+        self._known: Known = {}
+        self._due = 0.0
 
     def planned(self, lines: Sequence[tuple[str, str]]) -> None:
         """Print the plan: a name and what there is to say, a line each."""
@@ -58,17 +67,26 @@ class Table(Logger):
         count: int | None = None,
     ) -> None:
         """Show the trials as they are."""
-        results = Results.of({"trials": records, "objectives": objectives})
+        answer = {"trials": records, "objectives": objectives}
         if self.console.is_terminal:
-            begun = any(trial.status != "pending" for trial in results.trials)
+            if self._view.begun and time.monotonic() < self._due:
+                return
+            shown = time.monotonic()
+            begun = any(record["status"] != "pending" for record in records)
             status = self._view.status if self._view.begun or not begun else ""  # it was of what came before the trials
-            self._show(_View(results, elapsed, status, begun, count or 0))
+            self._show(_View(Results.of(answer, self._known), elapsed, status, begun, count or 0))
+            self._due = time.monotonic() + (time.monotonic() - shown) / _DRAWING
             return
-        for trial in results.trials:
-            which = trial.number, trial.attempts
-            if trial.status not in ("pending", "running") and which not in self._said:
-                self._said.add(which)
-                self._print(sweep_table.line(trial, results))
+        new = [
+            place
+            for place, record in enumerate(records)
+            if record["status"] not in ("pending", "running") and _said(record) not in self._said
+        ]
+        if new:
+            results = Results.of(answer, self._known)
+            self._said.update(_said(records[place]) for place in new)
+            for place in new:
+                self._print(sweep_table.line(results.trials[place], results))
 
     def note(self, text: str) -> None:
         """Print a line of its own."""
@@ -112,13 +130,13 @@ class Table(Logger):
             if (path / name).exists()
         ]
         self._print(
-            f"the sweep is in {path}"
+            f"the sweep is in {run.where}"
             + (f", with {' and '.join([', '.join(files[:-1]), files[-1]]).removeprefix(' and ')}" if files else "")
         )
         if not done:
-            show_next(self.console, [("raytrain", "sweep", str(path))])
+            show_next(self.console, [("raytrain", "sweep", run.where)])
         if results.best is not None or results.status in ("completed", "failed"):
-            self._next(path, results)
+            self._next(run, results)
 
     def close(self) -> None:
         """Take the table away, for what is printed after a failure."""
@@ -126,7 +144,7 @@ class Table(Logger):
             self._live.stop()
         self._live = None
 
-    def _next(self, path: Path, results: Results) -> None:
+    def _next(self, sweep: RunInfo, results: Results) -> None:
         if results.best is None:
             over = any(trial.violates for trial in results.trials)
             why = (
@@ -136,14 +154,13 @@ class Table(Logger):
             )
             self._print(f"next:  no trial {why}")
             return
-        run = path / "trials" / f"{results.best:04d}"
-        file = path / "best.json"
-        best = file if file.is_file() else run / "experiment.json"
-        train, evaluate = ("raytrain", "train", str(best)), ("raytrain", "evaluate", str(run))
-        wanted = path / precision_and_batch.RECOMMENDED
-        if wanted.is_file():
-            train = ("raytrain", "train", str(wanted))
-        show_next(self.console, [train, evaluate, ("raytrain", "export", str(run), "model.pth")])
+        run = location.join(sweep.where, f"trials/{results.best:04d}")
+        named = [name for name in (precision_and_batch.RECOMMENDED, "best.json") if (sweep.path / name).is_file()]
+        best = location.join(sweep.where, named[0]) if named else location.join(run, "experiment.json")
+        if location.is_url(best):  # `train` reads files: this one is in the mirror
+            best = str(sweep.path / (named[0] if named else f"trials/{results.best:04d}/experiment.json"))
+        after = [("raytrain", "evaluate", run), ("raytrain", "export", run, "model.pth")]
+        show_next(self.console, [("raytrain", "train", best), *after])
 
     def _print(self, text: str, style: str = "") -> None:
         for line in text.split("\n"):
@@ -153,9 +170,9 @@ class Table(Logger):
     def _show(self, view: _View) -> None:
         self._view = view
         if self._live is None:
-            self._live = Live(view, console=self.console, transient=True, refresh_per_second=4)
+            self._live = Live(view, console=self.console, transient=True, auto_refresh=False)
             self._live.start()
-        self._live.update(view)
+        self._live.update(view, refresh=True)
 
 
 @dataclass(frozen=True)
@@ -208,6 +225,34 @@ def write_files(path: Path, answer: dict[str, Any]) -> None:
     write_plots(path, answer)
 
 
+class GrowingCSV:
+    """`trials.csv` of a sweep that goes on: a row of each trial that has ended, in that order. Rows are appended. A
+    line without an end is that of a killed command; the next command writes the file anew."""
+
+    def __init__(self) -> None:
+        self._written: set[int] | None = None
+
+    def update(self, path: Path, answer: dict[str, Any]) -> None:
+        """Append the trials that have ended since the last call; the first call writes the file anew.
+
+        Args:
+            path: the sweep's directory.
+            answer: the content of its sweep.json.
+
+        Raises:
+            UserError: the file cannot be written.
+            OSError: it cannot be appended to.
+        """
+        written = self._written or set()
+        new = [one for one in answer["trials"] if one["status"] in ENDED and one["number"] not in written]
+        rows = answer | {"trials": new}
+        if self._written is None:
+            write_csv(path, rows)
+        elif new:
+            append(path / "trials.csv", _csv(rows, head=False))
+        self._written = written | {one["number"] for one in new}
+
+
 def write_csv(path: Path, answer: dict[str, Any]) -> Path:
     """Write `trials.csv`: a row a trial with its number, status, value of each axis (under its dotted path),
     objectives, figures and error. A figure that has the name of an axis is called `trial.<name>`; what is missing is
@@ -223,15 +268,26 @@ def write_csv(path: Path, answer: dict[str, Any]) -> Path:
     Raises:
         UserError: it cannot be written.
     """
-    results = Results.of(answer)
+    file = path / "trials.csv"
+    write_file(file, _csv(answer).encode(errors="backslashreplace"))
+    return file
+
+
+def _csv(answer: dict[str, Any], head: bool = True) -> str:
+    """Return the rows of trials.csv, after the names of its columns if those are wanted."""
+    results, sweep = Results.of(answer), answer.get("sweep")
+    sweep = sweep if isinstance(sweep, dict) else {}
     axes, goals = [axis.path for axis in results.axes], [objective.name for objective in results.objectives]
     figures = [name for name in FIGURES if name not in goals]
-    figures += ["configuration", "repeat"] if any(trial.repeat is not None for trial in results.trials) else []
-    last = ("error", "violates") if any(trial.violates for trial in results.trials) else ("error",)
+    repeats = (number(sweep.get("repeats")) or 1) > 1 or any(trial.repeat is not None for trial in results.trials)
+    figures += ["configuration", "repeat"] if repeats else []
+    limits = sweep.get("constraints") or any(trial.violates for trial in results.trials)
+    last = ("error", "violates") if limits else ("error",)
     own = [f"trial.{name}" if name in axes else name for name in ("number", "status", *goals, *figures, *last)]
     buffer = io.StringIO(newline="")
     rows = csv.writer(buffer)
-    rows.writerow((*own[:2], *axes, *own[2:]))
+    if head:
+        rows.writerow((*own[:2], *axes, *own[2:]))
     for trial in results.trials:
         aims = (*trial.objective, *[None] * len(goals))[: len(goals)]
         rows.writerow(
@@ -243,9 +299,7 @@ def write_csv(path: Path, answer: dict[str, Any]) -> Path:
                 *(trial.error, "; ".join(trial.violates))[: len(last)],
             )
         )
-    file = path / "trials.csv"
-    write_file(file, buffer.getvalue().encode(errors="backslashreplace"))
-    return file
+    return buffer.getvalue()
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -290,7 +344,13 @@ def report(path: Path, console: RichConsole | None = None) -> None:
                 record["status"] = "interrupted"
     write_files(path, answer)
     sweep_page.write(path, answer)
-    Table(console or terminal()).finish(RunInfo(path, str(path)), answer)
+    at_url.conclude(path)
+    Table(console or terminal()).finish(RunInfo(path, location.url_of(path) or str(path)), answer)
+
+
+def _said(record: dict[str, Any]) -> tuple[int, int | None]:
+    """Return what identifies the end of a trial's attempt."""
+    return record["number"], record.get("attempts")
 
 
 def _abandoned(path: Path) -> bool:

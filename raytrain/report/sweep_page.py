@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
+from raytrain.checkpoint import location
 from raytrain.report import configurations, folds, precision_and_batch, sweep_table
 from raytrain.report.console import clock
 from raytrain.report.html import figures, navigation, page, public, safe, scroll, section, table
@@ -126,7 +127,8 @@ def _best(path: Path, results: Results) -> str:
     values = [(axis.path, _text(best.values.get(axis.path))) for axis in results.axes]
     goals = zip(results.objectives, best.objective, strict=False)
     reached = [(objective.name, figure(objective.name, value)) for objective, value in goals]
-    run = shlex.quote(public(str(path / "trials" / f"{best.number:04d}")))
+    where = location.url_of(path) or str(path)
+    run = shlex.quote(public(location.join(where, f"trials/{best.number:04d}")))
     return (
         table(f"Trial {best.number}", ("field", "value"), [*values, *reached])
         + f"<p>Its own page: <code>raytrain report {safe(run)}</code></p>"

@@ -170,6 +170,10 @@ def _spread(column: dict[str, Any]) -> Spread:
     return Spread(known, mean, low, high, apart if isinstance(apart, bool) else None)
 
 
+Known = dict[int, tuple[dict[str, Any], Trial]]
+"""Records and what was read of them, by their place."""
+
+
 @dataclass(frozen=True)
 class Results:
     """A sweep, as far as it has come."""
@@ -188,11 +192,19 @@ class Results:
     confidence: float = 0.95
 
     @classmethod
-    def of(cls, answer: dict[str, Any]) -> Results:
-        """Read what sweep.json holds."""
+    def of(cls, answer: dict[str, Any], known: Known | None = None) -> Results:
+        """Read what sweep.json holds.
+
+        Args:
+            known: keeps the trials from one call to the next: a record that is the same object is not read again.
+        """
         records, goals = _dicts(answer.get("trials")), _dicts(answer.get("objectives"))
         sweep, groups = answer.get("sweep"), _dicts(answer.get("configurations"))
-        trials = tuple(Trial.of(record, place) for place, record in enumerate(records))
+        known = {} if known is None else known
+        for place, record in enumerate(records):
+            if place not in known or known[place][0] is not record:
+                known[place] = record, Trial.of(record, place)
+        trials = tuple(known[place][1] for place in range(len(records)))
         objectives = tuple(
             Objective(plain(str(goal.get("name") or "objective")), goal.get("mode") != "min") for goal in goals
         ) or (Objective("objective", True),)

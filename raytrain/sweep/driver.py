@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors
-from raytrain.checkpoint import location
+from raytrain.checkpoint import location, remote
 from raytrain.driver.endings import Interrupted, RunFailed
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.options import Options
@@ -28,6 +28,7 @@ from raytrain.run import copies
 from raytrain.run.begin import begin, check_writable
 from raytrain.run.lock import Lock
 from raytrain.sweep import record
+from raytrain.sweep.at_url import Uploads
 from raytrain.sweep.sweep import Sweep, impossible, load, to_dict
 from raytrain.sweep.sweep_plan import SweepPlan, make
 from raytrain.sweep.sweep_run import SweepRun
@@ -48,7 +49,8 @@ def sweep(
     Args:
         source: the Python file that the sweep came from, of which the directory keeps a copy.
         command_started: Unix time at which the user's command began.
-        report: writes the table and the plots, from the sweep's directory and the content of its sweep.json.
+        report: writes the table, and the plots of a sweep that has ended, from the sweep's directory and the content
+            of its sweep.json.
 
     Returns:
         The sweep, or None after a dry run.
@@ -58,8 +60,6 @@ def sweep(
         Interrupted: it was asked to stop.
         RunFailed: no trial could be run.
     """
-    if location.is_url(options.out):
-        raise errors.not_local(options.out)
     check_writable(options.out, options.name)
     stem = source.stem if source else "sweep"
     if source and source.name == "experiment.py" and (source.parent / "sweep.json").is_file():
@@ -69,8 +69,11 @@ def sweep(
     if reason:
         raise errors.UserError("no combination of the axes' values makes an experiment", "in Sweep.axes", reason)
     with Session(options.address, options.verbose) as session:
-        planned = make(value, session.resources, Path(options.out))
-        shown = str(Path(options.out) / (options.name or f"{stem}-N"))
+        shown = location.join(str(options.out), options.name or f"{stem}-N")
+        here = location.is_url(options.out)
+        planned = make(value, session.resources, location.mirror(shown) if here else Path(options.out))
+        if here:
+            _check_one_machine(planned, shown)
         if options.dry_run:
             observer.planned(planned.lines(shown))
             return None
@@ -82,11 +85,12 @@ def sweep(
         path, lock = begin(options.out, options.name, stem, fill)
         with lock:
             driver = _Driver(path, planned, observer, command_started, report)
-            observer.planned(planned.lines(str(path)))
+            observer.planned(planned.lines(driver.info.where))
             try:
                 return driver.run(session, options)
             except errors.UserError:
                 if not any(path.glob("trials/*/trial.json")):  # found while the data was read; a trial is never removed
+                    remote.discard(path)
                     shutil.rmtree(path, ignore_errors=True)
                 raise
 
@@ -126,17 +130,21 @@ def resume(
             planned = make(value, session.resources, path)
             if SweepRun(path).answer.get("data_fingerprint") != planned.fingerprints:
                 raise errors.data_changed(path)
-            observer.planned(planned.lines(str(path)))
+            driver = _Driver(path, planned, observer, command_started, report)
+            observer.planned(planned.lines(driver.info.where))
+            if driver.uploads.url is not None:
+                _check_one_machine(planned, driver.uploads.url)
             if options.dry_run:
                 return None
-            driver = _Driver(path, planned, observer, command_started, report)
+            driver.uploads.assume()
             told = Told(path, len(value.callbacks))
             if all(
                 (record.read(record.folder(path, n)) or {}).get("status") in record.ENDED and not told.behind(n)
                 for n in range(value.count)
             ):
                 driver.trials.clear()
-                driver.close("completed")
+                with driver.uploads:
+                    driver.close("completed")
                 return SweepRun(path)
             return driver.run(session, options)
 
@@ -146,15 +154,17 @@ class _Driver:
 
     def __init__(self, path: Path, planned: SweepPlan, observer: Logger, command_started: float, report: Report):
         self.path, self.sweep, self.observer, self.report = path, planned.sweep, observer, report
-        self.info = RunInfo(path, str(path), planned.sweep.experiment)
         self.trials = Trials(path, planned, command_started)
+        self.uploads = Uploads(path, lambda: self.trials.begun.copy(), observer.note)
+        self.info = RunInfo(path, self.uploads.url or str(path), planned.sweep.experiment)
 
     def run(self, session: Session, options: Options) -> SweepRun:
         """Start Ray, run the trials, and write the answer."""
         status = "interrupted"
-        with Interrupts(self.path) as interrupts:
+        with Interrupts(self.path) as interrupts, contextlib.ExitStack() as uploading:
             self.trials.clear()
-            self.trials.write("running")
+            self.save()
+            uploading.enter_context(self.uploads)
             try:
                 self.observer.status("starting Ray")
                 with interrupts.while_ray_starts():
@@ -168,7 +178,7 @@ class _Driver:
                 self.observer.status("starting the first trials")
                 loggers = TrialLoggers(self.path, self.trials.planned.variants, self.observer)
                 with contextlib.closing(loggers):
-                    status = tuning.run(self.trials, shelf, loggers, self.observer, interrupts)
+                    status = tuning.run(self.trials, shelf, loggers, self.observer, interrupts, self.save)
             except Leave:
                 pass
             except KeyboardInterrupt:  # the second request
@@ -210,6 +220,11 @@ class _Driver:
             return f"no trial ended an epoch within the budget of {self.sweep.budget_seconds:g} s"
         return "no trial has a result"
 
+    def save(self) -> None:
+        """Write the files of a sweep that goes on."""
+        self.report(self.path, self.trials.write("running"))
+        self.trials.tidy()
+
     def close(self, status: str) -> dict[str, Any]:
         """Finish the sweep's directory, show the result and return it."""
         self.trials.tidy()
@@ -217,6 +232,17 @@ class _Driver:
         self.report(self.path, answer)
         self.observer.finish(self.info, answer)
         return answer
+
+
+def _check_one_machine(planned: SweepPlan, url: str) -> None:
+    """Check that all trials run on one machine, whose mirror of the sweep they share.
+
+    Raises:
+        UserError: the cluster has more nodes.
+    """
+    if (count := len(planned.share.by_node)) > 1:
+        what = f"a sweep at a URL runs on one machine, and the cluster has {count} nodes"
+        raise errors.UserError(what, url, "give a folder that all nodes share with --out DIR")
 
 
 def _settle() -> None:

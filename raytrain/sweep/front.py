@@ -25,10 +25,13 @@ def pareto_front(points: Sequence[Sequence[float | None]], modes: Sequence[str])
     signs = np.array([1.0 if mode == "max" else -1.0 for mode in modes])
     values = np.array([[np.nan if x is None else x for x in point] for point in points], dtype=np.float64)
     values = values.reshape(len(points), len(modes)) * signs
-    whole = np.flatnonzero(~np.isnan(values).any(axis=1))
-    rivals = values[whole]
-    return [int(i) for i in whole if not _dominated(values[i], rivals)]
-
-
-def _dominated(point: np.ndarray, rivals: np.ndarray) -> bool:
-    return bool(((rivals >= point).all(axis=1) & (rivals > point).any(axis=1)).any())
+    left = np.flatnonzero(~np.isnan(values).any(axis=1))
+    # From the best on in lexicographic order, no point dominates an earlier one: the first that is left is on the
+    # front.
+    left = left[np.lexsort(-values[left].T[::-1])] if len(modes) else left
+    found: list[int] = []
+    while len(left):
+        equal = (values[left] == values[left[0]]).all(axis=1)
+        found += left[equal].tolist()
+        left = left[~equal & (values[left] > values[left[0]]).any(axis=1)]
+    return sorted(found)

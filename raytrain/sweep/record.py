@@ -21,7 +21,10 @@ from raytrain.sweep.objective import Objective
 ENDED = ("completed", "stopped", "infeasible", "diverged", "timed_out", "crashed", "failed")
 """The final statuses of a trial. The others are `pending`, `running`, `paused` and `interrupted`."""
 
-_FILE = "trial.json"
+FILE = "trial.json"
+"""In a trial's directory."""
+LOCK = "trial.lock"
+"""Is held while a trial's record changes."""
 STUCK = "stuck.log"
 """Among a trial's logs: where its loop was when it finished no step in time."""
 
@@ -33,18 +36,18 @@ def folder(sweep: Path, number: int) -> Path:
 
 def read(run: Path) -> dict[str, Any] | None:
     """Return a trial's record; None where the trial was not begun, or its record is damaged."""
-    return known_json(run / _FILE) or None
+    return known_json(run / FILE) or None
 
 
 def update(run: Path, **changes: Any) -> dict[str, Any]:
     """Change fields of a trial's record; one that has ended stays as it is."""
-    with open(run / "trial.lock", "a") as guard:  # the driver writes too, and the actor that had the trial before
+    with open(run / LOCK, "a") as guard:  # the driver writes too, and the actor that had the trial before
         fcntl.flock(guard, fcntl.LOCK_EX)
         found = read(run) or {}
         if found.get("status") in ENDED:
             return found
         found |= changes
-        write_atomically(run / _FILE, json.dumps(found, indent=2))
+        write_atomically(run / FILE, json.dumps(found, indent=2))
         return found
 
 

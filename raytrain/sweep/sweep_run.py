@@ -10,28 +10,30 @@ from typing import Any
 import pyarrow as pa
 
 from raytrain import errors
+from raytrain.checkpoint import location
 from raytrain.files import needed_json
 from raytrain.run.run import Run
-from raytrain.sweep import record
+from raytrain.sweep import at_url, record
 
 
 class SweepRun:
     """A sweep on disk: `sweep.json`, `trials.csv`, `best.json`, and `trials/0000`, each of which is a run.
 
     Args:
-        path: the sweep's directory.
+        path: the sweep's directory, or its URL; `path` is then the directory on this machine that has its files.
 
     Raises:
         UserError: there is none.
     """
 
     def __init__(self, path: Path | str):
-        self.path = Path(path)
+        self.path = (at_url.opened(str(path)) or location.mirror(str(path))) if location.is_url(path) else Path(path)
+        self.where = location.url_of(self.path) or str(self.path)
         if not os.path.isfile(self.path / "sweep.json"):
-            raise errors.not_a_sweep(self.path)
+            raise errors.not_a_sweep(path)
 
     def __repr__(self) -> str:
-        return f"SweepRun({str(self.path)!r})"
+        return f"SweepRun({self.where!r})"
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -68,7 +70,7 @@ class SweepRun:
             "config": _struct(config, len(trials)),
             "result": _struct(result, len(trials)),
             "curve": pa.array([[_numbers(row) for row in rows] for rows in curves]),
-            "path": pa.array([str(run) for run in runs], pa.string()),
+            "path": pa.array([self._run(one["number"]) for one in trials], pa.string()),
             "error": pa.array([one.get("error") for one in trials], pa.string()),
         }
         return pa.table(columns)
@@ -76,13 +78,17 @@ class SweepRun:
     @property
     def front(self) -> list[Run]:
         """The runs of the trials that no other one beats in all objectives."""
-        return [Run(record.folder(self.path, number)) for number in self.answer["front"]]
+        return [Run(self._run(number)) for number in self.answer["front"]]
 
     @property
     def best(self) -> Run | None:
         """The best trial's run; None if no trial has a result."""
         number = self.answer["best"]
-        return None if number is None else Run(record.folder(self.path, number))
+        return None if number is None else Run(self._run(number))
+
+    def _run(self, number: int) -> str:
+        """Return the directory or the URL of a trial's run."""
+        return location.join(self.where, record.folder(Path(), number).as_posix())
 
 
 _FIGURES = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ class Trials:
     Attributes:
         leaving: the trials are to stop, each with a checkpoint.
         hurried: Tune is not to wait for them.
+        begun: the trials that have a record.
         scalings: the planned scaling of each trial that this object has proposed.
     """
 
@@ -56,6 +58,12 @@ class Trials:
         """The values of configurations, where each has several trials."""
         self.leaving = self.hurried = False
         self.ended: dict[int, dict[str, Any]] = {}
+        self.count = self.sweep.count
+        self.begun = {int(found.parent.name) for found in path.glob("trials/[0-9]*/trial.json")}
+        self._texts: dict[int, str] = {}
+        """The records of ended trials as sweep.json has them."""
+        self._bare: set[int] = set()
+        """Ended trials whose checkpoints are removed."""
         self.scalings: dict[int, Scaling] = {}
         seconds = known_json(path / "sweep.json").get("seconds")
         self.before = float(seconds) if isinstance(seconds, int | float) else 0.0
@@ -70,7 +78,7 @@ class Trials:
         self.sweep_up()
         for partial in (*self.path.glob(".*.[0-9]*"), *self.path.glob("trials/*/.*.[0-9]*")):
             partial.unlink(missing_ok=True)
-        for number in range(self.sweep.count):
+        for number in sorted(self.begun):
             folder = record.folder(self.path, number)
             if (record.read(folder) or {}).get("status") in ("running", "paused"):
                 record.update(folder, status="interrupted")
@@ -110,6 +118,7 @@ class Trials:
         except errors.UserError as refused:
             ended = {"status": "infeasible", "error": str(refused), "refused": True}
             record.update(folder, number=number, values=names, **ended, **told)
+            self.begun.add(number)
             self.tell(number)
             return None
         copies.link(self.path, folder)
@@ -117,6 +126,7 @@ class Trials:
         experiment_file.save(with_threads(one, planned), folder / "experiment.json")
         settled = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}
         record.update(folder, number=number, values=names, status="pending", attempts=0, planned=settled, **told)
+        self.begun.add(number)
         return values
 
     def _choose(self, configuration: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -140,7 +150,8 @@ class Trials:
         configuration, count = number // self.sweep.repeats, self.sweep.repeats
         if configuration in self._over:
             return
-        figures = [self._figures(one) for one in range(configuration * count, (configuration + 1) * count)]
+        repeated = range(configuration * count, (configuration + 1) * count)
+        figures = [self.ended.get(one) or self._figures(one) for one in repeated]
         if all(one.get("status") in record.ENDED for one in figures):
             self._over.add(configuration)
             self.search.tell(configuration, repeats.told(figures))
@@ -178,9 +189,9 @@ class Trials:
     def records(self) -> list[dict[str, Any]]:
         """Return the records of the trials so far, by number, with their figures."""
         found = []
-        for number in range(self.sweep.count):
+        for number in sorted(self.begun.copy()):  # Tune's thread proposes further ones meanwhile
             one = self.ended.get(number) or self._figures(number)
-            if "status" not in one:  # it was not proposed yet
+            if "status" not in one:  # its record is damaged
                 continue
             if one["status"] in record.ENDED:
                 self.ended[number] = one
@@ -240,7 +251,7 @@ class Trials:
     def write(self, status: str) -> dict[str, Any]:
         """Write sweep.json, and best.json where there is a best trial."""
         answer = self.answer(status)
-        write_atomically(self.path / "sweep.json", json.dumps(answer, indent=2))
+        write_atomically(self.path / "sweep.json", self._text(answer))
         if answer["best"] is not None:
             best = (record.folder(self.path, answer["best"]) / "experiment.json").read_text()
             history = record.history(self.path, answer["best"])
@@ -248,6 +259,20 @@ class Trials:
                 best = json.dumps(json.loads(best) | {experiment_file.HISTORY: history}, indent=2) + "\n"
             write_atomically(self.path / "best.json", best)
         return answer
+
+    def _text(self, answer: dict[str, Any]) -> str:
+        """Return `json.dumps(answer, indent=2)`. The record of an ended trial is turned into text once."""
+        texts = []
+        for one in answer["trials"]:
+            text = self._texts.get(one["number"])
+            if text is None:
+                text = textwrap.indent(json.dumps(one, indent=2), "    ")
+                if one["number"] in self.ended:
+                    self._texts[one["number"]] = text
+            texts.append(text)
+        assert [*answer][-1] == "trials"
+        whole = json.dumps(answer | {"trials": []}, indent=2)
+        return whole.removesuffix("[]\n}") + "[\n" + ",\n".join(texts) + "\n  ]\n}" if texts else whole
 
     def tidy(self) -> None:
         """Remove the checkpoints of trials that have ended and are not among the best."""
@@ -258,7 +283,8 @@ class Trials:
         else:
             kept = {*self.ranked(records)[: self.sweep.keep]}
         for one in records:
-            if one["status"] in record.ENDED and one["number"] not in kept:
+            if one["status"] in record.ENDED and one["number"] not in kept and one["number"] not in self._bare:
+                self._bare.add(one["number"])
                 shutil.rmtree(record.folder(self.path, one["number"]) / "checkpoints", ignore_errors=True)
 
     def replay(self) -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ray.tune.search import Searcher
 from raytrain.data.reader import Part
 from raytrain.driver import reading
 from raytrain.driver.interrupts import Interrupts
-from raytrain.driver.ray_internals import ray_train
+from raytrain.driver.ray_internals import ray_train, tune_usage
 from raytrain.driver.room import why_no_room
 from raytrain.driver.sizing import reading_threads
 from raytrain.driver.skipped import write_skipped
@@ -36,6 +37,9 @@ from raytrain.sweep.tune_callback import Told
 
 _LEAVE_SECONDS = 5.0
 """Seconds for trials to write a checkpoint after a signal; the sweep's end takes some seconds more."""
+_WRITING = 0.05
+"""The share of the time that the driver may spend writing sweep.json, which grows with the sweep. The records of the
+trials are the state; sweep.json repeats them for readers."""
 _ROOM_SECONDS = 30.0
 """Seconds without a running trial after which the sweep says what it waits for."""
 
@@ -74,12 +78,20 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
     return shelf
 
 
-def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: Logger, interrupts: Interrupts) -> str:
+def run(
+    trials: Trials,
+    shelf: dict[str, Any],
+    loggers: TrialLoggers,
+    observer: Logger,
+    interrupts: Interrupts,
+    save: Callable[[], None],
+) -> str:
     """Run Tune in a side thread, and watch the trials until they end.
 
     Args:
         shelf: the data, as `read` returns it.
         loggers: the loggers of the experiment, for each trial.
+        save: writes the sweep's files when trials have ended.
 
     Returns:
         How the sweep ended: completed, interrupted or out_of_time.
@@ -93,28 +105,24 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
     interrupts.says = False  # spare the table
     deadline = over = None  # the budget is for training: the first trial starts its clock
     leave_by = float("inf")
-    waiting = _Waiting(trials, observer)
+    waiting, saving = _Waiting(trials, observer), _Saving(trials, save)
     while thread.is_alive():
         thread.join(0.5)
         _say(notes, observer)
-        before = len(trials.ended)
         records = trials.records()
-        if len(trials.ended) > before:
-            trials.write("running")
-            trials.tidy()
+        saving.look()
         if trials.sweep.experiment.loggers:
             loggers.update(records)
         elapsed = time.time() - trials.command_started + trials.before
-        observer.trials(records, trials.modes(), elapsed, trials.sweep.count)
+        observer.trials(records, trials.modes(), elapsed, trials.count)
         if deadline is None and any(one["status"] != "pending" for one in records):
             deadline = time.monotonic() + (trials.sweep.budget_seconds or float("inf"))
         over = over or (deadline is not None and time.monotonic() > deadline)
         if (interrupts.signal or over) and not trials.leaving:
             trials.leaving = True
             observer.status("stopping after a step, with checkpoints; press Ctrl-C again to stop at once")
-        for one in records if trials.leaving else ():
-            if one["status"] == "running":
-                (record.folder(trials.path, one["number"]) / "stop").touch()
+        for one in (one for one in records if trials.leaving and one["status"] == "running"):
+            (record.folder(trials.path, one["number"]) / "stop").touch()
         waiting.look(records)
         if interrupts.signal:
             leave_by = min(leave_by, time.monotonic() + _LEAVE_SECONDS)
@@ -125,20 +133,32 @@ def run(trials: Trials, shelf: dict[str, Any], loggers: TrialLoggers, observer: 
     records = trials.records()
     if trials.sweep.experiment.loggers:
         loggers.update(records)
-    if len(trials.ended) == trials.sweep.count:  # also if a request to stop came too late
-        return "completed"
-    if interrupts.signal:
-        return "interrupted"
-    if outcome[0] is not None:
+    whole = len(trials.ended) == trials.count  # also if a request to stop came too late
+    if not whole and not interrupts.signal and outcome[0] is not None:
         raise outcome[0]
-    if over:
-        return "out_of_time"
-    return "completed"
+    cut_short = "interrupted" if interrupts.signal else "out_of_time" if over else None
+    return "completed" if whole else cut_short or "completed"
 
 
 def _say(notes: list[str], observer: Logger) -> None:
     while notes:
         observer.note(notes.pop(0))
+
+
+class _Saving:
+    """Saves the sweep's files when trials have ended, for `_WRITING` of the time."""
+
+    def __init__(self, trials: Trials, save: Callable[[], None]):
+        self.trials, self.save = trials, save
+        self.saved, self.due = len(trials.ended), 0.0
+
+    def look(self) -> None:
+        """Save the files if there is something new."""
+        began = time.monotonic()
+        if len(self.trials.ended) > self.saved and began > self.due:
+            self.saved = len(self.trials.ended)
+            self.save()
+            self.due = time.monotonic() + (time.monotonic() - began) / _WRITING
 
 
 class _Waiting:
@@ -237,6 +257,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
         notes: takes what the user's callbacks make worth saying.
     """
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    tune_usage.count_no_callbacks()
     s = trials.sweep
     scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
     trials.replay()

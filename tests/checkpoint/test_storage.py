@@ -453,12 +453,3 @@ def test_silent_storage_is_one_line_before_anything_starts(
     said = capsys.readouterr().err
     assert said.startswith("error: storage does not answer: ") and reason in said and said.count("\n") == 1
     assert f", {place}; check the address" in said and time.monotonic() - began < 15
-
-
-def test_sweeps_are_not_kept_at_urls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "s.py"
-    file.write_text(
-        "from raytrain import *\nsweep = Sweep(Experiment(model=CNN(), data=Digits()), (Grid('seed', (1, 2)),))\n"
-    )
-    assert cli.run(["sweep", str(file), "--out", "s3://bucket/runs"]) == 2
-    assert "a sweep needs a folder, and this is a URL, s3://bucket/runs; give a local" in capsys.readouterr().err

@@ -130,8 +130,16 @@ def test_a_run_at_a_url(home: Path, s3: str) -> None:
     assert s3 == "s3://bucket", "README's name for it"
     said = sh(the("raytrain train experiments/digits.py --out s3") + " --epochs 5", home)
     assert "the run is at s3://bucket/runs/first" in said
-    sh(the("raytrain resume s3"), home)
+    sh(the("raytrain resume s3://bucket/runs"), home)
     assert "359" in sh(the("raytrain evaluate s3"), home) and Run("s3://bucket/runs/first").summary["epochs"] == 8
+
+
+def test_a_sweep_at_a_url(home: Path, s3: str) -> None:
+    started = the("raytrain sweep experiments/sweep_amp_batch.py --out")
+    said = sh(f"{started} --epochs 1 --trials 2", home)
+    assert f"the sweep is in {s3}/sweeps/amp" in said and "2 trials (2 completed)" in said
+    assert "3 trials (3 completed)" in sh(the("raytrain resume s3://bucket/sweeps") + " --trials 3", home)
+    assert "3 trials (3 completed)" in sh(the("raytrain report s3"), home)
 
 
 @pytest.mark.slow
@@ -170,7 +178,7 @@ def test_a_sweep_its_best_trial_and_its_report(home: Path) -> None:
     assert (again.path / "report.html").is_file() and not (best.path / "report.html").exists()
     assert again.metrics("step")["loss"].to_pylist() == best.metrics("step")["loss"].to_pylist()
     (home / "runs/amp/plots/pareto.png").unlink()
-    assert "3 trials" in sh(the("raytrain report"), home) and (home / "runs/amp/plots/pareto.png").is_file()
+    assert "3 trials" in sh(the("raytrain report runs"), home) and (home / "runs/amp/plots/pareto.png").is_file()
     assert "3 trials" in (home / "runs/amp/report.html").read_text()
     before = found.trials
     assert "3 trials (3 completed)" in sh("raytrain sweep runs/amp", home) and found.trials == before

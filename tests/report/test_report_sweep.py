@@ -24,7 +24,7 @@ from raytrain.report import sweep
 from raytrain.report.importance import LEAST_TRIALS, importance
 from raytrain.report.plots import pareto
 from raytrain.report.sweep_plots import write_plots
-from raytrain.report.trials import Results
+from raytrain.report.trials import Known, Results
 from raytrain.sweep.front import pareto_front
 
 PLOTS = ["parallel_coordinates.png", "importance.png", "accuracy_time.png", "pareto.png"]
@@ -284,6 +284,7 @@ def test_live_table_comes_with_trials_and_goes_at_the_end() -> None:
     table.trials(content["trials"], ACCURACY, 1.5)
     assert table._view.status == "", "it was of what came before the trials"
     table.status("stopping")
+    table._due = 0.0  # enough time has passed since the last drawing
     table.trials(content["trials"], ACCURACY, 2.5)
     assert table._view.status == "stopping" and table._view.elapsed == 2.5
     table.finish(RunInfo(Path("s"), str(Path("s"))), content)
@@ -391,6 +392,29 @@ def test_the_csv_holds_every_trial_exactly(tmp_path: Path) -> None:
     assert rows[0]["epochs"] == "5" and rows[1]["epochs"] == ""
     assert json.loads(rows[1]["model"]) == {"class": "m:CNN", "channels": [8, 16]}
     assert rows[2]["error"] == 'a "quoted", one and more'
+
+
+def test_rows_of_trials_are_appended_to_the_csv_as_they_end(tmp_path: Path) -> None:
+    content: dict[str, Any] = searched(12) | {"status": "running"}
+    whole = sweep.write_csv(tmp_path, content).read_text().splitlines()
+    (tmp_path / "trials.csv").write_text("number,status\n0,completed\n1,comp")  # a killed command left it
+    growing, order = sweep.GrowingCSV(), [3, 0, 1, 2, 11, 10, 4, 5, 6, 7, 8, 9]
+    for count in (0, 2, 3, 3, 12):
+        ended = order[:count]
+        trials = [one if one["number"] in ended else one | {"status": "running"} for one in content["trials"]]
+        growing.update(tmp_path, content | {"trials": trials})
+        rows = (tmp_path / "trials.csv").read_text().splitlines()
+        assert rows[0] == whole[0] and sorted(rows[1:]) == sorted(whole[1 + number] for number in ended)
+    growing.update(tmp_path / "gone", content)  # nothing new: nothing is written
+
+
+def test_only_changed_records_are_read_again() -> None:
+    content, known = searched(5), Known()
+    before = Results.of(content, known)
+    content["trials"][2] = content["trials"][2] | {"val_accuracy": 0.5}
+    after = Results.of(content, known)
+    assert after == Results.of(content) and after.trials[2].val_accuracy == 0.5
+    assert [a is b for a, b in zip(before.trials, after.trials, strict=True)] == [True, True, False, True, True]
 
 
 def test_several_objectives_are_columns(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from raytrain import (
 from raytrain.driver.resources import Node, Resources
 from raytrain.sweep import record, sweep_plan
 from raytrain.sweep.space import Axis
+from raytrain.sweep.trials import Trials
 
 __all__ = ["no_runs", "without_ray"]
 
@@ -50,6 +51,22 @@ def planned(out: Path, resources: Resources, *axes: Axis, scaling: Scaling | Non
     mode = fields.pop("mode", "resident")
     base = replace(base, data=Digits(mode=mode))  # type: ignore[arg-type]
     return sweep_plan.make(Sweep(base, axes, **fields), lambda: resources, out)  # type: ignore[arg-type]
+
+
+def test_sweep_json_is_that_of_all_records_at_once(tmp_path: Path) -> None:
+    """The texts of ended trials are kept; the file is the same as if all were turned into text anew."""
+    trials = Trials(tmp_path, planned(tmp_path, nodes(2), LR), 0.0)
+    answer = trials.write("running")
+    assert answer["trials"] == [] == json.loads((tmp_path / "sweep.json").read_text())["trials"]
+    for number, status in ((2, "completed"), (0, "running"), (1, "failed"), (0, "stopped")):
+        if status != "stopped":
+            assert trials.propose(number) is not None
+        record.update(record.folder(tmp_path, number), status=status, error='a "\u2603"\n')
+        answer = trials.write("running")
+        assert (tmp_path / "sweep.json").read_text() == json.dumps(answer, indent=2)
+    statuses = [(one["number"], one["status"]) for one in answer["trials"]]
+    assert statuses == [(0, "stopped"), (1, "failed"), (2, "completed")] and trials.ended.keys() == {0, 1, 2}
+    assert Trials(tmp_path, trials.planned, 0.0).records() == answer["trials"], "as another command reads them"
 
 
 def test_schedulers_count_the_epochs_that_steps_are(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def told_in_order(path: Path, value: Sweep, ends: list[tuple[str, int]]) -> tupl
             after = {"after": trials._told[trials._noted : count]} if trials._noted < count else {}
             trials._noted = count
             record.update(folder, number=number, values=trials.labels(values), status="running", **after)
+            trials.begun.add(number)
             experiment_file.save(value.trial(values), folder / "experiment.json")
         else:
             values = trials._values(record.read(folder) or {}) or {}

@@ -1,0 +1,237 @@
+"""A sweep at a URL. The trials run in its mirror on this machine, and a side thread uploads their files.
+
+A trial counts at the URL once its `trial.json` is there, which is uploaded after all that it speaks of; its checkpoints
+appear as those of any run at a URL. Whoever opens the sweep again gets the files at the URL, not those of an earlier
+mirror.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from raytrain import errors
+from raytrain.checkpoint import layout, location
+from raytrain.checkpoint.storage import Storage, answered
+from raytrain.driver import gate
+from raytrain.run.lock import LOCK, WRITER_LOCK, held
+from raytrain.sweep import record
+
+_AT_ONCE = 16
+"""Files that are downloaded at once."""
+_LOCKS = (LOCK, WRITER_LOCK, record.LOCK)
+_LOCAL = (*_LOCKS, location.URL, "stop", gate.GO)
+"""Files that mean something on this machine alone."""
+_TREES = ("logs", "modules", "plots")
+"""Folders of a sweep and of a trial whose files are uploaded with it."""
+_REPORTED = ("report.html", "trials.csv", "folds.json", "recommended.json")
+_ROUND_SECONDS = 1.0
+
+
+def opened(url: str, weights: bool = False) -> Path | None:
+    """Return the mirror of a sweep at a URL with the files that are there; None where there is none.
+
+    While a process of this machine runs the sweep, its mirror is newer than the URL, and stays as it is.
+
+    Args:
+        weights: download the trials' checkpoints too, which a sweep needs to go on.
+
+    Raises:
+        UserError: storage does not answer.
+    """
+    path = location.mirror(url)
+    if held(path) and (path / "sweep.json").is_file():
+        return path
+    storage = Storage(url)
+    if "sweep.json" not in answered(url, lambda: storage.names("", recursive=False)):
+        return None
+    names = answered(url, storage.names)
+    for file in [one for one in path.rglob("*") if one.is_file() and one.name not in _LOCKS]:
+        file.unlink(missing_ok=True)  # locks stay: trials of a killed driver may still hold them while they end
+    path.mkdir(parents=True, exist_ok=True)
+    location.note_url(path, url)
+    small = [name for name in names if not ({"..", "checkpoints"} & {*name.split("/")})]
+    _each(lambda name: location.replace_file(path / name, storage.read(name)), small, url)
+    kept = {name.split("/")[1] for name in names if name.startswith("trials/") and "/checkpoints/" in name}
+    for trial in sorted(kept) if weights else ():
+        there, run = storage.below(f"trials/{trial}"), path / "trials" / trial
+        for name in answered(url, there.committed):
+            with contextlib.suppress(errors.UserError):  # it does not verify: the trial goes on from an older one
+                there.fetch(name, run / "checkpoints")
+    return path
+
+
+def _each(work: Callable[[str], None], names: Iterable[str], url: str) -> None:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answered(url, lambda: [*pool.map(work, names)])
+
+
+def conclude(path: Path) -> None:
+    """Upload the files that a report has written into the mirror of a sweep.
+
+    Raises:
+        UserError: storage refuses them.
+    """
+    url = location.url_of(path)
+    if url is not None:
+        storage = Storage(url)
+        for name in _files(path):
+            if name in _REPORTED or name.startswith("plots/"):  # of the rest, a driver elsewhere may have newer ones
+                answered(url, lambda name=name: storage.write(name, path / name))
+
+
+class Uploads:
+    """Uploads the files of a sweep while it goes on. Of a sweep in a directory it does nothing.
+
+    Args:
+        path: the sweep's directory.
+        begun: returns the numbers of the trials that have a record.
+        say: is called with a line when storage stops answering.
+    """
+
+    def __init__(self, path: Path, begun: Callable[[], Iterable[int]], say: Callable[[str], None]):
+        self.path, self.begun, self.say = path, begun, say
+        self.url = location.url_of(path)
+        self.storage = Storage(self.url) if self.url else None
+        self._sent: dict[str, tuple[int, int]] = {}
+        """The files at the URL, and their `_mark`s when they were uploaded."""
+        self._weights: dict[str, int] = {}
+        """How many checkpoints of each trial are at the URL."""
+        self._over: set[int] = set()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._silent = False
+
+    def __enter__(self) -> Uploads:
+        """Upload what makes the folder at the URL a sweep, and go on in a side thread.
+
+        Raises:
+            UserError: storage refuses it.
+        """
+        if self.url is not None:
+            answered(self.url, self.push)
+            self._thread = threading.Thread(target=self._follow, daemon=True, name="sweep-uploads")
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Upload what is left."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._silent = False
+            self._over.clear()
+            self._try()
+
+    def push(self) -> None:
+        """Upload what has changed.
+
+        Raises:
+            OSError: storage refuses it, or does not answer.
+        """
+        for number in sorted(self.begun()):
+            if number not in self._over or self._has_dropped(number):
+                with contextlib.suppress(FileNotFoundError):  # it was pruned meanwhile: the next round has the rest
+                    self._push_trial(number)
+        self.push_sweep()
+
+    def push_sweep(self) -> None:
+        """Upload the sweep's own files that have changed; sweep.json last."""
+        assert self.storage is not None
+        for name in _files(self.path, last="sweep.json"):
+            self._send(self.storage, self.path, name, name)
+
+    def assume(self) -> None:
+        """Take all files for uploaded: they have just been downloaded. Remove what a killed command has left of a
+        trial's first checkpoint.
+
+        Raises:
+            UserError: storage does not answer.
+        """
+        if self.url is None or self.storage is None:
+            return
+        folders = {"": self.path} | {self._below(number): record.folder(self.path, number) for number in self.begun()}
+        for below, folder in folders.items():
+            self._sent |= {f"{below}{name}": _mark(folder / name) for name in _files(folder)}
+            self._weights[below] = len(layout.committed(folder / "checkpoints"))
+        names = answered(self.url, self.storage.names)
+        for below in {name.partition("checkpoints/")[0] for name in names if "/checkpoints/" in name}:
+            there = self.storage.below(below.rstrip("/"))
+            if not answered(self.url, there.committed):
+                answered(self.url, lambda there=there: there.drop_after(-1))
+
+    def _push_trial(self, number: int) -> None:
+        """Upload what has changed of a trial: checkpoints and metrics, other files, the record."""
+        assert self.storage is not None
+        run, below = record.folder(self.path, number), self._below(number)
+        there = self.storage.below(below.rstrip("/"))
+        known = (run / record.FILE).read_bytes()  # before the files that it speaks of
+        ended = (record.read(run) or {}).get("status") in record.ENDED
+        mark, here = _mark(run / record.FILE), {*layout.committed(run / "checkpoints")}
+        changed = [name for name in _files(run) if self._sent.get(f"{below}{name}") != _mark(run / name)]
+        if not changed and len(here) == self._weights.get(below, 0):
+            self._over |= {number} if ended else set()  # a round after its end: loggers and callbacks note it later
+            return
+        if here or self._weights.get(below):
+            there.push(run, lambda names: [name for name in names if name not in here])
+        self._weights[below] = len(here)
+        for name in changed:
+            if name != record.FILE:
+                self._send(there, run, name, f"{below}{name}")
+        there.write(record.FILE, known)
+        if known == (run / record.FILE).read_bytes():
+            self._sent[f"{below}{record.FILE}"] = mark
+
+    def _has_dropped(self, number: int) -> bool:
+        """Return whether an ended trial has lost the checkpoints that it has at the URL."""
+        has = (record.folder(self.path, number) / "checkpoints").is_dir()
+        return bool(self._weights.get(self._below(number))) and not has
+
+    def _below(self, number: int) -> str:
+        return f"{record.folder(Path(), number).as_posix()}/"
+
+    def _send(self, storage: Storage, folder: Path, name: str, key: str) -> None:
+        mark = _mark(folder / name)
+        if mark == self._sent.get(key):
+            return
+        try:
+            storage.write(name, folder / name)
+            self._sent[key] = mark
+        except FileNotFoundError:
+            if (folder / name).exists():  # else it was removed meanwhile
+                raise
+
+    def _follow(self) -> None:
+        while not self._stop.wait(_ROUND_SECONDS):
+            self._try()
+
+    def _try(self) -> None:
+        try:
+            self.push()
+            self._silent = False
+        except (OSError, errors.UserError) as error:
+            if not self._silent:
+                self._silent = True
+                self.say(f"{self.url}: {error}; the sweep goes on, and its files wait in {self.path}")
+
+
+def _files(folder: Path, last: str = "") -> list[str]:
+    """Return the files that are uploaded, by their path below a folder."""
+    found = [one for one in folder.iterdir() if one.is_file()]
+    found += [one for tree in _TREES for one in (folder / tree).rglob("*") if one.is_file()]
+    names = [one.relative_to(folder).as_posix() for one in found]
+    kept = [name for name in names if os.path.basename(name) not in _LOCAL and "/." not in f"/{name}"]
+    return sorted((name for name in kept if "__pycache__" not in name), key=lambda name: (name == last, name))
+
+
+def _mark(file: Path) -> tuple[int, int]:
+    """Return what changes with a file that is replaced or appended to."""
+    with contextlib.suppress(OSError):
+        found: Any = file.stat()
+        return found.st_mtime_ns, found.st_size
+    return 0, 0
