@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from raytrain.data.geometry import padded
+from raytrain.data.geometry import column, inside, padded, singly
 
 _STEPS = 1 << 24
 """Steps of 1 in which a mean is added up. Sums of whole numbers are exact in any order."""
@@ -25,7 +25,7 @@ def grey(images: torch.Tensor) -> torch.Tensor:
 
 def brightness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     """Multiply images by factors, float64 [n]."""
-    return images.mul_(_column(images, factors)).clamp_(0, 1)
+    return images.mul_(column(factors, images)).clamp_(0, 1)
 
 
 def contrast(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
@@ -33,15 +33,15 @@ def contrast(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     luma = grey(images)
     total = luma.double().mul_(_STEPS).round_().sum((1, 2, 3), keepdim=True)
     mean = (total / (_STEPS * luma[0].numel())).float()
-    return images.mul_(_column(images, factors)).add_(mean * _column(images, 1 - factors)).clamp_(0, 1)
+    return images.mul_(column(factors, images)).add_(mean * column(1 - factors, images)).clamp_(0, 1)
 
 
 def saturation(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     """Blend RGB images with their luma; grey images have no saturation."""
     if images.shape[1] == 1:
         return images
-    luma = grey(images).mul_(_column(images, 1 - factors))
-    return images.mul_(_column(images, factors)).add_(luma).clamp_(0, 1)
+    luma = grey(images).mul_(column(1 - factors, images))
+    return images.mul_(column(factors, images)).add_(luma).clamp_(0, 1)
 
 
 def hue(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
@@ -57,7 +57,7 @@ def hue(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
         (green - blue) / divisor,
         torch.where(high == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
     )
-    turned = sixths.add_(_column(images, 6 * factors)[:, 0])
+    turned = sixths.add_(column(6 * factors, images)[:, 0])
     for channel, start in enumerate((5, 3, 1)):  # A. R. Smith, "Color Gamut Transform Pairs", 1978
         place = (turned + start).remainder_(6)
         share = torch.minimum(place, 4 - place).clamp_(0, 1)
@@ -80,16 +80,14 @@ def blur(images: torch.Tensor, kernel_size: int, sigmas: np.ndarray) -> torch.Te
 
 
 def erase(images: torch.Tensor, boxes: np.ndarray, value: float) -> torch.Tensor:
-    """Set a box of each image to a value.
+    """Set a box of each image to a value; boxes of no height change nothing.
 
     Args:
         boxes: int64 [n, 4], each (top, left, height, width).
     """
-    for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True):
-        image[:, top : top + height, left : left + width] = value
-    return images
-
-
-def _column(images: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
-    """Return a number for each image, float32 [n, 1, 1, 1]."""
-    return torch.from_numpy(numbers.astype(np.float32)).to(images.device).view(-1, 1, 1, 1)
+    if singly(images):
+        for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True):
+            if height:
+                image[:, top : top + height, left : left + width] = value
+        return images
+    return images.masked_fill_(inside(boxes, images), value)

@@ -15,9 +15,41 @@ from torch.nn.functional import grid_sample, interpolate, pad
 from raytrain.data.operation import Interpolation
 
 Padding = Literal["constant", "edge", "reflect"]
+_LARGE = 1 << 14
+"""Values of a large image."""
 _ATTEMPTS = 10
 BOX_DRAWS = 2 * _ATTEMPTS + 2
 """Random numbers of a box: an area and an aspect ratio for each attempt, and its place."""
+
+
+def on(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """Return an array on the device of a tensor."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)
+
+
+def column(numbers: np.ndarray, images: torch.Tensor) -> torch.Tensor:
+    """Return a number for each image, float32 [n, 1, 1, 1]."""
+    return on(numbers.astype(np.float32).reshape(-1, 1, 1, 1), images)
+
+
+def singly(values: torch.Tensor) -> bool:
+    """Return whether to change images one by one: on a CPU, where that takes less time than torch's calls on whole
+    batches if images are large."""
+    return values.device.type == "cpu" and values[:1].numel() > _LARGE
+
+
+def inside(boxes: np.ndarray, values: torch.Tensor) -> torch.Tensor:
+    """Return which pixels lie in a box of each image, bool [n, 1, h, w].
+
+    Args:
+        boxes: int64 [n, 4], each (top, left, height, width).
+        values: [..., h, w].
+    """
+    ends = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).T.reshape(4, -1, 1, 1, 1)
+    top, left, bottom, right = on(ends, values).unbind(0)
+    y, x = (torch.arange(size, device=values.device) for size in values.shape[-2:])
+    y = y[:, None]
+    return ((y >= top) & (y < bottom)) & ((x >= left) & (x < right))
 
 
 def some(
@@ -34,7 +66,7 @@ def some(
     if len(places) == len(values):
         return change(values, places) if len(places) else values
     if len(places):
-        at = torch.from_numpy(places).to(values.device)
+        at = on(places, values)
         values[at] = change(values[at], places)
     return values
 
@@ -54,7 +86,7 @@ def padded(values: torch.Tensor, padding: int, mode: Padding, fill: float) -> to
         size = values.shape[dimension]
         place = np.arange(-padding, size + padding)
         place = np.clip(place, 0, size - 1) if mode == "edge" else size - 1 - np.abs(size - 1 - np.abs(place))
-        values = values.index_select(dimension, torch.from_numpy(place).to(values.device))
+        values = values.index_select(dimension, on(place, values))
     return values
 
 
@@ -66,10 +98,11 @@ def windows(values: torch.Tensor, draws: np.ndarray, height: int, width: int) ->
     """
     top = (draws[:, 0] * (values.shape[2] - height + 1)).astype(np.int64)
     left = (draws[:, 1] * (values.shape[3] - width + 1)).astype(np.int64)
-    if not len(values):
-        return values.new_empty((0, values.shape[1], height, width))
-    cut = [value[:, y : y + height, x : x + width] for value, y, x in zip(values, top, left, strict=True)]
-    return torch.stack(cut)
+    if singly(values):
+        cut = [value[:, y : y + height, x : x + width] for value, y, x in zip(values, top, left, strict=True)]
+        return torch.stack(cut) if cut else values.new_empty((0, values.shape[1], height, width))
+    each, y, x = on(np.stack([np.arange(len(values)), top, left]), values).unbind(0)
+    return values.unfold(2, height, 1).unfold(3, width, 1)[each, :, y, x]
 
 
 def boxes(
@@ -133,7 +166,7 @@ def resized(values: torch.Tensor, height: int, width: int, blended: bool) -> tor
     if not blended:
         for dimension, size in ((2, height), (3, width)):
             place = ((np.arange(size) + 0.5) * values.shape[dimension] / size).astype(np.int64)
-            values = values.index_select(dimension, torch.from_numpy(place).to(values.device))
+            values = values.index_select(dimension, on(place, values))
         return values
     return interpolate(values, size=(height, width), mode="bilinear", antialias=True)
 
