@@ -6,10 +6,12 @@ the batch that it is in.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 
-from raytrain.data.geometry import column, inside, padded, singly
+from raytrain.data.geometry import column, inside, on, padded, singly
 
 _STEPS = 1 << 24
 """Steps of 1 in which a mean is added up. Sums of whole numbers are exact in any order."""
@@ -57,25 +59,32 @@ def hue(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
         (green - blue) / divisor,
         torch.where(high == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
     )
-    turned = sixths.add_(column(6 * factors, images)[:, 0])
-    for channel, start in enumerate((5, 3, 1)):  # A. R. Smith, "Color Gamut Transform Pairs", 1978
-        place = (turned + start).remainder_(6)
-        share = torch.minimum(place, 4 - place).clamp_(0, 1)
-        images[:, channel] = high - share.mul_(chroma)
-    return images
+    turned = sixths.unsqueeze(1).add(column(6 * factors, images))
+    # A. R. Smith, "Color Gamut Transform Pairs", 1978
+    place = (turned + _starts(images.device)).remainder_(6)
+    share = torch.minimum(place, 4 - place).clamp_(0, 1)
+    return torch.sub(high.unsqueeze(1), share.mul_(chroma.unsqueeze(1)), out=images)
+
+
+@lru_cache
+def _starts(device: torch.device) -> torch.Tensor:
+    """Return where red, green and blue begin on the circle, in sixths of a turn, float32 [3, 1, 1]."""
+    return torch.tensor([5.0, 3.0, 1.0], device=device).view(3, 1, 1)
 
 
 def blur(images: torch.Tensor, kernel_size: int, sigmas: np.ndarray) -> torch.Tensor:
     """Blur images by Gaussians of width `sigmas`, float64 [n], with `kernel_size` taps in each direction."""
     reach = kernel_size // 2
     taps = np.exp(-((np.arange(-reach, reach + 1) / sigmas[:, None]) ** 2) / 2)
-    weights = torch.from_numpy((taps / taps.sum(1, keepdims=True)).astype(np.float32)).to(images.device)
+    weights = on(
+        (taps / taps.sum(1, keepdims=True)).astype(np.float32).T.reshape(kernel_size, -1, 1, 1, 1), images
+    ).unbind(0)
     found = padded(images, reach, "reflect", 0)
     for dimension in (2, 3):
-        size, parts = images.shape[dimension], found
-        found = torch.zeros_like(parts.narrow(dimension, 0, size))
-        for tap in range(kernel_size):
-            found.addcmul_(parts.narrow(dimension, tap, size), weights[:, tap].view(-1, 1, 1, 1))
+        windows = found.unfold(dimension, images.shape[dimension], 1).unbind(dimension)
+        found = torch.zeros_like(found.narrow(dimension, 0, images.shape[dimension]))
+        for window, weight in zip(windows, weights, strict=True):
+            found.addcmul_(window.movedim(-1, 2) if dimension == 2 else window, weight)
     return found
 
 

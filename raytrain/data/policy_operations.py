@@ -165,7 +165,7 @@ class AugMix(_Policy):
         """Return the blends."""
         space = _policies().augmix_space(*images.shape[2:], self.all_ops)
         shares, original = self.shares(draws[:, 0]), _policies().to_bytes(images)
-        n, numbers = len(images), np.concatenate(np.split(draws[:, 1:], self.mixture_width, axis=1))
+        numbers = np.concatenate(np.split(draws[:, 1:], self.mixture_width, axis=1))
         random = 1 + (3 * numbers[:, 0]).astype(np.int64)
         depths, steps = np.full(len(numbers), self.chain_depth) if self.chain_depth > 0 else random, []
         for link in range(self._longest):
@@ -175,7 +175,7 @@ class AugMix(_Policy):
         chains = original.repeat(self.mixture_width, 1, 1, 1)
         chains = _policies().change(chains, steps, self.interpolation, self.fill)
         found = _policies().weighted(original, shares[:, 0])
-        for part, share in zip(chains.split(max(1, n)), shares.T[1:], strict=True):
+        for part, share in zip(chains.view(self.mixture_width, *images.shape).unbind(0), shares.T[1:], strict=True):
             found += _policies().weighted(part, share)
         return found
 

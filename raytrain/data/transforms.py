@@ -83,6 +83,8 @@ def apply_erase(augment: Augment, images: torch.Tensor, seed: int, epoch: int, i
     boxes, open_ = np.zeros((len(ids), 4), np.int64), np.flatnonzero(streams.floats() < augment.erase)
     (height, width), (low, high) = images.shape[2:], torch.tensor((0.3, 3.3)).log().numpy()
     for _ in range(10):
+        if not len(open_):
+            break
         least, most = np.float32(0.02), np.float32(0.33)
         area = height * width * _spread(streams.floats(open_), least, most).astype(np.float64)
         # torch's exp, whose last bit may differ from numpy's.
@@ -128,10 +130,11 @@ def mix_pairs(
         wide, tall = np.minimum(x + across, width) - left, np.minimum(y + down, height) - top
         own[cut] = 1 - wide * tall / (width * height)
         boxes[cut] = np.stack([top, left, tall, wide], axis=1)
-    shares = on(np.stack([own, 1 - own]).astype(np.float32).reshape(2, pairs, 1, 1, 1, 1), images)
+    shares = np.stack([own, 1 - own]).astype(np.float32).reshape(2, pairs, 1, 1, 1, 1)
     targets = labels.new_zeros((len(labels), classes), dtype=torch.float32).scatter_(1, labels[:, None], 1)
     _mix(images, blend, shares, boxes)
-    return _blended(targets.view(pairs, 2, classes), shares.view(2, pairs, 1, 1)).view(len(labels), classes)
+    targets = targets.view(pairs, 2, classes)
+    return _blended(targets, targets.flip(1), shares[..., 0, 0]).view(len(labels), classes)
 
 
 def _drawn(streams: Streams, space: policies.Space, strengths: np.ndarray | None) -> policies.Step:
@@ -153,35 +156,34 @@ def _spread(draws: np.ndarray, low: np.float32, high: np.float32) -> np.ndarray:
     return (draws * float(high - low) + float(low)).astype(np.float32)
 
 
-def _mix(images: torch.Tensor, blend: np.ndarray, shares: torch.Tensor, boxes: np.ndarray) -> None:
+def _mix(images: torch.Tensor, blend: np.ndarray, shares: np.ndarray, boxes: np.ndarray) -> None:
     """Blend some pairs of images, and swap a box of the others.
 
     Args:
         images: [2 n, c, h, w], changed in place.
         blend: bool [n].
-        shares: float32 [2, n, 1, 1, 1], of an image and of the other of its pair.
+        shares: float32 [2, n, 1, 1, 1, 1], of an image and of the other of its pair.
         boxes: int64 [n, 4], each (top, left, height, width).
     """
     pairs = images.unflatten(0, (len(blend), 2))
-    size = max(1, _CACHED // pairs[0].numel()) if images.device.type == "cpu" and len(pairs) else max(1, len(pairs))
-    for start in range(0, len(blend), size):
+    size = max(1, _CACHED // pairs[:1].numel()) if images.device.type == "cpu" else len(pairs)
+    for start in range(0, len(pairs), max(1, size)):
         part = slice(start, start + size)
-        chosen, values = blend[part], pairs[part]
-        if chosen.all():
-            values.copy_(_blended(values, shares[:, part]))
-        elif not chosen.any():
-            values.copy_(torch.where(inside(boxes[part], values)[:, None], values.flip(1), values))
-        else:
-            blended = _blended(values, shares[:, part])
-            where = on(chosen[:, None, None, None, None], images)
-            cut = torch.where(inside(boxes[part], values)[:, None], values.flip(1), values)
-            values.copy_(torch.where(where, blended, cut))
+        chosen, values = blend[part], pairs if size >= len(pairs) else pairs[part]
+        other = mixed = values.flip(1)
+        if not chosen.all():
+            mixed = torch.where(inside(boxes[part], values).unsqueeze(1), other, values)
+        if chosen.any():
+            blended = _blended(values, other, shares[:, part])
+            which = on(chosen.reshape(-1, 1, 1, 1, 1), values)
+            mixed = blended if chosen.all() else torch.where(which, blended, mixed)
+        values.copy_(mixed)
 
 
-def _blended(pairs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """Return [n, 2, ...] as a blend of each with the other of its pair."""
-    own, other = shares.unbind(0)
-    return pairs.flip(1).mul_(other).add_(pairs * own)
+def _blended(values: torch.Tensor, other: torch.Tensor, shares: np.ndarray) -> torch.Tensor:
+    """Return pairs, [n, 2, ...], blended with the other of each pair, which is changed in place."""
+    own, rest = on(shares, values).unbind(0)
+    return other.mul_(rest).add_(values * own)
 
 
 def _random_resized_crop(
