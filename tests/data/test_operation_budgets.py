@@ -159,7 +159,7 @@ class PerStep(Hook):
 
 
 @pytest.mark.parametrize(
-    ("model", "most"), [(MLP(), 60), (CNN(channels=(8, 16)), 90), (Torchvision(name="resnet18"), 450)], ids=str
+    ("model", "most"), [(MLP(), 55), (CNN(channels=(8, 16)), 56), (Torchvision(name="resnet18"), 230)], ids=str
 )
 def test_a_step_stays_within_its_budget(tmp_path: Path, model: Model, most: int) -> None:
     augment = Augment(crop="random", padding=4, flip=0.5)
