@@ -34,6 +34,15 @@ def key(*parts: int) -> int:
     return state
 
 
+def keys(seed: int, epoch: int, ids: np.ndarray, purpose: int) -> np.ndarray:
+    """Return `key(seed, epoch, id, purpose)` of each id, int64 [n], as uint64 [n]."""
+    state = np.full(len(ids), 4, np.uint64)
+    for part in (seed, epoch, ids, purpose):
+        bits = part.astype(np.uint64) if isinstance(part, np.ndarray) else np.array([part & _MASK], np.uint64)
+        state = _mix(state + np.uint64(0x9E3779B97F4A7C15) ^ _mix(bits))
+    return state
+
+
 def samples(seed: int, epoch: int, n: int, positions: np.ndarray) -> np.ndarray:
     """Return the sample at each position of an epoch: a keyed permutation of [0, n).
 

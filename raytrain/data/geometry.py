@@ -5,7 +5,9 @@ An image's bits do not depend on the batch that it is in: there are no matrix pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -15,9 +17,41 @@ from torch.nn.functional import grid_sample, interpolate, pad
 from raytrain.data.operation import Interpolation
 
 Padding = Literal["constant", "edge", "reflect"]
+_LARGE = 1 << 14
+"""Values of a large image."""
 _ATTEMPTS = 10
 BOX_DRAWS = 2 * _ATTEMPTS + 2
 """Random numbers of a box: an area and an aspect ratio for each attempt, and its place."""
+
+
+def on(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """Return an array on the device of a tensor."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)
+
+
+def column(numbers: np.ndarray, images: torch.Tensor) -> torch.Tensor:
+    """Return a number for each image, float32 [n, 1, 1, 1]."""
+    return on(numbers.astype(np.float32).reshape(-1, 1, 1, 1), images)
+
+
+def singly(values: torch.Tensor) -> bool:
+    """Return whether to change images one by one: on a CPU, where that takes less time than torch's calls on whole
+    batches if images are large."""
+    return values.device.type == "cpu" and values[:1].numel() > _LARGE
+
+
+def inside(boxes: np.ndarray, values: torch.Tensor) -> torch.Tensor:
+    """Return which pixels lie in a box of each image, bool [n, 1, h, w].
+
+    Args:
+        boxes: int64 [n, 4], each (top, left, height, width).
+        values: [..., h, w].
+    """
+    ends = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).T.reshape(4, -1, 1, 1, 1)
+    top, left, bottom, right = on(ends, values).unbind(0)
+    y, x = (torch.arange(size, device=values.device) for size in values.shape[-2:])
+    y = y[:, None]
+    return ((y >= top) & (y < bottom)) & ((x >= left) & (x < right))
 
 
 def some(
@@ -34,7 +68,7 @@ def some(
     if len(places) == len(values):
         return change(values, places) if len(places) else values
     if len(places):
-        at = torch.from_numpy(places).to(values.device)
+        at = on(places, values)
         values[at] = change(values[at], places)
     return values
 
@@ -54,7 +88,7 @@ def padded(values: torch.Tensor, padding: int, mode: Padding, fill: float) -> to
         size = values.shape[dimension]
         place = np.arange(-padding, size + padding)
         place = np.clip(place, 0, size - 1) if mode == "edge" else size - 1 - np.abs(size - 1 - np.abs(place))
-        values = values.index_select(dimension, torch.from_numpy(place).to(values.device))
+        values = values.index_select(dimension, on(place, values))
     return values
 
 
@@ -66,10 +100,11 @@ def windows(values: torch.Tensor, draws: np.ndarray, height: int, width: int) ->
     """
     top = (draws[:, 0] * (values.shape[2] - height + 1)).astype(np.int64)
     left = (draws[:, 1] * (values.shape[3] - width + 1)).astype(np.int64)
-    if not len(values):
-        return values.new_empty((0, values.shape[1], height, width))
-    cut = [value[:, y : y + height, x : x + width] for value, y, x in zip(values, top, left, strict=True)]
-    return torch.stack(cut)
+    if singly(values):
+        cut = [value[:, y : y + height, x : x + width] for value, y, x in zip(values, top, left, strict=True)]
+        return torch.stack(cut) if cut else values.new_empty((0, values.shape[1], height, width))
+    each, y, x = on(np.stack([np.arange(len(values)), top, left]), values).unbind(0)
+    return values.unfold(2, height, 1).unfold(3, width, 1)[each, :, y, x]
 
 
 def boxes(
@@ -118,10 +153,40 @@ def resized_boxes(values: torch.Tensor, found: np.ndarray, height: int, width: i
         found: int64 [n, 4], each (top, left, height, width).
         blended: whether values are blended, as in images; those of masks never are.
     """
+    if not blended:
+        (top, left, tall, wide), size = found.T[:, :, None], values.shape[3]
+        rows = top + ((np.arange(height) + 0.5) * tall / height).astype(np.int64)
+        columns = left + ((np.arange(width) + 0.5) * wide / width).astype(np.int64)
+        places = on((rows[:, :, None] * size + columns[:, None]).reshape(len(values), 1, height * width), values)
+        return values.flatten(2).gather(2, places.expand(-1, values.shape[1], -1)).unflatten(2, (height, width))
+    if values.device.type != "cpu":
+        return resized_by_weights(values, found, height, width)
     if not len(values):
         return values.new_empty((0, values.shape[1], height, width))
     cut = (value[None, :, y : y + h, x : x + w] for value, (y, x, h, w) in zip(values, found.tolist(), strict=True))
     return torch.cat([resized(value, height, width, blended) for value in cut])
+
+
+def resized_by_weights(values: torch.Tensor, found: np.ndarray, height: int, width: int) -> torch.Tensor:
+    """Return what `resized_boxes` does for images, in few calls of torch for any number of images: as sums with
+    weights. A CPU's own function, which takes one box at a time, needs less arithmetic. Images of uint8 are rounded
+    once, not after each dimension, so that few values differ by 1.
+    """
+    result = values.float()
+    for dimension, size in ((0, height), (1, width)):
+        start, length = found[:, dimension, None], found[:, 2 + dimension, None]
+        step = length / size
+        centre, reach = (np.arange(size) + 0.5) * step, np.maximum(step, 1)
+        first = np.maximum(np.floor(centre - reach + 0.5), 0).astype(np.int64)
+        pixel = first[:, :, None] + np.arange(2 * math.ceil(reach.max(initial=1)) + 1)
+        share = np.maximum(1 - np.abs(pixel + 0.5 - centre[:, :, None]) / reach[:, :, None], 0)
+        share *= pixel < length[:, :, None]
+        share /= share.sum(2, keepdims=True)
+        place = on(np.minimum(pixel, length[:, :, None] - 1) + start[:, :, None], values)
+        weights = result.new_zeros(len(values), size, values.shape[2 + dimension])
+        weights = weights.scatter_add_(2, place, on(share.astype(np.float32), values)).unsqueeze(1)
+        result = weights @ result if dimension == 0 else result @ weights.mT
+    return result.round_().clamp_(0, 255).to(torch.uint8) if values.dtype == torch.uint8 else result
 
 
 def resized(values: torch.Tensor, height: int, width: int, blended: bool) -> torch.Tensor:
@@ -133,7 +198,7 @@ def resized(values: torch.Tensor, height: int, width: int, blended: bool) -> tor
     if not blended:
         for dimension, size in ((2, height), (3, width)):
             place = ((np.arange(size) + 0.5) * values.shape[dimension] / size).astype(np.int64)
-            values = values.index_select(dimension, torch.from_numpy(place).to(values.device))
+            values = values.index_select(dimension, on(place, values))
         return values
     return interpolate(values, size=(height, width), mode="bilinear", antialias=True)
 
@@ -174,21 +239,28 @@ def affine(values: torch.Tensor, maps: np.ndarray, interpolation: Interpolation,
         fill: the value of what lies outside of the image.
     """
     n, channels, height, width = values.shape
-    a, b, c, d, e, f = (
-        torch.from_numpy(np.ascontiguousarray(column, np.float32)).to(values.device).view(n, 1, 1) for column in maps.T
-    )
-    x = torch.arange(width, device=values.device, dtype=torch.float32).sub_((width - 1) / 2)
-    y = torch.arange(height, device=values.device, dtype=torch.float32).sub_((height - 1) / 2)[:, None]
-    across = (x * a + y * b).add_(c).div_(width / 2)
-    down = (x * d + y * e).add_(f).div_(height / 2)
+    a, b, c, d, e, f = maps.astype(np.float32).T
+    x_factor, y_factor, shift = on(
+        np.array([[a, d], [b, e], [c, f]]).transpose(0, 2, 1)[..., None, None], values
+    ).unbind(0)
+    x, y, size = _axes(height, width, values.device)
+    places = (x * x_factor + y * y_factor).add_(shift).div_(size / 2)  # across and down, [n, 2, h, w]
     if interpolation == "bilinear":
-        return _blended(values, torch.stack([across, down], dim=-1), fill)
-    column = ((across + 1) * width - 1).div_(2).round_().long()
-    row = ((down + 1) * height - 1).div_(2).round_().long()
-    outside = (column < 0) | (column >= width) | (row < 0) | (row >= height)
-    place = row.clamp_(0, height - 1).mul_(width).add_(column.clamp_(0, width - 1)).view(n, 1, height * width)
+        return _blended(values, places.movedim(1, -1), fill)
+    wanted = places.add_(1).mul_(size).sub_(1).div_(2).round_()
+    column, row = wanted.clamp(min=torch.zeros_like(size), max=size - 1).long().unbind(1)
+    place = (row * width + column).view(n, 1, height * width)
+    outside = ((wanted < 0) | (wanted >= size)).any(1, keepdim=True)
     found = values.flatten(2).gather(2, place.expand(n, channels, height * width)).view_as(values)
-    return found.masked_fill_(outside[:, None], fill)
+    return found.masked_fill_(outside, fill)
+
+
+@lru_cache
+def _axes(height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the places of columns and of rows, counted from the middle, and (width, height), float32 [2, 1, 1]."""
+    x = torch.arange(width, device=device, dtype=torch.float32).sub_((width - 1) / 2)
+    y = torch.arange(height, device=device, dtype=torch.float32).sub_((height - 1) / 2)[:, None]
+    return x, y, torch.tensor([width, height], device=device, dtype=torch.float32).view(2, 1, 1)
 
 
 def _blended(values: torch.Tensor, grid: torch.Tensor, fill: float) -> torch.Tensor:

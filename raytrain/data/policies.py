@@ -1,37 +1,48 @@
 """The changes of colour and shape that RandAugment, TrivialAugment and AugMix choose from.
 
-Images that get the same change are changed together, by torchvision's functions.
+Each image gets a change and a magnitude of its own, with the bits of torchvision's functions. Images are sorted by
+their changes, so that the calls of torch depend on how many changes there are, not on how many images.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
-from torchvision.transforms import v2
+from torch.nn.functional import conv2d, grid_sample
 
-from raytrain.data.geometry import some
+from raytrain.data.colour import grey
+from raytrain.data.geometry import column, on, some
 
 Space = dict[str, tuple[list[float] | None, bool]]
 """Changes by name: the magnitudes of all strengths (None for a change without), and whether they are signed."""
-_ALONE = ("Contrast", "Sharpness")
-"""Changes that sum over pixels, in an order that may depend on the batch: they take one image at a time."""
-_MOVES = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
-"""Changes that move pixels, and so masks too; the others leave masks alone."""
+Step = tuple[np.ndarray, np.ndarray]
+"""A change of each image: its kind, int64 [n] from KINDS, and its magnitude, float64 [n]."""
+KINDS = (
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Contrast", "Color"),
+    *("Posterize", "Solarize", "Sharpness", "AutoContrast", "Equalize"),
+)
+"""All changes. Images are sorted by them."""
+_EXACT = (1 << 24) // 255
+"""Pixels of an image of which float32 adds up the luma exactly, in any order."""
 
 
+@lru_cache
 def rand_augment_space(bins: int, height: int, width: int) -> Space:
     """Return the changes of RandAugment (Cubuk et al., 2020)."""
     return _space(bins, 0.3, 150 / 331 * width, 150 / 331 * height, 30.0, 0.9, (8, 4)) | {"Identity": (None, False)}
 
 
+@lru_cache
 def trivial_augment_space(bins: int) -> Space:
     """Return the changes of TrivialAugment's wide space (Müller and Hutter, 2021)."""
     return _space(bins, 0.99, 32.0, 32.0, 135.0, 0.99, (8, 6)) | {"Identity": (None, False)}
 
 
+@lru_cache
 def augmix_space(height: int, width: int, all_ops: bool) -> Space:
     """Return the changes of AugMix (Hendrycks et al., 2020), of ten strengths."""
     space = _space(10, 0.3, width / 3, height / 3, 30.0, 0.9, (4, 4))
@@ -46,58 +57,77 @@ def to_bytes(images: torch.Tensor) -> torch.Tensor:
 
 def weighted(images: torch.Tensor, shares: np.ndarray) -> torch.Tensor:
     """Return uint8 images in [0, 1], each multiplied by its share, float64 [n]."""
-    column = torch.from_numpy(shares.astype(np.float32)).to(images.device).view(-1, 1, 1, 1)
-    return images.float().div_(255).mul_(column)
+    return images.float().div_(255).mul_(column(shares, images))
 
 
-def change(
-    images: torch.Tensor, names: list[str], magnitudes: np.ndarray, interpolation: str, fill: float
-) -> torch.Tensor:
-    """Change each image as it is named.
+def chosen(space: Space, which: np.ndarray, strengths: np.ndarray, minus: np.ndarray) -> Step:
+    """Return changes of a space.
 
     Args:
-        images: uint8 [n, 1 or 3, h, w], changed in place.
-        magnitudes: float64 [n].
+        which: int64 [n], the change's number.
+        strengths: int64 [n].
+        minus: bool [n], whether a signed magnitude is negative.
+    """
+    most = max(len(every) for every, _ in space.values() if every is not None)
+    table = np.array([every or [0.0] * most for every, _ in space.values()])
+    kinds, signed = np.array([(KINDS.index(name), sign) for name, (_, sign) in space.items()])[which].T
+    return kinds, table[which, strengths] * np.where(minus & (signed > 0), -1.0, 1.0)
+
+
+def change(images: torch.Tensor, steps: Sequence[Step], interpolation: str, fill: float) -> torch.Tensor:
+    """Return images after some changes in sequence.
+
+    Args:
+        images: uint8 [n, 1 or 3, h, w], which stay as they are.
         fill: the value of what lies outside of an image, from 0 to 1.
     """
-    for (name, magnitude), places in _groups(names, magnitudes).items():
-        for part in [[place] for place in places] if name in _ALONE else [places]:
-            images = some(
-                images,
-                np.isin(np.arange(len(images)), part),
-                lambda chosen, _, name=name, magnitude=magnitude: _changed(
-                    chosen, name, magnitude, interpolation, [255 * fill] if fill else None
-                ),
-            )
-    return images
+    has = np.arange(len(images))  # the image in each place
+    for kinds, magnitudes in steps:
+        order = np.argsort(kinds, kind="stable")
+        images, has = _arranged(images, has, order), order
+        bounds = np.searchsorted(kinds[order], [first for first, _ in _CHANGES] + [len(KINDS)]).tolist()
+        parts, found = images.split(np.diff(bounds).tolist()), []
+        for part, (_, function), low, high in zip(parts, _CHANGES, bounds[:-1], bounds[1:], strict=True):
+            if low < high:
+                chosen = order[low:high]
+                found.append(function(part, kinds[chosen], magnitudes[chosen], interpolation, fill))
+        images = torch.cat(found) if len(found) > 1 else found[0] if found else images
+    return _arranged(images, has, np.arange(len(images)))
 
 
-def change_masks(masks: torch.Tensor, names: list[str], magnitudes: np.ndarray, fill: int) -> torch.Tensor:
-    """Move each mask as `change` moves its image, with nearest values.
+def change_masks(masks: torch.Tensor, steps: Sequence[Step], fill: int) -> torch.Tensor:
+    """Return masks moved as `change` moves their images, with nearest values.
 
     Args:
         masks: [n, channels, h, w] of any dtype, changed in place.
-        magnitudes: float64 [n].
         fill: the value of what lies outside of a mask.
     """
     height, width = masks.shape[2:]
-    # What moves is the number of each row and column, in floats, so that values of any size and dtype stay as they are.
-    grid = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    grid = torch.stack(grid).float().to(masks.device)
-    for (name, magnitude), places in _groups(names, magnitudes).items():
-        if name in _MOVES:
-            row, column = _changed(grid, name, magnitude, "nearest", [-1.0]).long()
-            at = torch.tensor(places, device=masks.device)
-            masks[at] = masks[at][:, :, row, column].masked_fill_(row < 0, fill)  # -1, outside, is the last one here
+    for kinds, magnitudes in steps:
+        moves = (kinds >= KINDS.index("ShearX")) & (kinds <= KINDS.index("Rotate"))
+        if not moves.any():
+            continue
+        distinct, own = np.unique(np.stack([kinds, magnitudes])[:, moves], axis=1, return_inverse=True)
+        # What moves is the number of each row and column, in floats, so that values of any size and dtype stay as they
+        # are. -1 is outside.
+        planes = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        planes = torch.stack(planes).float().to(masks.device).expand(len(distinct.T), 2, height, width)
+        moved = _sampled(planes, _grids(distinct[0].astype(int), distinct[1], planes), "nearest", -1.0).long()
+        row, column_ = moved.index_select(0, on(own.reshape(-1), masks)).flatten(2).unbind(1)
+        place, outside = (row * width + column_).clamp_(0)[:, None], (row < 0)[:, None]
+
+        def move(part: torch.Tensor, _: np.ndarray, place: torch.Tensor = place, outside: torch.Tensor = outside):
+            found = part.flatten(2).gather(2, place.expand(-1, part.shape[1], -1))
+            return found.masked_fill_(outside, fill).view_as(part)
+
+        masks = some(masks, moves, move)
     return masks
 
 
-def _groups(names: list[str], magnitudes: np.ndarray) -> dict[tuple[str, float], list[int]]:
-    """Return the places of the images that get the same change of the same magnitude."""
-    groups: dict[tuple[str, float], list[int]] = defaultdict(list)
-    for place, (name, magnitude) in enumerate(zip(names, magnitudes.tolist(), strict=True)):
-        groups[name, magnitude].append(place)
-    return groups
+def _arranged(images: torch.Tensor, has: np.ndarray, wanted: np.ndarray) -> torch.Tensor:
+    """Return images in another order; `has` and `wanted` are the image in each place."""
+    places = np.argsort(has)[wanted]
+    return images if np.array_equal(places, np.arange(len(places))) else images.index_select(0, on(places, images))
 
 
 def _space(
@@ -122,30 +152,145 @@ def _space(
     }
 
 
-def _changed(
-    images: torch.Tensor, name: str, magnitude: float, interpolation: str, fill: list[float] | None
-) -> torch.Tensor:
-    """Return images that all get one change of one magnitude."""
-    functional, how = v2.functional, v2.InterpolationMode(interpolation)
+def _same(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+    return images
+
+
+def _moved(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+    values = images.float()
+    return _sampled(values, _grids(kinds, magnitudes, values), how, 255 * fill).round_().to(torch.uint8)
+
+
+def _sampled(values: torch.Tensor, grids: torch.Tensor, how: str, fill: float) -> torch.Tensor:
+    """Return float32 values at the places of grids, as torchvision does it."""
+    if not fill:
+        return grid_sample(values, grids, mode=how, padding_mode="zeros", align_corners=False)
+    values = torch.cat([values, torch.ones_like(values[:, :1])], 1)
+    values = grid_sample(values, grids, mode=how, padding_mode="zeros", align_corners=False)
+    values, share = values[:, :-1], values[:, -1:]
+    return values.masked_fill(share < 0.5, fill) if how == "nearest" else values.sub_(fill).mul_(share).add_(fill)
+
+
+def _grids(kinds: np.ndarray, magnitudes: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """Return where moved images take their pixels from, float32 [n, h, w, 2], in torchvision's arithmetic."""
+    height, width = like.shape[2:]
+    distinct, own = np.unique(np.stack([kinds, magnitudes]), axis=1, return_inverse=True)
+    maps = np.array([_map(KINDS[int(kind)], magnitude, height, width) for kind, magnitude in distinct.T.tolist()])
+    thetas = maps.astype(np.float32).reshape(-1, 2, 3).transpose(0, 2, 1) / np.array(
+        [0.5 * width, 0.5 * height], np.float32
+    )
+    places = _places(height, width, like.device).expand(len(kinds), -1, -1)
+    return places.bmm(on(thetas[own.reshape(-1)], like)).view(-1, height, width, 2)
+
+
+@lru_cache
+def _places(height: int, width: int, device: torch.device) -> torch.Tensor:
+    """Return (x, y, 1) of each pixel, counted from the middle: float32 [1, h * w, 3]."""
+    found = torch.ones(1, height, width, 3)
+    found[..., 0] = torch.linspace((1.0 - width) * 0.5, (width - 1.0) * 0.5, width)
+    found[..., 1] = torch.linspace((1.0 - height) * 0.5, (height - 1.0) * 0.5, height)[:, None]
+    return found.view(1, -1, 3).to(device)
+
+
+@lru_cache(maxsize=4096)
+def _map(name: str, magnitude: float, height: int, width: int) -> tuple[float, ...]:
+    """Return the affine map of a move from places of the result to those of the image, as `geometry.inverse_affine`
+    does, with the bits of torchvision."""
+    turn, x, y, moves, middle = 0.0, 0.0, 0.0, (0.0, 0.0), (0.0, 0.0)
     if name in ("ShearX", "ShearY"):
-        angle = math.degrees(math.atan(magnitude))
-        shear = [angle, 0.0] if name == "ShearX" else [0.0, angle]
-        return functional.affine(images, 0.0, [0, 0], 1.0, shear, how, fill, center=[0, 0])
-    if name in ("TranslateX", "TranslateY"):
-        move = [int(magnitude), 0] if name == "TranslateX" else [0, int(magnitude)]
-        return functional.affine(images, 0.0, move, 1.0, [0.0, 0.0], how, fill)
-    if name == "Rotate":
-        return functional.rotate(images, magnitude, how, fill=fill)
-    if name == "Posterize":
-        return functional.posterize(images, int(magnitude))
-    if name == "Solarize":
-        return functional.solarize(images, 255 * magnitude)
-    if name in ("AutoContrast", "Equalize"):
-        return (functional.autocontrast if name == "AutoContrast" else functional.equalize)(images)
-    adjust = {
-        "Brightness": functional.adjust_brightness,
-        "Color": functional.adjust_saturation,
-        "Contrast": functional.adjust_contrast,
-        "Sharpness": functional.adjust_sharpness,
-    }
-    return adjust[name](images, 1 + magnitude) if name in adjust else images
+        angle, middle = math.radians(math.degrees(math.atan(magnitude))), (-width * 0.5, -height * 0.5)
+        x, y = (angle, 0.0) if name == "ShearX" else (0.0, angle)
+    elif name == "Rotate":
+        turn = math.radians(-(magnitude % 360))
+    else:
+        moves = (float(int(magnitude)), 0.0) if name == "TranslateX" else (0.0, float(int(magnitude)))
+    a, c = math.cos(turn - y) / math.cos(y), math.sin(turn - y) / math.cos(y)
+    b, d = -(a * math.tan(x) + math.sin(turn)), math.cos(turn) - c * math.tan(x)
+    right, down = middle[0] + moves[0], middle[1] + moves[1]
+    return d, -b, middle[0] - d * right + b * down, -c, a, middle[1] + c * right - a * down
+
+
+def _blended(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+    """Blend images with black (brightness), the mean of their luma (contrast) or their luma (colour), in this order."""
+    first, second = np.searchsorted(kinds, [KINDS.index("Contrast"), KINDS.index("Color")]).tolist()
+    factors = 1 + magnitudes
+    if images.shape[1] == 1:
+        factors[second:] = 1.0  # grey images have no colour
+    found = images.mul(column(factors, images))
+    if first < len(images):
+        luma = grey(images[first:])
+        luma = luma.floor_() if images.shape[1] == 3 else luma.float()
+        rest = column(1 - factors[first:], images)
+        if first < second:
+            found[first:second].addcmul_(_mean(luma[: second - first]), rest[: second - first])
+        if second < len(images):
+            found[second:].addcmul_(luma[second - first :], rest[second - first :])
+    return found.clamp_(0, 255).to(torch.uint8)
+
+
+def _mean(luma: torch.Tensor) -> torch.Tensor:
+    if luma.device.type == "cpu" and luma[0].numel() > _EXACT:  # sums that round, in the order of a single image
+        return torch.cat([one.mean((1, 2, 3), keepdim=True) for one in luma.split(1)])
+    return luma.mean((1, 2, 3), keepdim=True)
+
+
+def _posterized(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+    masks = 256 - (1 << (8 - magnitudes.astype(np.int64)))
+    return images & on(masks.astype(np.uint8).reshape(-1, 1, 1, 1), images)
+
+
+def _solarized(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+    least = np.ceil((255 * magnitudes).astype(np.float32)).astype(np.uint8)
+    return torch.where(images >= on(least.reshape(-1, 1, 1, 1), images), images.bitwise_not(), images)
+
+
+def _sharpened(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+    channels, height, width = images.shape[1:]
+    if min(height, width) <= 2:
+        return images
+    values = images.float()
+    # Sums of whole numbers, exact in any order: torchvision's blur, which divides by 13 first, is never near a half.
+    blurred = conv2d(values, _neighbours(channels, values.device), groups=channels).div_(13).round_()
+    inner = values[:, :, 1:-1, 1:-1]
+    inner.addcmul_(blurred.sub_(inner), column(1 - (1 + magnitudes), images))
+    return values.clamp_(0, 255).to(torch.uint8)
+
+
+@lru_cache
+def _neighbours(channels: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]]).expand(channels, 1, 3, 3).contiguous().to(device)
+
+
+def _stretched(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+    """Stretch each channel to the full range (AutoContrast)."""
+    low, high = (bound((2, 3), keepdim=True).float() for bound in (images.amin, images.amax))
+    flat = high == low
+    scale = high.sub_(low).mul_(1 / 255).masked_fill_(flat, 1)
+    return (images - low.masked_fill_(flat, 0)).div_(scale).clamp_(0, 255).to(torch.uint8)
+
+
+def _equalized(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+    """Spread each channel's values evenly, by Pillow's rule."""
+    flat = images.flatten(2).long()
+    counts = flat.new_zeros((*flat.shape[:2], 256)).scatter_add_(2, flat, flat.new_ones(1).expand_as(flat))
+    below = counts.cumsum(2).sub_(counts)  # how many pixels are darker than each value
+    step = below.masked_fill(below == flat.shape[2], 0).amax(2, keepdim=True).div_(255, rounding_mode="floor")
+    table = below.add_(step // 2).div_(step.clamp(min=1), rounding_mode="floor").clamp_(0, 255)
+    table = torch.where(step == 0, torch.arange(256, device=images.device), table).to(torch.uint8)
+    return table.gather(2, flat).view_as(images)
+
+
+_CHANGES = tuple(
+    (KINDS.index(first), function)
+    for first, function in (
+        ("Identity", _same),
+        ("ShearX", _moved),
+        ("Brightness", _blended),
+        ("Posterize", _posterized),
+        ("Solarize", _solarized),
+        ("Sharpness", _sharpened),
+        ("AutoContrast", _stretched),
+        ("Equalize", _equalized),
+    )
+)
+"""The first kind that each function changes: it takes images up to the next function's first kind."""

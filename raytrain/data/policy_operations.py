@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
@@ -17,7 +16,7 @@ from raytrain.data.operation import Interpolation, Operation, check_channels
 if TYPE_CHECKING:
     import torch
 
-    from raytrain.data.policies import Space
+    from raytrain.data.policies import Space, Step
     from raytrain.data.source import Field
 
 
@@ -61,22 +60,17 @@ class RandAugment(_Policy):
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return the changed images, of uint8."""
-        found = _policies().to_bytes(images)
-        for names, magnitudes in self._changes(images, draws):
-            found = _policies().change(found, names, magnitudes, self.interpolation, self.fill)
-        return found
+        steps = self._steps(images, draws)
+        return _policies().change(_policies().to_bytes(images), steps, self.interpolation, self.fill)
 
     def apply_to_masks(self, masks: torch.Tensor, draws: np.ndarray, side: int | None, fill: int) -> torch.Tensor:
         """Return the masks, moved as the images are."""
-        for names, magnitudes in self._changes(masks, draws):
-            masks = _policies().change_masks(masks, names, magnitudes, fill)
-        return masks
+        return _policies().change_masks(masks, self._steps(masks, draws), fill)
 
-    def _changes(self, values: torch.Tensor, draws: np.ndarray) -> Iterator[tuple[list[str], np.ndarray]]:
+    def _steps(self, values: torch.Tensor, draws: np.ndarray) -> list[Step]:
         space = _policies().rand_augment_space(self.num_magnitude_bins, *values.shape[2:])
         strength = np.full(len(draws), self.magnitude)
-        for column in range(0, self.draws, 2):
-            yield _chosen(space, draws[:, column], strength, draws[:, column + 1])
+        return [_chosen(space, draws[:, k], strength, draws[:, k + 1]) for k in range(0, self.draws, 2)]
 
 
 @dataclass(frozen=True)
@@ -98,13 +92,13 @@ class TrivialAugmentWide(_Policy):
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return the changed images, of uint8."""
         found = _policies().to_bytes(images)
-        return _policies().change(found, *self._change(draws), self.interpolation, self.fill)
+        return _policies().change(found, [self._step(draws)], self.interpolation, self.fill)
 
     def apply_to_masks(self, masks: torch.Tensor, draws: np.ndarray, side: int | None, fill: int) -> torch.Tensor:
         """Return the masks, moved as the images are."""
-        return _policies().change_masks(masks, *self._change(draws), fill)
+        return _policies().change_masks(masks, [self._step(draws)], fill)
 
-    def _change(self, draws: np.ndarray) -> tuple[list[str], np.ndarray]:
+    def _step(self, draws: np.ndarray) -> Step:
         space = _policies().trivial_augment_space(self.num_magnitude_bins)
         strength = (draws[:, 1] * self.num_magnitude_bins).astype(np.int64)
         return _chosen(space, draws[:, 0], strength, draws[:, 2])
@@ -171,36 +165,30 @@ class AugMix(_Policy):
         """Return the blends."""
         space = _policies().augmix_space(*images.shape[2:], self.all_ops)
         shares, original = self.shares(draws[:, 0]), _policies().to_bytes(images)
+        numbers = np.concatenate(np.split(draws[:, 1:], self.mixture_width, axis=1))
+        random = 1 + (3 * numbers[:, 0]).astype(np.int64)
+        depths, steps = np.full(len(numbers), self.chain_depth) if self.chain_depth > 0 else random, []
+        for link in range(self._longest):
+            which, strength, sign = numbers[:, 1 + 3 * link : 4 + 3 * link].T
+            kinds, magnitudes = _chosen(space, which, (strength * self.severity).astype(np.int64), sign)
+            steps.append((np.where(link < depths, kinds, 0), magnitudes))  # 0 changes nothing
+        chains = original.repeat(self.mixture_width, 1, 1, 1)
+        chains = _policies().change(chains, steps, self.interpolation, self.fill)
         found = _policies().weighted(original, shares[:, 0])
-        for chain, numbers in enumerate(np.split(draws[:, 1:], self.mixture_width, axis=1), 1):
-            changed = original.clone()
-            random = 1 + (3 * numbers[:, 0]).astype(np.int64)
-            depths = np.full(len(draws), self.chain_depth) if self.chain_depth > 0 else random
-            for link in range(self._longest):
-                which, strength, sign = numbers[:, 1 + 3 * link : 4 + 3 * link].T
-                names, magnitudes = _chosen(space, which, (strength * self.severity).astype(np.int64), sign)
-                names = [name if link < end else "Identity" for name, end in zip(names, depths, strict=True)]
-                changed = _policies().change(changed, names, magnitudes, self.interpolation, self.fill)
-            found += _policies().weighted(changed, shares[:, chain])
+        for part, share in zip(chains.view(self.mixture_width, *images.shape).unbind(0), shares.T[1:], strict=True):
+            found += _policies().weighted(part, share)
         return found
 
 
-def _chosen(space: Space, which: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Return the names and magnitudes of changes that are chosen by random numbers, each [n] in [0, 1).
+def _chosen(space: Space, which: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> Step:
+    """Return changes that are chosen by random numbers, each [n] in [0, 1).
 
     Args:
         strength: int64 [n].
     """
-    every = list(space)
-    names = [every[int(number * len(every))] for number in which]
-    found = np.zeros(len(names))
-    for place, name in enumerate(names):
-        magnitudes, signed = space[name]
-        if magnitudes is not None:
-            found[place] = magnitudes[strength[place]] * (-1 if signed and sign[place] < 0.5 else 1)
-    return names, found
+    return _policies().chosen(space, (which * len(space)).astype(np.int64), strength, sign < 0.5)
 
 
 def _policies() -> ModuleType:
-    """Return the functions of policies, which need torchvision."""
-    return with_torch().transforms.with_torchvision()
+    """Return the functions of policies, which need torch."""
+    return with_torch().policies

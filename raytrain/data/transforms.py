@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 
 from raytrain import order
+from raytrain.data import policies
 from raytrain.data.augment import Augment
 from raytrain.data.buffers import Memory
-from raytrain.data.geometry import centre
+from raytrain.data.colour import erase
+from raytrain.data.geometry import centre, inside, on, padded, windows
+from raytrain.data.twister import Streams
 
 DRAWS = 5
 """Random numbers of an image: two for the place of the crop, two for its size, one for the flip."""
@@ -18,6 +19,10 @@ _POLICY, _ERASE, _MIX = 1 << 32, 2 << 32, 3 << 32
 """Purposes of a sample's key; larger than the ranks and rounds in which other keys end."""
 _KEPT = 1 << 18
 """Values of normalised images from which their memory is kept for the next batch."""
+_BINS = 31
+"""Strengths of a policy's changes."""
+_CACHED = 1 << 18
+"""Values of images that are mixed at a time on a CPU, whose cache they fit."""
 
 
 def crop_and_flip(
@@ -37,17 +42,19 @@ def crop_and_flip(
     if augment.crop == "center":
         images = center_crop(images, side)
     elif augment.crop == "random":
-        images = _random_crop(augment, images, side, draws, fill or 0)
+        wide = padded(images, augment.padding, "constant", fill or 0)
+        images = windows(wide, draws, *((side, side) if side else images.shape[2:]))
     else:
         images = _random_resized_crop(augment, images, side, draws, blended=fill is None)
     if augment.flip:
-        flips = torch.from_numpy(draws[:, 4] < augment.flip).to(images.device)
-        images = torch.where(flips[:, None, None, None], images.flip(-1), images)
+        flips = on((draws[:, 4] < augment.flip)[:, None, None, None], images)
+        images = torch.where(flips, images.flip(-1), images)
     return images
 
 
 def apply_policy(augment: Augment, images: torch.Tensor, seed: int, epoch: int, ids: np.ndarray) -> torch.Tensor:
-    """Return the images as the policy changes them.
+    """Return the images as the policy changes them: with the random numbers that torchvision's policies would draw if
+    torch's CPU generator was seeded for each sample.
 
     Args:
         images: [n, c, h, w], uint8 or floats on that scale; this function does not change them.
@@ -58,30 +65,47 @@ def apply_policy(augment: Augment, images: torch.Tensor, seed: int, epoch: int, 
     """
     if augment.policy == "none":
         return images
+    streams = Streams(order.keys(seed, epoch, ids, _POLICY) >> np.uint64(1))
+    steps = []
     if augment.policy == "randaugment":
-        policy = with_torchvision().v2.RandAugment(augment.policy_ops, augment.policy_magnitude)
+        space = policies.rand_augment_space(_BINS, *images.shape[2:])
+        strengths = np.full(len(ids), augment.policy_magnitude)
+        steps = [_drawn(streams, space, strengths) for _ in range(augment.policy_ops)]
     else:
-        policy = with_torchvision().v2.TrivialAugmentWide()
+        steps = [_drawn(streams, policies.trivial_augment_space(_BINS), None)]
     images = images.round().to(torch.uint8) if images.is_floating_point() else images
-    changed = torch.empty_like(images)
-    for place in _seeded(seed, epoch, ids, _POLICY):
-        changed[place] = policy(images[place])
-    return changed
+    return policies.change(images, steps, "nearest", 0.0)
 
 
 def apply_erase(augment: Augment, images: torch.Tensor, seed: int, epoch: int, ids: np.ndarray) -> None:
-    """Erase a rectangle of some of the normalised images, in place."""
+    """Erase a rectangle of some of the normalised images, in place: as torchvision's RandomErasing would if torch's CPU
+    generator was seeded for each sample."""
     if not augment.erase:
         return
-    erase = with_torchvision().v2.RandomErasing(augment.erase, inplace=True)
-    for place in _seeded(seed, epoch, ids, _ERASE):
-        erase(images[place])
+    streams = Streams(order.keys(seed, epoch, ids, _ERASE) >> np.uint64(1))
+    boxes, open_ = np.zeros((len(ids), 4), np.int64), np.flatnonzero(streams.floats() < augment.erase)
+    (height, width), (low, high) = images.shape[2:], torch.tensor((0.3, 3.3)).log().numpy()
+    for _ in range(10):
+        if not len(open_):
+            break
+        least, most = np.float32(0.02), np.float32(0.33)
+        area = height * width * _spread(streams.floats(open_), least, most).astype(np.float64)
+        # torch's exp, whose last bit may differ from numpy's.
+        ratio = torch.from_numpy(_spread(streams.floats(open_), low, high)).exp().numpy().astype(np.float64)
+        tall, wide = np.rint(np.sqrt(area * ratio)).astype(np.int64), np.rint(np.sqrt(area / ratio)).astype(np.int64)
+        fits = (tall < height) & (wide < width)
+        rows, tall, wide = open_[fits], tall[fits], wide[fits]
+        top = streams.integers(height - tall + 1, rows)
+        boxes[rows] = np.stack([top, streams.integers(width - wide + 1, rows), tall, wide], axis=1)
+        open_ = open_[~fits]
+    erase(images, boxes, 0.0)
 
 
 def mix_pairs(
     augment: Augment, images: torch.Tensor, labels: torch.Tensor, classes: int, seed: int, epoch: int, ids: np.ndarray
 ) -> torch.Tensor | None:
-    """Mix the normalised images 2k and 2k + 1, in place.
+    """Mix the normalised images 2k and 2k + 1, in place: as torchvision's MixUp and CutMix would if torch's generator
+    was seeded for each pair.
 
     Args:
         images: float32 [n, c, h, w], n even.
@@ -92,35 +116,77 @@ def mix_pairs(
     """
     if not augment.mixes:
         return None
-    mixers = [
-        mixer(alpha=alpha, num_classes=classes)
-        for mixer, alpha in (
-            (with_torchvision().v2.MixUp, augment.mixup),
-            (with_torchvision().v2.CutMix, augment.cutmix),
-        )
-        if alpha > 0
-    ]
-    mix = with_torchvision().v2.RandomChoice(mixers) if len(mixers) > 1 else mixers[0]
-    targets = images.new_empty((len(images), classes))
-    for place in _seeded(seed, epoch, ids[::2], _MIX):
-        pair = slice(2 * place, 2 * place + 2)
-        images[pair], targets[pair] = mix(images[pair], labels[pair])
-    return targets
+    pairs, (height, width) = len(ids) // 2, images.shape[2:]
+    streams = Streams(order.keys(seed, epoch, ids[::2], _MIX) >> np.uint64(1))
+    blend = streams.firsts() if augment.mixup and augment.cutmix else np.full(pairs, augment.mixup > 0)
+    own = np.empty(pairs)
+    boxes = np.zeros((pairs, 4), np.int64)
+    for rows, alpha in ((np.flatnonzero(blend), augment.mixup), (np.flatnonzero(~blend), augment.cutmix)):
+        if len(rows):
+            own[rows] = streams.betas(alpha, rows)
+    cut = np.flatnonzero(~blend)
+    if len(cut):
+        x, y = streams.integers(width, cut), streams.integers(height, cut)
+        half = 0.5 * np.sqrt(1 - own[cut])
+        across, down = (half * width).astype(np.int64), (half * height).astype(np.int64)
+        left, top = np.maximum(x - across, 0), np.maximum(y - down, 0)
+        wide, tall = np.minimum(x + across, width) - left, np.minimum(y + down, height) - top
+        own[cut] = 1 - wide * tall / (width * height)
+        boxes[cut] = np.stack([top, left, tall, wide], axis=1)
+    shares = np.stack([own, 1 - own]).astype(np.float32).reshape(2, pairs, 1, 1, 1, 1)
+    targets = labels.new_zeros((len(labels), classes), dtype=torch.float32).scatter_(1, labels[:, None], 1)
+    _mix(images, blend, shares, boxes)
+    targets = targets.view(pairs, 2, classes)
+    return _blended(targets, targets.flip(1), shares[..., 0, 0]).view(len(labels), classes)
 
 
-def _random_crop(
-    augment: Augment, images: torch.Tensor, side: int | None, draws: np.ndarray, fill: int
-) -> torch.Tensor:
-    padded = torch.nn.functional.pad(images, [augment.padding] * 4, value=fill)
-    n, channels, height, width = padded.shape
-    out_h, out_w = (side, side) if side else images.shape[2:]
-    top = torch.from_numpy((draws[:, 0] * (height - out_h + 1)).astype(np.int64)).to(images.device)
-    left = torch.from_numpy((draws[:, 1] * (width - out_w + 1)).astype(np.int64)).to(images.device)
-    rows = top[:, None] + torch.arange(out_h, device=images.device)
-    columns = left[:, None] + torch.arange(out_w, device=images.device)
-    each = torch.arange(n, device=images.device)[:, None, None, None]
-    channel = torch.arange(channels, device=images.device)[None, :, None, None]
-    return padded[each, channel, rows[:, None, :, None], columns[:, None, None, :]]
+def _drawn(streams: Streams, space: policies.Space, strengths: np.ndarray | None) -> policies.Step:
+    """Return a change of each image, drawn as torchvision does it: a kind, a strength if none is given, and a sign,
+    each only where it matters."""
+    which = (streams.integers(len(space)) - 1) % len(space)  # torchvision's first one is Identity, here the last
+    scaled = np.array([every is not None for every, _ in space.values()])[which]
+    signed = np.array([sign for _, sign in space.values()])[which]
+    if strengths is None:
+        strengths = np.zeros(len(which), np.int64)
+        strengths[scaled] = streams.integers(_BINS, np.flatnonzero(scaled))
+    minus = np.zeros(len(which), bool)
+    minus[signed] = streams.floats(np.flatnonzero(signed)) <= 0.5
+    return policies.chosen(space, which, strengths, minus)
+
+
+def _spread(draws: np.ndarray, low: np.float32, high: np.float32) -> np.ndarray:
+    """Return random numbers spread over a range as torch's `uniform_` does it, float32."""
+    return (draws * float(high - low) + float(low)).astype(np.float32)
+
+
+def _mix(images: torch.Tensor, blend: np.ndarray, shares: np.ndarray, boxes: np.ndarray) -> None:
+    """Blend some pairs of images, and swap a box of the others.
+
+    Args:
+        images: [2 n, c, h, w], changed in place.
+        blend: bool [n].
+        shares: float32 [2, n, 1, 1, 1, 1], of an image and of the other of its pair.
+        boxes: int64 [n, 4], each (top, left, height, width).
+    """
+    pairs = images.unflatten(0, (len(blend), 2))
+    size = max(1, _CACHED // pairs[:1].numel()) if images.device.type == "cpu" else len(pairs)
+    for start in range(0, len(pairs), max(1, size)):
+        part = slice(start, start + size)
+        chosen, values = blend[part], pairs if size >= len(pairs) else pairs[part]
+        other = mixed = values.flip(1)
+        if not chosen.all():
+            mixed = torch.where(inside(boxes[part], values).unsqueeze(1), other, values)
+        if chosen.any():
+            blended = _blended(values, other, shares[:, part])
+            which = on(chosen.reshape(-1, 1, 1, 1, 1), values)
+            mixed = blended if chosen.all() else torch.where(which, blended, mixed)
+        values.copy_(mixed)
+
+
+def _blended(values: torch.Tensor, other: torch.Tensor, shares: np.ndarray) -> torch.Tensor:
+    """Return pairs, [n, 2, ...], blended with the other of each pair, which is changed in place."""
+    own, rest = on(shares, values).unbind(0)
+    return other.mul_(rest).add_(values * own)
 
 
 def _random_resized_crop(
@@ -146,23 +212,6 @@ def _random_resized_crop(
         values, grid.to(values.dtype), mode=mode, padding_mode="border", align_corners=False
     )
     return found if blended else found.to(images.dtype)
-
-
-def _seeded(seed: int, epoch: int, ids: np.ndarray, purpose: int) -> Iterator[int]:
-    """Yield the place of each sample, with torch's CPU generator seeded for it, and restore the generator at the end.
-    torchvision's transforms draw from the CPU generator on any device."""
-    with torch.random.fork_rng(devices=[]):
-        for place, sample in enumerate(ids.tolist()):
-            torch.default_generator.manual_seed(order.key(seed, epoch, sample, purpose) >> 1)
-            yield place
-
-
-def with_torchvision():
-    """Return the module `policies`, imported late: it needs torchvision, which takes 2 s to import, and only policies,
-    erasing and mixing need it."""
-    from raytrain.data import policies
-
-    return policies
 
 
 def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:

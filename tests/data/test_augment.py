@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from raytrain import order
@@ -278,3 +280,52 @@ def test_normalise_is_torchvisions_on_scaled_floats(
 def test_values_out_of_range_are_refused(field: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"{field} = .*, in Augment; give"):
         replace(Augment(), field, value)
+
+
+# The same, image by image with torchvision's transforms and torch's generator
+
+
+def seeded(ids: np.ndarray, purpose: int) -> Iterator[int]:
+    with torch.random.fork_rng(devices=[]):
+        for place, sample in enumerate(ids.tolist()):
+            torch.default_generator.manual_seed(order.key(5, 2, sample, purpose << 32) >> 1)
+            yield place
+
+
+@pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28), (3, 90)])
+@pytest.mark.parametrize("augment", [Augment(policy="randaugment", policy_ops=3), Augment(policy="trivialaugment")])
+def test_policies_are_torchvisions_image_by_image(augment: Augment, channels: int, side: int) -> None:
+    batch, ids = images(60, channels, side, side + 3), np.arange(60) * 3
+    batch[:30] = v2.functional.gaussian_blur(batch[:30], [9, 9])
+    batch[4] = 77
+    policy = v2.RandAugment(3) if augment.policy == "randaugment" else v2.TrivialAugmentWide()
+    expected = torch.stack([policy(batch[place]) for place in seeded(ids, 1)])
+    assert torch.equal(apply_policy(augment, batch, 5, 2, ids), expected)
+
+
+@pytest.mark.parametrize("side", [9, 32, 100])
+def test_erasing_is_torchvisions_image_by_image(side: int) -> None:
+    batch, ids = torch.rand(120, 3, side, side + 2), np.arange(120)
+    expected, erasing = batch.clone(), v2.RandomErasing(0.6, inplace=True)
+    for place in seeded(ids, 2):
+        erasing(expected[place])
+    apply_erase(Augment(erase=0.6), batch, 5, 2, ids)
+    assert torch.equal(batch, expected)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.2, 0.0), (0.0, 1.0), (1.3, 0.4)])
+@pytest.mark.parametrize("side", [12, 300])
+def test_mixing_is_torchvisions_pair_by_pair(mixup: float, cutmix: float, side: int) -> None:
+    n = 128 if side < 100 else 8
+    batch, labels, ids = torch.randn(n, 3, side, side + 1), torch.arange(n) % 7, np.arange(n)
+    mixers = [m(alpha=a, num_classes=7) for m, a in ((v2.MixUp, mixup), (v2.CutMix, cutmix)) if a]
+    expected, targets = batch.clone(), torch.empty(n, 7)
+    for place in seeded(ids[::2], 3):
+        pair = slice(2 * place, 2 * place + 2)
+        mix = v2.RandomChoice(mixers) if len(mixers) > 1 else mixers[0]
+        expected[pair], targets[pair] = mix(batch[pair], labels[pair])
+    for layout in (torch.contiguous_format, torch.channels_last):
+        found = batch.contiguous(memory_format=layout).clone()
+        shares = mix_pairs(Augment(mixup=mixup, cutmix=cutmix), found, labels, 7, 5, 2, ids)
+        assert shares is not None and torch.equal(found, expected) and torch.equal(shares, targets)
+        assert found.is_contiguous(memory_format=layout)

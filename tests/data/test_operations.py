@@ -210,6 +210,10 @@ def test_colour_jitter_is_torchvisions_functions_in_the_drawn_order() -> None:
     assert len(orders) > 10
 
 
+def step(name: str, magnitude: float, n: int) -> policies.Step:
+    return np.full(n, policies.KINDS.index(name)), np.full(n, magnitude)
+
+
 def test_policies_are_torchvisions_functions() -> None:
     values = images(8, 3, 20, 24)
     spaces = (
@@ -225,12 +229,14 @@ def test_policies_are_torchvisions_functions() -> None:
         for name, (magnitudes, signed) in space.items():
             expected, theirs_signed = known[name][0](bins, 20, 24), known[name][1]
             assert signed == theirs_signed and (magnitudes is None) == (expected is None)
-            for magnitude in () if magnitudes is None else (magnitudes[0], magnitudes[3], magnitudes[-1]):
-                assert magnitude in [float(one) for one in expected]
-            magnitude = 0.0 if magnitudes is None else magnitudes[5]
-            found = policies.change(values.clone(), [name] * 8, np.full(8, magnitude), "nearest", 0.0)
-            other = their()._apply_image_or_video_transform
-            assert torch.equal(found, torch.stack([other(one, name, magnitude, "nearest", {}) for one in values])), name
+            for magnitude in magnitudes or [0.0]:
+                assert magnitudes is None or magnitude in [float(one) for one in expected]
+                for signed in (magnitude, -magnitude) if theirs_signed else (magnitude,):
+                    for each in (values, values[:, :1]):
+                        found = policies.change(each, [step(name, signed, 8)], "nearest", 0.0)
+                        other = their()._apply_image_or_video_transform
+                        expected_ = [other(one, name, signed, "nearest", {}) for one in each]
+                        assert torch.equal(found, torch.stack(expected_)), (name, signed)
 
 
 def raytrain_v2() -> Any:
@@ -296,10 +302,10 @@ def test_policies_move_masks_as_torchvision_does(dtype: torch.dtype) -> None:
                 expected = F.affine_mask(masks, **{**affine, "translate": move})
             else:
                 expected = F.rotate_mask(masks, magnitude, fill=[float(fill)]) if name == "Rotate" else masks
-            found = policies.change_masks(masks.clone(), [name] * 6, np.full(6, magnitude), fill)
+            found = policies.change_masks(masks.clone(), [step(name, magnitude, 6)], fill)
             assert found.dtype == dtype and torch.equal(found, expected), (name, magnitude)
     large = torch.full((1, 1, 20, 24), 2**60 + 1)  # torchvision would round it
-    found = policies.change_masks(large, ["Rotate"], np.array([30.0]), -(2**60) - 1)
+    found = policies.change_masks(large, [step("Rotate", 30.0, 1)], -(2**60) - 1)
     assert set(found.unique().tolist()) == {2**60 + 1, -(2**60) - 1}
 
 
@@ -309,15 +315,15 @@ def test_policies_move_each_mask_with_its_image(operation: Operation) -> None:
     steps = []
     with pytest.MonkeyPatch.context() as patch:
         real = policies.change
-        patch.setattr(policies, "change", lambda *given: steps.append(given[1:3]) or real(*given))
+        patch.setattr(policies, "change", lambda *given: steps.extend(given[1]) or real(*given))
         operation.apply(values.clone(), numbers, None)
     found, moved = operation.apply_to_masks(values.clone(), numbers, None, 0), 0
     for place, (mask, value) in enumerate(zip(found, values, strict=True)):
         image = value[None]
-        for names, magnitudes in steps:
-            if names[place] in MOVED:
+        for kinds, magnitudes in steps:
+            if policies.KINDS[kinds[place]] in MOVED:
                 moved += 1
-                image = policies.change(image, [names[place]], magnitudes[[place]], "nearest", 0.0)
+                image = policies.change(image, [(kinds[[place]], magnitudes[[place]])], "nearest", 0.0)
         assert torch.equal(mask, image[0])
         alone = operation.apply_to_masks(value[None].clone(), numbers[[place]], None, 0)
         assert torch.equal(alone[0], mask)

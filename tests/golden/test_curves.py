@@ -39,9 +39,9 @@ def train(ranks: Ranks, name: str, folder: Path) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 def test_losses_are_those_of_an_earlier_version(ranks: Ranks, tmp_path: Path, name: str) -> None:
     wanted, found = np.array(json.loads(CURVES.read_text())[name]), train(ranks, name, tmp_path)
-    usual = 1e-2 if name in ("bf16", "fp16") else 1e-4  # CPUs with and without such instructions round at other places
-    # Without fp16 instructions the difference grows: up to 0.05 after step 40.
-    for part, most in ((slice(40), usual), (slice(40, None), 0.1 if name == "fp16" else usual)):
+    # CPUs with and without instructions for bf16 and fp16 round at other places, and the difference grows: up to 0.05.
+    early, late = (1e-2, 0.1) if name in ("bf16", "fp16") else (1e-4, 1e-4)
+    for part, most in ((slice(25), early), (slice(25, None), late)):
         np.testing.assert_allclose(found[part], wanted[part], rtol=most, atol=most, equal_nan=False)
 
 
