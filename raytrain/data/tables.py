@@ -97,13 +97,15 @@ def _schema(root: str) -> pa.Schema:
 def _columns(root: str, names: list[str], strings: list[str], coded: list[str]) -> pa.Table:
     if _name(root).endswith(_ARROW):
         return _mapped(root, _stamp(root)).select(names)
+    known = _schema(root) if _name(root).endswith((*_PARQUET, *_CSV)) else ()
+    texts = {field.name for field in known if pa.types.is_string(field.type)}
+    few = [name for name in coded if name in texts]  # as numbers, many rows of them take a fraction of the memory
     if _name(root).endswith(_PARQUET):
-        return parquet.ParquetFile(byte_files.opened(root), pre_buffer=byte_files.is_url(root)).read(columns=names)
+        source = byte_files.opened(root)
+        return parquet.ParquetFile(source, read_dictionary=few, pre_buffer=byte_files.is_url(root)).read(names)
     source = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else root
     if _name(root).endswith(_CSV):
-        types = {name: pa.string() for name in strings}
-        known = _schema(root)  # few different texts of many rows: as numbers they take a fraction of the memory
-        types |= {one: _CODES for one in coded if one in strings or pa.types.is_string(known.field(one).type)}
+        types = dict.fromkeys(strings, pa.string()) | dict.fromkeys([*few, *({*coded} & {*strings})], _CODES)
         convert = csv.ConvertOptions(include_columns=names, column_types=types)
         return csv.read_csv(source, parse_options=_delimiter(root), convert_options=convert)
     return arrow_json.read_json(source).select(names)
