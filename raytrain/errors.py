@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def one_line(text: str, limit: int = 600) -> str:
     text = " ".join(_ESCAPES.sub("", text).split())
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= limit else f"{text[: limit * 2 // 3]} ... {text[-limit // 3 :]}"
+
+
+def command(*words: object) -> str:
+    """Return a command of raytrain for a message, with words quoted for a shell: "`raytrain resume 'my run'`"."""
+    return f"`{shlex.join(['raytrain', *map(str, words)])}`"
 
 
 def listed(names: Iterable[object], limit: int = 8) -> str:
@@ -134,7 +140,7 @@ def not_writable(path: Path | str, reason: str) -> UserError:
 
 
 def name_taken(run: Path | str) -> UserError:
-    return UserError("a run of that name exists", run, f"use another --name, or go on with `raytrain resume {run}`")
+    return UserError("a run of that name exists", run, f"use another --name, or go on with {command('resume', run)}")
 
 
 def not_a_sweep(path: Path | str) -> UserError:

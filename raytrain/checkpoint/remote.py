@@ -188,7 +188,7 @@ def left_behind(path: Path) -> str:
         return f"{url}: {silent.error()}; the last checkpoint may be missing" if silent.silence else ""
     return (
         f"{here} could not be uploaded to {url} and is kept in {kept}; once storage answers, "
-        f"`raytrain resume {url}` on this machine goes on from it"
+        f"{errors.command('resume', url)} on this machine goes on from it"
     )
 
 

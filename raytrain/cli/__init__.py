@@ -84,10 +84,10 @@ def _after(what: str, failed: RunFailed) -> str:
     if what == "sweep" and failed.edit:
         return f"correct {near(failed.edit)} and start a new sweep"
     if what == "sweep":
-        return f"go on with `raytrain sweep {where}`"
+        return f"go on with {errors.command('sweep', where)}"
     if failed.edit:
         return f"correct {near(failed.edit)}, then {advice(failed.run)}"
-    return f"go on with `raytrain resume {where}`"
+    return f"go on with {errors.command('resume', where)}"
 
 
 def _command(arguments: list[str]) -> int:

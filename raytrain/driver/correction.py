@@ -94,11 +94,13 @@ class Correction:
             flags = " ".join(f"--{path} {_shown(new[path])}" for path in found if may_change(path))
             how = f"give {flags} as well" if all(map(may_change, found)) else "put back what the run began with"
             what = f"the file has other values than the run's copy of it: {told}"
-            raise errors.UserError(what, self.file, f"{how}, or train a new run with `raytrain train {self.file}`")
+            raise errors.UserError(
+                what, self.file, f"{how}, or train a new run with {errors.command('train', self.file)}"
+            )
 
     def refused(self, what: str, where: str) -> errors.UserError:
         """Return the error for new code that the run cannot take."""
-        how = f"keep that as it was, or train a new run with `raytrain train {self.file}`"
+        how = f"keep that as it was, or train a new run with {errors.command('train', self.file)}"
         return errors.UserError(what, where, how)
 
     def note(self) -> str:

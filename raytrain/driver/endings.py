@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from pathlib import Path
 
+from raytrain import errors
 from raytrain.checkpoint import location
 from raytrain.run import copies
 
@@ -18,8 +18,8 @@ def advice(path: Path) -> str:
     """
     found = copies.read(path)
     file = found.experiment.origin if found and found.experiment else "FILE"
-    command = ["raytrain", "resume", location.url_of(path) or near(str(path)), "--experiment", near(file)]
-    return f"go on with `{shlex.join(command)}`"
+    run = location.url_of(path) or near(str(path))
+    return f"go on with {errors.command('resume', run, '--experiment', near(file))}"
 
 
 def near(file: str) -> str:

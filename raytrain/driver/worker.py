@@ -243,7 +243,9 @@ def _watched(
             if not watchdog.ended.wait(_END_SECONDS):
                 _in_time(ray.shutdown, _END_SECONDS)
                 where = there.url if there else job.run
-                end_now(f"error: the run failed: {errors.one_line(line)}; go on with `raytrain resume {where}`", 1)
+                end_now(
+                    f"error: the run failed: {errors.one_line(line)}; go on with {errors.command('resume', where)}", 1
+                )
 
     seconds = job.experiment.scaling.hang_seconds
     if not job.watched or not seconds:

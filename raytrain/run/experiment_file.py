@@ -66,7 +66,7 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         meant = [*hints.files(path, [Path("experiments")], "*.py", assigns="experiment"), *runs]
         sweeps = hints.files(path, [Path("experiments")], "*.py", assigns="sweep")
         if sweeps and not meant:
-            how = f"{sweeps[0]} holds a sweep: `raytrain sweep {sweeps[0]}` runs it"
+            how = f"{sweeps[0]} holds a sweep: {errors.command('sweep', sweeps[0])} runs it"
             raise errors.UserError("no such experiment file", path, how)
         raise errors.no_such_file(path, "experiment file", meant[:4])
     if path.suffix == ".json":
@@ -77,7 +77,7 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
     found = getattr(module, "experiment", None)
     if found is None and type(getattr(module, "sweep", None)).__name__ == "Sweep":
         raise errors.UserError(
-            "this file defines a sweep and no experiment", path, f"run it with `raytrain sweep {path}`"
+            "this file defines a sweep and no experiment", path, f"run it with {errors.command('sweep', path)}"
         )
     if not isinstance(found, Experiment):
         raise not_an_experiment(

@@ -143,7 +143,7 @@ class Run:
             raise errors.UserError(
                 "a sweep keeps the weights of its best trial alone, or of the best --keep N",
                 self.path,
-                f"train this one again with `raytrain train {self.path}/experiment.json`",
+                f"train this one again with {errors.command('train', self.path / 'experiment.json')}",
             )
         if found is None:
             raise errors.UserError(
@@ -188,7 +188,7 @@ def no_way_back(run: Path | str, why: str) -> errors.UserError:
         f"the run has no checkpoint to go on from: {why}",
         run,
         "put metrics.jsonl and checkpoints back from a copy, or train again with "
-        f"`raytrain train {run}/experiment.json`",
+        + errors.command("train", f"{run}/experiment.json"),
     )
 
 

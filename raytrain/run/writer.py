@@ -161,7 +161,8 @@ class CheckpointWriter:
                 raise errors.UserError(
                     f"the end of the run cannot be uploaded: {_reason(error)}",
                     there.url,
-                    f"it is in {self.run} on {socket.gethostname()}: `raytrain resume {there.url}` there uploads it",
+                    f"it is in {self.run} on {socket.gethostname()}: "
+                    f"{errors.command('resume', there.url)} there uploads it",
                 ) from error
 
     def resume(self, name: str | None, step: int, best: dict[str, Any]) -> None:

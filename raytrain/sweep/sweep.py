@@ -335,7 +335,9 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
         others = hints.files(named, [Path("experiments")], "*.py", assigns="experiment")
         if others and not meant:
             raise errors.UserError(
-                "no such sweep file", path, f"{others[0]} holds an experiment: `raytrain train {others[0]}` trains it"
+                "no such sweep file",
+                path,
+                f"{others[0]} holds an experiment: {errors.command('train', others[0])} trains it",
             )
         raise errors.no_such_file(path, "sweep file", meant[:4])
     if path.suffix == ".json":
@@ -353,7 +355,7 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
     found = getattr(module, "sweep", None)
     if not isinstance(found, Sweep) and isinstance(getattr(module, "experiment", None), Experiment):
         raise errors.UserError(
-            "this file defines an experiment and no sweep", path, f"run it with `raytrain train {path}`"
+            "this file defines an experiment and no sweep", path, f"run it with {errors.command('train', path)}"
         )
     if not isinstance(found, Sweep):
         raise _holds_no_sweep(

@@ -38,7 +38,7 @@ class SweepRun:
     @property
     def answer(self) -> dict[str, Any]:
         """All of `sweep.json`: `status`, `best` (a trial's number), `front`, `trials` with their figures."""
-        return needed_json(self.path / "sweep.json", f"`raytrain sweep {self.path}` writes it again")
+        return needed_json(self.path / "sweep.json", f"{errors.command('sweep', self.path)} writes it again")
 
     @property
     def trials(self) -> list[dict[str, Any]]:

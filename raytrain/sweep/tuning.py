@@ -18,7 +18,7 @@ from ray.tune.search import Searcher
 from raytrain.data.reader import Part
 from raytrain.driver import reading
 from raytrain.driver.interrupts import Interrupts
-from raytrain.driver.ray_internals import ray_train, tune_usage
+from raytrain.driver.ray_internals import ray_train, tune_start
 from raytrain.driver.room import why_no_room
 from raytrain.driver.sizing import reading_threads
 from raytrain.driver.skipped import write_skipped
@@ -257,7 +257,8 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
         notes: takes what the user's callbacks make worth saying.
     """
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    tune_usage.count_no_callbacks()
+    tune_start.count_no_callbacks()
+    tune_start.quote_python()
     s = trials.sweep
     scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
     trials.replay()

@@ -52,7 +52,7 @@ def folds(arguments: list[str]) -> tuple[Path, Sweep, Options, Path | None] | No
         return sweep(arguments)
     if take(arguments[1:], f"--{AXIS}")[0]:
         raise errors.UserError(
-            f"--{AXIS} is what the command varies", "", f"leave it out, or use `raytrain train {path}`"
+            f"--{AXIS} is what the command varies", "", f"leave it out, or use {errors.command('train', path)}"
         )
     value, source = load_experiment(path)
     value, arguments = take_strategy(value, arguments)

@@ -1,0 +1,37 @@
+"""The actors of Tune start with any path of Python."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+from ray.tune.execution import class_cache
+
+from raytrain.driver.ray_internals.tune_start import quote_python
+
+
+class Trainable:
+    pass
+
+
+def environment_of_actor() -> dict[str, object]:
+    return class_cache._ActorClassCache().get(Trainable)._default_options["runtime_env"]
+
+
+@pytest.mark.parametrize("path", ["/opt/my env/bin/python", "/opt/it's/bin/python"])
+def test_path_of_python_that_a_shell_would_cut_is_quoted(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(class_cache._ActorClassCache, "get", class_cache._ActorClassCache.get)
+    before = environment_of_actor()
+    monkeypatch.setattr(sys, "executable", path)
+    quote_python()
+    found = environment_of_actor()
+    assert shlex.split(str(found["py_executable"])) == [path]
+    assert found["env_vars"] == before["env_vars"], "what Tune passes on itself"
+
+
+def test_plain_path_of_python_is_left_to_tune(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = class_cache._ActorClassCache.get
+    monkeypatch.setattr(sys, "executable", "/opt/env/bin/python3.11")
+    quote_python()
+    assert class_cache._ActorClassCache.get is own and "py_executable" not in environment_of_actor()
