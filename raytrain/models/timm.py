@@ -58,7 +58,8 @@ class Timm(Model):
 
     def check_weights(self, module: nn.Module) -> Fit | None:
         """As the base class, but for weights that `load` is to download."""
-        return None if self.weights == "hub" else super().check_weights(module)
+        missing = self.weights == "hub" and _modules().cached_file(self.name) is None
+        return None if missing else super().check_weights(module)
 
     def weights_head(self, module: nn.Module) -> tuple[str, ...]:
         """Return timm's names of the head."""
@@ -69,8 +70,10 @@ class Timm(Model):
         return {} if self.weights == "none" else _modules().input_of(self.name)
 
     def notes(self) -> list[str]:
-        """Say that `cached` weights are missing, and how to get them."""
-        if self.weights == "cached" and _modules().cached_file(self.name) is None:
+        """Say that weights are missing, and how to get them or that they are downloaded."""
+        if self.weights in ("cached", "hub") and _modules().cached_file(self.name) is None:
+            if self.weights == "hub":
+                return [f"timm's weights of {self.name} are downloaded before training starts"]
             return [
                 f"no pretrained weights for {self.name} in the caches of the Hugging Face hub and of torch: it starts "
                 "from random weights. Get them with --model.weights hub (timm downloads them), or give a file"

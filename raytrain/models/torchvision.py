@@ -58,14 +58,16 @@ class Torchvision(Model):
 
     def check_weights(self, module: nn.Module) -> Fit | None:
         """As the base class, but for weights that `load` is to download."""
-        return None if self.weights == "hub" else super().check_weights(module)
+        return None if self.weights == "hub" and self._cached() is None else super().check_weights(module)
 
     def weights_head(self, module: nn.Module) -> tuple[str, ...]:
         """Return the layer that was replaced."""
         return (_modules().head(module)[0],)
 
     def notes(self) -> list[str]:
-        """Say that `cached` weights are missing, and how to get them."""
+        """Say that weights are missing, and how to get them or that they are downloaded."""
+        if self.weights == "hub" and self._cached() is None:
+            return [f"torchvision's weights of {self.name} are downloaded to {self._cache()} before training starts"]
         if self.weights == "cached" and self._cached() is None:
             return [
                 f"no pretrained weights for {self.name} in {self._cache()}: it starts from random weights. "

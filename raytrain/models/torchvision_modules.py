@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.hub import load_state_dict_from_url
 from torchvision import models
@@ -52,9 +54,9 @@ def download(name: str) -> dict[str, Any]:
     try:
         return load_state_dict_from_url(url, progress=False, check_hash=True, weights_only=True)
     except Exception as error:
-        raise errors.UserError(
-            f"the download failed: {error!s}", url, "check the network, or put the file in place by hand"
-        ) from None
+        place = Path(torch.hub.get_dir(), "checkpoints")
+        how = f"check the network, put the file into {place}, or start from random weights with --model.weights none"
+        raise errors.UserError(f"the download failed: {error!s}", url, how) from None
 
 
 def weights_url(name: str) -> str:

@@ -18,7 +18,7 @@ _SIZES = (32, 64, 96, 128, 160, 192, 224, 256)
 _LOOKED_AT = 32
 _UNEVEN = 1.5
 """Ratio of the largest to the smallest class above which weights are suggested."""
-_WEIGHTS = "# The weights are torchvision's, downloaded once. Without them: --model.weights none --optimizer.lr 0.05"
+_WEIGHTS = "# The weights are torchvision's, downloaded once. Without them: --model.weights none"
 """Pretrained weights: from nothing, a few hundred photographs teach a ResNet little."""
 
 

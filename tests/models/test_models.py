@@ -275,7 +275,12 @@ def test_missing_cached_weights_are_a_note(
     model = Torchvision(name="squeezenet1_1", weights="cached")
     (note,) = model.notes()
     assert note.startswith(f"no pretrained weights for squeezenet1_1 in {tmp_path}/hub/checkpoints: it starts from")
-    assert "--model.weights hub" in note and Torchvision().notes() == Torchvision(weights="hub").notes() == []
+    assert "--model.weights hub" in note and Torchvision().notes() == []
+    hub = Torchvision(name="squeezenet1_1", weights="hub")
+    assert hub.notes() == [
+        f"torchvision's weights of squeezenet1_1 are downloaded to {tmp_path}/hub/checkpoints before training starts"
+    ]
+    assert hub.check_weights(squeezenet(5)) is None
     module, before = squeezenet(5), squeezenet(5).state_dict()
     model.check_weights(module)
     model.load(module)
@@ -283,6 +288,7 @@ def test_missing_cached_weights_are_a_note(
     folder = tmp_path / "hub" / "checkpoints"
     folder.mkdir(parents=True)
     save(pretrained.state_dict(), folder / "squeezenet1_1-b8a52dc0.pth")
-    assert model.notes() == []
+    assert model.notes() == hub.notes() == []
+    assert hub.check_weights(squeezenet(5)) is not None, "they are looked at in the plan"
     model.load(module)
     assert torch.equal(module.state_dict()["features.0.weight"], pretrained.state_dict()["features.0.weight"])
