@@ -234,6 +234,7 @@ def _tidy(run: Run, session: Session, report: Report | None, observer: Logger) -
 def _keep_traceback(path: Path) -> None:
     """Write the traceback of the error that is being handled, if storage takes it."""
     with contextlib.suppress(OSError):
+        (path / "logs").mkdir(exist_ok=True)
         write_atomically(path / "logs" / "driver.log", traceback.format_exc())
 
 

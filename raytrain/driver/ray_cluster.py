@@ -30,15 +30,23 @@ def start_here(folders: dict[str, Any], verbose: bool) -> None:
     Args:
         folders: arguments of `ray.init` that name folders.
         verbose: show Ray's own messages.
+
+    Raises:
+        TimeoutError: it is not there in Ray's 30 s.
     """
-    ray.init(
-        address="local",
-        num_cpus=int(machine.local_resources().cpus),
-        include_dashboard=False,
-        **folders,
-        log_to_driver=verbose,
-        logging_level=logging.INFO if verbose else logging.ERROR,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=int(machine.local_resources().cpus),
+            include_dashboard=False,
+            **folders,
+            log_to_driver=verbose,
+            logging_level=logging.INFO if verbose else logging.ERROR,
+        )
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        raise TimeoutError("Ray did not start within 30 s; wait until other processes need fewer CPUs") from error
 
 
 def connect(address: str, verbose: bool) -> None:

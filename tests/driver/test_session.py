@@ -16,7 +16,7 @@ import pytest
 from helpers.commands import DIGITS, fails
 
 from raytrain import errors
-from raytrain.driver import credentials, session
+from raytrain.driver import credentials, fit, ray_cluster, session
 
 TOKEN = "5ecret" * 8
 
@@ -140,3 +140,17 @@ def test_the_logs_of_a_run_are_what_a_person_reads(tmp_path: Path, monkeypatch: 
         assert {path.name for path in logs.iterdir()} - {"ray"} == {"rank_0.log", "workers.jsonl"}
     text = (logs / "ray" / "raylet.out").read_bytes()
     assert len(text) < (1 << 20) + 100 and text.endswith(b"the node ran out of memory\n")
+
+
+def test_busy_machine_on_which_ray_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def late(**_: Any) -> None:
+        raise Exception("The current node timed out during startup. This could happen because some of the raylet ...")
+
+    monkeypatch.setattr("ray.init", late)
+    with pytest.raises(TimeoutError, match="Ray did not start within 30 s; wait until other processes need fewer CPUs"):
+        ray_cluster.start_here({}, verbose=False)
+    try:
+        ray_cluster.start_here({}, verbose=False)
+    except TimeoutError:
+        fit._keep_traceback(tmp_path)
+    assert "timed out during startup" in (tmp_path / "logs" / "driver.log").read_text(), "the line names this folder"
