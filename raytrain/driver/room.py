@@ -48,9 +48,9 @@ def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, wor
         if node["Alive"] and (cpus := node["Resources"].get("CPU", 0.0)):
             own, left = cpus_per_worker * workers.get(node["NodeID"], 0), free.get(node["NodeID"], 0.0)
             held = f"{own:g} held by this run's workers, " if own else ""
-            other = f"{max(0.0, cpus - own - left):g} by tasks that read and by other jobs"
+            other = f"{max(0.0, cpus - own - left):g} held by tasks that read or by other jobs"
             found.append(f"{node['NodeManagerHostname']} has {cpus:g} CPUs, {held}{other}")
-    return f"no CPU for Ray Data, which reads the samples, for {seconds:g} s: {'; '.join(found[:4])}"
+    return f"Ray Data has read no samples for {seconds:g} s: {'; '.join(found[:4])}"
 
 
 def why_no_room(scaling: Scaling) -> str:

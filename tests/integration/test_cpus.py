@@ -84,8 +84,8 @@ def test_run_says_that_another_job_holds_its_cpus(tmp_path: Path, experiments: P
             assert other.stdout and other.stdout.readline() == "held\n"
             _wait_for(lambda: notes.is_file() and notes.read_text().endswith("\n"))
             said = notes.read_text()
-            assert said.startswith("no CPU for Ray Data, which reads the samples, for 30 s: "), said
-            assert "has 2 CPUs, 1 held by this run's workers, 1 by tasks that read and by other jobs" in said
+            assert said.startswith("Ray Data has read no samples for 30 s: "), said
+            assert "has 2 CPUs, 1 held by this run's workers, 1 held by tasks that read or by other jobs" in said
             stalled = metrics.read_text().count("\n")
             other.communicate()
             _wait_for(lambda: metrics.read_text().count("\n") > stalled + 20)
