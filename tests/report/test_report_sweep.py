@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from raytrain import UserError
 from raytrain.loggers import RunInfo
-from raytrain.report import sweep
+from raytrain.report import sweep, sweep_page
 from raytrain.report.coordinates import ABSENT, height_of
 from raytrain.report.importance import LEAST_TRIALS, explained, importance
 from raytrain.report.plots import learning_curves, parallel_coordinates, pareto
@@ -332,6 +333,37 @@ def test_curves_are_those_of_the_objective_and_say_how_trials_ended(tmp_path: Pa
     assert [x for x, _ in learning.curves("val_f1", "seconds")[0][1]] == [1.5, 3.0, 4.5]
     figure = learning_curves.draw(results, learning, "epoch")
     assert figure is not None and "stopped early" in {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_the_page_shows_what_the_pictures_show(tmp_path: Path) -> None:
+    goals = [*ACCURACY, {"name": "peak_memory_bytes", "mode": "min"}]
+    axes = [
+        {"class": "m:Grid", "path": "precision", "values": ["fp32", "bf16"]},
+        {"class": "m:Grid", "path": "batch_size", "values": [32, 64, 128]},
+        {"class": "m:Uniform", "path": "momentum", "low": 0.5, "high": 1.0, "when": ["precision", "fp32"]},
+    ]
+    trials = []
+    for n in range(12):
+        values = {"precision": ["fp32", "bf16"][n % 2], "batch_size": 32 * 2 ** (n // 2 % 3)}
+        accuracy = 0.5 + 0.1 * (n % 2) + n / 1000
+        record = trial(n, values | ({} if n % 2 else {"momentum": 0.5 + n / 30}), accuracy)
+        trials.append(
+            record | {"objective": [accuracy, 2.0**20 * (400 - n)], "status": ["completed", "stopped"][n % 2]}
+        )
+    content = answer(trials, axes, objectives=goals)
+    page = sweep_page.whole(saved(tmp_path / "s", content), content)
+    lines = re.findall(r'<path class="curve (?:s\d|c1)" d="M([^"]*)"><title>trial (\d+): ', page)
+    places = {int(number): [float(one.split()[0]) for one in line.split("L")] for line, number in lines}
+    assert sorted(places) == list(range(12)) and len({tuple(one) for one in places.values()}) == 1, "one place an axis"
+    at = {int(number): line.split("L")[0] for line, number in lines}
+    assert len({at[n] for n in range(0, 12, 2)}) == 1 != len({at[0], at[1]}), "equal values are at one place"
+    for said in ("absent", "val_accuracy as trials ended", "memory, MiB by batch_size", "val_accuracy and memory, MiB"):
+        assert said in page
+    assert "Which axes matter for val_accuracy" in page and "main effects between groups of trials" in page
+    assert page.count("M0 6H32") >= 2 and "Triangles: stopped by the scheduler" in page
+    for record in trials:
+        record["values"].pop("momentum", None)
+    assert "analysis of variance of a full factorial" in sweep_page.whole(tmp_path / "s", answer(trials, axes[:2]))
 
 
 # What is read of sweep.json
@@ -742,6 +774,7 @@ def test_no_foreign_figures_break_the_pictures(tmp_path: Path, seed: int) -> Non
         metrics = "".join(json.dumps(row) + "\n" for row in rows)
         (path / "trials" / f"{record['number']:04d}" / "metrics.jsonl").write_text(metrics)
     sweep.write_csv(path, content)
+    assert "<svg" in sweep_page.whole(path, content)
     written = write_plots(path, content)
     assert len(written) >= 5
     for picture in written:
