@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from raytrain.report.html import safe, scroll, table
+from raytrain.report.html import pages, safe, scroll
 from raytrain.report.scatter import Point, scatter
 from raytrain.report.sweep_table import Column, laid_out, title_of
 from raytrain.report.trials import Axis, Configuration, Results, Spread, cut, figure, number, text
@@ -84,9 +84,9 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, sorted(numbers)[:_MOST_NAMED])) + more
 
 
-def section(results: Results, most: int) -> str:
-    """Return the HTML of the configurations: the verdicts, the spread of the repeats, and a table of at most so many;
-    nothing of a sweep without repeats."""
+def section(results: Results, most: int, size: int) -> str:
+    """Return the HTML of the configurations: the verdicts, the spread of the repeats, and a table of at most so many,
+    in parts of `size`; nothing of a sweep without repeats."""
     rows, body = results.configurations[:most], []
     if not rows:
         return ""
@@ -99,7 +99,7 @@ def section(results: Results, most: int) -> str:
     caption = f"Configurations, the best first{f' ({left:,} more are in sweep.json)' if left else ''}"
     heads = ("configuration", *(axis.name for axis in _varied(results)), "repeats", *names)
     lines = "\n".join(verdicts(results))
-    return scroll("Comparison", f"<pre>{safe(lines)}</pre>") + _spreads(results) + table(caption, heads, body)
+    return scroll("Comparison", f"<pre>{safe(lines)}</pre>") + _spreads(results) + pages(caption, heads, body, size)
 
 
 def _cells(name: str, spread: Spread) -> tuple[str, str, str]:

@@ -49,12 +49,16 @@ nav{display:flex;flex-wrap:wrap;gap:.25rem 1rem}
 .figures div{background:var(--panel);border-radius:.4rem;padding:.5rem .75rem}
 .figures dt{color:var(--muted);font-size:.85rem}.figures dd{margin:0;font-weight:600}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,27rem),1fr));gap:1rem;align-items:start}
+figure+.charts{margin-top:1rem}
 figure{margin:0;background:var(--panel);border-radius:.4rem;padding:.75rem;min-width:0}
 svg{display:block;width:100%;height:auto}
 svg text{fill:var(--muted);font:12px system-ui,sans-serif}
 svg .rule{stroke:var(--muted);stroke-width:1.5;stroke-dasharray:5 4;fill:none}
 svg .dots{fill:none;stroke-width:4.5;stroke-linecap:round;stroke-opacity:.55}svg .pale{fill-opacity:.45}
 svg .grid{stroke:var(--line);stroke-width:1}svg .curve{fill:none;stroke-width:2;stroke-linejoin:round}
+svg .thin{stroke-width:1.2;stroke-opacity:.75}svg .bar{stroke:var(--c0);stroke-width:9;stroke-opacity:.3}
+svg .upright{stroke:var(--muted);stroke-width:1.3;fill:none}svg .faint{fill:var(--line)}
+svg .name{fill:var(--ink);font-weight:600}svg .over{paint-order:stroke;stroke:var(--panel);stroke-width:4px}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin:.25rem 0;padding:0;font-size:.9rem}
 .legend svg{display:inline-block;width:2rem;height:.75rem;vertical-align:middle;margin-right:.4rem}
 details{margin:.5rem 0}summary{cursor:pointer;color:var(--link)}
@@ -100,6 +104,7 @@ def page(title: str, body: str) -> str:
     light = _colours(LIGHT, CURVES_LIGHT)
     dark = _colours(DARK, CURVES_DARK)
     curves = "".join(f".c{n}{{stroke:var(--c{n})}}svg .d{n}{{fill:var(--c{n})}}" for n in range(len(CURVES_LIGHT)))
+    curves += "".join(f".s{n}{{stroke:color-mix(in oklab,var(--link) {16 + 12 * n}%,var(--line))}}" for n in range(8))
     # The policy forbids scripts and requests, should an escape ever be missing.
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -162,6 +167,17 @@ def table(
     )
     whole = f"<table><caption>{safe(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
     return scroll(caption, f"{whole}</table>")
+
+
+def pages(
+    caption: str, names: Sequence[str], rows: Sequence[Sequence[Any]], size: int, right: Collection[int] = ()
+) -> str:
+    """Return a table of at most `size` rows, and the following ones in tables that are shown when they are opened."""
+    found = table(caption, names, rows[:size], right=right)
+    for first in range(size, len(rows), size):
+        title = f"Rows {first + 1:,} to {min(first + size, len(rows)):,} of {len(rows):,}"
+        found += details(title, table(title, names, rows[first : first + size], right=right))
+    return found
 
 
 def figures(values: Mapping[str, str]) -> str:

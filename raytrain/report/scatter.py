@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raytrain.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, grid
-from raytrain.report.html import CURVES_LIGHT, cell, details, safe, table
+from raytrain.report.html import cell, details, safe, table
 from raytrain.report.trials import cut
+from raytrain.sweep.compare import Mean
 
 _TITLED, _MOST_NAMES, _LOG_RATIO = 200, 6, 30
 
@@ -20,12 +21,14 @@ class Point:
         x, y: finite numbers.
         name: what it is, for the table.
         marked: draw it large, in another colour.
+        ring: draw it as a ring.
     """
 
     x: float
     y: float
     name: str
     marked: bool = False
+    ring: bool = False
 
 
 def scatter(
@@ -40,6 +43,8 @@ def scatter(
     log: bool = False,
     what: str = "name",
     note: str = "",
+    bars: Sequence[tuple[float, Mean]] = (),
+    data: str = "",
 ) -> str:
     """Return a plot as a figure; an empty text without points.
 
@@ -50,6 +55,8 @@ def scatter(
         log: whether the horizontal axis is logarithmic, where its values are positive and far apart.
         what: the head of the names' column in the table.
         note: a line below the plot.
+        bars: means with their intervals, at places of the horizontal axis.
+        data: what is listed in place of all points.
     """
     if not points:
         return ""
@@ -67,15 +74,26 @@ def scatter(
     if steps:
         line = "L".join(f"{across(left):g} {up(value):g}" for left, value in steps)
         drawn.append(f'<path class="curve c1" d="M{line}"/>')
-    drawn += _dots(points, across, up)
+    drawn += [*_bars(bars, across, up), *_dots(points, across, up)]
     label = f"{title}: {y} by {x}, {len(points):,} points"
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{safe(label)}">{"".join(drawn)}</svg>'
-    rows = [(point.name, names[int(point.x)] if names else point.x, point.y) for point in points]
+    if not data:
+        rows = [(point.name, names[int(point.x)] if names else point.x, point.y) for point in points]
+        data = table(title, (what, x, y), rows, exact=True)
     said = f"<p class='muted'>{safe(note)}</p>" if note else ""
-    return (
-        f"<figure><h3>{safe(title)}</h3>{svg}{said}"
-        f"{details('Data', table(title, (what, x, y), rows, exact=True))}</figure>\n"
-    )
+    return f"<figure><h3>{safe(title)}</h3>{svg}{said}{details('Data', data)}</figure>\n"
+
+
+def _bars(bars: Sequence[tuple[float, Mean]], across: Scale, up: Scale) -> list[str]:
+    """Return means with their intervals, as far as they lie in the plot."""
+    found = []
+    for at, mean in bars:
+        x = across(at)
+        if mean.low is not None and mean.high is not None:
+            low, high = up(max(up.low, mean.low)), up(min(up.high, mean.high))
+            found.append(f'<path class="bar" d="M{x} {low}V{high}"/>')
+        found.append(f'<path class="curve c0" d="M{x - 9:g} {up(mean.mean)}h18"/>')
+    return found
 
 
 def _across(points: Sequence[Point], names: Sequence[str], log: bool) -> Scale:
@@ -94,15 +112,15 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _dots(points: Sequence[Point], across: Scale, up: Scale) -> list[str]:
-    plain, found = [point for point in points if not point.marked], []
+    plain, found = [point for point in points if not point.marked and not point.ring], []
     if len(plain) > _TITLED:  # one path is small
         line = "".join(f"M{across(point.x):g} {up(point.y):g}h0" for point in plain)
         found.append(f'<path class="dots c0" d="{line}"/>')
         plain = []
-    for point in [*plain, *(point for point in points if point.marked)]:
-        colour, radius = (1, 6) if point.marked else (0, 3.5)
+    for point in [*plain, *(point for point in points if point.marked or point.ring)]:
+        kind, radius = ("d1", 6) if point.marked else ("curve c1", 5) if point.ring else ("d0", 3.5)
         found.append(
-            f'<circle class="d{colour % len(CURVES_LIGHT)}" cx="{across(point.x):g}" cy="{up(point.y):g}" r="{radius}">'
+            f'<circle class="{kind}" cx="{across(point.x):g}" cy="{up(point.y):g}" r="{radius}">'
             f"<title>{safe(point.name)}: {cell(point.y)}</title></circle>"
         )
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,16 +9,18 @@ from typing import Any
 
 from raytrain import errors
 from raytrain.checkpoint import location
-from raytrain.report import configurations, folds, precision_and_batch, sweep_table
+from raytrain.report import configurations, folds, precision_and_batch, sweep_charts, sweep_table
 from raytrain.report.console import clock
-from raytrain.report.html import figures, navigation, page, public, safe, scroll, section, table
+from raytrain.report.html import figures, navigation, page, pages, public, safe, scroll, section, table
 from raytrain.report.run_curves import Rows, charts
-from raytrain.report.scatter import Point, scatter
-from raytrain.report.trials import UNITS, Axis, Results, Trial, cut, figure, number, text
+from raytrain.report.sweep_figures import Learning
+from raytrain.report.trials import UNITS, Results, Trial, cut, figure, text
 from raytrain.run.run import Run
 from raytrain.tools.output import write_file
 
-_MOST_TRIALS, _MOST_AXES, _MOST_CURVES, _MOST_TEXT = 500, 12, 6, 200
+_MOST_TRIALS, _MOST_CURVES, _PAGE, _MOST_TEXT = 1000, 6, 100, 200
+_MOST_LETTERS = 60_000
+"""The letters of a column, over all trials."""
 _FIGURES = ("seconds", "samples_per_second", "peak_memory_bytes")
 
 
@@ -52,14 +53,17 @@ def whole(path: Path, answer: dict[str, Any]) -> str:
     counts = {word: f"{count:,}" for word, count in results.counted().items()}
     took = {} if results.seconds is None else {"time": clock(results.seconds)}
     ranked = results.ranked()[:_MOST_TRIALS]
-    plots = _objectives(results, ranked) + _parameters(results, ranked)
-    lines, repeated = "\n".join(folds.lines(path, answer)), configurations.section(results, _MOST_TRIALS)
+    drawn = sweep_charts.in_mebibytes(results)
+    goals = sweep_charts.objectives(drawn, Learning.read(results, path))
+    across, along = sweep_charts.coordinates(drawn), sweep_charts.parameters(drawn)
+    lines, repeated = "\n".join(folds.lines(path, answer)), configurations.section(results, _MOST_TRIALS, _PAGE)
     answers = "\n".join(precision_and_batch.lines(answer))
     parts = [
         *([("answer", "Answer", scroll("Answer", f"<pre>{safe(answers)}</pre>"))] if answers else []),
         *([("folds", "Folds", scroll("Folds", f"<pre>{safe(lines)}</pre>"))] if lines else []),
         *([("configurations", "Configurations", repeated)] if repeated else []),
-        *([("results", "Objective and parameters", f'<div class="charts">{plots}</div>')] if plots else []),
+        *([("objectives", "Objectives", f'<div class="charts">{goals}</div>')] if goals else []),
+        *([("parameters", "Parameters", f'{across}<div class="charts">{along}</div>')] if across or along else []),
         *([("best", "Best trial", _best(path, results))] if results.best is not None else []),
         ("trials", "Trials", _trials(results, ranked)),
         *([("curves", "Curves of the best trials", found)] if (found := _curves(path, ranked)) else []),
@@ -67,58 +71,6 @@ def whole(path: Path, answer: dict[str, Any]) -> str:
     head = f"<h1>{safe(path.absolute().name)}</h1>{outcome}{navigation(parts)}"
     head += figures({"trials": f"{len(results.trials):,}", **counts, **took})
     return page(f"{path.absolute().name}: {results.status}", head + "".join(section(*part) for part in parts))
-
-
-def _objectives(results: Results, ranked: Sequence[Trial]) -> str:
-    """Return the objectives over the trials, with the best so far; and two objectives over each other."""
-    found, counted = "", sorted((trial for trial in ranked if trial.counts), key=lambda trial: trial.number)
-    for place, objective in enumerate(results.objectives):
-        pairs = [(trial, trial.objective[place]) for trial in counted if place < len(trial.objective)]
-        known = [(trial, value) for trial, value in pairs if value is not None]
-        points = [
-            Point(trial.number, value, f"trial {trial.number}", trial.number in results.marked)
-            for trial, value in known
-        ]
-        steps, best = list[tuple[float, float]](), None
-        for trial, value in known:
-            before, pick = best, max if objective.highest_is_best else min
-            best = value if before is None else pick(before, value)
-            steps += [*([(float(trial.number), before)] if before is not None else []), (float(trial.number), best)]
-        note = f"Line: the best so far; the {'highest' if objective.highest_is_best else 'lowest'} is the best."
-        title = f"{objective.name} over trials"
-        found += scatter(title, "trial", objective.name, points, steps=steps, what="which", note=note)
-    for a, b in itertools.combinations(range(len(results.objectives)), 2):
-        first, second = results.objectives[a].name, results.objectives[b].name
-        both = [(trial, trial.objective[a], trial.objective[b]) for trial in counted if b < len(trial.objective)]
-        points = [
-            Point(x, y, f"trial {trial.number}", trial.number in results.marked)
-            for trial, x, y in both
-            if x is not None and y is not None
-        ]
-        title = "Both objectives" if len(results.objectives) == 2 else f"{first} and {second}"
-        found += scatter(title, first, second, points, what="which", note="Large: the Pareto front.")
-    return found
-
-
-def _parameters(results: Results, ranked: Sequence[Trial]) -> str:
-    """Return the first objective over the values of each axis."""
-    goal, found = results.objectives[0].name, ""
-    for axis in results.axes[:_MOST_AXES]:
-        points = [point for trial in ranked if (point := _point(axis, trial, trial.number in results.marked))]
-        if len({point.x for point in points}) > 1:
-            names = axis.levels or ()
-            found += scatter(f"{goal} by {axis.name}", axis.name, goal, points, names=names, log=axis.log, what="which")
-    return found
-
-
-def _point(axis: Axis, trial: Trial, marked: bool) -> Point | None:
-    value = trial.values.get(axis.path)
-    at = number(value) if axis.levels is None else None
-    if axis.levels is not None and axis.path in trial.values:
-        at = float(axis.levels.index(text(value)))
-    if at is None or trial.goal is None or not trial.counts:
-        return None
-    return Point(at, trial.goal, f"trial {trial.number}", marked)
 
 
 def _best(path: Path, results: Results) -> str:
@@ -139,7 +91,7 @@ def _best(path: Path, results: Results) -> str:
 def _trials(results: Results, ranked: Sequence[Trial]) -> str:
     names = [objective.name for objective in results.objectives]
     shown = [name for name in _FIGURES if name not in names]
-    rows = []
+    rows, most = [], min(_MOST_TEXT, _MOST_LETTERS // max(1, len(ranked)))
     for trial in ranked:
         goals = (*trial.objective, *[None] * len(names))[: len(names)]
         rows.append(
@@ -147,10 +99,10 @@ def _trials(results: Results, ranked: Sequence[Trial]) -> str:
                 f"{trial.number}{' (best)' if trial.number == results.best else ''}",
                 trial.word,
                 *(figure(name, value) for name, value in zip(names, goals, strict=True)),
-                *(_text(trial.values.get(axis.path)) for axis in results.axes),
+                *(_text(trial.values.get(axis.path), most) for axis in results.axes),
                 trial.done[0],
                 *(figure(name, getattr(trial, name)) for name in shown),
-                cut("; ".join([*(f"not {one}" for one in trial.violates), *filter(None, [trial.error])]), _MOST_TEXT),
+                cut("; ".join([*(f"not {one}" for one in trial.violates), *filter(None, [trial.error])]), most),
             )
         )
     heads = ("trial", "status", *names, *(axis.name for axis in results.axes), "done")
@@ -161,9 +113,8 @@ def _trials(results: Results, ranked: Sequence[Trial]) -> str:
     if not any(trial.error or trial.violates for trial in ranked):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
     left = len(results.trials) - len(ranked)
-    return table(
-        f"Trials, the best first{f' ({left:,} more are in trials.csv)' if left else ''}", heads, rows, right=numeric
-    )
+    more = f" ({left:,} more are in trials.csv)" if left else ""
+    return pages(f"Trials, the best first{more}", heads, rows, _PAGE, right=numeric)
 
 
 def _is_number(text: str) -> bool:
@@ -174,9 +125,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, most: int = _MOST_TEXT) -> str:
     """Return a value of an axis for a table."""
-    return "-" if value is None else cut(text(value, 6), _MOST_TEXT)
+    return "-" if value is None else cut(text(value, 6), most)
 
 
 def _curves(path: Path, ranked: Sequence[Trial]) -> str:

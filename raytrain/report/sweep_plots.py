@@ -1,4 +1,4 @@
-"""A sweep in four pictures: which values led where, which axes mattered, accuracy against time, and what it costs."""
+"""A sweep in pictures: which values led where, which axes mattered, how the search went, and what results cost."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from raytrain import errors
-from raytrain.report.plots import accuracy_time, importance, parallel_coordinates, pareto
+from raytrain.report.plots import history, importance, learning_curves, parallel_coordinates, pareto, slices
+from raytrain.report.sweep_figures import Learning
 from raytrain.report.trials import Results
 from raytrain.tools.output import write_file
 
 
 def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
-    """Draw `plots/parallel_coordinates.png`, `importance.png`, `accuracy_time.png` and `pareto.png`. One that fewer
-    than two trials have the figures for, or that has nothing to say, is left out, and its file of an earlier call
-    removed.
+    """Draw `plots/parallel_coordinates.png`, `importance.png`, `slices.png`, `history.png`, `learning_curves.png`,
+    `accuracy_time.png` and `pareto.png`. One that fewer than two trials have the figures for, or that has nothing to
+    say, is left out, and its file of an earlier call removed.
 
     Args:
         path: the sweep's directory; `trials/<number>/metrics.jsonl` below it holds the trials' epochs.
@@ -32,10 +33,14 @@ def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
         UserError: they cannot be written.
     """
     results, folder = Results.of(answer), path / "plots"
+    learning = Learning.read(results, path)
     drawings: dict[str, Callable[[], Figure | None]] = {
         "parallel_coordinates.png": lambda: parallel_coordinates.draw(results),
         "importance.png": lambda: importance.draw(results),
-        "accuracy_time.png": lambda: accuracy_time.draw(results, path),
+        "slices.png": lambda: slices.draw(results),
+        "history.png": lambda: history.draw(results),
+        "learning_curves.png": lambda: learning_curves.draw(results, learning, learning.unit),
+        "accuracy_time.png": lambda: learning_curves.draw(results, learning, "seconds"),
         "pareto.png": lambda: pareto.draw(results),
     }
     try:

@@ -146,6 +146,28 @@ def t_quantile(inside: float, freedom: float) -> float:
     return (low + high) / 2
 
 
+@lru_cache
+def f_quantile(below: float, above: float, under: float) -> float:
+    """Return the value below which the F distribution has the probability `below`, in (0, 1).
+
+    Args:
+        above: degrees of freedom of the numerator.
+        under: degrees of freedom of the denominator.
+    """
+
+    def outside(f: float) -> float:
+        whole = under + above * f
+        return _beta(under / 2, above / 2, under / whole, above * f / whole)
+
+    low, high = 0.0, 1.0
+    while outside(high) > 1 - below:
+        low, high = high, 2 * high
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if outside(middle) > 1 - below else (low, middle)
+    return (low + high) / 2
+
+
 def _variance(values: Sequence[float]) -> float:
     """Return the sample variance, exactly 0 for equal values."""
     return statistics.variance(values) if len({*values}) > 1 else 0.0

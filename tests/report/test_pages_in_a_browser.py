@@ -44,6 +44,8 @@ def sweep_answer(trials: int = 12) -> dict[str, Any]:
     random, records = np.random.default_rng(0), []
     for number in range(trials):
         values = {"optimizer.lr": float(10 ** random.uniform(-4, 0)), "data.augment": HOSTILE if number % 2 else "none"}
+        if number % 2 == 0:
+            values["optimizer.momentum"] = float(random.random())
         figures = {"val_accuracy": float(random.random()), "seconds": 3.5, "samples_per_second": 1234.5}
         ended = {"status": "completed", "objective": [figures["val_accuracy"]], "epochs": 2, "of_epochs": 2}
         records.append({"number": number, "values": values, **figures, **ended})
@@ -57,6 +59,13 @@ def sweep_answer(trials: int = 12) -> dict[str, Any]:
     axes = [
         {"class": "raytrain:LogUniform", "path": "optimizer.lr", "low": 1e-4, "high": 1.0},
         {"class": "raytrain:Choice", "path": "data.augment", "values": ["none", HOSTILE]},
+        {
+            "class": "raytrain:Uniform",
+            "path": "optimizer.momentum",
+            "low": 0,
+            "high": 1,
+            "when": ["data.augment", "none"],
+        },
     ]
     goals = [{"name": "val_accuracy", "mode": "max"}]
     answer = {"status": "completed", "trials": records, "objectives": goals, "sweep": {"axes": axes}, "seconds": 50.0}
@@ -182,4 +191,6 @@ def test_the_largest_pages_are_below_5_mb_and_fit(
         page.goto((tmp_path / f"{number}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.close()
+    rows = Page(texts[2])
+    assert "Rows 901 to 1,000 of 1,000" in "".join(rows.texts) and "more are in trials.csv" not in texts[2]
     assert "metric_63_of_many" in texts[0] and "more metrics are in metrics.jsonl" in texts[0]

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,20 @@ from rich.console import Console
 
 from raytrain import UserError
 from raytrain.loggers import RunInfo
-from raytrain.report import sweep
-from raytrain.report.importance import LEAST_TRIALS, importance
-from raytrain.report.plots import pareto
+from raytrain.report import sweep, sweep_page
+from raytrain.report.coordinates import ABSENT, height_of
+from raytrain.report.importance import LEAST_TRIALS, explained, importance
+from raytrain.report.plots import learning_curves, parallel_coordinates, pareto
+from raytrain.report.sweep_figures import Learning, history, slices, steps
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import Known, Results
 from raytrain.sweep.front import pareto_front
 
-PLOTS = ["parallel_coordinates.png", "importance.png", "accuracy_time.png", "pareto.png"]
+PLOTS = [
+    *("parallel_coordinates.png", "importance.png", "slices.png", "history.png"),
+    *("learning_curves.png", "accuracy_time.png", "pareto.png"),
+]
+OF_VALUES = ["parallel_coordinates.png", "slices.png", "history.png"]
 HOSTILE = "[red]x[/red]\x1b[2J\r\n\x00\u202e$\\frac{$ _☃名\ud800 a,b;\"'" + "long " * 40
 ACCURACY = [{"name": "val_accuracy", "mode": "max"}]
 
@@ -195,6 +202,168 @@ def test_nothing_is_claimed_from_too_little() -> None:
     same, missing, fine = ["one"] * len(enough), [None] * len(enough), enough
     found = importance([names, same, missing, fine], np.array(enough))
     assert found[:3] == [None] * 3 and found[3] is not None and found[3].share == 1
+
+
+def test_the_anova_of_a_factorial_adds_up_and_finds_an_interaction() -> None:
+    """2 a + b + a b over all combinations: 4, 1 and 1 of 6, with eta squared by hand."""
+    a, b, c = (np.tile(np.repeat([-1.0, 1.0], 2**i), 32 // 2**i) for i in range(3))
+    noise = np.random.default_rng(1).standard_normal(64) * 0.05
+    columns = [a.tolist(), ["xy"[int(x > 0)] for x in b], c.tolist(), ["same"] * 64]
+    found = explained(columns, 2 * a + b + a * b + noise)
+    assert found.factorial and found.shares[3] is None
+    shares = [share.share for share in found.shares if share]
+    assert shares == pytest.approx([4 / 6, 1 / 6, 0.0], abs=0.01)
+    assert found.pairs[0, 1].share == pytest.approx(1 / 6, abs=0.01)
+    assert found.pairs[0, 1].share > found.pairs[0, 1].chance
+    assert found.pairs[0, 2].share < 0.01 and set(found.pairs) == {(0, 1), (0, 2), (1, 2)}
+    assert sum(shares) + sum(pair.share for pair in found.pairs.values()) == pytest.approx(1, abs=0.01)
+    one_less = [column[1:] for column in columns]
+    assert not explained(one_less, (2 * a + b)[1:]).factorial, "a combination has fewer trials"
+
+
+def test_eight_trials_of_a_factorial_are_enough_for_the_f_test() -> None:
+    """F is 27 on 1 and 3 degrees of freedom, and 0 on 3 and 3; 95 % of F(1, 3) is 10.128, of F(3, 3) 9.277."""
+    a, b = ["x"] * 4 + ["y"] * 4, [1.0, 2.0, 3.0, 4.0] * 2
+    results = np.array([0.0, 1.0, 0.0, 1.0, 4.0, 3.0, 4.0, 3.0])
+    one, other = explained([a, b], results).shares
+    assert one is not None and other is not None and one.share > one.chance and other.share < other.chance
+    # total 20, a 18, b 0, rest 2 on 3 degrees of freedom
+    assert one.share == pytest.approx((18 - 2 / 3) / (20 + 2 / 3)) and other.share == 0
+    assert one.chance == pytest.approx(2 / 3 * (10.12796 - 1) / (20 + 2 / 3), rel=1e-4)
+    assert other.chance == pytest.approx(3 * 2 / 3 * (9.27663 - 1) / (20 + 2 / 3), rel=1e-4)
+
+
+def test_factorials_of_noise_claim_an_effect_once_in_twenty() -> None:
+    random = np.random.default_rng(3)
+    a, b = np.repeat(np.arange(3.0), 4).tolist(), (np.arange(12) % 4 + 0.0).tolist()
+    found = [explained([a, b], random.standard_normal(12)).shares for _ in range(400)]
+    shares = [[share for one in found if (share := one[place])] for place in (0, 1)]
+    claims = [sum(share.share > share.chance for share in one) for one in shares]
+    assert all(8 <= count <= 34 for count in claims), f"20 of 400 are expected: {claims}"
+
+
+def test_an_axis_that_some_trials_lack_is_compared_among_the_others() -> None:
+    """The optimizer makes all the difference, its momentum none: the axis must not get the optimizer's share."""
+    random = np.random.default_rng(2)
+    sgd = np.arange(60) % 2 == 0
+    momentum = [float(random.random()) if one else None for one in sgd]
+    found = importance([["AB"[int(one)] for one in sgd], momentum], 10.0 * sgd + random.standard_normal(60))
+    assert found[0] is not None and found[0].share > 0.9
+    assert found[1] is not None and found[1].share < 0.02 and found[1].share <= found[1].chance
+
+
+# What the plots show
+
+
+def test_the_history_counts_trials_as_they_end() -> None:
+    records = [trial(n, {}, value, ended=when) for n, value, when in ((0, 0.5, 9.0), (1, 0.7, 3.0), (2, 0.6, 5.0))]
+    records.append(trial(3, {}, status="crashed", ended=4.0))
+    records.append(trial(4, {}, status="running", ended=None))
+    found = history(Results.of(answer(records)), 0)
+    assert [(one.at, one.trial.number, one.best) for one in found] == [(1, 1, 0.7), (3, 2, 0.7), (4, 0, 0.7)]
+    lowest = history(Results.of(answer(records, objectives=[{"name": "val_loss", "mode": "min"}])), 0)
+    assert [one.best for one in lowest] == [0.7, 0.6, 0.5]
+    assert steps(lowest) == [(1.0, 0.7), (3.0, 0.7), (3.0, 0.6), (4.0, 0.6), (4.0, 0.5)]
+    for record in records:
+        record["ended"] = None
+    assert [one.trial.number for one in history(Results.of(answer(records)), 0)] == [0, 1, 2]
+
+
+def test_slices_are_means_with_students_intervals() -> None:
+    axes = [{"path": "precision", "values": ["fp32", "bf16"], "class": "m:Choice"}]
+    values = {"fp32": [0.5, 0.6, 0.7], "bf16": [0.9], None: [0.1]}
+    pairs = [({"precision": name} if name else {}, value) for name, some in values.items() for value in some]
+    results = Results.of(answer([trial(n, *pair) for n, pair in enumerate(pairs)], axes))
+    first, second = slices(results, results.axes[0], 0)
+    half = 4.302653 * 0.1 / math.sqrt(3)  # t of 95 % with 2 degrees of freedom
+    assert (first.at, second.at) == (0.0, 1.0)
+    assert (first.mean.mean, first.mean.low, first.mean.high) == pytest.approx((0.6, 0.6 - half, 0.6 + half))
+    assert (second.mean.n, second.mean.mean, second.mean.high) == (1, 0.9, None)
+
+
+def test_slices_of_many_numbers_are_groups_of_equal_size() -> None:
+    results = Results.of(searched(100, fail=False))
+    found = slices(results, results.axes[0], 0)
+    assert [one.mean.n for one in found] in ([13, 12, 13, 12, 12, 13, 12, 13], [12, 13] * 4, [13, 12] * 4)
+    assert all(one.low <= one.at <= one.high for one in found)
+    assert max(found, key=lambda one: one.mean.mean).low < 0.01 < max(found, key=lambda one: one.mean.mean).high * 3
+
+
+def test_equal_values_are_at_one_place_and_absent_ones_below() -> None:
+    axes = [
+        {"class": "m:Choice", "path": "optimizer", "values": ["SGD", "AdamW"]},
+        {"class": "m:Uniform", "path": "momentum", "low": 0.5, "high": 1.0, "when": ["optimizer", "SGD"]},
+    ]
+    values = [{"optimizer": "SGD", "momentum": 0.75}, {"optimizer": "AdamW"}, {"optimizer": "SGD", "momentum": 1.0}]
+    results = Results.of(answer([trial(n, one, 0.5 + n / 10) for n, one in enumerate(values)], axes))
+    heights = [[height_of(axis, one) for one in results.trials] for axis in results.axes]
+    assert heights == [[0.0, 1.0, 0.0], [0.5, ABSENT, 1.0]]
+    figure = parallel_coordinates.draw(results)
+    assert figure is not None and "absent" in {text.get_text() for text in figure.axes[0].texts}
+
+
+def test_three_objectives_have_a_plane_for_each_pair() -> None:
+    """Trial 2 is on the front for its memory alone: in the other plane it is dominated."""
+    goals = [*ACCURACY, {"name": "seconds", "mode": "min"}, {"name": "peak_memory_bytes", "mode": "min"}]
+    aims = [(0.9, 1.0, 9e8), (0.8, 0.5, 9e8), (0.7, 2.0, 1e8), (0.6, 3.0, 9e8)]
+    trials = [trial(n, {}, aim[0], objective=list(aim)) for n, aim in enumerate(aims)]
+    results = Results.of(answer(trials, objectives=goals))
+    assert results.front == (0, 1, 2)
+    figure = pareto.draw(results)
+    assert figure is not None and [plot.get_title(loc="left") for plot in figure.axes] == [
+        "val_accuracy and seconds",
+        "val_accuracy and memory",
+        "seconds and memory",
+    ]
+    fronts = [sorted(np.asarray(plot.lines[0].get_xdata()).tolist()) for plot in figure.axes]
+    assert fronts == [[0.5, 1.0], [1e8, 9e8], [1e8, 9e8]]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "completed, on the front, dominated in this plane" in labels
+
+
+def test_curves_are_those_of_the_objective_and_say_how_trials_ended(tmp_path: Path) -> None:
+    content = searched(6, fail=False) | {"objectives": [{"name": "val_f1", "mode": "max"}]}
+    content["trials"][1]["status"] = "stopped"
+    path = saved(tmp_path / "s", content)
+    for metrics in path.glob("trials/*/metrics.jsonl"):
+        metrics.write_text(metrics.read_text().replace('"val_accuracy"', '"val_f1"'))
+    learning = Learning.read(results := Results.of(content), path)
+    assert learning.metrics == ("val_f1",) and learning.unit == "epoch"
+    assert [x for x, _ in learning.curves("val_f1", "epoch")[0][1]] == [1, 2, 3]
+    assert [x for x, _ in learning.curves("val_f1", "seconds")[0][1]] == [1.5, 3.0, 4.5]
+    figure = learning_curves.draw(results, learning, "epoch")
+    assert figure is not None and "stopped early" in {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_the_page_shows_what_the_pictures_show(tmp_path: Path) -> None:
+    goals = [*ACCURACY, {"name": "peak_memory_bytes", "mode": "min"}]
+    axes = [
+        {"class": "m:Grid", "path": "precision", "values": ["fp32", "bf16"]},
+        {"class": "m:Grid", "path": "batch_size", "values": [32, 64, 128]},
+        {"class": "m:Uniform", "path": "momentum", "low": 0.5, "high": 1.0, "when": ["precision", "fp32"]},
+    ]
+    trials = []
+    for n in range(12):
+        values = {"precision": ["fp32", "bf16"][n % 2], "batch_size": 32 * 2 ** (n // 2 % 3)}
+        accuracy = 0.5 + 0.1 * (n % 2) + n / 1000
+        record = trial(n, values | ({} if n % 2 else {"momentum": 0.5 + n / 30}), accuracy)
+        trials.append(
+            record | {"objective": [accuracy, 2.0**20 * (400 - n)], "status": ["completed", "stopped"][n % 2]}
+        )
+    content = answer(trials, axes, objectives=goals)
+    page = sweep_page.whole(saved(tmp_path / "s", content), content)
+    lines = re.findall(r'<path class="curve (?:s\d|c1)" d="M([^"]*)"><title>trial (\d+): ', page)
+    places = {int(number): [float(one.split()[0]) for one in line.split("L")] for line, number in lines}
+    assert sorted(places) == list(range(12)) and len({tuple(one) for one in places.values()}) == 1, "one place an axis"
+    at = {int(number): line.split("L")[0] for line, number in lines}
+    assert len({at[n] for n in range(0, 12, 2)}) == 1 != len({at[0], at[1]}), "equal values are at one place"
+    for said in ("absent", "val_accuracy as trials ended", "memory, MiB by batch_size", "val_accuracy and memory, MiB"):
+        assert said in page
+    assert "Which axes matter for val_accuracy" in page and "main effects between groups of trials" in page
+    assert page.count("M0 6H32") >= 2 and "Triangles: stopped by the scheduler" in page
+    for record in trials:
+        record["values"].pop("momentum", None)
+    assert "analysis of variance of a full factorial" in sweep_page.whole(tmp_path / "s", answer(trials, axes[:2]))
 
 
 # What is read of sweep.json
@@ -491,13 +660,13 @@ def test_without_accuracies_the_loss_is_drawn(tmp_path: Path) -> None:
 def test_plot_that_two_trials_cannot_fill_is_left_out(tmp_path: Path) -> None:
     content = searched(4, fail=False)
     path = saved(tmp_path / "s", content)
-    assert len(write_plots(path, content)) == 3
+    assert len(write_plots(path, content)) == 6
     for record in content["trials"]:
         record["samples_per_second"] = None
     for metrics in list(path.glob("trials/*/metrics.jsonl"))[1:]:
         metrics.unlink()
-    assert [file.name for file in write_plots(path, content)] == PLOTS[:1]
-    assert sorted(os.listdir(path / "plots")) == sorted(PLOTS[:1])
+    assert [file.name for file in write_plots(path, content)] == OF_VALUES
+    assert sorted(os.listdir(path / "plots")) == sorted(OF_VALUES)
     assert write_plots(path, content | {"trials": content["trials"][:1]}) == []
     assert not os.listdir(path / "plots")
 
@@ -507,7 +676,7 @@ def test_broken_metrics_of_a_trial_cost_only_its_curve(tmp_path: Path) -> None:
     path = saved(tmp_path / "s", content)
     (path / "trials/0000/metrics.jsonl").write_bytes(b"\xff\xfe not json\n")
     (path / "trials/0001/metrics.jsonl").write_text('[1]\n{"kind": "epoch"}\n{"kind": "epoch", "val_accuracy": "x"}\n')
-    assert len(write_plots(path, content)) == 3
+    assert len(write_plots(path, content)) == 6
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -605,8 +774,9 @@ def test_no_foreign_figures_break_the_pictures(tmp_path: Path, seed: int) -> Non
         metrics = "".join(json.dumps(row) + "\n" for row in rows)
         (path / "trials" / f"{record['number']:04d}" / "metrics.jsonl").write_text(metrics)
     sweep.write_csv(path, content)
+    assert "<svg" in sweep_page.whole(path, content)
     written = write_plots(path, content)
-    assert len(written) == 3
+    assert len(written) >= 5
     for picture in written:
         drawn(picture)
 

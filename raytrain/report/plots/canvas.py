@@ -9,10 +9,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from raytrain.report.trials import cut, plain, text
+from raytrain.report.trials import UNITS, cut, plain, text
 
 # Okabe and Ito's colours, which all can tell apart
 BLUE, RED, GREY, LIGHT, INK = "#0072B2", "#D55E00", "#8c8c8c", "#c8d3dc", "#333333"
+ORANGE, SKY = "#E69F00", "#56B4E9"
 LOG_RATIO = 30
 """Figures that span more are drawn on a logarithmic scale."""
 
@@ -39,6 +40,18 @@ def logarithmic(plot: Axes, which: str) -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=8))
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else text(float(value), 3))
     axis.set_minor_formatter(NullFormatter())
+
+
+def name(plot: Axes, which: str, name: str, more: str = "") -> None:
+    """Name an axis after a figure; memory is counted in MiB."""
+    memory = name == "peak_memory_bytes"
+    words = safe(f"{'peak memory, MiB' if memory else UNITS.get(name, name)}{more}")
+    (plot.set_xlabel if which == "x" else plot.set_ylabel)(words)
+    axis = plot.xaxis if which == "x" else plot.yaxis
+    if memory:
+        axis.set_major_formatter(lambda value, _: f"{value / 2**20:,.5g}")
+    elif axis.get_scale() == "linear":
+        axis.set_major_formatter(lambda value, _: f"{value:,.12g}")
 
 
 def note(figure: Figure, words: str, width: float) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from raytrain.report.importance import LEAST_TRIALS, importance
+from raytrain.report.importance import LEAST_TRIALS, Explained, Share, column, explained
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, INK, LIGHT, safe
-from raytrain.report.trials import Axis, Objective, Results, Trial, number, plain, text
+from raytrain.report.trials import Objective, Results, Trial, plain
 
-_MAIN_EFFECTS = (
+_SAMPLED = (
     "Main effect of each axis (omega squared, numbers in groups of equal size); "
     "| what chance alone would exceed once in 20 times."
 )
+_FACTORIAL = (
+    "Analysis of variance of a full factorial (omega squared); | what noise alone would exceed once in 20 times (F)."
+)
+_MOST_PAIRS = 5
 
 
 def draw(results: Results) -> Figure | None:
@@ -28,29 +31,45 @@ def draw(results: Results) -> Figure | None:
     if len(trials) < 2 or not results.axes:
         return None
     goals = results.objectives[:3]
-    figure = canvas.new_figure(3.4 + 3.8 * len(goals), 1.9 + 0.36 * (len(results.axes) + 1))
+    known = [_known(results, trials, place) for place in range(len(goals))]
+    pairs = _pairs([found for found, _ in known])
+    figure = canvas.new_figure(3.4 + 3.8 * len(goals), 1.9 + 0.36 * (len(results.axes) + len(pairs) + 1))
     plots = figure.subplots(1, len(goals), sharey=True, squeeze=False)[0]
-    order: list[int] | None = None
-    for place, (plot, goal) in enumerate(zip(plots, goals, strict=True)):
-        scores = [trial.objective[place] if place < len(trial.objective) else None for trial in trials]
-        known = [(trial, score) for trial, score in zip(trials, scores, strict=True) if score is not None]
-        values = np.array([score for _, score in known], dtype=np.float64)
-        found = importance([_column(axis, [trial for trial, _ in known]) for axis in results.axes], values)
-        if order is None:
-            order = sorted(range(len(found)), key=lambda i: -(share.share if (share := found[i]) else -1.0))
-        _bars(plot, results.axes, found, order, goal, values)
+    first = known[0][0].shares
+    order = sorted(range(len(first)), key=lambda i: -(share.share if (share := first[i]) else -1.0))
+    for plot, goal, (found, values) in zip(plots, goals, known, strict=True):
+        _bars(plot, [*(found.shares[i] for i in order), *(found.pairs.get(pair) for pair in pairs)], goal, values)
     if not any(plot.patches for plot in plots):
         return None
     rows = [
-        *(safe(canvas.end(plain(results.axes[i].path), 38)) for i in order or []),
-        "the rest: interactions, noise",
+        *(safe(canvas.end(plain(results.axes[i].path), 38)) for i in order),
+        *(safe(canvas.end(f"{results.axes[a].name} × {results.axes[b].name}", 38)) for a, b in pairs),  # noqa: RUF001
+        "the rest: noise" if all(found.pairs for found, _ in known) else "the rest: interactions, noise",
     ]
     plots[0].set_yticks(range(len(rows)))
     plots[0].set_yticklabels(rows, size=9)
     plots[0].invert_yaxis()
-    canvas.note(figure, _MAIN_EFFECTS + _stopped(trials), 16 * figure.get_figwidth())
+    said = _FACTORIAL if all(found.factorial for found, _ in known) else _SAMPLED
+    canvas.note(figure, said + _stopped(trials), 16 * figure.get_figwidth())
     figure.suptitle("Which axes matter", x=0.01, ha="left", weight="bold", size=11)
     return figure
+
+
+def _known(results: Results, trials: Sequence[Trial], place: int) -> tuple[Explained, np.ndarray]:
+    """Return what the axes explain of an objective, and its values."""
+    known = [trial for trial in trials if place < len(trial.objective) and trial.objective[place] is not None]
+    values = np.array([trial.objective[place] for trial in known], dtype=np.float64)
+    return explained([column(axis, known) for axis in results.axes], values), values
+
+
+def _pairs(found: Sequence[Explained]) -> list[tuple[int, int]]:
+    """Return the interactions beyond chance in any objective, the largest ones first."""
+    largest: dict[tuple[int, int], float] = {}
+    for one in found:
+        for pair, share in one.pairs.items():
+            if share.share > share.chance:
+                largest[pair] = max(share.share, largest.get(pair, 0.0))
+    return sorted(largest, key=lambda pair: -largest[pair])[:_MOST_PAIRS]
 
 
 def _stopped(trials: Sequence[Trial]) -> str:
@@ -59,11 +78,8 @@ def _stopped(trials: Sequence[Trial]) -> str:
     return f" {were} stopped early, and what was reached by then counts." if count else ""
 
 
-def _bars(
-    plot: Axes, axes: Sequence[Axis], found: list[Any], order: list[int], goal: Objective, values: np.ndarray
-) -> None:
-    rows = len(axes) + 1
-    shares = [found[i] for i in order]
+def _bars(plot: Axes, shares: Sequence[Share | None], goal: Objective, values: np.ndarray) -> None:
+    rows = len(shares) + 1
     known = [share for share in shares if share is not None]
     plot.set_title(safe(f"{goal.name}, {len(values)} trials"), size=10)
     plot.set_ylim(-0.6, rows - 0.4)
@@ -99,10 +115,3 @@ def _bars(
     plot.set_xlim(0, min(1.0, widest) * 1.3)
     plot.xaxis.set_major_locator(MaxNLocator(4))
     plot.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%" if value <= 1.0 else "")
-
-
-def _column(axis: Axis, trials: Sequence[Trial]) -> list[Any]:
-    """Return the values of an axis as `importance` takes them: numbers, or texts where there is a choice."""
-    if axis.levels is None:
-        return [number(trial.values.get(axis.path)) for trial in trials]
-    return [text(trial.values[axis.path]) if axis.path in trial.values else None for trial in trials]

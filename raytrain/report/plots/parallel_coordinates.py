@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from raytrain.report.coordinates import ABSENT, fraction, goal_axis, height_of, said
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import GREY, INK, RED, safe
-from raytrain.report.trials import WITHOUT_RESULT, WORDS, Axis, Objective, Results, Trial, number, text
-
-_SPREAD = 0.05  # how far lines through one value of an axis lie apart, at most
+from raytrain.report.trials import WITHOUT_RESULT, WORDS, Axis, Objective, Results, Trial
 
 
 def draw(results: Results) -> Figure | None:
@@ -36,7 +34,7 @@ def draw(results: Results) -> Figure | None:
     floors = {status: -0.13 - 0.07 * place for place, status in enumerate(kinds)}
     axes, lines = _lines(results, trials, [*without, *trials], floors)
 
-    low = min(floors.values(), default=0.0) - 0.05
+    low = min([*floors.values(), *lines[~np.isnan(lines)]], default=0.0) - 0.05
     width = min(22.0, 1.75 * len(axes) + 2.2)
     figure = canvas.new_figure(width, max(4.6, width / 3) + 0.25 * len(kinds))
     plot = figure.add_subplot()
@@ -63,7 +61,7 @@ def draw(results: Results) -> Figure | None:
     coloured.set_clim(bottom, top)
     plot.add_collection(coloured)
     for place, axis in enumerate(axes):
-        _vertical(plot, place, axis)
+        _vertical(plot, place, axis, bool((lines[:, place] == ABSENT).any()) and place < len(results.axes))
     for status, height in floors.items():
         count = sum(trial.status == status for trial in without)
         _written(plot, len(axes) - 1 + 0.03, height, f"{WORDS.get(status, status)} ({count})", "left", INK)
@@ -99,20 +97,20 @@ def _lines(
     Returns:
         The axes, and float64 [trials, axes].
     """
-    goals = [_goal_axis(objective, i, trials) for i, objective in enumerate(results.objectives)]
-    heights = [_spread(axis, [_height(axis, trial) for trial in everyone]) for axis in results.axes]
+    goals = [goal_axis(objective, i, trials) for i, objective in enumerate(results.objectives)]
+    heights = [np.array([height_of(axis, trial) for trial in everyone]) for axis in results.axes]
     for i, axis in enumerate(goals):
         reached = [
             floors[trial.status]
             if trial.status in floors
-            else _fraction(axis, trial.objective[i] if i < len(trial.objective) else None)
+            else fraction(axis, trial.objective[i] if i < len(trial.objective) else None)
             for trial in everyone
         ]
         heights.append(np.array(reached, dtype=np.float64))
     return [*results.axes, *goals], np.array(heights).T
 
 
-def _vertical(plot: Axes, place: int, axis: Axis) -> None:
+def _vertical(plot: Axes, place: int, axis: Axis, absent: bool) -> None:
     plot.plot([place, place], [0, 1], color=INK, linewidth=1, zorder=4)
     plot.text(
         place, 1.075, safe("\n".join(canvas.wrapped(axis.path, 18))), ha="center", va="bottom", size=9, weight="bold"
@@ -120,6 +118,9 @@ def _vertical(plot: Axes, place: int, axis: Axis) -> None:
     for height, label in _ticks(axis):
         plot.plot([place - 0.02, place], [height, height], color=INK, linewidth=1, zorder=4)
         _written(plot, place - 0.04, height, canvas.middle(label, 16), "right", INK)
+    if absent:
+        plot.plot([place], [ABSENT], "o", color=GREY, markersize=4, zorder=4)
+        _written(plot, place - 0.04, ABSENT, "absent", "right", GREY)
 
 
 def _written(plot: Axes, x: float, y: float, words: str, side: str, colour: str) -> None:
@@ -137,50 +138,13 @@ def _smooth(heights: np.ndarray) -> np.ndarray:
     return np.stack([x, y], axis=1)
 
 
-def _goal_axis(objective: Objective, place: int, trials: Sequence[Trial]) -> Axis:
-    found = [trial.objective[place] for trial in trials if place < len(trial.objective)]
-    seen = [float(value) for value in found if value is not None]
-    low, high = min(seen, default=0.0), max(seen, default=1.0)
-    return Axis(objective.name, objective.name, None, low, high, 0 < low and high / low > 100)
-
-
-def _height(axis: Axis, trial: Trial) -> float:
-    if axis.path not in trial.values:
-        return math.nan
-    value = trial.values[axis.path]
-    if axis.levels is None:
-        return _fraction(axis, number(value))
-    return axis.levels.index(text(value)) / (len(axis.levels) - 1) if len(axis.levels) > 1 else 0.5
-
-
-def _fraction(axis: Axis, value: float | None) -> float:
-    """Return how far up an axis of numbers a value lies, from 0 to 1."""
-    if value is None:
-        return math.nan
-    low, high = axis.low, axis.high
-    if axis.log:
-        low, high, value = math.log(low), math.log(high), math.log(value)
-    return (value - low) / (high - low) if high > low else 0.5
-
-
-def _spread(axis: Axis, heights: list[float]) -> np.ndarray:
-    """Move lines through the same value of a choice apart, in their order."""
-    spread = np.array(heights, dtype=np.float64)
-    if axis.levels is not None:
-        room = min(_SPREAD, 0.3 / max(1, len(axis.levels) - 1))
-        for level in np.unique(spread[~np.isnan(spread)]):
-            same = np.flatnonzero(spread == level)
-            spread[same] += np.linspace(-room, room, len(same)) if len(same) > 1 else 0.0
-    return spread
-
-
 def _ticks(axis: Axis) -> list[tuple[float, str]]:
     if axis.levels is not None:
         count = len(axis.levels)
         step = math.ceil(count / 16)
         return [(i / (count - 1) if count > 1 else 0.5, axis.levels[i]) for i in range(0, count, step)]
     if axis.high - axis.low <= 1e-9 * max(abs(axis.low), abs(axis.high)):
-        return [(0.5, text(axis.low, 6))]
+        return [(0.5, said(axis, axis.low))]
     if axis.log:
         first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
         step = max(1, round((last - first) / 6))
@@ -192,7 +156,7 @@ def _ticks(axis: Axis) -> list[tuple[float, str]]:
     inside = [value for value in values if axis.low - room <= value <= axis.high + room]
     if len(inside) < 2:
         inside = [axis.low, axis.high]
-    return [(_fraction(axis, value), text(float(value), 6)) for value in inside]
+    return [(fraction(axis, value), said(axis, float(value))) for value in inside]
 
 
 def _colours(objective: Objective, scores: np.ndarray) -> tuple[Colormap, float, float]:

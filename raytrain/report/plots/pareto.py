@@ -7,6 +7,7 @@ import itertools
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,52 +21,96 @@ from matplotlib.transforms import Bbox
 
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, INK, LOG_RATIO, RED, safe
+from raytrain.report.sweep_figures import planes
 from raytrain.report.trials import ENDED_WELL, UNITS, WORDS, Axis, Objective, Results, Trial, text
 from raytrain.sweep.front import pareto_front
 
 _MARKERS = {"completed": ("o", "completed"), "stopped": ("v", "stopped early")}
+_RINGS = (
+    ("", GREY, 0.6, 6.7),
+    (", on the front, dominated in this plane", INK, 2.0, 8.0),
+    (", on the front", RED, 2.0, 9.5),
+)
+"""What the legend adds, the colour and the width of the edge, and the size of a point."""
 _LABELLED = 12  # points that have a label each
 
 
+@dataclass(frozen=True)
+class _Plane:
+    """Two figures of trials."""
+
+    across: Objective
+    upright: Objective
+    trials: list[Trial]
+    x: np.ndarray
+    y: np.ndarray
+    memory: np.ndarray | None
+    """MiB, where it colours the points; NaN where it is not known."""
+    front: set[int]
+    """The places of the trials on the front of all objectives."""
+    steps: list[int]
+    """The places of the trials on the front of these two figures, from left to right."""
+
+
 def draw(results: Results) -> Figure | None:
-    """Return the picture; None of fewer than two trials that have both figures."""
-    across, upright, counted, pairs = _figures(results)
+    """Return the picture, a panel for each pair of objectives; None where no pair has two trials with both figures."""
+    found = [plane for places in planes(results) or [None] if (plane := _plane(results, places)) is not None]
+    if not found:
+        return None
+    figure = canvas.new_figure(7.4 if len(found) == 1 else 5.4 * len(found), 4.9)
+    plots = figure.subplots(1, len(found), squeeze=False)[0]
+    for plot, plane in zip(plots, found, strict=True):
+        _panel(plot, results, plane)
+    marks = {line.get_label(): line for plane in found for line in _marks(plane)}
+    figure.legend(handles=[*marks.values()], loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    for plot, plane in zip(plots, found, strict=True):
+        _name_points(figure, plot, results, plane)
+    return figure
+
+
+def _plane(results: Results, places: tuple[int, int] | None) -> _Plane | None:
+    """Return the trials in the plane of two objectives; without any in that of speed and accuracy. None of fewer than
+    two trials that have both figures."""
+    across, upright, counted, pairs = _figures(results, places)
     both = [place for place, pair in enumerate(pairs) if None not in pair]
     trials = [counted[place] for place in both]
     if len(trials) < 2:
         return None
     x, y = np.array([pairs[place] for place in both], dtype=np.float64).T
-    memory = [trial.peak_memory_bytes for trial in trials]
     modes = ["max" if goal.highest_is_best else "min" for goal in (across, upright)]
-    points: list[tuple[float | None, ...]] = list(zip(x, y, strict=True))
-    weighed = len(results.objectives) == 1 and sum(size is not None for size in memory) > 1
-    if weighed:
+    steps = pareto_front(list(zip(x, y, strict=True)), modes)
+    memory = [trial.peak_memory_bytes for trial in trials]
+    if len(results.objectives) > 2:  # the sweep's front, of which two figures are drawn
+        front = {i for i, trial in enumerate(trials) if trial.number in results.front}
+    elif places is None and sum(size is not None for size in memory) > 1:
         # Two digits of it: processes differ by a per cent without any reason in the trial.
         sizes = [None if size is None else float(f"{size:.1e}") for size in memory]
-        points, modes = [(*point, size) for point, size in zip(points, sizes, strict=True)], [*modes, "min"]
-    of_all = [i for i, trial in enumerate(trials) if trial.number in results.front]
-    front = of_all if len(results.objectives) > 2 else pareto_front(points, modes)  # two of three are drawn
+        points: list[tuple[float | None, ...]] = list(zip(x, y, sizes, strict=True))
+        front = set(pareto_front(points, [*modes, "min"]))
+    else:
+        front = set(steps)
+    mebibytes = np.array([math.nan if size is None else size / 2**20 for size in memory], dtype=np.float64)
+    weighed = places is None and sum(size is not None for size in memory) > 1
+    steps.sort(key=lambda i: x[i])
+    return _Plane(across, upright, trials, x, y, mebibytes if weighed else None, front, steps)
 
-    figure = canvas.new_figure(7.4, 4.9)
-    plot = figure.add_subplot()
+
+def _panel(plot: Axes, results: Results, plane: _Plane) -> None:
+    across, upright, x, y = plane.across, plane.upright, plane.x, plane.y
     if x.min() > 0 and x.max() / x.min() > LOG_RATIO:
         canvas.logarithmic(plot, "x")
     if "accuracy" not in upright.name and y.min() > 0 and y.max() / y.min() > LOG_RATIO:
         canvas.logarithmic(plot, "y")
-    mebibytes = np.array([math.nan if size is None else size / 2**20 for size in memory], dtype=np.float64)
-    steps = pareto_front(list(zip(x, y, strict=True)), modes[:2])
-    steps.sort(key=lambda i: x[i])
     plot.plot(
-        x[steps],
-        y[steps],
-        drawstyle="steps-pre" if modes[0] == "max" else "steps-post",
+        x[plane.steps],
+        y[plane.steps],
+        drawstyle="steps-pre" if across.highest_is_best else "steps-post",
         color=GREY,
         linewidth=1,
         linestyle="--",
         zorder=1,
     )
-    _dots(plot, trials, x, y, mebibytes if weighed else None, set(front))
-    chosen = range(len(trials)) if len(trials) <= _LABELLED else front
+    _dots(plot, plane)
     named = _naming(results)
     shown = [WORDS.get(status, status) for status in ENDED_WELL]
     missing = [f"{count} {word}" for word, count in results.counted().items() if word not in shown]
@@ -73,31 +118,41 @@ def draw(results: Results) -> Figure | None:
         *([f"labels: {' × '.join(axis.name for axis in named)}"] if named else []),  # noqa: RUF001
         *([f"not shown: {', '.join(missing)}"] if missing else []),
     ]
-    below = "\n".join([_title(across), *textwrap.wrap("; ".join(notes), 90)])
-    canvas.finish(plot, safe(below), safe(_title(upright)))
+    several = len(results.objectives) > 2
+    below = "\n".join([_better(across), *textwrap.wrap("; ".join(notes), 60 if several else 90)])
+    canvas.finish(plot, "", "")
+    canvas.name(plot, "x", across.name, below)
+    canvas.name(plot, "y", upright.name, _better(upright))
     plot.margins(x=0.16, y=0.12)
-    if plot.get_xscale() == "linear":
-        plot.xaxis.set_major_formatter(lambda value, _: f"{value:,.12g}")
-    names = [upright.name, UNITS.get(across.name, across.name), *(["memory"] if weighed else [])]
-    plot.set_title(safe(f"Pareto front of {', '.join(names[:-1])} and {names[-1]}"), loc="left", weight="bold", size=11)
-    figure.legend(handles=_marks(trials, set(front)), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    by_value = sorted(chosen, key=lambda i: (i not in set(front), -y[i] if modes[1] == "max" else y[i]))
-    corners = [(x[i], y[j]) if modes[0] == "max" else (x[j], y[i]) for i, j in itertools.pairwise(steps)]
+    names = [upright.name, UNITS.get(across.name, across.name), *(["memory"] if plane.memory is not None else [])]
+    title = f"{' and '.join(names)}" if several else f"Pareto front of {', '.join(names[:-1])} and {names[-1]}"
+    plot.set_title(safe(title), loc="left", weight="bold", size=11)
+
+
+def _name_points(figure: Figure, plot: Axes, results: Results, plane: _Plane) -> None:
+    """Put names beside the points, or beside those of the front of many."""
+    x, y, steps, named = plane.x, plane.y, plane.steps, _naming(results)
+    chosen = range(len(plane.trials)) if len(plane.trials) <= _LABELLED else plane.front
+    sign = -1.0 if plane.upright.highest_is_best else 1.0
+    by_value = sorted(chosen, key=lambda i: (i not in plane.front, sign * y[i]))
+    right = plane.across.highest_is_best
+    corners = [(x[i], y[j]) if right else (x[j], y[i]) for i, j in itertools.pairwise(steps)]
     staircase = [(x[i], y[i]) for i in steps]
     line = [place for pair in itertools.zip_longest(staircase, corners) for place in pair if place is not None]
-    _label(figure, plot, [(x[i], y[i], _name(named, trials[i])) for i in by_value], np.stack([x, y], axis=1), line)
-    return figure
+    labels = [(x[i], y[i], _name(named, plane.trials[i])) for i in by_value]
+    _label(figure, plot, labels, np.stack([x, y], axis=1), line)
 
 
 def _figures(
-    results: Results,
+    results: Results, places: tuple[int, int] | None
 ) -> tuple[Objective, Objective, list[Trial], list[tuple[float | None, float | None]]]:
     """Return what is drawn across and upright, and the trials that count with both figures of each."""
     counted = [trial for trial in results.trials if trial.counts]
-    if len(results.objectives) > 1:  # the first, which chooses the best, from below to above
-        upright, across, *_ = results.objectives
+    if places is not None:  # the first, which chooses the best, from below to above
+        first, second = places
+        upright, across = results.objectives[first], results.objectives[second]
         counted = [trial for trial in counted if len(trial.objective) == len(results.objectives)]
-        pairs = [(trial.objective[1], trial.objective[0]) for trial in counted]
+        pairs = [(trial.objective[second], trial.objective[first]) for trial in counted]
     else:
         metric = "val_accuracy" if any(trial.val_accuracy is not None for trial in counted) else "val_loss"
         upright, across = Objective(metric, metric == "val_accuracy"), Objective("samples_per_second", True)
@@ -105,51 +160,55 @@ def _figures(
     return across, upright, counted, pairs
 
 
-def _title(goal: Objective) -> str:
-    return f"{UNITS.get(goal.name, goal.name)} ({'higher' if goal.highest_is_best else 'lower'} is better)"
+def _better(goal: Objective) -> str:
+    return f" ({'higher' if goal.highest_is_best else 'lower'} is better)"
 
 
-def _dots(
-    plot: Axes, trials: Sequence[Trial], x: np.ndarray, y: np.ndarray, memory: np.ndarray | None, front: set[int]
-) -> None:
+def _dots(plot: Axes, plane: _Plane) -> None:
     """Trials as points, coloured by their memory where that is known; a ring around those of the front."""
-    colours: Any = [BLUE] * len(trials)
-    if memory is not None:
-        low, high = float(np.nanmin(memory)), float(np.nanmax(memory))
+    colours: Any = [BLUE] * len(plane.trials)
+    if plane.memory is not None:
+        low, high = float(np.nanmin(plane.memory)), float(np.nanmax(plane.memory))
         norm = Normalize(low, high if high > low else low + 1)
         shades = ListedColormap(colormaps["viridis"](np.linspace(0.93, 0.0, 256)))
-        colours = ["white" if math.isnan(size) else shades(norm(size)) for size in memory]
+        colours = ["white" if math.isnan(size) else shades(norm(size)) for size in plane.memory]
         bar = plot.figure.colorbar(ScalarMappable(norm, shades), ax=plot, aspect=30, pad=0.02)
         bar.set_label("peak memory, MiB")
         bar.outline.set_visible(False)  # type: ignore[operator]
+    kinds = [_kind(plane, i) for i in range(len(plane.trials))]
     for status, (marker, _) in _MARKERS.items():
-        for on_front in (False, True):
-            chosen = [i for i, trial in enumerate(trials) if trial.status == status and (i in front) == on_front]
+        for place, (_, edge, width, size) in enumerate(_RINGS):
+            chosen = [i for i, trial in enumerate(plane.trials) if trial.status == status and kinds[i] == place]
             plot.scatter(
-                *(x[chosen], y[chosen], 90 if on_front else 45),
+                *(plane.x[chosen], plane.y[chosen], size**2),
                 color=[colours[i] for i in chosen],
                 marker=marker,
-                edgecolors=RED if on_front else GREY,
-                linewidths=2.0 if on_front else 0.6,
-                zorder=3 if on_front else 2,
+                edgecolors=edge,
+                linewidths=width,
+                zorder=2 + 0.1 * place,
             )
 
 
-def _marks(trials: Sequence[Trial], front: set[int]) -> list[Line2D]:
+def _kind(plane: _Plane, i: int) -> int:
+    """Return the ring of a trial: whether it is on the front, and then whether another beats it in this plane."""
+    return 0 if i not in plane.front else 2 if i in plane.steps or plane.memory is not None else 1
+
+
+def _marks(plane: _Plane) -> list[Line2D]:
     """Return the legend of `_dots`, without a colour of its own."""
-    kinds = sorted({(trial.status, i in front) for i, trial in enumerate(trials)})
+    kinds = sorted({(trial.status, _kind(plane, i)) for i, trial in enumerate(plane.trials)})
     return [
         Line2D(
             *([], []),
             linestyle="",
             marker=_MARKERS[status][0],
-            markersize=9 if on_front else 6,
+            markersize=_RINGS[kind][3],
             markerfacecolor="#dddddd",
-            markeredgecolor=RED if on_front else GREY,
-            markeredgewidth=2.0 if on_front else 0.6,
-            label=_MARKERS[status][1] + (", on the front" if on_front else ""),
+            markeredgecolor=_RINGS[kind][1],
+            markeredgewidth=_RINGS[kind][2],
+            label=_MARKERS[status][1] + _RINGS[kind][0],
         )
-        for status, on_front in kinds
+        for status, kind in kinds
     ]
 
 
