@@ -260,7 +260,7 @@ def _place(error: errors.UserError, line: str) -> None:
 
 
 def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.UserError:
-    if isinstance(error, TypeError) and (better := _unknown_field(error) or _wrong_class(error)):
+    if isinstance(error, TypeError) and (better := _wrong_class(error) or _unknown_field(error)):
         _place(better, places.line_of(error))
         return better
     why = str(error.msg) if isinstance(error, SyntaxError) else places.reason(error)
