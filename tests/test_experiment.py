@@ -171,10 +171,31 @@ def test_binary_files_and_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "exp.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not an experiment"):
         experiment_file.load(tmp_path / "exp.json")
-    with pytest.raises(UserError, match="no such experiment file"):
-        experiment_file.load(tmp_path)
+    (tmp_path / "My Photos").mkdir()
+    with pytest.raises(UserError, match=r"this is a folder, .*My Photos; `raytrain new '.*/My Photos'` writes"):
+        experiment_file.load(tmp_path / "My Photos")
     with pytest.raises(UserError, match="no such experiment file"):
         experiment_file.load(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize(
+    ("imports", "call", "message"),
+    [
+        (
+            "from raytrain import *",
+            "Experiment(optimiser=1)",
+            "'optimiser', in Experiment .*py:2.; did you mean optimizer?",
+        ),
+        (
+            "import raytrain as rt",
+            "rt.Experiment(rt.CNN(chanels=(8,)))",
+            "'chanels', in CNN .*; did you mean channels?",
+        ),
+    ],
+)
+def test_a_mistyped_argument_names_the_field(tmp_path: Path, imports: str, call: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"unknown field {message}"):
+        experiment_file.load(write(tmp_path / "exp.py", f"{imports}\nexperiment = {call}\n"))
 
 
 # Rules between fields

@@ -14,7 +14,8 @@ from raytrain.tools.output import write_file
 def new(folder: Path, out: Path) -> None:
     """Write a first experiment file for a folder of images, and print the commands that follow."""
     check_new(out)
-    write_file(out, experiment_text(folder, out).encode())
-    print(f"wrote {out}")
+    text, notes = experiment_text(folder, out)
+    write_file(out, text.encode())
+    print("\n".join([f"wrote {out}", *notes]))
     train = ["raytrain", "train", str(out)]
     show_next(Console(highlight=False, soft_wrap=True), [[*train, "--dry_run"], train])

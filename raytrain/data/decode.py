@@ -136,6 +136,16 @@ def libraries() -> str:
     return " ".join(f"{name} {version(name)}" for name in ("pillow", "torch", "torchvision"))
 
 
+def check(raw: bytes, channels: int) -> None:
+    """Look at both ends of an encoded image, and decode it if it looks damaged.
+
+    Raises:
+        ValueError: it cannot be decoded.
+    """
+    if suspicious(raw[:32], raw[-64:]):
+        pixels(raw, channels)
+
+
 def suspicious(head: bytes, tail: bytes) -> bool:
     """Return whether a file's first 32 and last 64 bytes leave doubt that it is a whole image."""
     if head.startswith(_JPEG):

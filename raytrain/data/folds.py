@@ -84,7 +84,7 @@ class Folds:
         units = len(index) if groups is None else int(groups.max()) + 1
         if units < self.count:
             what = f"{self.count} folds need at least as many {'samples' if groups is None else 'groups'}, got {units}"
-            how = f"use --data.folds.count {units}" if units >= 2 else "use more data, or no folds"
+            how = f"use at most {units} folds" if units >= 2 else "use more data, or no folds"
             raise errors.UserError(what, "in data.folds", how)
         labels = self._labels(index)
         if groups is not None:
@@ -107,7 +107,7 @@ class Folds:
         if few and not grouped:
             least = min(few, key=lambda label: counts[label])
             what = f"class {index.classes[least]!r} has {counts[least]} samples, fewer than the {self.count} folds"
-            how = f"use --data.folds.count {counts[least]}, or " if counts[least] >= 2 else "add samples, or "
+            how = f"use at most {counts[least]} folds, or " if counts[least] >= 2 else "add samples, or "
             raise errors.UserError(what, "in data.folds", f"{how}--data.folds.stratify False")
         return labels
 

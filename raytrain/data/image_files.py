@@ -73,9 +73,7 @@ def probe_some(base: str, names: list[str], channels: int) -> list[errors.BadSam
 
     def look(name: str) -> errors.BadSample | None:
         try:
-            raw = content(byte_files.joined(base, name))
-            if decode.suspicious(raw[:32], raw[-64:]):
-                decode.pixels(raw, channels)
+            decode.check(content(byte_files.joined(base, name)), channels)
         except errors.BadSample as error:
             return error
         except ValueError as error:

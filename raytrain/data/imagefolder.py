@@ -18,7 +18,23 @@ from raytrain.data.images import SPLITS, FileImages
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
 
-_LAYOUT = "give --data.root a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
+_LAYOUT = "give a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
+_OTHER_KINDS = (
+    ".gif",
+    ".heic",
+    ".heif",
+    ".avif",
+    ".jxl",
+    ".jp2",
+    ".tga",
+    ".psd",
+    ".svg",
+    ".dng",
+    ".cr2",
+    ".nef",
+    ".dcm",
+)
+"""Suffixes of images that are not read, and can be converted."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +127,7 @@ class ImageFolder(FileImages):
         for label, (name, found) in enumerate(zip(classes, below, strict=True)):
             before, strays = len(paths), len(ignored)
             if train := _splits_of(os.path.basename(inside) for inside in found[0].folders).get("train"):
-                how = f"did you mean --data.root {os.path.join(base, name)}?"
+                how = f"did you mean {os.path.join(base, name)}?"
                 raise errors.UserError(f"a class folder has a folder {train}", os.path.join(base, name), how)
             for images in found:
                 paths += images.images
@@ -153,8 +169,8 @@ def _splits_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def _wrong_kinds(files: list[str]) -> list[str]:
-    """Return the suffixes of files that are not images, the most frequent first."""
-    kinds = Counter(suffix for file in files if (suffix := Path(file).suffix.lower()))
+    """Return the suffixes of images of kinds that are not read, the most frequent first."""
+    kinds = Counter(suffix for file in files if (suffix := Path(file).suffix.lower()) in _OTHER_KINDS)
     return [kind for kind, _ in kinds.most_common(3)]
 
 

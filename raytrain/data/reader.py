@@ -127,13 +127,21 @@ class Direct:
         threads: how many; by default one for each CPU of this process.
         complete: whether this is a run, whose index is without the samples that could not be read when it began:
             another one is an error.
+        remedy: what to do about a sample that cannot be read, where it is an error and this is no run.
 
     Attributes:
         skipped: the paths of samples that could not be read and were left out (`on_bad_sample="skip"`).
     """
 
-    def __init__(self, data: Data, index: Index, threads: int | None = None, complete: bool = False):
-        self.data, self.index, self.complete = data, index, complete
+    def __init__(
+        self,
+        data: Data,
+        index: Index,
+        threads: int | None = None,
+        complete: bool = False,
+        remedy: str = "repair it, or leave it out",
+    ):
+        self.data, self.index, self.complete, self.remedy = data, index, complete, remedy
         self.cropped = cropped(data, index) if data.whole else index
         self.threads = min(_THREADS, threads or own_cpus())
         self.skipped: list[str] = []
@@ -210,7 +218,7 @@ class Direct:
             raise lost_sample(bad[0].path, bad[0].reason)
         if self.data.on_bad_sample == "error":
             what = f"cannot read image: {bad[0].reason}"
-            raise errors.UserError(what, bad[0].path, "repair it, or leave it out")
+            raise errors.UserError(what, bad[0].path, self.remedy)
         self.skipped += [one.path for one in bad]
         good = np.delete(np.arange(len(ids)), [one.row for one in bad])
         return ids[good], rows_of(batch.arrays, good)

@@ -99,11 +99,15 @@ def tree(root: str) -> LocalTree | UrlTree:
     """Return the folders of a root.
 
     Raises:
-        UserError: there is no such folder; that of a URL is noticed when it is listed.
+        UserError: there is no such folder, or it is a file; that of a URL is noticed when it is listed.
     """
     if byte_files.is_url(root):
         return UrlTree(root)
     path = Path(root).expanduser()
+    if path.is_file():
+        raise errors.UserError(
+            "this is a file, and not a folder of images", path, "give the folder that holds the images"
+        )
     if not path.is_dir():
         raise errors.no_such_file(path, "folder")
     return LocalTree(path)

@@ -11,6 +11,7 @@ import math
 import numbers
 import random
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -27,6 +28,7 @@ from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
 from raytrain.run.exported import open_model
+from raytrain.tasks.metric import Metric
 from raytrain.tasks.metrics import PerSample, Sums
 from raytrain.tasks.task import Task
 from raytrain.training import freezing, memory
@@ -294,8 +296,17 @@ class _Step:
             shown = [f"{plural.get(name, name)} {_kind(array)}" for name, array in batch.unmixed.arrays.items()]
             given = " and ".join(shown).replace("a tensor of ", "")
             line = line_of(error)
-            text = f"{what} for {given}: {reason(error)}"
+            text = f"{_metric(error) or what} for {given}: {reason(error)}"
             raise kind(text, line or where, _remedy(error, line)) from error
+
+
+def _metric(error: Exception) -> str:
+    """Return which metric's method raised an error, such as "F1.values fails"; an empty string if none did."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+        if isinstance(owner, Metric) and name in ("sums", "samples", "values"):
+            return f"{type(owner).__name__}.{name} fails"
+    return ""
 
 
 def _remedy(error: Exception, line: str) -> str:

@@ -16,6 +16,7 @@ from raytrain.experiment import Experiment
 from raytrain.models import Model
 from raytrain.training import freezing
 from raytrain.user_code import places
+from raytrain.user_code.wrappers import target_of
 
 _TRIED_FOR_REAL = 30_000_000
 """Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but torch's
@@ -68,7 +69,7 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
         except Exception as error:
             what = f"the model cannot take a sample of this data: {places.reason(error)}"
             axes = " (channels, height, width)" if len(sample) == 3 else ""
-            how = f"make build(sample, classes) use the sample's shape{axes}, which is {sample} here"
+            how = f"make {_code(experiment.model)} use the sample's shape{axes}, which is {sample} here"
             if dtype != "float32":
                 how = f"convert the input, of {dtype}, in the module's forward(), or {how}"
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
@@ -77,6 +78,12 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
         where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
     return module
+
+
+def _code(model: Model) -> str:
+    """Return what in the user's code decides the input of the module."""
+    target = target_of(type(model))
+    return "build(sample, classes)" if target is None else f"the arguments or the code of {target.__name__}"
 
 
 def check_sides(experiment: Experiment, module: nn.Module, sample: tuple[int, ...], dtype: str) -> list[str]:

@@ -14,7 +14,7 @@ from raytrain.report.html import public, table
 from raytrain.report.trials import number
 from raytrain.run.run import Run
 
-_MOST_CLASSES, _MOST_NODES = 12, 4
+_MOST_CLASSES, _MOST_NODES, _MOST_SKIPPED = 12, 4, 8
 
 
 def tables(run: Run) -> list[str]:
@@ -55,6 +55,7 @@ def _data(run: Run, environment: dict[str, Any]) -> list[tuple[str, Any]]:
     counts, prints = (found if isinstance(found := environment.get(key), dict) else {} for key in _SPLITS)
     facts: list[tuple[str, Any]] = [("source", f"{type(data).__name__} {getattr(data, 'root', '')}".strip())]
     facts += [(f"samples of {split}", f"{count:,}") for split, count in counts.items() if number(count) is not None]
+    facts += _left_out(known_json(run.path / "skipped.json"), counts)
     classes = state.get("classes")
     if isinstance(classes, list) and classes:
         more = ", ..." if len(classes) > _MOST_CLASSES else ""
@@ -62,6 +63,17 @@ def _data(run: Run, environment: dict[str, Any]) -> list[tuple[str, Any]]:
     if isinstance(shape := state.get("sample"), list) and shape:
         facts.append(("shape of a sample", " x ".join(map(str, shape))))
     return facts + [(f"fingerprint of {split}", value) for split, value in prints.items()]
+
+
+def _left_out(skipped: dict[str, Any], counts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how many samples of each split were left out, and which."""
+    facts = []
+    for split, samples in skipped.items():
+        known = [one for one in samples if isinstance(one, dict)] if isinstance(samples, list) else []
+        named = errors.listed((f"{one.get('path')} ({one.get('reason')})" for one in known), _MOST_SKIPPED)
+        of = f" of {counts[split]:,}" if number(counts.get(split)) is not None else ""
+        facts += [(f"left out of {split}", f"{len(known):,}{of} cannot be read: {named}")] if known else []
+    return facts
 
 
 _SPLITS = ("samples", "data_fingerprint")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -68,6 +71,9 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         if sweeps and not meant:
             how = f"{sweeps[0]} holds a sweep: {errors.command('sweep', sweeps[0])} runs it"
             raise errors.UserError("no such experiment file", path, how)
+        if os.path.isdir(path) and not meant:
+            how = f"`raytrain new {shlex.quote(str(path))}` writes an experiment file for a folder of images"
+            raise errors.UserError("this is a folder, and not an experiment file", path, how)
         raise errors.no_such_file(path, "experiment file", meant[:4])
     if path.suffix == ".json":
         return _load_json(path)
@@ -254,7 +260,7 @@ def _place(error: errors.UserError, line: str) -> None:
 
 
 def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.UserError:
-    if isinstance(error, TypeError) and (better := _wrong_class(error)):
+    if isinstance(error, TypeError) and (better := _wrong_class(error) or _unknown_field(error)):
         _place(better, places.line_of(error))
         return better
     why = str(error.msg) if isinstance(error, SyntaxError) else places.reason(error)
@@ -269,6 +275,21 @@ def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.Use
     elif copied:  # `resume --experiment` needs the copy too, to compare what it defines
         how = f"correct that line in the run's copy, {path.parent / (places.copy_of(where) or path.name)}"
     return errors.UserError(f"the experiment file does not load: {why}", where, how)
+
+
+def _unknown_field(error: TypeError) -> errors.UserError | None:
+    """Return the error for an argument that a part of an experiment does not have, with the field that it may mean."""
+    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    scopes = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [scope for scope in scopes if python_files.is_own(str(scope.get("__file__")))]
+    if not found or not own:
+        return None
+    modules = [value for value in own[-1].values() if isinstance(value, ModuleType)]
+    for kind in [*own[-1].values(), *(getattr(module, found[1], None) for module in modules)]:
+        if isinstance(kind, type) and kind.__name__ == found[1] and dataclasses.is_dataclass(kind):
+            known = [field.name for field in dataclasses.fields(kind) if field.init]
+            return errors.unknown_field(found[2], known, f"in {found[1]}")
+    return None
 
 
 def _wrong_class(error: TypeError) -> errors.UserError | None:

@@ -131,5 +131,5 @@ class Classification(Supervised):
                 f"the model's head does not fit the classes: it gives {list(output)} for one sample and "
                 f"the data has {classes} classes",
                 f"in {where}",
-                f"let its build() end in {classes} outputs",
+                f"let its last layer have {classes} outputs; an argument `classes` is given that number",
             )

@@ -82,8 +82,8 @@ class Metric:
         """Return the values by their declared names.
 
         Args:
-            found: the sums over all samples, and the arrays of all samples, by the names that `sums` and `samples`
-                gave them.
+            found: NumPy arrays of the sums over all samples, and of what was kept of all samples, by the names that
+                `sums` and `samples` gave them.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a values(found)")
 

@@ -37,6 +37,7 @@ from raytrain.training.evaluation import evaluate as add_up
 from raytrain.training.precision import Precision, memory_format
 
 _CHUNK = 256
+_UNREADABLE = "repair it, leave it out, or give --out a folder: its column `error` says why there is no prediction"
 
 
 def evaluate(
@@ -161,16 +162,20 @@ def predict(
     classes = tuple(state["classes"])
     if split is not None:
         data, index, names = _split(run, split, which)
+        reader = Direct(data, index)
     else:
         names = [file for path in paths for file in images_at(Path(path))]
         data = file_source(e.data, tuple(state["stored"]))
         index = file_index(names, data, classes)
+        if bad := data.probe(index):  # said before the other images are predicted
+            raise errors.UserError(f"cannot read image: {bad[0].reason}", bad[0].path, _UNREADABLE)
+        reader = Direct(data, index, remedy=_UNREADABLE)
     key = "path" if split is None else "sample"
     model = run.model(which)
     layer = None if features is None else find_layer(run, model, state, features)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     predictor = Predictor(model, e.bound(index), data, index, classes, device(), tta, layer)
-    return [{key: names[number]} | row for number, row in _outputs(predictor, data, index)]
+    return [{key: names[number]} | row for number, row in _outputs(predictor, reader)]
 
 
 def check_task(run: Run, state: Mapping[str, Any], images: bool, features: str | None, tta: str) -> None:
@@ -229,10 +234,10 @@ def _no_split(split: str, indices: dict[str, Index], where: str) -> errors.UserE
     return errors.UserError(f"the data has no {split} split", where, f"choose another --split: {', '.join(indices)}")
 
 
-def _outputs(predictor: Predictor, data: Data, index: Index) -> Iterator[tuple[int, dict[str, Any]]]:
+def _outputs(predictor: Predictor, reader: Direct) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the row of each sample of an index."""
-    reader, on = Direct(data, index), predictor.prepare.device
-    loader = Loader(data, index, reader, _CHUNK, 0, 0, 1, torch.device(on), False, predictor.layout)
+    on = torch.device(predictor.prepare.device)
+    loader = Loader(reader.data, reader.index, reader, _CHUNK, 0, 0, 1, on, False, predictor.layout)
     loader.prepare = predictor.prepare
     for loaded in loader.epoch(0):
         for batch in loaded.micro_batches(_CHUNK):

@@ -33,30 +33,34 @@ def check_new(out: Path) -> None:
         raise errors.UserError("the file exists", out, "give another name with --out FILE")
 
 
-def experiment_text(folder: Path, out: Path) -> str:
-    """Return the text of an experiment file for a folder of images, at most 25 lines.
+def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
+    """Return the text of an experiment file for a folder of images, at most 25 lines, and what it says of images that
+    cannot be read.
 
     Args:
         folder: in a layout of ImageFolder, or with MNIST's files.
         out: the file's name, for the command in its docstring.
 
     Raises:
-        UserError: the folder has no such layout.
+        UserError: the folder has no such layout, or none of a split's images can be read.
     """
-    root = folder.expanduser().absolute()
+    root = folder.expanduser()
+    root = root.resolve() if ".." in root.parts else root.absolute()
     mnist = (root / "MNIST" / "raw").is_dir()
     data: Data = MNIST(str(root)) if mnist else ImageFolder(str(root))
     found = checked_indices(data)
     train, val = found["train"], found["val"]
     counts = np.bincount(train.labels, minlength=len(train.classes))
+    notes = _unreadable(data, (train, val))
     if mnist:
-        model, source = "CNN(channels=(32, 64))", f"MNIST({str(root)!r})"
+        model, source = "CNN(channels=(32, 64))", f"MNIST({_quoted(str(root))})"
     else:
         side, channels = _form(root, train)
         small = side <= 64
         model = "CNN(channels=(32, 64, 128))" if small else 'Torchvision("resnet18", weights="hub")'
         grey = ", channels=1" if channels == 1 else ""
-        source = f"ImageFolder({str(root)!r}, size={side}{grey}, augment=Augment(flip=0.5))"
+        skip = ', on_bad_sample="skip"' if notes else ""
+        source = f"ImageFolder({_quoted(str(root))}, size={side}{grey}{skip}, augment=Augment(flip=0.5))"
     tuned = model.startswith("Torchvision")
     names = {"Cosine", "Experiment", "SGD", *(each.split("(")[0] for each in (model, source))}
     names |= set() if mnist else {"Augment"}
@@ -72,6 +76,7 @@ def experiment_text(folder: Path, out: Path) -> str:
         f"from raytrain import {', '.join(sorted(names, key=lambda name: (not name.isupper(), name)))}",
         "",
         *_comments(train.classes, counts),
+        *(f"# {note}" for note in notes),
         *([_WEIGHTS] if tuned else ()),
         "experiment = Experiment(",
         f"    model={model},",
@@ -82,7 +87,31 @@ def experiment_text(folder: Path, out: Path) -> str:
         "    epochs=10,",
         ")",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n", notes
+
+
+def _unreadable(data: Data, indices: tuple[Index, ...]) -> list[str]:
+    """Return a line about the images that a first look finds unreadable, as a plan does; none where all are whole.
+
+    Raises:
+        UserError: all of a split are.
+    """
+    found = []
+    for index in indices:
+        bad = data.probe(index)
+        if len(bad) == len(index):
+            raise errors.all_samples_bad(bad[0].path, bad[0].reason)
+        found += [errors.one_line(f"{one.path} ({one.reason})") for one in bad]
+    if not found:
+        return []
+    are = "1 image cannot be read and is" if len(found) == 1 else f"{len(found):,} images cannot be read and are"
+    return [f"{are} left out, by on_bad_sample: {errors.listed(found, 3)}"]
+
+
+def _quoted(text: str) -> str:
+    """Return a string as Python code, in double quotes unless it holds some."""
+    found = repr(text)
+    return found if '"' in found else f'"{found[1:-1]}"'
 
 
 def _comments(classes: tuple[str, ...], counts: np.ndarray) -> list[str]:

@@ -78,7 +78,7 @@ def planned(data: Data, settings: Settings) -> tuple[Job, dict[str, Index]]:
     for split in indices:
         if not split.isidentifier():
             raise errors.UserError(f"a split of a pack cannot be called {split!r}", where, "use letters and digits")
-    job = Job(data, codec, size, settings.quality, (), "")
+    job = Job(data, codec, size, settings.quality, (), "", "")
     parts: list[Part] = []
     for split, index in indices.items():
         rows = int(max(1, min(_SHARD_ROWS, SHARD_BYTES // max(1.0, _sample_bytes(job, index)))))
@@ -86,15 +86,16 @@ def planned(data: Data, settings: Settings) -> tuple[Job, dict[str, Index]]:
             Part(len(parts) + number, split, start, min(start + rows, len(index)))
             for number, start in enumerate(range(0, len(index), rows))
         ]
-    return replace(job, parts=tuple(parts), recipe=_recipe(job, indices, parts)), indices
+    recipe, strict = (_recipe(job, indices, parts, how) for how in (data.on_bad_sample, "error"))
+    return replace(job, parts=tuple(parts), recipe=recipe, strict=strict), indices
 
 
-def _recipe(job: Job, indices: dict[str, Index], parts: list[Part]) -> str:
+def _recipe(job: Job, indices: dict[str, Index], parts: list[Part], on_bad_sample: str) -> str:
     libraries = "" if job.codec == "original" else decode.libraries()
     prints = {split: index.fingerprint() for split, index in indices.items()}
     named = [VERSION, decode.VERSION, job.codec, job.size, job.quality, libraries, prints, parts]
     fields = next(iter(indices.values())).fields
-    named += [job.data.on_bad_sample, described(job.data, fields)]
+    named += [on_bad_sample, described(job.data, fields)]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
@@ -176,7 +177,7 @@ def _complete(place: Place, job: Job) -> bool:
         what = f"the folder is not empty: {errors.listed(others, 3)}"
     else:
         try:
-            if json.loads(plan)["recipe"] == job.recipe:
+            if json.loads(plan)["recipe"] in (job.recipe, job.strict):
                 return False
         except (ValueError, KeyError, TypeError):
             pass

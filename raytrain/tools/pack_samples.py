@@ -32,6 +32,7 @@ class Job:
 
     Attributes:
         recipe: a hash of all that decides the pack's bytes.
+        strict: the recipe with `on_bad_sample="error"`: its shards have no bad samples, and serve `skip` as well.
     """
 
     data: Data
@@ -40,6 +41,7 @@ class Job:
     quality: int
     parts: tuple[Part, ...]
     recipe: str
+    strict: str
 
 
 Found = tuple[int, "tuple[bytes | memoryview, ...] | errors.BadSample"]
@@ -59,7 +61,7 @@ def _encoded(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:
         try:
             for raw in job.data.encoded(index, np.arange(row, last)):
                 try:
-                    found = raw if job.size is None else _recoded(raw, job.size, job.quality, job.data)
+                    found = _stored(job, raw, job.data)
                 except ValueError as error:
                     yield row, errors.BadSample(job.data.where(index, row), str(error))
                 else:
@@ -73,17 +75,18 @@ def _encoded(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:
             row += 1
 
 
-def _recoded(raw: bytes, size: int, quality: int, data: Images) -> bytes:
-    """Return an image with a shorter side of `size`; one that is not larger, as it is.
+def _stored(job: Job, raw: bytes, data: Images) -> bytes:
+    """Return an image with a shorter side of `job.size`; one that is not larger, or with `original`, as it is.
 
     Raises:
-        ValueError: it cannot be decoded.
+        ValueError: it cannot be decoded; an image that stays as it is, is decoded only if it looks damaged.
     """
-    sides = pixel_size_of(raw)
-    if sides is not None and min(sides) <= size:
+    channels, sides = data.channels or 3, pixel_size_of(raw) if job.size is not None else None
+    if job.size is None or (sides is not None and min(sides) <= job.size):
+        decode.check(raw, channels)
         return raw
-    image = decode_torch.shortened(decode.pixels(raw, data.channels or 3), size, data.resampling)
-    return decode_torch.jpeg(image, quality)
+    image = decode_torch.shortened(decode.pixels(raw, channels), job.size, data.resampling)
+    return decode_torch.jpeg(image, job.quality)
 
 
 def _raw(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:

@@ -85,6 +85,6 @@ def test_every_command_has_flags(capsys: Capture, finished: Run) -> None:
 
 
 def test_an_unknown_shell_and_a_missing_file(capsys: Capture) -> None:
-    assert "bash, zsh or fish must come first" in fails(capsys, "completion", "csh")
+    assert "there is no script for 'csh': bash, zsh or fish must come first" in fails(capsys, "completion", "csh")
     assert "unexpected argument 'more'" in fails(capsys, "completion", "bash", "more")
     assert "no such experiment file" in fails(capsys, "completion", "flags", "train", "missing.py")

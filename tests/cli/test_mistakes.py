@@ -243,7 +243,7 @@ def test_an_image_that_cannot_be_read_is_named(
     ("splits", "message"),
     [
         ({}, "no such folder, {}/images"),
-        ({"": ()}, "no class folders with images there, {}/images; give --data.root a folder with"),
+        ({"": ()}, "no class folders with images there, {}/images; give a folder with"),
         ({"train": ("ants",), "val": ()}, "no class folders with images there"),
         ({"train": ("ants", "bees"), "val": ("ants",)}, "different classes: val lacks bees, {}/images"),
         ({"train": ("ants",), "val": ("ants", "wasps")}, "different classes: train lacks wasps"),

@@ -161,7 +161,7 @@ def test_stray_and_hidden_files_are_ignored_and_named(tmp_path: Path) -> None:
         (["a.png"], "no class folders with images there, ROOT"),
         (["only/notes.gif"], "no class folders with images there, ROOT"),
         ([*many("."), "wasp/notes.gif"], "a class folder has no images, ROOT/wasp; remove the folder"),
-        (many("val"), "no train folder there, ROOT; give --data.root"),
+        (many("val"), "no train folder there, ROOT; give a folder with train"),
         ([*many("train"), *many("val", ["ant", "wasp"])], "val lacks bee and train lacks wasp, ROOT; give both"),
         (
             [*many("train"), *many("val"), *many("test", ["ant"])],
@@ -171,7 +171,8 @@ def test_stray_and_hidden_files_are_ignored_and_named(tmp_path: Path) -> None:
             [*many("."), "wasp/a.gif", "wasp/b.gif", "wasp/c.heic"],
             "no images, ROOT/wasp; remove the folder or convert its .gif and .heic files to .jpg or .png",
         ),
-        (many("all/train"), "a class folder has a folder train, ROOT/all; did you mean --data.root ROOT/all?"),
+        ([*many("."), "wasp/notes.txt"], "no images, ROOT/wasp; remove the folder or put its images there"),
+        (many("all/train"), "a class folder has a folder train, ROOT/all; did you mean ROOT/all?"),
         (["ant/0.png", "bee/0.png"], "no class with two images there, ROOT; give it a val folder"),
     ],
 )
@@ -187,8 +188,8 @@ def test_no_root_and_a_root_that_is_no_folder_are_errors(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"data\.root is not set, in ImageFolder; say where"):
         ImageFolder().index()
     (tmp_path / "file").touch()
-    for name in ("missing", "file"):
-        with pytest.raises(UserError, match=f"no such folder, {tmp_path / name}"):
+    for name, what in (("missing", "no such folder"), ("file", "this is a file, and not a folder of images")):
+        with pytest.raises(UserError, match=f"{what}, {tmp_path / name}"):
             ImageFolder(root=str(tmp_path / name)).index()
 
 

@@ -172,6 +172,18 @@ experiment = Experiment(Net(), Digits(), T())
             "T.results fails for images float32 [64, 1, 8, 8] and labels int64 [64]: KeyError: 'losss', exp.py:+3; ",
         ),
         (
+            """class Root(Metric):
+    directions = {"root": "max"}
+    def sums(self, outputs, batch):
+        return {"all": outputs.sum()}
+    def values(self, found):
+        return {"root": float(found["all"].sqrt())}
+experiment = Experiment(Net(), Digits(), Classification(metrics=(Root(),)))
+""",
+            "Root.values fails for images float32 [64, 1, 8, 8] and labels int64 [64]: AttributeError: 'numpy.ndarray' "
+            "object has no attribute 'sqrt', exp.py:+6; correct that line",
+        ),
+        (
             """\
 class T(Classification):
     def results(self, sums):

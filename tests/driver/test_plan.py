@@ -452,7 +452,7 @@ class Odd(Model):
     [
         (
             "head",
-            r"it gives \[1, 11\] .* has 10 classes, in Odd \(.*test_plan.py:\d+\); let its build\(\) end in 10",
+            r"it gives \[1, 11\] .* has 10 classes, in Odd \(.*test_plan.py:\d+\); let its last layer have 10 outputs",
         ),
         ("no tensor", r"it gives \[\] for one sample and the data has 10 classes, in Odd"),
         ("frozen", r"the model has no parameter that requires a gradient, in Odd"),

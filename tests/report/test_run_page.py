@@ -51,6 +51,23 @@ def test_a_long_run_is_drawn_by_means_of_its_steps(tmp_path: Path) -> None:
     assert [first[-1][1], float(first[-1][2])] == ["2000", pytest.approx(np.mean(losses[1995:]))]
 
 
+def test_samples_that_were_left_out_are_named(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "one")
+    assert not [row for row in Page(run_page.single(run)).tables["Data"] if row[0].startswith("left out")]
+    environment = json.loads((run.path / "environment.json").read_text())
+    (run.path / "environment.json").write_text(json.dumps(environment | {"samples": {"train": 1200, "val": 9}}))
+    bad = [{"row": row, "path": f"photos/{row}.jpg", "reason": "cut off"} for row in range(1010)]
+    (run.path / "skipped.json").write_text(json.dumps({"train": bad, "val": bad[:1], "test": []}))
+    left = [row for row in Page(run_page.single(run)).tables["Data"] if row[0].startswith("left out")]
+    assert [row[0] for row in left] == ["left out of train", "left out of val"]
+    assert left[0][1].startswith("1,010 of 1,200 cannot be read: photos/0.jpg (cut off), photos/1.jpg (cut off), ")
+    assert left[0][1].endswith("photos/7.jpg (cut off) and 1002 more")
+    assert left[1][1] == "1 of 9 cannot be read: photos/0.jpg (cut off)"
+    for text in ('{"train": 3, "val": [4]}', "[", "[]"):
+        (run.path / "skipped.json").write_text(text)
+        assert "left out of" not in run_page.single(run)
+
+
 def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     run = a_run(tmp_path / HOSTILE.replace("/", "\\"), replace(BASE, data=MNIST(root=HOSTILE)))
     (run.path / "environment.json").write_text(json.dumps({"command": [HOSTILE, "s3://me:word@x/y?key=s3cret"]}))

@@ -33,7 +33,8 @@ def test_mistakes_of_predict(finished: Run, capsys: Capture, digit_files: Path, 
         ([empty], f"no images there, {empty}"),
         (
             [digit_files, text],
-            f"cannot read image: it is not an image, or its format is unknown, {text}; repair it, or leave",
+            f"cannot read image: it is not an image, or its format is unknown, {text}; repair it, leave "
+            "it out, or give --out a folder",
         ),
         ([], "no images are given"),
         ([digit_files, "--out", tmp_path / "p.xlsx"], "unknown file type, "),

@@ -197,7 +197,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
 def test_no_experiment_and_no_run(capsys: Capture, tmp_path: Path) -> None:
     assert "EXPERIMENT must come first; see `raytrain lr --help`" in fails(capsys, "lr", "--steps", "50")
     assert "no such experiment file, missing.py" in fails(capsys, "lr", "missing.py")
-    assert "no such experiment file" in fails(capsys, "lr", tmp_path)
+    assert "this is a folder, and not an experiment file" in fails(capsys, "lr", tmp_path)
     with pytest.raises(UserError, match="above low"):
         Rising(low=2, high=1)
 

@@ -40,6 +40,27 @@ def test_the_file_fits_the_folder_and_runs(tmp_path: Path, capsys: Capture, mode
     assert "the file exists" in fails(capsys, "new", root, "--out", out) and out.read_text() == text
 
 
+def test_damaged_images_are_named_and_left_out(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = images(tmp_path / "My Photos", {"ants": 10, "bees": 10}, 40, "RGB")
+    for name in ("ants/3.png", "bees/4.png"):
+        (root / name).write_bytes((root / name).read_bytes()[:-40])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    said = succeeds(capsys, "new", "../My Photos").splitlines()
+    assert said[0] == "wrote experiment.py" and said[1].startswith(
+        "2 images cannot be read and are left out, by on_bad"
+    )
+    assert f"{root}/ants/3.png (" in said[1] and f"{root}/bees/4.png (" in said[1]
+    text = Path("experiment.py").read_text()
+    assert f"# {said[1]}\n" in text and f'ImageFolder("{root}", size=32, on_bad_sample="skip", ' in text
+    assert "cannot be read: " in succeeds(capsys, "train", "experiment.py", "--dry_run", "--scaling.workers", 0)
+    for file in root.rglob("*.png"):
+        file.write_bytes(b"")
+    assert "no sample can be read" in fails(capsys, "new", root, "--out", "other.py") and not Path("other.py").exists()
+
+
 def test_photographs_start_from_pretrained_weights(tmp_path: Path, capsys: Capture) -> None:
     said = succeeds(capsys, "new", images(tmp_path / "large", {"a": 5, "b": 5}, 230, "RGB"), "--out", tmp_path / "l.py")
     assert [line.split()[-3:] for line in said.splitlines()[1:]] == [

@@ -315,6 +315,24 @@ def test_bad_samples_stop_the_packer_or_are_left_out(tmp_path: Path) -> None:
         assert array.tobytes() == Anything().read(index, good)[name].tobytes()
 
 
+@pytest.mark.parametrize("settings", [{}, {"codec": "jpeg", "size": 64}])
+def test_damaged_images_are_not_packed_as_they_are(photos: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    shutil.copytree(photos, root := tmp_path / "photos")
+    (cut := root / "train" / "class 0" / "27.jpg").write_bytes(
+        (photos / "train" / "class 0" / "27.jpg").read_bytes()[:-300]
+    )
+    (other := root / "val" / "class 0" / "24.jpg").write_bytes(b"no image")
+    source, dest = ImageFolder(str(root)), tmp_path / "pack"
+    with pytest.raises(UserError, match=rf"cannot read sample: .*({cut}|{other}); .* --data.on_bad_sample skip"):
+        packed(source, dest, **settings)
+    said = packed(replace(source, on_bad_sample="skip"), dest, **settings)  # goes on where the first command stopped
+    assert ": 46 samples in " in said and "; 2 that cannot be read are left out" in said
+    splits = json.loads((dest / "manifest.json").read_text())["splits"]
+    assert [[path for path, _ in splits[split]["skipped"]] for split in ("train", "val")] == [[str(cut)], [str(other)]]
+    with pytest.raises(UserError, match="another pack is there"):
+        packed(source, dest, **settings)
+
+
 def test_a_manifest_that_is_not_known_is_refused(photos: Path, tmp_path: Path) -> None:
     packed(ImageFolder(str(photos)), tmp_path / "pack")
     manifest = tmp_path / "pack" / "manifest.json"

@@ -21,8 +21,10 @@ def completion(arguments: list[str]) -> tuple[str, list[str]] | None:
         )
         print(f"usage: {usage} {'|'.join(SHELLS)}\n\n{wrapped(text)}")
         return None
-    if not arguments or arguments[0] not in (*SHELLS, "flags"):
+    if not arguments:
         raise errors.bad_flag("bash, zsh or fish must come first", usage)
+    if arguments[0] not in (*SHELLS, "flags"):
+        raise errors.bad_flag(f"there is no script for {arguments[0]!r}: bash, zsh or fish must come first", usage)
     if arguments[0] != "flags" and arguments[1:]:
         raise errors.bad_flag(f"unexpected argument {arguments[1]!r}", usage)
     return arguments[0], arguments[1:]
