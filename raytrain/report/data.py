@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+from rich.cells import cell_len
 from rich.text import Text
 
 from raytrain import errors
@@ -99,10 +100,12 @@ def _class_lines(found: Description) -> list[tuple[str, str]]:
         text += ": uneven, consider sampler=Balanced()"
     shown = list(found.classes.items())
     lines = [("classes", text)]
-    width = max(len(errors.one_line(name, 24)) for name, _ in shown[:_CLASSES])
-    for name, counts in shown[:_CLASSES]:
+    names = [errors.one_line(name, 24) for name, _ in shown[:_CLASSES]]
+    width = max(map(cell_len, names))
+    for name, (_, counts) in zip(names, shown, strict=False):
         bar = "█" * max(1, round(20 * counts[0] / max(1, high))) if counts[0] else ""
-        lines.append(("", f"{errors.one_line(name, 24):<{width}}  {' + '.join(f'{one:,}' for one in counts)}  {bar}"))
+        space = " " * (width - cell_len(name) + 2)  # a CJK letter takes two cells
+        lines.append(("", f"{name}{space}{' + '.join(f'{one:,}' for one in counts)}  {bar}"))
     if len(shown) > _CLASSES:
         lines.append(("", f"and {len(shown) - _CLASSES} more (--json has all)"))
     return lines

@@ -193,7 +193,8 @@ def _bars(epochs: Sequence[tuple[Any, Mapping[str, float]]], names: Iterable[str
     )
     label = "Seconds of each phase in each epoch; the table below has the numbers"
     svg = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
-    return f'<figure><h3>Seconds in each epoch</h3>{svg}<ul class="legend">{legend}</ul></figure>'
+    figure = f'<figure><h3>Seconds in each epoch</h3>{svg}<ul class="legend">{legend}</ul></figure>'
+    return f'<div class="charts">{figure}</div>'
 
 
 def _filled(name: str) -> str:

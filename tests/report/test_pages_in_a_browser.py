@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+import raytrain
 from raytrain import MNIST, Classification, Index, Run
 from raytrain.report import run_evaluation, run_page, sweep_page
 from raytrain.sweep import repeats
@@ -151,6 +152,21 @@ def test_every_control_is_reached_by_the_tab_key_and_has_an_outline(
     page.locator("summary").first.focus()
     page.keyboard.press("Enter")
     assert page.locator("details").first.get_attribute("open") is not None
+    page.close()
+
+
+def test_texts_of_charts_stay_small_and_no_image_is_shown_before_one_is_sent(
+    browser: Browser, files: dict[str, Path]
+) -> None:
+    page = browser.new_page(viewport={"width": 1440, "height": 800})
+    page.goto(files["run"].as_uri())
+    heights = "[...document.querySelectorAll('svg text')].map(one => one.getBoundingClientRect().height)"
+    assert 8 < max(page.evaluate(heights)) <= 20
+    page.goto(Path(raytrain.__file__).with_name("tools").joinpath("serve.html").as_uri())
+    shown = "getComputedStyle(document.querySelector('#image')).display"
+    assert page.evaluate(shown) == "none"
+    page.evaluate("document.querySelector('#image').hidden = false")
+    assert page.evaluate(shown) == "block"
     page.close()
 
 

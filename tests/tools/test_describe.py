@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.commands import fails, succeeds
 from PIL import Image
+from rich.cells import cell_len
 
 from raytrain import Data, Field, ImageFolder, Index, errors
 from raytrain.report.data import to_json
@@ -97,3 +98,12 @@ def test_the_command_prints_lines_or_json(
     assert json.loads(succeeds(capsys, "data", folder, "--json", "--samples", 6))["samples_read"] == 6
     assert "experiment file, folder or table of images" in fails(capsys, "data", tmp_path / "none")
     assert "end its name in .png" in fails(capsys, "data", folder, "--sheet", "a.jpg")
+
+
+def test_counts_stand_in_one_column_of_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ants", "\u871c\u8702\u8702"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            Image.new("RGB", (8, 8), number).save(tmp_path / name / f"{number}.png")
+    lines = succeeds(capsys, "data", tmp_path).splitlines()
+    assert [cell_len(line.partition("4 + 1")[0]) for line in lines if "4 + 1" in line] == [18, 18]
