@@ -299,7 +299,7 @@ def test_a_browser_sends_an_image_and_shows_bars(answers: Answers, tmp_path: Pat
             page.on("console", lambda message: said.append(message.text))
             page.on("pageerror", lambda error: said.append(str(error)))
             page.goto(f"http://127.0.0.1:{server.server_port}/")
-            page.wait_for_function("document.querySelector('#facts').textContent.includes('10 classes')")
+            page.wait_for_selector("#facts:has-text('10 classes')")
             page.keyboard.press("Tab")
             assert page.evaluate("document.activeElement.id") == "file"
             page.set_input_files("#file", tmp_path / "image.png")
