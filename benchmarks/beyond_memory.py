@@ -53,7 +53,7 @@ class Noise(Data):
         return np.stack([np.random.default_rng(int(one)).integers(0, 256, _SHAPE, np.uint8) for one in samples])
 
 
-def plain(folder: Path, count: int, threads: int, rows: np.ndarray) -> float:
+def plain(folder: Path, threads: int, rows: np.ndarray) -> float:
     """Return the MiB that threads read in a second, a sample at a time and straight from the shards."""
     size = int(np.prod(_SHAPE))
     shards = sorted(folder.glob("shard-*.bin"))
@@ -103,7 +103,7 @@ def measure(folder: Path, count: int, rounds: int, steps: int) -> None:
         random = np.random.default_rng(number)
         for threads in (2, 8, 32):
             rows = random.permutation(count)[: steps * _BATCH]
-            found.setdefault(f"disk, {threads} threads", []).append(plain(folder, count, threads, rows))
+            found.setdefault(f"disk, {threads} threads", []).append(plain(folder, threads, rows))
         found.setdefault("loader", []).append(loaded(loader, number, steps))
     disk = max(statistics.median(rates[1:]) for name, rates in found.items() if name != "loader")
     print("| way | MiB/s | range | of the disk's best |\n|---|---|---|---|")

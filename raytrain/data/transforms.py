@@ -254,8 +254,8 @@ class Normalise:
         return converted.sub_(self.shift).mul_(self.scale)
 
     def _taken(self, shape: torch.Size) -> torch.Tensor:
-        """Return float32 values in memory of an earlier batch. In malloc's, small blocks that live longer than a batch
-        get between batches: with 64 photographs each, 2 GB became of two of them."""
+        """Return float32 values in memory of an earlier batch. malloc would put small blocks that outlive a batch into
+        its freed memory, so that the next batch needs new memory, many times over."""
         values = torch.from_numpy(self.memory.take(4 * shape.numel())[: 4 * shape.numel()]).view(torch.float32)
         if self.memory_format != torch.channels_last:
             return values.view(shape)

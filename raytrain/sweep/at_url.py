@@ -1,13 +1,14 @@
 """A sweep at a URL. The trials run in its mirror on this machine, and a side thread uploads their files.
 
 A trial counts at the URL once its `trial.json` is there, which is uploaded after all that it speaks of; its checkpoints
-appear as those of any run at a URL. Whoever opens the sweep again gets the files at the URL, not those of an earlier
-mirror.
+appear as those of any run at a URL. Whoever opens the sweep again gets the files at the URL; on the machine of the
+last driver, the mirror with what that could not upload, unless another machine has gone on with the sweep.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -19,13 +20,17 @@ from raytrain import errors
 from raytrain.checkpoint import layout, location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.driver import gate
+from raytrain.files import write_atomically
 from raytrain.run.lock import LOCK, WRITER_LOCK, held
 from raytrain.sweep import record
 
 _AT_ONCE = 16
 """Files that are downloaded at once."""
 _LOCKS = (LOCK, WRITER_LOCK, record.LOCK)
-_LOCAL = (*_LOCKS, location.URL, "stop", gate.GO)
+_UNSENT = "unsent"
+"""Is in the mirror until all is uploaded. It has the digests of the sweep.json that was uploaded last, and of the one
+before: another one at the URL is of another machine."""
+_LOCAL = (*_LOCKS, _UNSENT, location.URL, "stop", gate.GO)
 """Files that mean something on this machine alone."""
 _TREES = ("logs", "modules", "plots")
 """Folders of a sweep and of a trial whose files are uploaded with it."""
@@ -36,7 +41,8 @@ _ROUND_SECONDS = 1.0
 def opened(url: str, weights: bool = False) -> Path | None:
     """Return the mirror of a sweep at a URL with the files that are there; None where there is none.
 
-    While a process of this machine runs the sweep, its mirror is newer than the URL, and stays as it is.
+    While a process of this machine runs the sweep, or has left something that is not uploaded, its mirror is newer than
+    the URL, and stays as it is.
 
     Args:
         weights: download the trials' checkpoints too, which a sweep needs to go on.
@@ -50,6 +56,10 @@ def opened(url: str, weights: bool = False) -> Path | None:
     storage = Storage(url)
     if "sweep.json" not in answered(url, lambda: storage.names("", recursive=False)):
         return None
+    if digests := _digests(path):
+        there = answered(url, lambda: storage.read("sweep.json"))
+        if _digest(there) in digests:
+            return path
     names = answered(url, storage.names)
     for file in [one for one in path.rglob("*") if one.is_file() and one.name not in _LOCKS]:
         file.unlink(missing_ok=True)  # locks stay: trials of a killed driver may still hold them while they end
@@ -64,6 +74,16 @@ def opened(url: str, weights: bool = False) -> Path | None:
             with contextlib.suppress(errors.UserError):  # it does not verify: the trial goes on from an older one
                 there.fetch(name, run / "checkpoints")
     return path
+
+
+def _digests(path: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return (path / _UNSENT).read_text().split()
+    return []
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _each(work: Callable[[str], None], names: Iterable[str], url: str) -> None:
@@ -127,6 +147,8 @@ class Uploads:
             self._silent = False
             self._over.clear()
             self._try()
+            if not self._silent:
+                (self.path / _UNSENT).unlink(missing_ok=True)
 
     def push(self) -> None:
         """Upload what has changed.
@@ -143,27 +165,39 @@ class Uploads:
     def push_sweep(self) -> None:
         """Upload the sweep's own files that have changed; sweep.json last."""
         assert self.storage is not None
-        for name in _files(self.path, last="sweep.json"):
-            self._send(self.storage, self.path, name, name)
+        for name in _files(self.path):
+            if name != "sweep.json":
+                self._send(self.storage, self.path, name, name)
+        mark, content = _mark(self.path / "sweep.json"), (self.path / "sweep.json").read_bytes()
+        if self._sent.get("sweep.json") != mark:
+            self._note(content)
+            self.storage.write("sweep.json", content)
+            self._sent["sweep.json"] = mark
 
     def assume(self) -> None:
-        """Take all files for uploaded: they have just been downloaded. Remove what a killed command has left of a
-        trial's first checkpoint.
+        """Take files that have just been downloaded for uploaded. Remove what a killed command has left of a first
+        checkpoint.
 
         Raises:
             UserError: storage does not answer.
         """
         if self.url is None or self.storage is None:
             return
-        folders = {"": self.path} | {self._below(number): record.folder(self.path, number) for number in self.begun()}
-        for below, folder in folders.items():
-            self._sent |= {f"{below}{name}": _mark(folder / name) for name in _files(folder)}
-            self._weights[below] = len(layout.committed(folder / "checkpoints"))
+        if not _digests(self.path):
+            trials = {self._below(number): record.folder(self.path, number) for number in self.begun()}
+            for below, folder in ({"": self.path} | trials).items():
+                self._sent |= {f"{below}{name}": _mark(folder / name) for name in _files(folder)}
+            self._note((self.path / "sweep.json").read_bytes())
         names = answered(self.url, self.storage.names)
         for below in {name.partition("checkpoints/")[0] for name in names if "/checkpoints/" in name}:
             there = self.storage.below(below.rstrip("/"))
-            if not answered(self.url, there.committed):
+            self._weights[below] = len(answered(self.url, there.committed))
+            if not self._weights[below]:
                 answered(self.url, lambda there=there: there.drop_after(-1))
+
+    def _note(self, content: bytes) -> None:
+        """Note the sweep.json that is at the URL, or will be there in a moment."""
+        write_atomically(self.path / _UNSENT, "\n".join([*_digests(self.path)[-1:], _digest(content)]))
 
     def _push_trial(self, number: int) -> None:
         """Upload what has changed of a trial: checkpoints and metrics, other files, the record."""
@@ -217,16 +251,17 @@ class Uploads:
         except (OSError, errors.UserError) as error:
             if not self._silent:
                 self._silent = True
-                self.say(f"{self.url}: {error}; the sweep goes on, and its files wait in {self.path}")
+                later = f"{errors.command('resume', self.url)} on this machine"
+                self.say(f"{self.url}: {error}; files wait in {self.path} until storage answers, or for {later}")
 
 
-def _files(folder: Path, last: str = "") -> list[str]:
+def _files(folder: Path) -> list[str]:
     """Return the files that are uploaded, by their path below a folder."""
     found = [one for one in folder.iterdir() if one.is_file()]
     found += [one for tree in _TREES for one in (folder / tree).rglob("*") if one.is_file()]
     names = [one.relative_to(folder).as_posix() for one in found]
     kept = [name for name in names if os.path.basename(name) not in _LOCAL and "/." not in f"/{name}"]
-    return sorted((name for name in kept if "__pycache__" not in name), key=lambda name: (name == last, name))
+    return sorted(name for name in kept if "__pycache__" not in name)
 
 
 def _mark(file: Path) -> tuple[int, int]:

@@ -134,8 +134,8 @@ class LossLog:
         totals = [sum(values[start : start + slots]) for start in range(0, len(values), slots)]
         unit = self.unit or 1.0
         return [
-            Reduced(one.step, one.lr, one.size, total / unit, total / unit / one.size, bool(one.updated), one.columns)
-            for one, total in zip(steps, totals, strict=True)
+            Reduced(one.step, one.lr, one.size, total / unit, total / unit / one.size, updated, one.columns)
+            for one, total, updated in zip(steps, totals, _decisions(steps), strict=True)
         ], Ask(int(asked))
 
 
@@ -150,3 +150,10 @@ def diverged(step: Reduced, committed: list[str]) -> FloatingPointError:
         f"the loss became {step.total} at step {step.step}: train a new run with a lower learning rate, or go "
         f"on with --clip_norm 1, or with --on_nonfinite skip to leave such steps out; {last}"
     )
+
+
+def _decisions(steps: list[Step]) -> list[bool]:
+    """Return whether each step has updated the weights; what the device alone knows is read at once."""
+    unknown = [step.updated.reshape(1) for step in steps if isinstance(step.updated, torch.Tensor)]
+    read = iter(torch.cat(unknown).tolist() if unknown else ())
+    return [bool(next(read)) if isinstance(step.updated, torch.Tensor) else step.updated for step in steps]

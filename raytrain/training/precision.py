@@ -99,21 +99,19 @@ class Precision:
             first, *more = self.scaler._found_inf_per_device(optimizer).values()  # `update` forgets them
             for one in more:
                 first = first + one.to(first.device, non_blocking=True)
-            decided = first == 0
+            finite = torch.eq(first, 0)
             self.scaler.update()
         elif finite is None:
             optimizer.step()
             return True
-        elif self.reads or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            decided = finite
-            if decided:
-                optimizer.step()
-        else:  # as GradScaler.step tells it to a fused optimizer
-            decided = finite
-            optimizer.grad_scale, optimizer.found_inf = None, (~decided).float()  # type: ignore[attr-defined]
+        elif not self.reads and getattr(optimizer, "_step_supports_amp_scaling", False):
+            # As GradScaler.step tells it to a fused optimizer.
+            optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
             optimizer.step()
             del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-        return bool(decided) if self.reads else decided
+        elif finite:
+            optimizer.step()
+        return bool(finite) if self.reads else finite
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's scale and growth counter; empty for fp32 and bf16."""

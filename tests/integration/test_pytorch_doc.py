@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from helpers.scripts import changed, succeeds, write_shapes
 
 from raytrain import Run
 
@@ -25,26 +22,9 @@ def block_after(sentence: str) -> str:
     return textwrap.dedent("\n".join(lines[:end])).strip() + "\n"
 
 
-def changed(text: str, before: str, after: str) -> str:
-    assert text.count(before) == 1, before
-    return text.replace(before, after)
-
-
-def succeeds(folder: Path, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_the_script_and_its_experiment_both_train(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for name, light in (("dark", 60), ("light", 200)):
-            (tmp_path / "shapes" / split / name).mkdir(parents=True)
-            for number in range(4):
-                image = random.integers(0, 50, (150, 150, 3), np.uint8) + np.uint8(light)
-                Image.fromarray(image).save(tmp_path / "shapes" / split / name / f"{number}.png")
+    write_shapes(tmp_path, 4, 150)
     script = block_after("A training script for a folder of images:\n")
     experiment, _, _ = block_after("resumes, exports and is swept:\n").partition("\nraytrain train ")
     assert len(experiment.splitlines()) <= 25 and len(script.splitlines()) > 2 * len(experiment.splitlines())

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from helpers.scripts import changed, succeeds, write_shapes
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^    raytrain (.*)$", TEXT, re.MULTILINE)
 
 
-def changed(text: str, before: str, after: str) -> str:
-    assert text.count(before) == 1, before
-    return text.replace(before, after)
-
-
-def succeeds(folder: Path, *arguments: str, **environment: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=400,
-                          env={**os.environ, **environment})  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with images of two classes."""
-    folder, random = tmp_path_factory.mktemp("tune"), np.random.default_rng(0)
-    for split in ("train", "val"):
-        for name, light in (("dark", 60), ("light", 200)):
-            (folder / "shapes" / split / name).mkdir(parents=True)
-            for number in range(8):
-                image = random.integers(0, 50, (40, 40, 3), np.uint8) + np.uint8(light)
-                Image.fromarray(image).save(folder / "shapes" / split / name / f"{number}.png")
+    folder = tmp_path_factory.mktemp("tune")
+    write_shapes(folder, 8, 40)
     return folder
 
 

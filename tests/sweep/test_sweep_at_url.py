@@ -119,3 +119,41 @@ def test_a_sweep_at_a_url_is_planned_and_its_name_is_taken(s3: str, tmp_path: Pa
     assert f"in  {out}/new" in capsys.readouterr().out and not Storage(f"{out}/new").names()
     Storage(f"{out}/new").write("sweep.json", b"{}")
     assert "a run of that name exists" in fails(capsys, "sweep", file, "--out", out, "--name", "new")
+
+
+def test_what_storage_has_refused_stays_in_the_mirror(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, said, write = f"{s3}/sweeps/unsent", list[str](), Storage.write
+    path = sweep(url, {0: "running"})
+    own = record.folder(path, 0)
+    uploads = at_url.Uploads(path, lambda: [0], said.append)
+    with uploads:
+        (path / "sweep.json").write_text(json.dumps({"status": "running", "trials": [0]}))
+        uploads.push()
+
+        def refuse(self: Storage, name: str, content: Path | bytes) -> None:
+            raise OSError("refused")
+
+        monkeypatch.setattr(Storage, "write", refuse)
+        record.update(own, status="completed")  # then the command ends
+    assert len(said) == 1 and f"`raytrain resume {url}` on this machine" in said[0]
+    monkeypatch.setattr(Storage, "write", write)
+    assert at_url.opened(url) == path
+    assert (record.read(own) or {})["status"] == "completed", "an ended trial is not trained again"
+    again = at_url.Uploads(path, lambda: [0], said.append)
+    again.assume()
+    with again:
+        pass
+    assert json.loads(Storage(url).read("trials/0000/trial.json"))["status"] == "completed"
+    assert at_url._UNSENT not in {one.name for one in path.iterdir()} | Storage(url).names().keys()
+
+
+def test_another_machine_that_went_on_wins_over_what_is_left_here(s3: str) -> None:
+    url = f"{s3}/sweeps/elsewhere"
+    path = sweep(url, {0: "running"})
+    uploads = at_url.Uploads(path, lambda: [0], print)
+    uploads.push()  # then the driver is killed
+    record.update(record.folder(path, 0), status="completed")
+    Storage(url).write("sweep.json", json.dumps({"status": "running", "trials": [], "seconds": 7}).encode())
+    assert at_url.opened(url) == path
+    assert (record.read(record.folder(path, 0)) or {})["status"] == "running", "that machine trains it"
+    assert json.loads((path / "sweep.json").read_text())["seconds"] == 7
