@@ -12,7 +12,6 @@ one after the other, in C order and in little-endian bytes.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +19,6 @@ import resource
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 
 from raytrain import errors, files
-from raytrain.data.shard_file import ShardFile
 from raytrain.data.source import Field, Index
 
 VERSION = 1
@@ -199,7 +196,7 @@ class Pack:
         self.place, self.values, self.raw = place, values, values["codec"] == "raw"
         self.digest = _digest(values)
         self._tables: dict[str, Table] = {}
-        self._files: dict[int, ShardFile] = {}
+        self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
         self._most = max(8, min(_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
@@ -246,9 +243,8 @@ class Pack:
         """
         table = self.table(split)
         self._bring(split, table.shard[rows])
-        ask = self._asking(table.shard[rows], table.offset[rows], table.length[rows])
         for row in rows:
-            found = self._bytes(table, split, int(row), ask)
+            found = self._bytes(table, split, int(row))
             if zlib.crc32(found) != table.crc[row]:  # under 1% of the time that decoding takes
                 raise errors.BadSample(self.name(split, int(row)), _DAMAGED)
             yield found
@@ -271,11 +267,11 @@ class Pack:
         # One call reads the samples that follow each other both in the batch and in a shard.
         apart = np.flatnonzero((np.diff(shards) != 0) | (np.diff(offsets) != size)) + 1
         most = max(1, min(_RUN // max(1, size), _VECTORS if len(flat) == 1 else _VECTORS // len(flat)))
-        bounds, ask = [0, *apart.tolist(), count], self._asking(shards, offsets, np.full(count, size))
+        bounds = [0, *apart.tolist(), count]
         for first, last in pairwise(bounds):
             for start in range(first, last, most):
                 stop = min(start + most, last)
-                self._fill(int(shards[start]), int(offsets[start]), flat, slice(start, stop), split, rows, ask)
+                self._fill(int(shards[start]), int(offsets[start]), flat, slice(start, stop), split, rows)
         for place in np.flatnonzero(~table.checked[rows]):
             crc = 0
             for one in flat:
@@ -292,29 +288,7 @@ class Pack:
             wanted = [known[number] for number in np.unique(shards).tolist() if number not in self._files]
             self.place.bring(wanted, split, [one for one in known if one["split"] == split], len(shards))
 
-    def _asking(self, shards: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> Callable[[], None]:
-        """Return what asks the disk for samples (int64 [k] each), all at once: it is called when one of them is not in
-        memory, and each would be waited for in turn."""
-
-        @cache  # once
-        def ask() -> None:
-            for shard, offset, length in zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True):
-                with contextlib.suppress(OSError):  # which names the sample when that is read
-                    if (file := self._file(shard)) is not None:
-                        file.ask(offset, length)
-
-        return ask
-
-    def _fill(
-        self,
-        shard: int,
-        offset: int,
-        flat: list[np.ndarray],
-        part: slice,
-        split: str,
-        rows: np.ndarray,
-        ask: Callable[[], None],
-    ) -> None:
+    def _fill(self, shard: int, offset: int, flat: list[np.ndarray], part: slice, split: str, rows: np.ndarray) -> None:
         """Read consecutive samples into the rows `part` of the fields' bytes."""
         parts: list[Any] = [one[part] for one in flat]
         wanted = sum(one.nbytes for one in parts)
@@ -323,7 +297,7 @@ class Pack:
         try:
             file = self._file(shard)
             if file is not None:
-                got = file.read(buffers, offset, ask)
+                got = os.preadv(file.descriptor, buffers, offset)
             if got != wanted:  # read in ranges, or interrupted
                 content = np.frombuffer(self._range(shard, offset, wanted), np.uint8)
                 got, start = len(content), 0
@@ -335,13 +309,13 @@ class Pack:
         if got != wanted:
             raise errors.BadSample(self.name(split, int(rows[part][0])), _reason(cause)) from cause
 
-    def _bytes(self, table: Table, split: str, row: int, ask: Callable[[], None]) -> bytes:
+    def _bytes(self, table: Table, split: str, row: int) -> bytes:
         shard, offset, length = int(table.shard[row]), int(table.offset[row]), int(table.length[row])
         try:
             file = self._file(shard)
-            memory = bytearray(length)
-            complete = file is not None and file.read([memory], offset, ask) == length
-            found = bytes(memory) if complete else self._range(shard, offset, length)
+            found = b"" if file is None else os.pread(file.descriptor, length, offset)
+            if len(found) != length:
+                found = self._range(shard, offset, length)
         except (OSError, ValueError) as error:
             raise errors.BadSample(self.name(split, row), _reason(error)) from error
         if len(found) != length:
@@ -359,7 +333,7 @@ class Pack:
             offset, length = offset + len(piece), length - len(piece)
         return b"".join(pieces)
 
-    def _file(self, number: int) -> ShardFile | None:
+    def _file(self, number: int) -> _File | None:
         with self._lock:
             file = self._files.pop(number, None)
             if file is not None:
@@ -369,12 +343,26 @@ class Pack:
         path = self.place.file(known["file"], known["bytes"], known["sha256"])
         if path is None:
             return None
-        file = ShardFile(path)
+        file = _File(path)
         with self._lock:
             self._files[number] = file
             while len(self._files) > self._most:  # a thread that still reads it holds it open
                 del self._files[next(iter(self._files))]
         return file
+
+
+class _File:
+    """A shard that is open for reading, until nothing refers to it."""
+
+    descriptor = -1
+
+    def __init__(self, path: Path):
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.descriptor >= 0:
+            close(self.descriptor)
 
 
 def file_digest(path: Path) -> str:
