@@ -169,8 +169,8 @@ def test_with_two_ranks_a_size_fits_only_where_it_fits_on_both(tmp_path: Path) -
     room = "net.ballast = torch.ones(2**20 * 16) if here() else None"
     value, file = own(tmp_path, built=room, rank_one=True)
     value = on_workers(value, 2)
-    alone = find_largest(replace(value, batch_size=48, scaling=replace(value.scaling, workers=1)), 0.08, file)
-    both = find_largest(value, 0.08, file)
+    alone = find_largest(replace(value, batch_size=48, scaling=replace(value.scaling, workers=1)), 0.16, file)
+    both = find_largest(value, 0.16, file)
     assert alone and both and both.micro_batch < alone.micro_batch <= 48
     assert both.accumulation == 48 // both.micro_batch
 
