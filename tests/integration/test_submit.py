@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from helpers.readme import the
 
 from raytrain import Run
 from raytrain.driver.ray_internals import cluster_state
+from raytrain.sweep.sweep_run import SweepRun
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +127,51 @@ def test_jobs_train_are_refused_and_stop_with_a_checkpoint(cluster: Cluster, tmp
         assert files
         for file in files:
             assert cluster.token.encode() not in file.read_bytes(), file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_url", [False, True])
+def test_sweeps_go_on_when_they_are_submitted_again(cluster: Cluster, tmp_path: Path, at_url: bool) -> None:
+    out = f"file://{tmp_path}/bucket" if at_url else str(tmp_path / "runs")
+    there = tmp_path / ("bucket" if at_url else "runs") / "job"
+    file = tmp_path / "project" / "lrs.py"
+    file.parent.mkdir()
+    file.write_text(
+        "from raytrain import MLP, Digits, Experiment, Grid, Sweep\n"
+        "base = Experiment(model=MLP(hidden=(32,)), data=Digits(), epochs=150)\n"
+        "sweep = Sweep(base, (Grid('optimizer.lr', (0.1, 0.02)),), concurrent=1)\n"
+    )
+    again = ("submit", file, "--address", cluster.url, "--out", out, "--name", "job", "--resume")
+    first = cluster.start(*again)
+    assert first.stdout is not None
+    job = next(word for word in first.stdout.readline().split() if word.startswith("raytrain-job-"))
+    checkpoints, deadline = there / "trials" / "0000" / "checkpoints", time.monotonic() + 240
+    while not [*checkpoints.glob("*/manifest.json")]:
+        assert first.poll() is None and time.monotonic() < deadline, first.communicate()
+        time.sleep(0.1)
+    stopped = cluster.command("stop", job, "--address", cluster.url)
+    assert stopped.returncode == 0 and "STOPPED" in stopped.stdout, stopped.stdout + stopped.stderr
+    assert first.wait(120) == 143 and SweepRun(there).answer["status"] == "interrupted"
+    done = cluster.command(*again)
+    assert done.returncode == 0 and "completed: 2 trials (2 completed)" in done.stdout, done.stdout + done.stderr
+    answer = SweepRun(there).answer
+    assert answer["status"] == "completed" and [trial["epochs"] for trial in answer["trials"]] == [150, 150]
+    rows = [json.loads(line) for line in (there / "trials" / "0000" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [*range(1, 150 * 23 + 1)]
+    once_more = cluster.command(*again)
+    assert once_more.returncode == 0 and SweepRun(there).answer["trials"] == answer["trials"]
+
+
+@pytest.mark.slow
+def test_submitted_question_for_precision_and_batch_is_answered(cluster: Cluster, tmp_path: Path) -> None:
+    question = ("submit", "--precision_and_batch", "experiments/digits.py", "--address", cluster.url)
+    short = ("--trial_samples", 64, "--repeats", 1, "--batch_size", 8, "--scaling.workers", 1)
+    done = cluster.command(*question, "--out", tmp_path, "--name", "job", *short)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each trial was measured alone, once: --repeats 3 shows" in done.stdout and "as flags" in done.stdout
+    assert "each trial was measured alone" in (tmp_path / "job" / "report.html").read_text()
+    found = SweepRun(tmp_path / "job")
+    assert {trial["values"]["precision"] for trial in found.trials} == {"fp32", "bf16"}
+    assert {trial["status"] for trial in found.trials} == {"completed"} and (
+        tmp_path / "job/recommended.json"
+    ).is_file()
