@@ -147,7 +147,9 @@ def test_sweeps_go_on_when_they_are_submitted_again(cluster: Cluster, tmp_path: 
     job = next(word for word in first.stdout.readline().split() if word.startswith("raytrain-job-"))
     checkpoints, deadline = there / "trials" / "0000" / "checkpoints", time.monotonic() + 240
     while not [*checkpoints.glob("*/manifest.json")]:
-        assert first.poll() is None and time.monotonic() < deadline, first.communicate()
+        if first.poll() is not None or time.monotonic() > deadline:
+            first.kill()
+            pytest.fail(str(first.communicate()))
         time.sleep(0.1)
     stopped = cluster.command("stop", job, "--address", cluster.url)
     assert stopped.returncode == 0 and "STOPPED" in stopped.stdout, stopped.stdout + stopped.stderr

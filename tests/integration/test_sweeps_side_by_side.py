@@ -66,9 +66,11 @@ def sweep_file(folder: Path, name: str, mode: str, workers: int, waits: str, *ra
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 300
     while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(str(process.communicate()))
         time.sleep(0.1)
 
 
