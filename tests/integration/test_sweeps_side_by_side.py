@@ -14,7 +14,7 @@ import pytest
 from helpers.killed_runs import rows, weights
 from helpers.own_cluster import Cluster, started
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 SWEEP = '''
     """A sweep whose trials wait after their first epoch until the file FOLDER/WAITS exists."""
 
