@@ -138,7 +138,7 @@ def test_sweeps_go_on_when_they_are_submitted_again(cluster: Cluster, tmp_path: 
     file.parent.mkdir()
     file.write_text(
         "from raytrain import MLP, Digits, Experiment, Grid, Sweep\n"
-        "base = Experiment(model=MLP(hidden=(32,)), data=Digits(), epochs=150)\n"
+        "base = Experiment(model=MLP(hidden=(32,)), data=Digits(), epochs=60)\n"
         "sweep = Sweep(base, (Grid('optimizer.lr', (0.1, 0.02)),), concurrent=1)\n"
     )
     again = ("submit", file, "--address", cluster.url, "--out", out, "--name", "job", "--resume")
@@ -157,9 +157,9 @@ def test_sweeps_go_on_when_they_are_submitted_again(cluster: Cluster, tmp_path: 
     done = cluster.command(*again)
     assert done.returncode == 0 and "completed: 2 trials (2 completed)" in done.stdout, done.stdout + done.stderr
     answer = SweepRun(there).answer
-    assert answer["status"] == "completed" and [trial["epochs"] for trial in answer["trials"]] == [150, 150]
+    assert answer["status"] == "completed" and [trial["epochs"] for trial in answer["trials"]] == [60, 60]
     rows = [json.loads(line) for line in (there / "trials" / "0000" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if row["kind"] == "step"] == [*range(1, 150 * 23 + 1)]
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [*range(1, 60 * 23 + 1)]
     once_more = cluster.command(*again)
     assert once_more.returncode == 0 and SweepRun(there).answer["trials"] == answer["trials"]
 
