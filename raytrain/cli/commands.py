@@ -61,6 +61,10 @@ def read(name: str, arguments: list[str]) -> tuple[str, Any]:
     Returns:
         The command, `sweep` for a resumed sweep, and what it is called with; None after it has printed help.
     """
+    if "--resume" in arguments and name in ("train", "sweep", "folds"):
+        again = importlib.import_module("raytrain.cli.flags.again")
+        if resumed := again.again(arguments):
+            name, arguments = "resume", resumed
     path = first_argument(arguments)
     if path is not None and "://" in path and name in ("resume", "sweep", "folds", "report"):
         at_url = importlib.import_module("raytrain.sweep.at_url")

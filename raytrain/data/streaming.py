@@ -40,14 +40,22 @@ class Streaming:
     position.
 
     Args:
-        cpus: the CPUs that a task of Ray Data requests: one, or the part of one that the workers leave on a node.
+        cpus: the CPUs that a task of Ray Data requests: one, the part of one that the workers leave on a node, or none.
         waits: called with the seconds waited, each time that Ray Data has returned nothing for 30 s.
+        at_once: tasks that run at once; None leaves that to their CPUs.
     """
 
     def __init__(
-        self, data: Data, index: Index, index_ref: object, cpus: float = 1.0, waits: Callable[[float], None] = ignore
+        self,
+        data: Data,
+        index: Index,
+        index_ref: object,
+        cpus: float = 1.0,
+        waits: Callable[[float], None] = ignore,
+        at_once: int | None = None,
     ):
-        self.data, self.index, self.index_ref, self.cpus, self.waits = data, index, index_ref, cpus, waits
+        self.data, self.index, self.index_ref = data, index, index_ref
+        self.cpus, self.waits, self.at_once = cpus, waits, at_once
 
     def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yield (samples int64 [k], their arrays) of each step."""
@@ -70,7 +78,8 @@ class Streaming:
             samples = epoch.samples
             if epoch.draw is not None:  # a sampler's tables are computed here, once, and not again in each task
                 samples = partial(np.take, samples(np.arange(total)))
-            blocks = read_blocks(self.data, self.index_ref, samples, total, size, self.cpus, self.waits)
+            how = (self.cpus, self.waits, self.at_once)
+            blocks = read_blocks(self.data, self.index_ref, samples, total, size, *how)
             for arrays, bad in blocks:
                 check_bad(self.data, bad)
                 if bad:  # the index was made without the samples that were bad then
@@ -86,6 +95,7 @@ def read_blocks(
     size: int,
     cpus: float = 1.0,
     waits: Callable[[float], None] = ignore,
+    at_once: int | None = None,
 ) -> Iterator[tuple[Arrays, list[Bad]]]:
     """Stream `total` samples through Ray Data, in order.
 
@@ -93,7 +103,7 @@ def read_blocks(
         index_ref: a reference to the index in the object store.
         samples: maps positions int64 [k] to samples int64 [k]; it runs in the tasks.
         size: bytes of these samples, from which the number of tasks follows.
-        cpus, waits: as for `Streaming`.
+        cpus, waits, at_once: as for `Streaming`.
 
     Yields:
         Arrays of k samples, and the samples that could not be read, whose arrays are zeros.
@@ -106,7 +116,12 @@ def read_blocks(
     dataset = ray.data.from_items(
         [{"start": start, "stop": stop} for start, stop in pairwise(bounds)], override_num_blocks=tasks
     ).map_batches(
-        read, fn_args=(Shipped(data), index_ref, samples, rows), batch_size=None, zero_copy_batch=True, num_cpus=cpus
+        read,
+        fn_args=(Shipped(data), index_ref, samples, rows),
+        batch_size=None,
+        zero_copy_batch=True,
+        num_cpus=cpus,
+        concurrency=None if at_once is None else min(at_once, tasks),
     )
     context = dataset.context  # a copy: other data sets of this process keep their settings
     context.execution_options.preserve_order = True

@@ -36,6 +36,8 @@ class Job:
     """What a constant answer scores, for the summary."""
     threads: int = 0
     """Threads of each worker that read samples while it trains; 0 where they are resident, or Ray Data reads them."""
+    tasks: int = 0
+    """Tasks of Ray Data that read for each worker at once, where they request no CPU; else 0."""
     profile: int = 0
     """Steps to trace; see `Profiling`."""
 

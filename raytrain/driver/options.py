@@ -17,6 +17,9 @@ class Options:
     """Folder or URL in which the run's directory is made; on a cluster, one that all nodes share."""
     name: str | None = None
     """Name of the run's directory; by default the experiment file's name and a number."""
+    resume: bool = False
+    """Resume the run or sweep of that --name in --out, if there is one: the same command may then be given again and
+    again. It goes on with its own settings."""
     address: str | None = None
     """Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone."""
     dry_run: bool = False
@@ -44,3 +47,5 @@ class Options:
             raise errors.UserError("--quiet and --verbose exclude each other", "", "leave one of them out")
         if self.json and self.dry_run:
             raise errors.UserError("--dry_run has no result to print as JSON", "", "leave --json or --dry_run out")
+        if self.resume and self.name is None:
+            raise errors.UserError("--resume needs the name of the run", "", "give one with --name")

@@ -43,5 +43,12 @@ def read(
 
 
 def wait_for_blocks(observer: Logger, seconds: float) -> None:
-    """Tell the user why Ray Data has returned nothing for some seconds."""
-    observer.note(why_no_block(seconds, 1.0))
+    """Tell the user why Ray Data has returned nothing, after 30 s, one minute, two, four and so on: other runs may hold
+    its CPUs for hours.
+
+    Args:
+        seconds: a multiple of 30.
+    """
+    times = int(seconds // 30)
+    if times & (times - 1) == 0:
+        observer.note(why_no_block(seconds, 1.0))

@@ -36,12 +36,14 @@ class Resources:
         by_node: the nodes, each with what it has.
         where: the cluster's address, or this machine.
         runs: equal runs, such as a sweep's trials, that share the nodes at the same time.
+        reserved: whether a run reserves all CPUs that it uses, those of Ray Data's tasks too, which request none.
         gpu_memory: asks for the bytes of the smallest GPU; None where that cannot be known.
     """
 
     by_node: tuple[Node, ...]
     where: str
     runs: int = 1
+    reserved: bool = False
     gpu_memory: Callable[[], int | None] = field(default=lambda: None, compare=False)
 
     @property
@@ -87,23 +89,11 @@ class Resources:
         total = self.room(cpus, gpus)
         return max(node.cpus - cpus * max(0, workers - total + node.room(cpus, gpus)) for node in self.by_node)
 
-    @property
-    def for_data(self) -> float:
-        """CPUs that must stay free on a node for a task of Ray Data: one, or half of the largest node."""
-        return min(1.0, max(node.cpus for node in self.by_node) / 2)
-
-    def holds(self, workers: int, cpus: float, gpus: float, spare: float) -> bool:
-        """Return whether so many workers have room, each on one node, and some node keeps `spare` CPUs wherever Ray
-        places them."""
-        roomy = [node for node in self.by_node if node.cpus >= spare]
-        fill = sum(int((node.cpus - spare) / cpus + 1e-6) + 1 for node in roomy)  # workers that leave no node enough
-        return self.room(cpus, gpus) >= workers and (not spare or fill > workers)
-
-    def most_cpus(self, workers: int, gpus: float, spare: float) -> float | None:
-        """Return the most CPUs, in hundredths, with which `holds` is true; None where no number is."""
-        left = {node.cpus - kept for node in self.by_node for kept in (0.0, spare)}
-        shares = {int(100 * cpus / count + 1e-6) / 100 for cpus in left for count in range(1, workers + 1)}
-        return max((cpus for cpus in shares if cpus > 0 and self.holds(workers, cpus, gpus, spare)), default=None)
+    def most_cpus(self, workers: int, gpus: float) -> float | None:
+        """Return the most CPUs, in hundredths, with which so many workers have room; None where no number is."""
+        counts = range(1, workers + 1)
+        shares = {int(100 * node.cpus / count + 1e-6) / 100 for node in self.by_node for count in counts}
+        return max((cpus for cpus in shares if cpus > 0 and self.room(cpus, gpus) >= workers), default=None)
 
     @property
     def listed(self) -> str:

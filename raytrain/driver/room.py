@@ -42,6 +42,8 @@ def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, wor
         cpus_per_worker, workers: as for `cpus_for_data`.
     """
     free, found = cluster_state.free_cpus(), []
+    if not needs:
+        return f"Ray Data has read nothing for {seconds:g} s: is the data's storage slow?"
     if any(cpus >= needs for cpus in free.values()):
         return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is the data's storage slow?"
     for node in ray.nodes():

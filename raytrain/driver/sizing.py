@@ -29,10 +29,12 @@ def scaled(scaling: Scaling, resources: Resources, threads: int | None, streams:
 
     Args:
         threads: see `Parallel.threads`.
+        streams: whether Ray Data's tasks read while the run trains.
 
     Raises:
         UserError: the workers do not fit on the nodes.
     """
+    streams = streams and not resources.reserved
     all_workers = scaling.ranks * resources.runs
     gpus = scaling.gpus_per_worker
     if gpus is None:

@@ -130,12 +130,18 @@ def _streams(job: Job, indices: dict[str, Index]) -> dict[str, Reader]:
         threads = min(job.threads, own_cpus())
         return {split: Direct(data, index, threads, complete=True) for split, index in indices.items()}
     cpus, waits = _data_cpus(job)
-    return {split: Streaming(data, index, ray.put(index), cpus, waits) for split, index in indices.items()}
+    return {
+        split: Streaming(data, index, ray.put(index), cpus, waits, job.tasks or None)
+        for split, index in indices.items()
+    }
 
 
 def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:
     """Return the CPUs that a task of Ray Data requests besides this run's workers, and a function that notes a wait. A
     collective.
+
+    The tasks of a sweep's trial request none: its reservation counts for them too. Else another trial, of this sweep or
+    of another one, could reserve what they wait for, and wait likewise.
 
     Raises:
         UserError: the workers leave no CPU.
@@ -145,8 +151,11 @@ def _data_cpus(job: Job) -> tuple[float, Callable[[float], None]]:
     if dist.is_initialized():
         places *= dist.get_world_size()
         dist.all_gather_object(places, ray.get_runtime_context().get_node_id())
+    if job.tasks:
+        cpus = 0.0
+    elif dist.is_initialized():
         cpus = cpus_for_data(each, Counter(places))
-    else:  # a trial beside others: the plan leaves half of a node that has fewer than two CPUs
+    else:  # the driver trains, and holds no CPU
         cpus = min(1.0, max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]) / 2)
     first = places[0] in (None, ray.get_runtime_context().get_node_id())
 

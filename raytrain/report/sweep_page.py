@@ -57,7 +57,10 @@ def whole(path: Path, answer: dict[str, Any]) -> str:
     goals = sweep_charts.objectives(drawn, Learning.read(results, path))
     across, along = sweep_charts.coordinates(drawn), sweep_charts.parameters(drawn)
     lines, repeated = "\n".join(folds.lines(path, answer)), configurations.section(results, _MOST_TRIALS, _PAGE)
-    answers = "\n".join(precision_and_batch.lines(answer))
+    answers, measured = (
+        "\n".join(precision_and_batch.lines(answer)),
+        sweep_table.measured(results, answer.get("concurrent")),
+    )
     parts = [
         *([("answer", "Answer", scroll("Answer", f"<pre>{safe(answers)}</pre>"))] if answers else []),
         *([("folds", "Folds", scroll("Folds", f"<pre>{safe(lines)}</pre>"))] if lines else []),
@@ -65,7 +68,7 @@ def whole(path: Path, answer: dict[str, Any]) -> str:
         *([("objectives", "Objectives", f'<div class="charts">{goals}</div>')] if goals else []),
         *([("parameters", "Parameters", f'{across}<div class="charts">{along}</div>')] if across or along else []),
         *([("best", "Best trial", _best(path, results))] if results.best is not None else []),
-        ("trials", "Trials", _trials(results, ranked)),
+        ("trials", "Trials", (f"<p>{safe(measured)}</p>" if measured else "") + _trials(results, ranked)),
         *([("curves", "Curves of the best trials", found)] if (found := _curves(path, ranked)) else []),
     ]
     head = f"<h1>{safe(path.absolute().name)}</h1>{outcome}{navigation(parts)}"

@@ -11,6 +11,7 @@ from rich.text import Text
 from raytrain.report import trials as read
 from raytrain.report.console import clock
 from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, cut, figure, number
+from raytrain.sweep.objective import of_machine
 
 _WIDE, _NARROW, _LONGEST = 28, 14, 300
 _STYLES = {"running": "cyan", "completed": "", "stopped": "yellow", "pending": "dim"}
@@ -58,15 +59,18 @@ def outcome(results: Results) -> str:
 
 
 def measured(results: Results, concurrent: object) -> str:
-    """Return whether trials were alone on the machine while their speed was measured; empty where that is not known.
+    """Return whether trials were alone on the machine while their speed was measured, and where nothing shows by how
+    much that varies; empty where it is not known.
 
     Args:
         concurrent: how many trials ran at once.
     """
     if not isinstance(concurrent, int) or len(results.trials) < 2:
         return ""
+    once = any(of_machine(objective.name) for objective in results.objectives) and not results.configurations
+    spread = ", once: --repeats 3 shows how much that varies" if once else ""
     if concurrent == 1:
-        return "seconds and samples/s: each trial was measured alone"
+        return f"seconds and samples/s: each trial was measured alone{spread}"
     return f"seconds and samples/s: of up to {concurrent} trials side by side; alone, each is faster"
 
 

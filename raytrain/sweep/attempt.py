@@ -60,13 +60,14 @@ class Data:
     """One way to read the data, packed once for all trials of a node: references into the object store.
 
     Attributes:
-        threads: as in `Job`.
+        threads, tasks: as in `Job`.
         baseline: what a constant answer scores on it, by the sweep's own plan.
     """
 
     indices: Any
     images: dict[str, Any]
     threads: int = 0
+    tasks: int = 0
     baseline: dict[str, float] | None = None
 
     def steps_per_epoch(self, value: Experiment) -> int:
@@ -267,6 +268,7 @@ class Attempt:
             time.time(),
             own_output=True,
             threads=self.data.threads,
+            tasks=self.data.tasks,
             watched=False,
             gated=self.value.scaling.ranks > 1,
             baseline=self.data.baseline,

@@ -173,7 +173,7 @@ class _Driver:
                 from raytrain.sweep import tuning  # Ray Tune, which reads those settings when it is imported
 
                 self.observer.status("reading the data")
-                shelf = tuning.read(self.trials.planned, self.path)
+                shelf = tuning.read(self.trials.planned, self.path, self.observer)
                 interrupts.saves = True
                 self.observer.status("starting the first trials")
                 loggers = TrialLoggers(self.path, self.trials.planned.variants, self.observer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from raytrain import errors
 from raytrain.data import Folds, Index, packing
 from raytrain.data.blocks import Arrays, Bad
 from raytrain.data.checks import checked_indices
+from raytrain.data.streaming import ignore
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
 from raytrain.sweep import record
@@ -45,8 +46,11 @@ def groups(variants: Mapping[str, Plan]) -> list[list[str]]:
     return [keys for keys in found.values() if len(keys) > 1]
 
 
-def read(variants: Mapping[str, Plan]) -> Shared | None:
+def read(variants: Mapping[str, Plan], waits: Callable[[float], None] = ignore) -> Shared | None:
     """Read the samples of a group of `groups`, each once.
+
+    Args:
+        waits: called with the seconds for which Ray Data has read nothing.
 
     Returns:
         None where the files have changed since the plan, so that each fold is read by itself.
@@ -60,7 +64,7 @@ def read(variants: Mapping[str, Plan]) -> Shared | None:
     for key, variant in variants.items():
         if any(split[key][name].fingerprint() != variant.indices[name].fingerprint() for name in ("train", "val")):
             return None
-    arrays, _, bad = packing.pack(data, indices["train"])
+    arrays, _, bad = packing.pack(data, indices["train"], waits=waits)
     assert arrays is not None
     good = np.setdiff1d(np.arange(len(indices["train"])), [one.row for one in bad])
     parts: Parts = {}

@@ -39,7 +39,7 @@ class Objective:
     @property
     def of_machine(self) -> bool:
         """Whether it is a time, a speed or memory, which other trials on the machine change."""
-        return not self.every_epoch
+        return of_machine(self.name)
 
     def now(self, rows: list[dict[str, Any]]) -> float | None:
         """Return the last validation's value, for a scheduler."""
@@ -74,6 +74,11 @@ class Objective:
         if value is None or than is None:
             return value is not None
         return value > than if self.mode == "max" else value < than
+
+
+def of_machine(name: str) -> bool:
+    """Return whether an objective of that name is a time, a speed or memory."""
+    return name in _MODES or name.startswith("time_to_accuracy(")
 
 
 def parse(name: str, directions: Mapping[str, str], where: str = "in Sweep.objective") -> Objective:

@@ -22,6 +22,8 @@ from raytrain.sweep.sweep import Sweep
 
 _TAKES = 1 << 24
 """Bytes that the plan counts for a trial's logs and metrics, besides its checkpoints."""
+_ROOM_CPUS = 0.25
+"""CPUs from which a worker of another run has room: the fewest that one reserves by itself."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class SweepPlan:
         Raises:
             UserError: its workers do not fit on the nodes.
         """
-        return _decided(one, self.sweep.scheduler.together, self.share, _streams(self.variants))
+        return _decided(one, self.sweep.scheduler.together, self.share)
 
     @property
     def length(self) -> int:
@@ -99,7 +101,7 @@ class SweepPlan:
             + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}{compares}"),
             "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
             + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
-            + (f"; {_measured(self.concurrent)}" if any(o.of_machine for o in s.objectives) else ""),
+            + (f"; {self._measured}" if any(o.of_machine for o in s.objectives) else ""),
             "disk": f"{files.size(self.weights)} of checkpoints at most: those under way and the best "
             + (f"{s.keep} trials'" if s.keep > 1 else "trial's")
             + (", one of each configuration until its last repeat" if s.rounds else ""),
@@ -108,6 +110,19 @@ class SweepPlan:
         }
         of_base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
         return [*own.items(), ("example", f"a trial with {example}:"), *of_base, ("in", path)]
+
+    @property
+    def _measured(self) -> str:
+        """How the objectives of the machine are measured."""
+        if self.concurrent > 1:
+            return "times and speeds are those of trials side by side"
+        share, scaling = self.share, self.base.experiment.scaling
+        cpus, gpus = scaling.cpus_per_worker or 0.0, scaling.gpus_per_worker or 0.0
+        counts = share.placed(scaling.ranks, cpus, gpus, scaling.placement == "spread")
+        left = max(node.cpus - cpus * count for node, count in zip(share.by_node, counts, strict=True) if count)
+        if share.where == "this machine" or left < _ROOM_CPUS:
+            return "each trial is measured alone"
+        return f"one trial at a time, which leaves {left:g} CPUs of its node to other runs of the cluster"
 
 
 def _repeated(s: Sweep) -> str:
@@ -118,11 +133,6 @@ def _repeated(s: Sweep) -> str:
     return f", {s.configurations} configurations with {s.repeats} seeds each, {turns}"
 
 
-def _measured(concurrent: int) -> str:
-    """Return how the objectives of the machine are measured."""
-    return "each trial is measured alone" if concurrent == 1 else "times and speeds are those of trials side by side"
-
-
 def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> SweepPlan:
     """Plan a sweep: the data it reads, the number of concurrent trials, and their space on disk. Nothing is started.
 
@@ -131,9 +141,9 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     """
     for logger in value.experiment.loggers:
         logger.check()
-    resources = find_resources()
+    resources = replace(find_resources(), reserved=True)
     scalings = _scalings(value)
-    _check_room(value, scalings, resources, streams=False)
+    _check_room(value, scalings, resources)
     first = _first(value)
     ways: dict[str, Experiment] = {}
     data_axes = [a for a in value.axes if a.path.startswith("data") and not a.path.startswith("data.augment")]
@@ -150,9 +160,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
             ways.setdefault(record.reads(one), one)
     ways[record.reads(first)] = first
     variants = {key: plan.make(one, lambda: resources, "") for key, one in ways.items()}
-    streams = _streams(variants)
-    _check_room(value, scalings, resources, streams)
-    fits = min(_at_once(value, scaling, resources, streams) for scaling, _ in scalings)
+    fits = min(_at_once(value, scaling, resources) for scaling, _ in scalings)
     if value.concurrent and value.concurrent > fits:
         raise errors.UserError(
             f"{value.concurrent} trials at once do not fit, {fits} do",
@@ -163,7 +171,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     concurrent = min(value.concurrent or (1 if measured else fits), value.count)
     share = replace(resources, runs=concurrent)
     base = variants[record.reads(first)]
-    scaling = _decided(first, value.scheduler.together, share, streams)
+    scaling = _decided(first, value.scheduler.together, share)
     base = replace(base, experiment=replace(base.experiment, scaling=scaling), resources=share)
     kept = max(value.keep, value.configurations if value.rounds else 0)
     weights = base.state_bytes * ((first.checkpoint.keep + 1) * (concurrent + kept))
@@ -213,7 +221,7 @@ def _scalings(value: Sweep) -> list[tuple[Scaling, str]]:
     return found
 
 
-def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Resources, streams: bool) -> None:
+def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Resources) -> None:
     """Check that every trial fits on the nodes where it has them for itself.
 
     Raises:
@@ -221,7 +229,7 @@ def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Re
     """
     for scaling, named in scalings:
         try:
-            sizing.scaled(scaling, resources, value.experiment.parallel.threads, streams)
+            sizing.scaled(scaling, resources, value.experiment.parallel.threads, streams=False)
         except errors.UserError as refused:
             if not named:
                 raise
@@ -230,23 +238,15 @@ def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Re
             ) from None
 
 
-def _at_once(value: Sweep, scaling: Scaling, resources: Resources, streams: bool) -> int:
+def _at_once(value: Sweep, scaling: Scaling, resources: Resources) -> int:
     """Return how many trials of a scaling fit on the nodes at once, with one CPU for each thread of their workers."""
-    gpus = sizing.scaled(scaling, resources, value.experiment.parallel.threads, streams).gpus_per_worker or 0.0
-    each, spare = scaling.cpus_per_worker or 0.0, resources.for_data if streams else 0.0
+    threads, each = value.experiment.parallel.threads, scaling.cpus_per_worker or 0.0
+    gpus = sizing.scaled(scaling, resources, threads, streams=False).gpus_per_worker or 0.0
     count = resources.room(each if gpus else max(each, scaling.threads_per_worker or 1), gpus) // scaling.ranks
-
-    def fit(workers: int) -> bool:
-        if each:
-            return resources.holds(workers, each, gpus, spare)
-        return resources.most_cpus(workers, gpus, spare) is not None
-
-    while count > 1 and not fit(count * scaling.ranks):
-        count -= 1
     return max(1, count)
 
 
-def _decided(one: Experiment, together: bool, share: Resources, streams: bool) -> Scaling:
+def _decided(one: Experiment, together: bool, share: Resources) -> Scaling:
     """Return a trial's scaling with what was left open decided: CPUs are shared out among the trials that run at once,
     such that no further trial has room.
 
@@ -257,19 +257,13 @@ def _decided(one: Experiment, together: bool, share: Resources, streams: bool) -
         UserError: its workers do not fit on the nodes.
     """
     asked = one.scaling
-    alone = sizing.scaled(asked, replace(share, runs=1), one.parallel.threads, streams)
-    spare = share.for_data if streams else 0.0
-    most = share.most_cpus(share.runs * asked.ranks, alone.gpus_per_worker or 0.0, spare)
+    alone = sizing.scaled(asked, replace(share, runs=1), one.parallel.threads, streams=False)
+    most = share.most_cpus(share.runs * asked.ranks, alone.gpus_per_worker or 0.0)
     cpus = asked.cpus_per_worker or most or alone.cpus_per_worker or 1.0
     if together:
         cpus = max(cpus, most or 0.0)
     fixed = replace(asked, cpus_per_worker=cpus, gpus_per_worker=alone.gpus_per_worker)
-    return sizing.scaled(fixed, share, one.parallel.threads, streams)
-
-
-def _streams(variants: dict[str, Plan]) -> bool:
-    """Return whether Ray Data's tasks read for trials while they train, and need CPUs beside them."""
-    return any(one.mode == "streaming" and not one.experiment.data.direct for one in variants.values())
+    return sizing.scaled(fixed, share, one.parallel.threads, streams=False)
 
 
 def _first(value: Sweep) -> Experiment:

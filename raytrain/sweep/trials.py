@@ -65,8 +65,12 @@ class Trials:
         self._bare: set[int] = set()
         """Ended trials whose checkpoints are removed."""
         self.scalings: dict[int, Scaling] = {}
-        seconds = known_json(path / "sweep.json").get("seconds")
+        before = known_json(path / "sweep.json")
+        seconds, concurrent = before.get("seconds"), before.get("concurrent")
         self.before = float(seconds) if isinstance(seconds, int | float) else 0.0
+        self.concurrent = planned.concurrent  # of all sessions: they measured times and speeds
+        if self.begun and isinstance(concurrent, int):
+            self.concurrent = max(concurrent, planned.concurrent)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Tune pickles its callbacks for its own restoration, which raytrain does not use: pickle an empty object
@@ -243,7 +247,7 @@ class Trials:
             "front": front,
             **found,
             "seconds": time.time() - self.command_started + self.before,
-            "concurrent": self.planned.concurrent,
+            "concurrent": self.concurrent,
             "data_fingerprint": self.planned.fingerprints,
             "trials": records,
         }

@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +45,21 @@ _ROOM_SECONDS = 30.0
 """Seconds without a running trial after which the sweep says what it waits for."""
 
 
-def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
+def read(planned: SweepPlan, path: Path, observer: Logger) -> dict[str, Any]:
     """Read the data of each variant into the object store, once for all trials; folds share one copy.
 
     Args:
         path: the sweep's directory, for the list of skipped samples.
+        observer: told where other runs hold the CPUs that reading waits for.
 
     Returns:
         The data of each variant, by its key.
     """
-    shelf, skipped = {}, {}
+    shelf, skipped, waits = {}, {}, partial(reading.wait_for_blocks, observer)
     of_task = any(axis.path.partition(".")[0] == "task" for axis in planned.sweep.axes)
     floors = {key: None if of_task else one.baseline.scores or None for key, one in planned.variants.items()}
     for keys in fold_data.groups(planned.variants):
-        shared = fold_data.read({key: planned.variants[key] for key in keys})
+        shared = fold_data.read({key: planned.variants[key] for key in keys}, waits)
         if shared is None:
             continue
         arrays = ray.put(shared.arrays)
@@ -69,10 +71,12 @@ def read(planned: SweepPlan, path: Path) -> dict[str, Any]:
     for key, variant in planned.variants.items():
         if key in shelf:
             continue
-        found, images, bad = reading.read(variant.experiment.data, variant.indices, variant.mode)
-        base = planned.base
-        threads = reading_threads(variant.experiment.data, variant.mode, base.experiment.scaling, base.resources)
-        shelf[key] = Data(ray.put(found), images, threads, floors[key])
+        data, mode, scaling = variant.experiment.data, variant.mode, planned.base.experiment.scaling
+        found, images, bad = reading.read(data, variant.indices, mode, waits=waits)
+        threads, tasks = reading_threads(data, mode, scaling, planned.share), 0
+        if mode == "streaming" and not threads:
+            tasks = max(1, int(planned.share.cpus / (planned.share.runs * scaling.ranks)))
+        shelf[key] = Data(ray.put(found), images, threads, tasks, floors[key])
         skipped |= {split: samples for split, samples in bad.items() if samples}
     write_skipped(path, skipped)
     return shelf

@@ -2,122 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
-import shlex
-import shutil
-import signal
-import socket
+import json
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.own_cluster import Cluster, started, status_of
 from helpers.processes import tree
 from helpers.readme import the
 
 from raytrain import Run
 from raytrain.driver.ray_internals import cluster_state
-
-ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What `ray start --head` has started, in a home and with a token of its own."""
-
-    home: Path
-    token: str
-    temporary: Path
-    pid: int
-    ports: dict[str, int]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.ports['dashboard-port']}"
-
-    @property
-    def agent(self) -> str:
-        return f"http://127.0.0.1:{self.ports['dashboard-agent-listen-port']}"
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.ports['port']}"
-
-    def environment(self, **more: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        return {**kept, "HOME": str(self.home), "PYTHONPATH": str(ROOT), **more}
-
-    def command(self, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "raytrain.cli", *(str(argument) for argument in arguments)]
-        return subprocess.run(
-            command, cwd=ROOT, env=self.environment(**more), capture_output=True, text=True, timeout=400, check=False
-        )
-
-    def readme(self, command: str, *more: object, **names: object) -> subprocess.CompletedProcess[str]:
-        """A command of README, for this cluster."""
-        for name, instead in {"http://localhost:8265": self.url, **names}.items():
-            command = command.replace(name, str(instead))
-        return self.command(*shlex.split(command)[1:], *more)
-
-    def start(self, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "raytrain.cli", *(str(argument) for argument in arguments)]
-        return subprocess.Popen(command, cwd=ROOT, env=self.environment(), stdout=-1, stderr=-1, text=True)
+from raytrain.sweep.sweep_run import SweepRun
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    home = tmp_path_factory.mktemp("home")
-    (home / ".ray").mkdir()
-    (home / ".ray" / "auth_token").write_text(token := secrets.token_hex(32))
-    (home / ".ray" / "auth_token").chmod(0o600)
-    temporary = Path(tempfile.mkdtemp(prefix="rt"))  # the paths of sockets are short
-    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "metrics-export-port", "ray-client-server-port")
-    with contextlib.ExitStack() as stack:
-        free = [stack.enter_context(socket.socket()) for _ in names]
-        for one in free:
-            one.bind(("127.0.0.1", 0))
-        ports = {name: int(one.getsockname()[1]) for name, one in zip(names, free, strict=True)}
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
-    command += ["--num-cpus=3", f"--temp-dir={temporary}", *(f"--{name}={port}" for name, port in ports.items())]
-    started = Cluster(home, token, temporary, 0, ports)
-    with open(home / "head.log", "w") as log:
-        environment = started.environment(RAY_AUTH_MODE="token")
-        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    started = Cluster(home, token, temporary, head.pid, ports)
-    try:
-        deadline = time.monotonic() + 240
-        healthy = f"{started.agent}/api/local_raylet_healthz"
-        while (status_of(f"{started.url}/api/version", token), status_of(healthy)) != (200, 200):
-            assert head.poll() is None and time.monotonic() < deadline, (home / "head.log").read_text()
-            time.sleep(0.3)
-        yield started
-    finally:
-        for pid in tree(head.pid):  # and no other Ray of this machine
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        head.wait()
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def status_of(url: str, token: str | None = None, method: str = "GET") -> int:
-    request = urllib.request.Request(url, method=method, data=b"{}" if method == "POST" else None)
-    if token is not None:
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
+    with started(tmp_path_factory.mktemp("home"), cpus=3) as cluster:
+        yield cluster
 
 
 def test_ports_refuse_requests_without_a_token(cluster: Cluster) -> None:
@@ -220,3 +127,53 @@ def test_jobs_train_are_refused_and_stop_with_a_checkpoint(cluster: Cluster, tmp
         assert files
         for file in files:
             assert cluster.token.encode() not in file.read_bytes(), file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_url", [False, True])
+def test_sweeps_go_on_when_they_are_submitted_again(cluster: Cluster, tmp_path: Path, at_url: bool) -> None:
+    out = f"file://{tmp_path}/bucket" if at_url else str(tmp_path / "runs")
+    there = tmp_path / ("bucket" if at_url else "runs") / "job"
+    file = tmp_path / "project" / "lrs.py"
+    file.parent.mkdir()
+    file.write_text(
+        "from raytrain import MLP, Digits, Experiment, Grid, Sweep\n"
+        "base = Experiment(model=MLP(hidden=(32,)), data=Digits(), epochs=60)\n"
+        "sweep = Sweep(base, (Grid('optimizer.lr', (0.1, 0.02)),), concurrent=1)\n"
+    )
+    again = ("submit", file, "--address", cluster.url, "--out", out, "--name", "job", "--resume")
+    first = cluster.start(*again)
+    assert first.stdout is not None
+    job = next(word for word in first.stdout.readline().split() if word.startswith("raytrain-job-"))
+    checkpoints, deadline = there / "trials" / "0000" / "checkpoints", time.monotonic() + 240
+    while not [*checkpoints.glob("*/manifest.json")]:
+        if first.poll() is not None or time.monotonic() > deadline:
+            first.kill()
+            pytest.fail(str(first.communicate()))
+        time.sleep(0.1)
+    stopped = cluster.command("stop", job, "--address", cluster.url)
+    assert stopped.returncode == 0 and "STOPPED" in stopped.stdout, stopped.stdout + stopped.stderr
+    assert first.wait(120) == 143 and SweepRun(there).answer["status"] == "interrupted"
+    done = cluster.command(*again)
+    assert done.returncode == 0 and "completed: 2 trials (2 completed)" in done.stdout, done.stdout + done.stderr
+    answer = SweepRun(there).answer
+    assert answer["status"] == "completed" and [trial["epochs"] for trial in answer["trials"]] == [60, 60]
+    rows = [json.loads(line) for line in (there / "trials" / "0000" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [*range(1, 60 * 23 + 1)]
+    once_more = cluster.command(*again)
+    assert once_more.returncode == 0 and SweepRun(there).answer["trials"] == answer["trials"]
+
+
+@pytest.mark.slow
+def test_submitted_question_for_precision_and_batch_is_answered(cluster: Cluster, tmp_path: Path) -> None:
+    question = ("submit", "--precision_and_batch", "experiments/digits.py", "--address", cluster.url)
+    short = ("--trial_samples", 64, "--repeats", 1, "--batch_size", 8, "--scaling.workers", 1)
+    done = cluster.command(*question, "--out", tmp_path, "--name", "job", *short)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each trial was measured alone, once: --repeats 3 shows" in done.stdout and "as flags" in done.stdout
+    assert "each trial was measured alone" in (tmp_path / "job" / "report.html").read_text()
+    found = SweepRun(tmp_path / "job")
+    assert {trial["values"]["precision"] for trial in found.trials} == {"fp32", "bf16"}
+    assert {trial["status"] for trial in found.trials} == {"completed"} and (
+        tmp_path / "job/recommended.json"
+    ).is_file()

@@ -375,6 +375,23 @@ def test_a_sweep_is_submitted_as_one(head: Head, working: Path) -> None:
     assert json.loads(body)["metadata"]["command"] == "raytrain sweep 'a sweep.py' --out /x --trials 2"
 
 
+@pytest.mark.parametrize("flag", ["first", "last"])
+def test_question_for_precision_and_batch_is_submitted_as_a_sweep(head: Head, working: Path, flag: str) -> None:
+    arguments = ["mine/digits.py", "--out", "/x", "--trial_epochs", "2", "--name", "it", "--resume"]
+    arguments = ["--precision_and_batch", *arguments] if flag == "first" else [*arguments, "--precision_and_batch"]
+    assert cli.run(["submit", *arguments, "--address", head.url, "--no_wait"]) == 0
+    ((*_, body),) = head.requests("POST")
+    begins = "raytrain sweep mine/digits.py --precision_and_batch --out /x --trial_epochs 2 --name it --resume"
+    assert json.loads(body)["metadata"]["command"] == begins
+
+
+def test_mistake_in_a_submitted_question_is_one_line(working: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("submit", "--precision_and_batch", "mine/digits.py", "--out", "/x", "--address", "http://127.0.0.1:1")
+    assert "--precision is what the command varies" in fails(capsys, *question, "--precision", "bf16")
+    assert "--resume needs the name of the run" in fails(capsys, *question, "--resume")
+    assert "trial_epoch" in fails(capsys, *question, "--trial_epoch", "2")
+
+
 def test_project_is_the_working_directory_unless_a_home(
     working: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

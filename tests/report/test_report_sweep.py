@@ -809,3 +809,27 @@ def test_no_sweep_there(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").mkdir()
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         sweep.report(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["samples_per_second", "peak_memory_bytes", "seconds", "time_to_accuracy(0.9)"])
+def test_console_and_page_say_that_a_measurement_was_made_once(tmp_path: Path, name: str) -> None:
+    trials, goals = [trial(n, {"x": n}, 0.5 + n / 10) for n in range(3)], [{"name": name, "mode": "max"}]
+    alone, once = (
+        "seconds and samples/s: each trial was measured alone",
+        ", once: --repeats 3 shows how much that varies",
+    )
+    for objectives, concurrent, said in (
+        (goals, 1, alone + once),
+        ([*ACCURACY, *goals], 1, alone + once),
+        (ACCURACY, 1, alone),
+        (goals, 4, "seconds and samples/s: of up to 4 trials side by side; alone, each is faster"),
+    ):
+        content = answer(trials, objectives=objectives, concurrent=concurrent)
+        console = Console(file=io.StringIO(), width=200)
+        sweep.Table(console).finish(RunInfo(Path("s"), str(Path("s"))), content)
+        assert said in console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert f"<p>{said}</p>" in sweep_page.whole(tmp_path, content)
+    repeated = [one | {"configuration": one["number"], "repeat": 0} for one in trials]
+    groups = [{"number": n, "trials": [n], "values": {"x": n}, "whole": True, "objectives": []} for n in range(3)]
+    content = answer(repeated, objectives=goals, concurrent=1, configurations=groups)
+    assert f"<p>{alone}</p>" in sweep_page.whole(tmp_path, content), "repeats show their spread"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import fails, no_runs, without_ray
+from helpers.commands import DIGITS, fails, no_runs, without_ray
 
 from raytrain import MLP, Augment, Deterministic, Digits, Experiment, Scaling, UserError
+from raytrain.cli.flags import precision_and_batch as flags
+from raytrain.driver.resources import Node, Resources
 from raytrain.report import precision_and_batch as report
 from raytrain.run import experiment_file
 from raytrain.sweep import repeats
@@ -142,3 +145,28 @@ def test_mistakes_are_one_line(
     text = "from raytrain import *\nsweep = Sweep(Experiment(MLP(), Digits()), (Grid('batch_size', (8, 16)),))\n"
     files["SWEEP"].write_text(text)
     assert says in fails(capsys, "sweep", *(files.get(word, word) for word in arguments), "--out", no_runs)
+
+
+def test_cluster_is_asked_for_gpus_and_not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head of a cluster, on which a submitted sweep plans, often has none."""
+
+    class Session(contextlib.nullcontext[Any]):
+        def __init__(self, address: str | None, verbose: bool):
+            super().__init__(self)
+
+        def resources(self) -> Resources:
+            return Resources((Node("head", 2, 0, 2**34), Node("worker", 8, 4, 2**34)), "a cluster")
+
+    monkeypatch.setattr(flags, "Session", Session)
+    monkeypatch.setattr(flags, "local_resources", lambda: Resources((Node("here", 2, 0, 2**34),), "this machine"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def precisions(*arguments: str) -> int:
+        found = flags.parse_precision_and_batch([DIGITS, *arguments])
+        assert found is not None
+        return len({values["precision"] for values in combinations(found[1].axes)})
+
+    assert precisions() == 2 and precisions("--address", "auto") == 4
+    assert precisions("--address", "auto", "--scaling.gpus_per_worker", "0") == 2
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert precisions() == 4

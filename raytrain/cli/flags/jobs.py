@@ -11,6 +11,7 @@ import tyro
 from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage
 from raytrain.cli.flags.parsing import parse
+from raytrain.cli.flags.precision_and_batch import FLAG, parse_on
 from raytrain.cli.flags.sweep import parse_sweep
 from raytrain.cli.flags.train import parse_training
 from raytrain.driver.options import Options
@@ -35,6 +36,8 @@ class Submit(Options):
 
 def submit(arguments: list[str]) -> tuple[str, str, Submit, list[str]] | None:
     """Return the file to send, the command that the job runs (train or sweep), the options, and all flags."""
+    finds = FLAG in arguments  # the best precision and batch size
+    arguments = [argument for argument in arguments if argument != FLAG]
     usage, path = "raytrain submit EXPERIMENT", first_argument(arguments)
     if path is None:
         return show_usage(
@@ -43,19 +46,23 @@ def submit(arguments: list[str]) -> tuple[str, str, Submit, list[str]] | None:
             "Sends the file of an experiment or a sweep, with the project around it, to a cluster (--address URL of "
             "its dashboard), runs it there with the flags given, follows the job, and ends with the job's exit status: "
             "143 if it was stopped. --out is a folder that all nodes share, or a URL. --no_wait prints the job's id "
-            "and returns.",
+            f"and returns. With --name and --resume the same command resumes its run or sweep. {FLAG} before "
+            "EXPERIMENT finds the best precision and batch size.",
         )
     if Path(path).is_dir():
         raise errors.UserError(
             "a job takes a file, and this is a directory", path, "name the experiment's or the sweep's file"
         )
-    command = "sweep" if is_sweep(path) else "train"
-    _, options, _ = (parse_sweep if command == "sweep" else parse_training)(arguments, "submit", Submit())
+    command = "sweep" if finds or is_sweep(path) else "train"
+    if finds:  # which precisions there are, the job asks the cluster
+        _, options, _ = parse_on(arguments, "submit", Submit(), lambda _: False)
+    else:
+        _, options, _ = (parse_sweep if command == "sweep" else parse_training)(arguments, "submit", Submit())
     if options.json:
         raise errors.UserError(
             "--json is not for a job, whose log holds all that it prints", "", "read summary.json in the run's folder"
         )
-    return path, command, options, arguments[1:]
+    return path, command, options, [*([FLAG] if finds else []), *arguments[1:]]
 
 
 def status(arguments: list[str]) -> tuple[str, str | None, bool]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
 from raytrain.cli.flags.loggers import with_loggers
-from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, describe, parse, take_strategy
+from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
 from raytrain.driver.options import Options
 from raytrain.driver.resources import local_resources
+from raytrain.driver.session import Session
 from raytrain.experiment import Experiment
 from raytrain.run.experiment_file import load
 from raytrain.sweep import Sweep
@@ -30,9 +33,32 @@ def parse_precision_and_batch(arguments: list[str]) -> tuple[Path, Sweep, Option
     Args:
         arguments: without `FLAG`.
     """
-    usage, path = f"raytrain sweep {FLAG} EXPERIMENT", first_argument(arguments)
+    path = first_argument(arguments)
     if path is None:
+        usage = f"raytrain sweep {FLAG} EXPERIMENT"
         return show_usage(arguments, usage, f"{_ABOUT} With EXPERIMENT, --help lists the fields.")
+    wanted, options, source = parse_on(arguments, "sweep", Options(), _have_gpus)
+    # A directory would be resumed: an experiment in one is that of a run.
+    return (Path(path, "experiment.json") if Path(path).is_dir() else Path(path)), wanted, options, source
+
+
+def _have_gpus(options: Options) -> bool:
+    """Return whether the nodes have GPUs: those of a cluster, or this machine."""
+    if not (options.address or os.environ.get("RAY_ADDRESS")):
+        return local_resources().gpus > 0
+    with Session(options.address, options.verbose) as session:
+        return session.resources().gpus > 0
+
+
+def parse_on(
+    arguments: list[str], command: str, default: AnyOptions, have_gpus: Callable[[AnyOptions], bool]
+) -> tuple[Sweep, AnyOptions, Path | None]:
+    """Read the experiment, which is the first argument, and the flags; return the sweep, the options and the file.
+
+    Args:
+        have_gpus: asked where the experiment does not say whether its workers have GPUs.
+    """
+    path = arguments[0]
     for axis in AXES[::2]:
         if take(arguments[1:], f"--{axis}")[0]:
             raise errors.UserError(f"--{axis} is what the command varies", "", "leave it out")
@@ -41,7 +67,7 @@ def parse_precision_and_batch(arguments: list[str]) -> tuple[Path, Sweep, Option
 
     def parsed(
         experiment: Annotated[Experiment, FLAT] = value,
-        options: Annotated[Options, FLAT] = Options(),
+        options: Annotated[Options, FLAT] = default,
         trial_epochs: int = 1,
         trial_samples: int | None = None,
         repeats: int = 3,
@@ -64,13 +90,13 @@ def parse_precision_and_batch(arguments: list[str]) -> tuple[Path, Sweep, Option
         limits = {"budget_seconds": budget_seconds, "memory_gib": memory_gib, "timeout_seconds": timeout_seconds}
         return experiment, options, trial_epochs, trial_samples, limits | {"repeats": repeats, "confidence": confidence}
 
+    parsed.__annotations__["options"] = Annotated[type(default), FLAT]
     about = f"{describe(source)}\n\n{_ABOUT}\n\n{STRATEGY_HELP}"
-    value, options, epochs, samples, fields = parse(parsed, arguments[1:], usage.replace("EXPERIMENT", path), about)
+    usage = f"raytrain {command} {FLAG} {path}"
+    value, options, epochs, samples, fields = parse(parsed, arguments[1:], usage, about)
     if options.profile:
         how = "profile the experiment with `raytrain profile EXPERIMENT`"
         raise errors.UserError("--profile is for a run, not for a sweep", "", how)
     value, gpus = with_loggers(value, options.log), value.scaling.gpus_per_worker
-    on_gpus = any(node.gpus for node in local_resources().by_node) if gpus is None else gpus > 0
-    wanted = precision_and_batch(value, on_gpus, epochs, samples, concurrent=1, **fields)
-    # A directory would be resumed: an experiment in one is that of a run.
-    return (Path(path, "experiment.json") if Path(path).is_dir() else Path(path)), wanted, options, source
+    on_gpus = have_gpus(options) if gpus is None else gpus > 0
+    return precision_and_batch(value, on_gpus, epochs, samples, concurrent=1, **fields), options, source

@@ -1,0 +1,43 @@
+"""The flag --resume: one command begins a run or a sweep, and goes on with it when it is given again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.commands import DIGITS, fails, make_run, no_runs, without_ray
+
+from raytrain import cli
+from raytrain.cli.flags import again
+
+__all__ = ["no_runs", "without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+Capture = pytest.CaptureFixture[str]
+
+
+def test_resume_takes_the_run_or_sweep_of_a_name(tmp_path: Path) -> None:
+    out = f"--out={tmp_path}"
+    command = ["train", DIGITS, out, "--name", "mine", "--resume"]
+    assert again.again(command) is None, "there is none: the command begins it"
+    for name, file in (("mine", "experiment.json"), ("a_sweep", "sweep.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").touch()
+        given = [*command[:-2], name, "--resume", "--quiet", "--address", "auto", "--epochs", "3"]
+        assert again.again(given) is None, "no run"
+        (tmp_path / name / file).touch()
+        assert again.again(given) == [f"{tmp_path}/{name}", "--address=auto", "--quiet"], "its settings are its own"
+        at_url = [*given, "--out", f"file://{tmp_path}"]
+        assert again.again(at_url) == [f"file://{tmp_path}/{name}", "--address=auto", "--quiet"]
+        assert again.again([word for word in given if word != "--resume"]) is None
+
+
+def test_run_goes_on_by_the_same_command(capsys: Capture, tmp_path: Path) -> None:
+    command = ["train", DIGITS, "--out", tmp_path, "--name", "mine", "--resume"]
+    said = fails(capsys, *command[:-3], "--resume")
+    assert said == "error: --resume needs the name of the run; give one with --name"
+    assert cli.run([*map(str, command), "--dry_run"]) == 0 and not list(tmp_path.iterdir())
+    capsys.readouterr()
+    run = make_run(tmp_path / "mine")
+    assert run.summary["status"] == "completed"
+    assert "mine" in fails(capsys, *command) and not (tmp_path / "mine-1").exists()
