@@ -153,7 +153,8 @@ def test_sweeps_go_on_when_they_are_submitted_again(cluster: Cluster, tmp_path: 
         time.sleep(0.1)
     stopped = cluster.command("stop", job, "--address", cluster.url)
     assert stopped.returncode == 0 and "STOPPED" in stopped.stdout, stopped.stdout + stopped.stderr
-    assert first.wait(120) == 143 and SweepRun(there).answer["status"] == "interrupted"
+    first.communicate(timeout=120)
+    assert first.returncode == 143 and SweepRun(there).answer["status"] == "interrupted"
     done = cluster.command(*again)
     assert done.returncode == 0 and "completed: 2 trials (2 completed)" in done.stdout, done.stdout + done.stderr
     answer = SweepRun(there).answer
