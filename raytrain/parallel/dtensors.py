@@ -127,6 +127,8 @@ class TensorSharded(Sharded):
                 for path, inner in layer.named_modules(prefix=name):
                     _cut(inner, path, how, line)
                 compute(layer, style, line)
+                if module._compiled_call_impl is not None:  # torch.compile does not see what these layers hold
+                    layer.forward = torch.compiler.disable(layer.forward)
         parts.fill(module, ranks.device)
         super().__init__(module, ranks)
         self.mesh = mesh
