@@ -136,7 +136,7 @@ def cut_rank(rank: int, world: int, of: str) -> tuple[torch.Tensor, dict[str, An
     return outputs, gradients, state, float(norm), held
 
 
-@pytest.mark.parametrize("of", MODELS)
+@pytest.mark.parametrize("of", [pytest.param(of, marks=[pytest.mark.slow] * (of == "bottleneck")) for of in MODELS])
 @pytest.mark.parametrize("world", [2, 4])
 def test_gradients_equal_those_of_the_whole_model(ranks: Ranks, of: str, world: int) -> None:
     if of == "timm":
