@@ -51,11 +51,11 @@ class Plan:
         asked: the experiment's own scaling, of which `experiment` has what was made of it.
         mode: where images are kept.
         parameters: the model's parameters: all, and those that are trained.
-        bad: samples that were found unreadable, per split, and are left out: those that the preflight's first look
-            found, and once all have been read, all of them.
+        bad: unreadable samples of each split, left out: those of the first look, or once all have been read, all.
         notes: what the user should know.
         run: the run's directory, or `<out>/<stem>-N` while it has no number.
         baseline: what a constant answer scores.
+        share: the largest share of the model's parameters that one device holds.
     """
 
     experiment: Experiment
@@ -69,6 +69,7 @@ class Plan:
     notes: tuple[str, ...]
     run: str
     baseline: Baseline = UNKNOWN
+    share: float = 1.0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -226,19 +227,19 @@ def make(
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     graph.check(experiment)
     spread = experiment.parallel.check(module, scaling.ranks, scaling.gpus_per_worker or 0.0, experiment.accumulation)
+    share = experiment.parallel.share(module, scaling.ranks)
     layout = memory_format(experiment, sample, len(train.classes), module, dtype)
     experiment = replace(experiment, memory_format=layout)
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
     notes += data_room.notes(experiment, indices, resources, mode, module) if surveyed is None else []
     floor = baseline(experiment, indices) if surveyed is None else UNKNOWN
-    found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor)
+    found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor, share)
     if (experiment.unfreeze_epoch or 0) >= found.epochs:
-        note = f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"
-        found = replace(found, notes=(*found.notes, note))
+        notes += [f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"]
     _check_length(found)
     _check_gpu_memory(found, max(each.numel() * each.element_size() for each in module.parameters()))
-    return replace(found, notes=(*found.notes, *_check_budget(found)))
+    return replace(found, notes=(*notes, *_check_budget(found)))
 
 
 def _check_epoch(experiment: Experiment, index: Index) -> None:
@@ -257,8 +258,7 @@ def _check_epoch(experiment: Experiment, index: Index) -> None:
 
 
 def _check_length(plan: Plan) -> None:
-    """Check that a validation of `validate_every_steps`, and the end of the epoch `swa_start_epoch`, come before the
-    run's end.
+    """Check that the first validation of `validate_every_steps`, and epoch `swa_start_epoch`, end before the run does.
 
     Raises:
         UserError: they do not.
@@ -366,7 +366,7 @@ def _check_gpu_memory(planned: Plan, largest: int) -> None:
     e, scaling = planned.experiment, planned.experiment.scaling
     if not scaling.gpus_per_worker:
         return
-    name, state = type(e.parallel).__name__, e.parallel.on_device(planned.state_bytes, scaling.ranks)
+    name, state = type(e.parallel).__name__, int(planned.state_bytes * planned.share)
     # A model that is spread is filled tensor by tensor, and FSDP gathers its layers for their passes.
     whole = largest if state < planned.state_bytes else 0
     if state + whole < _ASKED_FROM or (whole_gpu := planned.resources.gpu_memory()) is None:

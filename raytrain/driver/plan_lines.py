@@ -116,10 +116,10 @@ def _workers(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> str:
     e, state = plan.experiment, plan.state_bytes
-    part = e.parallel.on_device(state, e.scaling.ranks)
+    part = int(state * plan.share)
     of = "per copy" if e.parallel.sharded and e.scaling.ranks > 1 else "per worker"
     if part < state and (of == "per copy" or e.scaling.gpus_per_worker):
-        of += f", {size(part)} of it on each {'GPU' if e.scaling.gpus_per_worker else 'worker'}"
+        of += f", at most {size(part)} of it on each {'GPU' if e.scaling.gpus_per_worker else 'worker'}"
     kept = "images" if plan.indices["train"].input.kind == "image" else "samples"
     where = f"resident, {size(plan.resident_bytes)} per node" if plan.mode == "resident" else _streamed(plan)
     return f"{size(state)} of weights, gradients and optimizer state {of}; {kept} {where}"

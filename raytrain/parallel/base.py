@@ -80,9 +80,13 @@ class Parallel:
         """Return how many further copies of the gradients a rank holds."""
         return 0
 
-    def on_device(self, state: int, workers: int) -> int:
-        """Return the least bytes that one device holds of the weights, gradients and optimizer state of a replica."""
-        return state
+    def share(self, module: nn.Module, workers: int) -> float:
+        """Return the largest share of a replica's parameters that one device holds, once `check` has passed.
+
+        Args:
+            module: the model, perhaps on the meta device.
+        """
+        return 1.0
 
     def check_settings(self, batch_size: int, workers: int, precision: str, compile: bool) -> None:
         """Check that the other settings of an experiment suit the strategy, when the experiment is made.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
-from torch.distributed.tensor.placement_types import Replicate
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 
-from raytrain.parallel.cutting import blocks, styles
+from raytrain.parallel.cut_layers import compute
+from raytrain.parallel.cutting import blocks, shards, styles
 from raytrain.parallel.fsdp import FSDP
 from raytrain.parallel.meshes import mesh_of
 from raytrain.parallel.parts import Parts
@@ -31,18 +33,21 @@ class Sharded(Strategy):
 
     def unshard(self, tensor: torch.Tensor) -> torch.Tensor:
         """See the base class."""
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if not isinstance(tensor, DTensor):
+            return tensor
+        if count := _blocks(tensor.placements[0]):
+            part = tensor.to_local().unflatten(0, (count, -1))
+            return DTensor.from_local(part, tensor.device_mesh, [Shard(1)], run_check=False).full_tensor().flatten(0, 1)
+        return tensor.full_tensor()
 
     def shard(self, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """See the base class."""
         if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
             return super().shard(tensor, parameter)
-        mesh, placements, shape = parameter.device_mesh, parameter.placements, tensor.shape
-        sizes, starts = compute_local_shape_and_global_offset(shape, mesh, placements)
-        part = tensor[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+        mesh, placements = parameter.device_mesh, parameter.placements
+        part = _part(tensor, mesh, placements)
         local = torch.empty_like(parameter.to_local(), dtype=tensor.dtype, requires_grad=False).copy_(part)
-        strides = parameter.stride()
-        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=strides)
+        return _dtensor(local, mesh, placements, parameter)
 
 
 class FullySharded(Sharded):
@@ -93,14 +98,15 @@ class FullySharded(Sharded):
 
 
 class TensorSharded(Sharded):
-    """Some linear layers are cut over the ranks that share a replica; all else is on every rank.
+    """Some layers are cut over the ranks that share a replica; all else is on every rank.
 
     Args:
         parts: the model, which is filled and sharded layer by layer.
         size: the ranks that share a replica.
+        least: see `styles`.
     """
 
-    def __init__(self, parts: Parts, ranks: RankContext, size: int):
+    def __init__(self, parts: Parts, ranks: RankContext, size: int, least: int):
         mesh = mesh_of(ranks, (ranks.world // size, size), ("replica", "shard"))
         every = Replicate()
         made: dict[str, ParallelStyle] = {
@@ -109,10 +115,20 @@ class TensorSharded(Sharded):
             "columns": ColwiseParallel(output_layouts=every),
             "rows": RowwiseParallel(input_layouts=every),
         }
-        module = parts.module
-        for name, style in styles(module, size).items():
-            parts.fill(module.get_submodule(name), ranks.device)
-            parallelize_module(module, mesh["shard"], {name: made[style]})
+        module, line = parts.module, mesh["shard"]
+        chosen = styles(module, size, least)
+        how = shards(module, chosen)
+        for name, style in chosen.items():
+            layer = module.get_submodule(name)
+            parts.fill(layer, ranks.device)
+            if style in made:
+                parallelize_module(module, line, {name: made[style]})
+            else:
+                for path, inner in layer.named_modules(prefix=name):
+                    _cut(inner, path, how, line)
+                compute(layer, style, line)
+                if module._compiled_call_impl is not None:  # torch.compile does not see what these layers hold
+                    layer.forward = torch.compiler.disable(layer.forward)
         parts.fill(module, ranks.device)
         super().__init__(module, ranks)
         self.mesh = mesh
@@ -124,6 +140,15 @@ class TensorSharded(Sharded):
         if self.mesh.size(0) > 1:
             for gradient in (tensor for part in _local(_gradients(self.module.parameters())) for tensor in part):
                 dist.all_reduce(gradient, group=self.mesh.get_group("replica"))
+
+    def broadcast_buffers(self) -> None:
+        """Give all ranks rank 0's buffers, and shards of buffers those of the first replica."""
+        peers = self.mesh.get_group("replica")
+        for buffer in self.module.buffers():
+            if isinstance(buffer, DTensor):
+                dist.broadcast(buffer.to_local(), group=peers, group_src=0)
+            else:
+                dist.broadcast(buffer, src=0)
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
         """As the base class. PyTorch's own function takes no mixture of sharded and plain tensors."""
@@ -142,6 +167,44 @@ class TensorSharded(Sharded):
         return torch.sqrt(square + nn.utils.get_total_norm(others).square())
 
 
+def _cut(layer: nn.Module, path: str, how: dict[str, tuple[int, int]], mesh: DeviceMesh) -> None:
+    """Keep of a layer's own tensors this rank's shards.
+
+    Args:
+        path: its name.
+        how: see `cutting.shards`.
+    """
+    for held in cast(tuple[dict[str, Any], ...], (layer._parameters, layer._buffers)):
+        for name, whole in held.items():
+            if whole is None or (cut := how.get(f"{path}.{name}")) is None:
+                continue
+            dim, count = cut
+            placement = _StridedShard(dim=dim, split_factor=count) if count > 1 else Shard(dim)
+            part = _part(whole.detach(), mesh, (placement,))
+            found = _dtensor(torch.empty_like(part).copy_(part), mesh, (placement,), whole)
+            held[name] = nn.Parameter(found, whole.requires_grad) if isinstance(whole, nn.Parameter) else found
+
+
+def _blocks(placement: Placement) -> int:
+    """Return how many blocks of a dimension are cut each by itself; 0 where it is cut as one."""
+    return getattr(placement, "split_factor", 0)
+
+
+def _part(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
+    """Return a view of this rank's shard, or a copy of a shard of several blocks."""
+    if count := _blocks(placements[0]):
+        return _part(whole.unflatten(0, (count, -1)), mesh, (Shard(1),)).flatten(0, 1)
+    sizes, starts = compute_local_shape_and_global_offset(whole.shape, mesh, placements)
+    return whole[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+
+
+def _dtensor(
+    part: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], whole: torch.Tensor
+) -> torch.Tensor:
+    """Return a shard as a part of what is like `whole`."""
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
@@ -152,7 +215,7 @@ def _local(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[to
     others: list[torch.Tensor] = []
     for tensor in tensors:
         if isinstance(tensor, DTensor):
-            (parts if tensor.placements[0].is_shard() else others).append(tensor.to_local())
+            (others if tensor.placements[0].is_replicate() else parts).append(tensor.to_local())
         else:
             others.append(tensor)
     return parts, others

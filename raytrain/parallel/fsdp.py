@@ -53,9 +53,9 @@ class FSDP(Parallel):
         """Gradients that are offloaded are clipped, and weights gathered for checkpoints, on the host."""
         return "cpu:gloo,cuda:nccl" if gpus and self.cpu_offload else super().backend(gpus)
 
-    def on_device(self, state: int, workers: int) -> int:
+    def share(self, module: nn.Module, workers: int) -> float:
         """Return the shard of a worker, or nothing where it is offloaded."""
-        return 0 if self.cpu_offload else state // (self.shard_over or workers)
+        return 0.0 if self.cpu_offload else 1 / (self.shard_over or workers)
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers must fall into whole sets."""

@@ -32,9 +32,9 @@ class ModelParallel(Parallel):
     def __post_init__(self) -> None:
         check(self, parts=at_least(2))
 
-    def on_device(self, state: int, workers: int) -> int:
-        """Return an even part."""
-        return state // self.parts
+    def share(self, module: nn.Module, workers: int) -> float:
+        """Return that of the device whose part is the largest."""
+        return _cutting().largest(module, self._parameters(module))
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Check that a worker has a GPU for each part, or none, and that the model has enough layers."""
@@ -44,11 +44,7 @@ class ModelParallel(Parallel):
                 "in parallel.parts",
                 f"use --scaling.gpus_per_worker {self.parts}",
             )
-        from raytrain.parallel.cutting import described, split  # torch: `--help` needs the fields only
-
-        return described(
-            module, [[p for layer in part for p in layer.parameters()] for part in split(module, self.parts)]
-        )
+        return _cutting().described(module, self._parameters(module))
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the layers on the rank's first devices; on CPUs all parts are on one."""
@@ -66,6 +62,18 @@ class ModelParallel(Parallel):
         if ranks.world == 1:
             return strategy.Strategy(module, ranks)
         return distributed.Distributed(module, ranks, find_unused_parameters=ranks.world > 2)
+
+    def _parameters(self, module: nn.Module) -> list[list[nn.Parameter]]:
+        """Return those of each part."""
+        parts = _cutting().split(module, self.parts)
+        return [[parameter for layer in part for parameter in layer.parameters()] for part in parts]
+
+
+def _cutting():
+    """Return the module that cuts, imported late: it needs torch, and `--help` the fields only."""
+    from raytrain.parallel import cutting
+
+    return cutting
 
 
 class _Moved:

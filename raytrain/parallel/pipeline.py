@@ -75,9 +75,13 @@ class Pipeline(Parallel):
             )
         return f"{cutting.described(module, [list(stage.parameters()) for stage in blocks])}, by {self.schedule}"
 
-    def on_device(self, state: int, workers: int) -> int:
-        """Return an even part of the pipeline."""
-        return state // self._size(workers)
+    def share(self, module: nn.Module, workers: int) -> float:
+        """Return that of the worker whose stages are the largest."""
+        cutting, stages = _runtime()
+        size = self._size(workers)
+        every = stages.cut(module, size * self._each)
+        held = [[p for stage in every[rank::size] for p in stage.parameters()] for rank in range(size)]
+        return cutting.largest(module, held)
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with this rank's stages; of all other parameters and buffers the model keeps the shape."""

@@ -1,4 +1,4 @@
-"""Tensor parallel: the linear layers of one model over several workers, by columns and by rows."""
+"""Tensor parallel: layers of one model over several workers, by columns and rows, heads and channels."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorParallel(Parallel):
-    """Linear layers over the workers as DTensors (torch.distributed.tensor.parallel): of two that follow each other
-    the first by columns and the second by rows, which exchange one sum (Shoeybi et al., 2019). All else is on every
-    worker. With more workers than shards there are several such copies, whose gradients are added up."""
+    """Linear layers, attention and convolutions over the workers as DTensors. Of two linear layers, or convolutions,
+    that follow each other the first is cut by columns, or output channels, and the second by rows, or input channels,
+    so that they exchange one sum (Shoeybi et al., 2019). Attention, torch's and timm's, is cut by its heads. All else
+    is on every worker. With more workers than shards there are several such copies, whose gradients are added up."""
 
     shards: int | None = None
     """Workers that share one copy of the model; None is all workers."""
+    pair_parameters: int = 100_000
+    """Two convolutions that follow each other are cut if they have at least as many parameters: early ones have few,
+    and would exchange large images."""
 
     sharded: ClassVar[bool] = True
-    """A rank has a part of each linear layer."""
+    """A rank has a part of most layers."""
     spreads: ClassVar[bool] = True
-    """Linear layers are filled and sharded one after the other."""
+    """Layers are filled and sharded one after the other."""
 
     def __post_init__(self) -> None:
-        check(self, shards=at_least(2))
+        check(self, shards=at_least(2), pair_parameters=at_least(0))
 
     @property
     def scales(self) -> bool:
@@ -42,12 +46,15 @@ class TensorParallel(Parallel):
         """Copy of the model."""
         return max(1, workers // self._size(workers))
 
-    def on_device(self, state: int, workers: int) -> int:
-        """Return an even part of the copy, as if all of it were sharded."""
-        return state // self._size(workers)
+    def share(self, module: nn.Module, workers: int) -> float:
+        """Return the shards of a worker, and what is whole."""
+        size = self._size(workers)
+        cut = _cutting().shards(module, _cutting().styles(module, size, self.pair_parameters))
+        sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+        return sum(count / (size if name in cut else 1) for name, count in sizes.items()) / sum(sizes.values())
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
-        """Workers make whole copies, and some linear layer can be sharded."""
+        """Workers make whole copies, and some layer can be sharded."""
         size = self._size(workers)
         if workers < 2 or workers % size:
             raise errors.UserError(
@@ -55,16 +62,20 @@ class TensorParallel(Parallel):
                 "in parallel.shards",
                 f"use a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
             )
-        from raytrain.parallel.cutting import styles  # torch: `--help` needs the fields only
-
-        how = {"first": "columns", "second": "rows"}
-        return ", ".join(f"{name} by {how.get(style, style)}" for name, style in styles(module, size).items())
+        return _cutting().summary(module, _cutting().styles(module, size, self.pair_parameters))
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
-        """As the base class, with linear layers sharded in place."""
+        """As the base class, with layers sharded in place."""
         from raytrain.parallel.dtensors import Parts, TensorSharded  # torch: `--help` needs the fields only
 
-        return TensorSharded(Parts(build, ranks), ranks, self._size(ranks.world))
+        return TensorSharded(Parts(build, ranks), ranks, self._size(ranks.world), self.pair_parameters)
 
     def _size(self, workers: int) -> int:
         return self.shards or workers
+
+
+def _cutting():
+    """Return the module that cuts, imported late: it needs torch, and `--help` the fields only."""
+    from raytrain.parallel import cutting
+
+    return cutting

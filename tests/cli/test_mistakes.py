@@ -386,7 +386,7 @@ def test_a_strategy_that_does_not_suit(
         (
             "Odd()",
             "tensor",
-            "no linear layer of Odd can be cut into 2: inner (63 to 5), in parallel.shards",
+            "attention or pair of convolutions of Odd can be cut into 2: inner (63 to 5), in parallel.shards",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from raytrain import (
     Cosine,
     Digits,
     Experiment,
+    Model,
 )
 
 BASE = Experiment(
@@ -34,6 +35,19 @@ BASE = Experiment(
 
 
 BLOCKS = FSDP(block_parameters=500)
+
+
+@dataclass(frozen=True)
+class VisionTransformer(Model):
+    """A small one of torchvision."""
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        from torchvision.models import VisionTransformer
+
+        module = VisionTransformer(sample[1], 4, 2, 4, 32, 64, num_classes=classes)
+        module.conv_proj = nn.Conv2d(sample[0], 32, 4, 4)
+        nn.init.normal_(module.heads[0].weight, std=0.1)  # type: ignore[arg-type]
+        return module
 
 
 @dataclass(frozen=True)

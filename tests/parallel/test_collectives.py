@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from helpers.ranks import Ranks, new_run, on_workers, train_rank
-from helpers.strategies import BASE, BLOCKS
+from helpers.strategies import BASE, BLOCKS, VisionTransformer
 
-from raytrain import DDP, Experiment, Hook, ModelParallel, Parallel, Pipeline, TensorParallel
+from raytrain import CNN, DDP, Experiment, Hook, ModelParallel, Parallel, Pipeline, TensorParallel
 from raytrain.data import Index
 
 E = replace(BASE, batch_size=64, micro_batch_size=8, clip_norm=None)
@@ -27,10 +27,15 @@ WAYS: dict[str, tuple[Parallel, float | None, int, int]] = {
     "fsdp, clipped": (BLOCKS, 1.0, 28, 16),
     "pipeline": (Pipeline(), None, 16, 16),
     "tensor": (TensorParallel(), None, 16, 6),
+    "tensor, attention": (TensorParallel(), None, 80, 30),
+    "tensor, convolutions": (TensorParallel(pair_parameters=0), None, 24, 9),
     "model parallel": (ModelParallel(), None, 1, 1),
 }
 """(strategy, clip_norm, collectives of a full step, and of the short one): DDP has one for each step, a static graph
 and the layers of a sharded model have some for each pass. Ranks that shard have equally many passes."""
+
+
+MODELS = {"tensor, attention": VisionTransformer(), "tensor, convolutions": CNN(channels=(8, 16), batch_norm=True)}
 
 
 class Counting(Hook):
@@ -56,7 +61,7 @@ def counted_rank(rank: int, world: int, e: Experiment, run: Path, indices: dict[
 def test_ranks_take_part_in_the_same_collectives(ranks: Ranks, tmp_path: Path, way: str) -> None:
     parallel, clip_norm, full, short = WAYS[way]
     indices = {split: index.take(np.arange(SAMPLES)) for split, index in BASE.data.index().items()}
-    e = on_workers(replace(E, parallel=parallel, clip_norm=clip_norm), 2)
+    e = on_workers(replace(E, parallel=parallel, clip_norm=clip_norm, model=MODELS.get(way, E.model)), 2)
     first, second = ranks.run(2, counted_rank, e, new_run(tmp_path / "run", e), indices)
     assert first == second
     assert first[4:] == [full, full, short], "in the second epoch: the first has some of the start"
