@@ -113,7 +113,7 @@ def ways(folder: Path, packs: Path) -> dict[str, Way]:
         if not data.raw:
             found[f"{name}, Ray Data"] = of_loader(data, streaming(data))
         found[f"{name}, threads"] = of_loader(data, threads(data))
-    arrays = resident(source, checked_indices(source)["train"])[0] or {}
+    arrays = ray.get(ray.put(resident(source, checked_indices(source)["train"])[0] or {}))  # where a run has them
     found["resident"] = of_loader(source, Resident(arrays))
     return found
 

@@ -27,6 +27,8 @@ _AHEAD = 256 << 20
 """Bytes of batches that `Direct` reads ahead, or two batches where they are larger."""
 _MOST = 16
 """Batches that it reads ahead at most."""
+_RAW_AHEAD = 40 << 20
+"""The same of raw samples, which nothing decodes: so few that a CPU's cache still has them when they are normalised."""
 _PART, _PART_ROWS = 1 << 20, 16
 """Bytes and samples from which on a thread's part of a batch is large enough; at a URL its samples are fetched at the
 same time."""
@@ -155,7 +157,8 @@ class Direct:
         index = self.index if epoch.number is None else self.cropped
         if self.buffers.fields != index.fields:
             self.buffers = Buffers(index.fields)
-        depth = max(2, min(_MOST, _AHEAD // max(1, (stop - start) * index.sample_bytes)))
+        ahead = _RAW_AHEAD if self.data.raw else _AHEAD
+        depth = max(2, min(_MOST, ahead // max(1, (stop - start) * index.sample_bytes)))
         coming, begun = _onwards(epoch), deque[_Batch]()
         try:
             for _ in range(epoch.first_step, epoch.shard.steps):

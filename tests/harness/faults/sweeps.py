@@ -27,6 +27,9 @@ from raytrain.sweep import record
 EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
 FOUR_GATED, TWO_WORKERS = Path(__file__).with_name("four_gated.py"), Path(__file__).with_name("two_workers.py")
 EIGHT_CONDITIONAL, EIGHT_TUNE = EIGHT.with_name("eight_conditional.py"), EIGHT.with_name("eight_tune.py")
+_NAMES = ("grid", "tpe", "median", "hyperband", "pbt", "pb2")
+ONE_WORKER = {name: EIGHT.with_name(f"eight_{name}.py") for name in _NAMES}
+"""Sweeps whose trials lose their processes besides."""
 TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
 """What goes on, in its order: up to the line `starting Ray`, up to `reading the data`, up to the first trial that
@@ -324,7 +327,7 @@ class Story:
     seed: int
     kills: list[Kill] = field(default_factory=list)
     lost: int = 0
-    """Workers of trials that were killed besides."""
+    """Processes of trials that were killed besides."""
 
 
 @dataclass(frozen=True)
@@ -368,7 +371,8 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
     Args:
         weights: how likely each phase is. While trials are under way the kill comes up to a second after none, one or
             two more of them have ended; in another phase every moment is as likely as any other. Of trials of several
-            workers, a worker is killed some time before, and as many when there are no more kills to come.
+            workers, a worker is killed some time before, and as many when there are no more kills to come; of those of
+            `ONE_WORKER`, the process of a trial.
 
     Raises:
         AssertionError: with the story so far as its second argument: something was lost, repeated, or left behind.
@@ -381,7 +385,7 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
             fresh = not (sweep / "sweep.json").is_file()
             arguments = [str(file), "--out", str(sweep.parent), "--name", sweep.name]
             commands.append(command := Command(sweep, *(arguments if fresh else [str(sweep)]), trials=trials))
-            story.lost += file == FOUR_GATED and _lose_a_worker(command, draw)
+            story.lost += file in (FOUR_GATED, *ONE_WORKER.values()) and _lose_a_process(command, draw)
             over = len(story.kills) == kills
             if not over:
                 place = draw.choices(range(len(PHASES)), weights)[0]
@@ -414,8 +418,9 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
         commands[-1].abandon()
 
 
-def _lose_a_worker(command: Command, draw: random.Random) -> bool:
-    """Kill a worker of a trial, three times of four, up to a second after both have begun; return whether one was."""
+def _lose_a_process(command: Command, draw: random.Random) -> bool:
+    """Kill a process of a trial, three times of four, up to a second after all of the trial's have begun; return
+    whether one was."""
     rank, delay = draw.randint(0, 1), draw.random()
     if draw.random() < 0.25 or not command.wait_for(PHASES[3], timeout=400):
         return False
@@ -423,15 +428,26 @@ def _lose_a_worker(command: Command, draw: random.Random) -> bool:
     while command.running and time.monotonic() < deadline:
         live = {int(one.split()[0]) for one in command.processes()}
         for at in sorted(command.sweep.glob("trials/*")):
-            places = [at / "logs" / f"place_{n}.json" for n in (0, 1)]
-            pids = [load(place)["pid"] for place in places if place.is_file()]
-            if len(pids) == 2 and live.issuperset(pids):
+            pids = _pids(at)
+            if pids and live.issuperset(pids):
                 time.sleep(delay)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pids[rank], signal.SIGKILL)
+                    os.kill(pids[rank % len(pids)], signal.SIGKILL)
                 return True
         time.sleep(0.05)
     return False
+
+
+def _pids(trial: Path) -> list[int]:
+    """Return the processes that train a trial; none where it does not train, or not all of them have begun."""
+    known = record.read(trial) or {}
+    if known.get("status") != "running":
+        return []
+    workers = json.loads((trial / "experiment.json").read_text())["scaling"]["workers"]
+    if workers == 1:
+        return [known["pid"]]
+    places = [trial / "logs" / f"place_{rank}.json" for rank in range(workers)]
+    return [load(place)["pid"] for place in places] if all(place.is_file() for place in places) else []
 
 
 def _stays(before: dict[int, tuple[bytes, bytes]], sweep: Path) -> dict[int, tuple[bytes, bytes]]:

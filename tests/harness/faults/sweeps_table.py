@@ -6,9 +6,11 @@
 As many kills as are asked for under the scheduler `Complete`, where the outcome must be the undisturbed sweep's bit for
 bit; a quarter as many under `ASHA`, where what it stops depends on which trial comes first, and where trials that
 have ended must stay as they are, none be lost and none repeated; and half as many where trials of two workers wait at
-validations inside epochs for `ASHA`, one trial at a time, and lose workers besides: again bit for bit. Two other kinds
-run where they are named: `tune`, a searcher of Ray Tune with a callback that must hear everything once, and
-`conditional`, a space with a condition, a first point and a constraint; again bit for bit.
+validations inside epochs for `ASHA`, one trial at a time, and lose workers besides: again bit for bit. Other kinds run
+where they are named: `tune`, a searcher of Ray Tune with a callback that must hear everything once; `conditional`, a
+space with a condition, a first point and a constraint; and `grid`, `tpe` and `median`, whose trials lose their
+processes besides; again bit for bit. Under `hyperband`, `pbt` and `pb2`, which lose processes too, the outcome depends
+on which trial comes first, as under `ASHA`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from harness.faults.sweeps import (
     EIGHT_CONDITIONAL,
     EIGHT_TUNE,
     FOUR_GATED,
+    ONE_WORKER,
     Kill,
     Pace,
     Story,
@@ -45,8 +48,11 @@ _KINDS = {
     "gated": (FOUR_GATED, 2, 300),
     "tune": (EIGHT_TUNE, 1, 400),
     "conditional": (EIGHT_CONDITIONAL, 1, 500),
+    **{name: (file, 1, 600 + 100 * number) for number, (name, file) in enumerate(ONE_WORKER.items())},
 }
 """The sweep of each kind, its part of the kills, and the seed of its first one."""
+_BY_TIME = ("ASHA", "hyperband", "pbt", "pb2")
+"""Kinds whose outcome depends on which trial comes first."""
 _LIKELY = (2, 2, 2, 10, 1)
 _HEAD = "| kill | seed | kind | second | phase | had ended | gone after | recovered | equal |"
 
@@ -69,7 +75,7 @@ def main(kills: int, kinds: list[str]) -> int:
             kill.command.check_agents_gone()
             late = max(late, kill.command.agents_gone or 0.0)
     print(
-        f"\n{bad} of {len(stories)} sweeps were not made good; {sum(story.lost for story in stories)} workers were",
+        f"\n{bad} of {len(stories)} sweeps were not made good; {sum(story.lost for story in stories)} processes were",
         end=" ",
     )
     print("killed besides. Of each kill all was gone in the end, Ray's agents", end=" ")
@@ -89,7 +95,7 @@ def _some(out: Path, kills: int, seed: int, kind: str, pace: Pace, whole: dict, 
             story = killed(story.sweep, seed, wanted, pace, _LIKELY, _KINDS[kind][0])
             if kind == "tune":
                 check_heard(story.sweep, len(story.kills))
-            if kind == "ASHA":
+            if kind in _BY_TIME:
                 equal = f"({list(statuses(story.sweep).values()).count('stopped')} stopped)"
             elif outcome(story.sweep) != whole:
                 equal, complaint = "NO", "the outcome is another one"
