@@ -96,7 +96,7 @@ class Command:
     def _wall(self) -> float:
         return time.time() - (time.monotonic() - self.started)
 
-    def wait_for(self, phase: str, delay: float = 0.0, ended: int = 0, timeout: float = 120) -> bool:
+    def wait_for(self, phase: str, delay: float = 0.0, ended: int = 0, timeout: float = 400) -> bool:
         """Waits for a phase, for so many trials to have ended, and some seconds more; returns whether the command still
         runs."""
         deadline = time.monotonic() + timeout
@@ -355,7 +355,7 @@ def undisturbed(sweep: Path, file: Path = EIGHT) -> Pace:
     command = Command(sweep, str(file), "--out", str(sweep.parent), "--name", sweep.name, trials=trials)
     marks = [0.0]
     for phase in PHASES[1:]:
-        assert command.wait_for(phase, timeout=400), "".join(command.errors)
+        assert command.wait_for(phase), "".join(command.errors)
         marks.append(time.monotonic() - command.started)
     assert command.end() == 0, "".join(command.errors)
     marks.append(time.monotonic() - command.started)
@@ -422,7 +422,7 @@ def _lose_a_process(command: Command, draw: random.Random) -> bool:
     """Kill a process of a trial, three times of four, up to a second after all of the trial's have begun; return
     whether one was."""
     rank, delay = draw.randint(0, 1), draw.random()
-    if draw.random() < 0.25 or not command.wait_for(PHASES[3], timeout=400):
+    if draw.random() < 0.25 or not command.wait_for(PHASES[3]):
         return False
     deadline = time.monotonic() + 120
     while command.running and time.monotonic() < deadline:
