@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from raytrain import order
 from raytrain.data.reader import Epoch
 
-CASES = 10_000
 SEEDS, WORKERS = st.integers(0, 2**63 - 1), st.integers(1, 12)
 SIZES = (
     st.integers(1, 5_000) | st.integers(1, 40) | st.sampled_from([2**n + by for n in range(1, 13) for by in (-1, 0, 1)])
@@ -90,10 +89,11 @@ def permuted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("permuted_once")
-def test_any_history_of_workers_keeps_the_global_batches() -> None:
+@pytest.mark.parametrize("cases", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_any_history_of_workers_keeps_the_global_batches(cases: int) -> None:
     counts: Counter = Counter()
 
-    @settings(deadline=None, max_examples=CASES)
+    @settings(deadline=None, max_examples=cases)
     @given(history=histories())
     def holds(history: History) -> None:
         counts["cases"] += 1
@@ -115,8 +115,8 @@ def test_any_history_of_workers_keeps_the_global_batches() -> None:
         counts["an epoch of one step"] += history.steps == 1
 
     holds()
-    assert counts["cases"] >= CASES
-    rare = {what: count for what, count in counts.items() if count < CASES // 50}
+    assert counts["cases"] >= cases
+    rare = {what: count for what, count in counts.items() if count < cases // 50}
     assert len(counts) == 8 and not rare, counts
 
 
