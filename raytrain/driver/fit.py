@@ -41,7 +41,7 @@ from raytrain.user_code import places, sources
 Report = Callable[[Run, Callable[[str], None]], None]
 """Writes the page of a run that has ended; it is called with the run and with what prints a line."""
 _ASIDE = ".*.*.[0-9]*"
-"""Files that a killed command was writing."""
+"""Files that a killed process was writing."""
 
 
 def train(
@@ -223,9 +223,12 @@ def _run(
 
 
 def _tidy(run: Run, session: Session, report: Report | None, observer: Logger) -> None:
-    """Remove a request to stop, leave in the logs what a person reads, and write the page of a run that has ended."""
+    """Remove a request to stop and what killed workers were writing, leave in the logs what a person reads, and write
+    the page of a run that has ended."""
+    partial = run.path.glob(_ASIDE) if run.summary["status"] == "completed" else ()  # others may still write
     with contextlib.suppress(OSError):
-        (run.path / "stop").unlink(missing_ok=True)
+        for leftover in (run.path / "stop", *partial):
+            leftover.unlink(missing_ok=True)
     session.keep_logs(run.path / "logs", run.summary["status"] not in ("completed", "interrupted"))
     if report and run.summary["status"] in ("completed", "failed"):
         report(run, observer.note)

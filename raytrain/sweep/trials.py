@@ -88,9 +88,14 @@ class Trials:
                 record.update(folder, status="interrupted")
 
     def sweep_up(self) -> None:
-        """Remove files that only running trials need: requests to stop or train on, and weights for other trials."""
+        """Remove files that only running trials need: requests to stop or train on, and weights for other trials; and
+        what a killed process of an ended trial was writing."""
         for request in (self.path / "stop", *self.path.glob("trials/*/stop"), *self.path.glob(f"trials/*/{gate.GO}")):
             request.unlink(missing_ok=True)
+        for folder in (record.folder(self.path, number) for number in self.begun):
+            if (record.read(folder) or {}).get("status") in record.ENDED:
+                for partial in folder.glob(".*.[0-9]*"):
+                    partial.unlink(missing_ok=True)
         shutil.rmtree(self.path / "pool", ignore_errors=True)
 
     def propose(self, number: int) -> dict[str, Any] | None:

@@ -69,6 +69,19 @@ def test_sweep_json_is_that_of_all_records_at_once(tmp_path: Path) -> None:
     assert Trials(tmp_path, trials.planned, 0.0).records() == answer["trials"], "as another command reads them"
 
 
+def test_what_killed_processes_were_writing_goes_with_their_trials(tmp_path: Path) -> None:
+    """A trial that still runs writes."""
+    trials = Trials(tmp_path, planned(tmp_path, nodes(2), LR), 0.0)
+    for number, status in ((0, "completed"), (1, "running")):
+        trials.propose(number)
+        record.update(record.folder(tmp_path, number), status=status)
+        (record.folder(tmp_path, number) / ".best.json.77.88").touch()
+    trials.sweep_up()
+    assert [file.parent.name for file in tmp_path.rglob(".*.[0-9]*")] == ["0001"]
+    trials.clear()
+    assert not [*tmp_path.rglob(".*.[0-9]*")]
+
+
 def test_schedulers_count_the_epochs_that_steps_are(tmp_path: Path) -> None:
     """An epoch of the digits has 23 steps."""
     in_steps = Sweep(replace(BASE, steps=50), (LR,), scheduler=ASHA())

@@ -685,6 +685,7 @@ def play(kind: str, seed: int, folder: Path, faults: int, whole: tuple[list[dict
         assert found[1] == whole[1], "the final weights differ"
         steps = [row["step"] for row in found[0] if row["kind"] == "step"]
         assert steps == list(range(1, STEPS + 1))
+        assert not (partial := [*story.run.glob(".*.[0-9]*")]), partial
         return story
     except AssertionError as error:
         raise AssertionError(str(error), story) from error
