@@ -212,7 +212,10 @@ class Uploads:
             self._over |= {number} if ended else set()  # a round after its end: loggers and callbacks note it later
             return
         if here or self._weights.get(below):
+            self._weights[below] = max(1, len(here))  # where one is pruned meanwhile, parts of it are there
             there.push(run, lambda names: [name for name in names if name not in here])
+            if not here:
+                there.drop_after(-1)
         self._weights[below] = len(here)
         for name in changed:
             if name != record.FILE:

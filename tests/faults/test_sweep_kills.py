@@ -143,7 +143,7 @@ def test_two_worker_trials_are_bit_equal_after_losses(tmp_path: Path) -> None:
     first, second = record.folder(cut, 0), record.folder(cut, 1)
 
     def wait_for_rows(trial: Path, count: int) -> int:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         file = trial / "metrics.jsonl"
         while (rows := file.read_text().count("\n") if file.is_file() else 0) < count:
             assert command.running and time.monotonic() < deadline, "".join(command.lines + command.errors)

@@ -10,7 +10,7 @@ import pytest
 from helpers.commands import fails, no_runs, without_ray
 
 from raytrain import cli
-from raytrain.checkpoint import location
+from raytrain.checkpoint import layout, location
 from raytrain.checkpoint.storage import Storage
 from raytrain.run.lock import Lock
 from raytrain.sweep import at_url, record
@@ -57,6 +57,29 @@ def test_record_of_a_trial_is_uploaded_after_its_files(s3: str, monkeypatch: pyt
     record.update(record.folder(path, 1), status="completed")
     uploads.push()
     assert names == ["trials/0001/trial.json"] and not said
+
+
+def test_nothing_stays_of_weights_that_are_pruned_while_they_are_uploaded(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sweep(f"{s3}/sweeps/pruned", {0: "completed"})
+    checkpoint = record.folder(path, 0) / "checkpoints" / "step_00000037"
+    checkpoint.mkdir(parents=True)
+    for name in (*layout.PARTS, layout.MANIFEST):
+        (checkpoint / name).write_text("{}")
+    write = Storage.write
+
+    def prune(self: Storage, name: str, content: Path | bytes) -> None:
+        write(self, name, content)
+        if name.endswith(layout.PARTS[0]):
+            shutil.rmtree(checkpoint.parent)
+
+    monkeypatch.setattr(Storage, "write", prune)
+    uploads = at_url.Uploads(path, lambda: [0], list[str]().append)
+    uploads.push()
+    assert [name for name in Storage(f"{s3}/sweeps/pruned").names() if "/checkpoints/" in name], "parts are there"
+    uploads.push()
+    assert not [name for name in Storage(f"{s3}/sweeps/pruned").names() if "/checkpoints/" in name]
 
 
 def test_another_machine_finds_what_is_at_the_url(s3: str) -> None:
