@@ -41,9 +41,9 @@ def why_no_block(seconds: float, needs: float, cpus_per_worker: float = 0.0, wor
         needs: CPUs that one of its tasks asks for.
         cpus_per_worker, workers: as for `cpus_for_data`.
     """
-    free, found = cluster_state.free_cpus(), []
     if not needs:
         return f"Ray Data has read nothing for {seconds:g} s: is the data's storage slow?"
+    free, found = cluster_state.free_cpus(), []
     if any(cpus >= needs for cpus in free.values()):
         return f"Ray Data has read nothing for {seconds:g} s, though CPUs are free: is the data's storage slow?"
     for node in ray.nodes():

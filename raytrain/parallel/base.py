@@ -132,3 +132,10 @@ def no_shared_memory() -> errors.UserError:
         "in parallel.reduction",
         "use --parallel.reduction auto",
     )
+
+
+def cutting():
+    """Return the module that cuts, imported late: it needs torch, and `--help` the fields only."""
+    from raytrain.parallel import cutting
+
+    return cutting

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain import errors
 from raytrain.config import at_least, check
-from raytrain.parallel.base import Parallel
+from raytrain.parallel.base import Parallel, cutting
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class ModelParallel(Parallel):
 
     def share(self, module: nn.Module, workers: int) -> float:
         """Return that of the device whose part is the largest."""
-        return _cutting().largest(module, self._parameters(module))
+        return cutting().largest(module, self._parameters(module))
 
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Check that a worker has a GPU for each part, or none, and that the model has enough layers."""
@@ -44,7 +44,7 @@ class ModelParallel(Parallel):
                 "in parallel.parts",
                 f"use --scaling.gpus_per_worker {self.parts}",
             )
-        return _cutting().described(module, self._parameters(module))
+        return cutting().described(module, self._parameters(module))
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the layers on the rank's first devices; on CPUs all parts are on one."""
@@ -65,15 +65,8 @@ class ModelParallel(Parallel):
 
     def _parameters(self, module: nn.Module) -> list[list[nn.Parameter]]:
         """Return those of each part."""
-        parts = _cutting().split(module, self.parts)
+        parts = cutting().split(module, self.parts)
         return [[parameter for layer in part for parameter in layer.parameters()] for part in parts]
-
-
-def _cutting():
-    """Return the module that cuts, imported late: it needs torch, and `--help` the fields only."""
-    from raytrain.parallel import cutting
-
-    return cutting
 
 
 class _Moved:

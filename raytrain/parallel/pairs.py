@@ -16,8 +16,8 @@ _ELEMENTWISE = ("ReLU", "ReLU6", "LeakyReLU", "GELU", "SiLU", "Hardswish", "Tanh
 """Layers of torch.nn that treat each value of their input alike."""
 _FUNCTIONS = ("relu", "relu_", "relu6", "leaky_relu", "gelu", "silu", "hardswish", "tanh", "sigmoid", "elu")
 """Functions and methods of torch that do so."""
-_BY_CHANNEL = (nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-"""Layers that treat each channel of images by itself."""
+_BY_CHANNEL = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+"""Layers without parameters that treat each channel of images by itself."""
 
 Pair = tuple[str, tuple[str, ...], str]
 """(the first layer, the BatchNorm layers between, the second layer), by their names."""
@@ -128,5 +128,5 @@ def _passes(root: nn.Module, node: fx.Node, kind: type[nn.Module]) -> bool:
     layer = root.get_submodule(str(node.target))
     if isinstance(layer, nn.Dropout):
         return layer.p == 0
-    by_channel = kind is nn.Conv2d and type(layer) in _BY_CHANNEL[1:]
+    by_channel = kind is nn.Conv2d and type(layer) in _BY_CHANNEL
     return by_channel or (type(layer).__name__ in _ELEMENTWISE and type(layer).__module__.startswith("torch.nn"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from raytrain import errors
 from raytrain.config import at_least, check
-from raytrain.parallel.base import Parallel
+from raytrain.parallel.base import Parallel, cutting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +49,7 @@ class TensorParallel(Parallel):
     def share(self, module: nn.Module, workers: int) -> float:
         """Return the shards of a worker, and what is whole."""
         size = self._size(workers)
-        cut = _cutting().shards(module, _cutting().styles(module, size, self.pair_parameters))
+        cut = cutting().shards(module, cutting().styles(module, size, self.pair_parameters))
         sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
         return sum(count / (size if name in cut else 1) for name, count in sizes.items()) / sum(sizes.values())
 
@@ -62,7 +62,7 @@ class TensorParallel(Parallel):
                 "in parallel.shards",
                 f"use a multiple of {max(2, size)} for --scaling.workers, or --parallel.strategy ddp",
             )
-        return _cutting().summary(module, _cutting().styles(module, size, self.pair_parameters))
+        return cutting().summary(module, cutting().styles(module, size, self.pair_parameters))
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with layers sharded in place."""
@@ -72,10 +72,3 @@ class TensorParallel(Parallel):
 
     def _size(self, workers: int) -> int:
         return self.shards or workers
-
-
-def _cutting():
-    """Return the module that cuts, imported late: it needs torch, and `--help` the fields only."""
-    from raytrain.parallel import cutting
-
-    return cutting

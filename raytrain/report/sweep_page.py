@@ -57,10 +57,8 @@ def whole(path: Path, answer: dict[str, Any]) -> str:
     goals = sweep_charts.objectives(drawn, Learning.read(results, path))
     across, along = sweep_charts.coordinates(drawn), sweep_charts.parameters(drawn)
     lines, repeated = "\n".join(folds.lines(path, answer)), configurations.section(results, _MOST_TRIALS, _PAGE)
-    answers, measured = (
-        "\n".join(precision_and_batch.lines(answer)),
-        sweep_table.measured(results, answer.get("concurrent")),
-    )
+    answers = "\n".join(precision_and_batch.lines(answer))
+    measured = sweep_table.measured(results, answer.get("concurrent"))
     parts = [
         *([("answer", "Answer", scroll("Answer", f"<pre>{safe(answers)}</pre>"))] if answers else []),
         *([("folds", "Folds", scroll("Folds", f"<pre>{safe(lines)}</pre>"))] if lines else []),

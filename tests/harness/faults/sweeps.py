@@ -27,8 +27,9 @@ from raytrain.sweep import record
 EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
 FOUR_GATED, TWO_WORKERS = Path(__file__).with_name("four_gated.py"), Path(__file__).with_name("two_workers.py")
 EIGHT_CONDITIONAL, EIGHT_TUNE = EIGHT.with_name("eight_conditional.py"), EIGHT.with_name("eight_tune.py")
-_NAMES = ("grid", "tpe", "median", "hyperband", "pbt", "pb2")
-ONE_WORKER = {name: EIGHT.with_name(f"eight_{name}.py") for name in _NAMES}
+ONE_WORKER = {
+    name: EIGHT.with_name(f"eight_{name}.py") for name in ("grid", "tpe", "median", "hyperband", "pbt", "pb2")
+}
 """Sweeps whose trials lose their processes besides."""
 TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
