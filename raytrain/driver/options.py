@@ -48,4 +48,6 @@ class Options:
         if self.json and self.dry_run:
             raise errors.UserError("--dry_run has no result to print as JSON", "", "leave --json or --dry_run out")
         if self.resume and self.name is None:
-            raise errors.UserError("--resume needs the name of the run", "", "give one with --name")
+            raise errors.UserError(
+                "--resume needs the name of the run", "", "give one with --name, or write `raytrain resume RUN`"
+            )

@@ -27,7 +27,9 @@ def test_folds_are_plain_runs_of_their_splits_and_resume(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, pack = [], packing.pack
-    monkeypatch.setattr(packing, "pack", lambda data, index, *a: (read.append(len(index)), pack(data, index, *a))[1])
+    monkeypatch.setattr(
+        packing, "pack", lambda data, index, *a, **k: (read.append(len(index)), pack(data, index, *a, **k))[1]
+    )
     base = Experiment(
         MLP(hidden=(32,)), Digits(folds=Folds(3)), optimizer=SGD(lr=0.05, momentum=0.9), sampler=Balanced(), epochs=2
     )

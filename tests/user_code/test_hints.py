@@ -54,7 +54,10 @@ def test_a_flag_like_none_suggests_none(capsys: Capture, flag: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", DIGITS, "--resume"], "unknown flag --resume; go on with a run by `raytrain resume RUN`"),
+        (
+            ["train", DIGITS, "--resume"],
+            "--resume needs the name of the run; give one with --name, or write `raytrain resume RUN`",
+        ),
         (["train", DIGITS, "epochs=3"], "unexpected argument 'epochs=3'; did you mean --epochs 3? "),
         (["train", DIGITS, "--optimizer", "adam"], "where it is SGD; write `optimizer=Adam(...)` there; SGD's fields"),
         (["train", DIGITS, "--optimizer=Adam"], "--optimizer takes no value: its class is chosen in the experiment's"),
