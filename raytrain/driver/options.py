@@ -19,7 +19,7 @@ class Options:
     """Name of the run's directory; by default the experiment file's name and a number."""
     resume: bool = False
     """Resume the run or sweep of that --name in --out, if there is one: the same command may then be given again and
-    again. It goes on with its own settings."""
+    again. A setting that is not the run's and cannot change is refused."""
     address: str | None = None
     """Address of a running Ray cluster, or `auto`; by default RAY_ADDRESS, or else this machine alone."""
     dry_run: bool = False

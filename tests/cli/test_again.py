@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 def test_resume_takes_the_run_or_sweep_of_a_name(tmp_path: Path) -> None:
     out = f"--out={tmp_path}"
-    command = ["train", DIGITS, out, "--name", "mine", "--resume"]
+    command = [DIGITS, out, "--name", "mine", "--resume"]
     assert again.again(command) is None, "there is none: the command begins it"
     for name, file in (("mine", "experiment.json"), ("a_sweep", "sweep.json")):
         (tmp_path / name).mkdir()
@@ -26,10 +26,16 @@ def test_resume_takes_the_run_or_sweep_of_a_name(tmp_path: Path) -> None:
         given = [*command[:-2], name, "--resume", "--quiet", "--address", "auto", "--epochs", "3"]
         assert again.again(given) is None, "no run"
         (tmp_path / name / file).touch()
-        assert again.again(given) == [f"{tmp_path}/{name}", "--address=auto", "--quiet"], "its settings are its own"
-        at_url = [*given, "--out", f"file://{tmp_path}"]
-        assert again.again(at_url) == [f"file://{tmp_path}/{name}", "--address=auto", "--quiet"]
+        there = f"{tmp_path}/{name}"
+        assert again.again(given) == [there, "--quiet", "--address", "auto", "--epochs", "3"]
+        at_url = again.again([*given, "--out", f"file://{tmp_path}"])
+        assert at_url == [f"file://{there}", "--quiet", "--address", "auto", "--epochs", "3"]
         assert again.again([word for word in given if word != "--resume"]) is None
+        left_open = ["--precision", "auto", "--scaling.workers=None", "--log", "csv", "tensorboard"]
+        assert again.again([*given[:5], *left_open]) == [there, *left_open[3:]], "the run has decided the others"
+        finds = ["--precision_and_batch", *given, "--repeats", "5"]
+        assert again.again(finds) == [there, "--address=auto", "--quiet"], "its sweep has no such settings"
+        assert again.again([*given[:5], "--folds", "4"]) == [there, "--data.folds.count=4"]
 
 
 def test_run_goes_on_by_the_same_command(capsys: Capture, tmp_path: Path) -> None:
@@ -40,4 +46,5 @@ def test_run_goes_on_by_the_same_command(capsys: Capture, tmp_path: Path) -> Non
     capsys.readouterr()
     run = make_run(tmp_path / "mine")
     assert run.summary["status"] == "completed"
+    assert "a resumed run cannot change seed" in fails(capsys, *command, "--seed", "5")
     assert "mine" in fails(capsys, *command) and not (tmp_path / "mine-1").exists()

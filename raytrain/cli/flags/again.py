@@ -1,4 +1,6 @@
-"""The flag --resume: the same command begins a run or a sweep, and goes on with it later."""
+"""The flag --resume: the same command begins a run or a sweep, and goes on with it later.
+
+Its settings are given to `resume`, which says where one is not that of the run and cannot change."""
 
 from __future__ import annotations
 
@@ -7,14 +9,16 @@ from pathlib import Path
 from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.cli.flags.arguments import take
+from raytrain.cli.flags.precision_and_batch import FLAG
 from raytrain.driver.options import Options
 
-_RESUMED = ("--dry_run", "--no_report", "--verbose", "--quiet", "--json")
-"""The flags that a resumed run takes over; another one is a setting, which it has."""
+_WITHOUT_VALUE = ("--dry_run", "--no_report", "--verbose", "--quiet", "--json")
+
+_OPEN = ("auto", "None")
 
 
 def again(arguments: list[str]) -> list[str] | None:
-    """Return the arguments of `resume` for a command whose run is there; None where the command begins one.
+    """Return the arguments of `resume` or `sweep` for a command whose run is there; None where the command begins one.
 
     Raises:
         UserError: storage does not answer.
@@ -29,5 +33,24 @@ def again(arguments: list[str]) -> list[str] | None:
         there = [file.name for file in Path(where).expanduser().glob("*.json")]
     if not {"experiment.json", "sweep.json"} & {*there}:
         return None
-    addresses = [f"--address={address}" for address in take(arguments, "--address")[0]]
-    return [where, *addresses, *(flag for flag in arguments if flag in _RESUMED)]
+    if FLAG in arguments:  # the settings are those of an experiment, and the sweep's are made from them
+        addresses = [f"--address={address}" for address in take(arguments, "--address")[0]]
+        return [where, *addresses, *(flag for flag in arguments if flag in _WITHOUT_VALUE)]
+    given = take([flag for flag in arguments[1:] if flag != "--resume"], "--name", "--out", "--profile_steps")[1]
+    counts, given = take(given, "--folds")
+    return [where, *_without_open(given), *(f"--data.folds.count={count}" for count in counts)]
+
+
+def _without_open(arguments: list[str]) -> list[str]:
+    """Return the arguments without settings that the command leaves open, such as `--precision auto`: the run has
+    decided them."""
+    rest: list[str] = []
+    for argument in arguments:
+        flag, equals, text = argument.partition("=")
+        if equals and text in _OPEN and flag != "--address":
+            continue
+        if argument in _OPEN and rest and rest[-1].startswith("--") and rest[-1] != "--address":
+            rest.pop()
+            continue
+        rest.append(argument)
+    return rest
