@@ -119,10 +119,10 @@ class Cluster:
             finally:
                 self.run("pkill -f 8265:localhost", check=False)
 
-    def submit(self, name: str, *flags: str) -> subprocess.Popen[str]:
-        """`raytrain submit` of the experiment, which follows the job and ends with its exit status."""
+    def submit(self, name: str, *flags: str, file: str = "steady.py") -> subprocess.Popen[str]:
+        """`raytrain submit` of the experiment or a sweep, which follows the job and ends with its exit status."""
         arguments = shlex.join(["--out", RUNS, "--name", name, "--task.slow", f"{SHARED}/slow", *flags])
-        command = f"exec raytrain submit steady.py --address {_DASHBOARD} {arguments}"
+        command = f"exec raytrain submit {file} --address {_DASHBOARD} {arguments}"
         return self.hosts.popen(
             LAUNCHER, f"cd ~/work && {command}", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

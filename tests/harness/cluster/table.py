@@ -18,6 +18,9 @@ from harness.cluster.cuts import CASES, EPOCHS, play
 from harness.cluster.exposed import no_more_than_documented, nothing_without_a_token
 from harness.cluster.hosts import Hosts, why_not
 from harness.cluster.launched import Cluster, another_ray_goes_on, bit_equal, refused, sequence, train_here
+from harness.cluster.sweeping import over_hosts
+
+SWEEP = "sweep"
 
 
 def main(count: int, faults: list[str]) -> int:
@@ -78,11 +81,13 @@ def main(count: int, faults: list[str]) -> int:
                     lambda used: bit_equal(used, alone("deterministic", "--parallel.strategy", "deterministic"))
                 ),
             )
-            for what in faults:
+            if SWEEP in faults:
+                row("a sweep: one host, three, three of which one is lost", on_cluster(over_hosts))
+            for what in (fault for fault in faults if fault != SWEEP):
                 row(what, on_cluster(lambda used, what=what: play(used, alone("long", *EPOCHS), what).seconds))
     print("".join(f"\n{complaint}" for complaint in failed))
     return int(bool(failed))
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:] or list(CASES)))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:] or [SWEEP, *CASES]))

@@ -219,9 +219,9 @@ def load(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def statuses(sweep: Path) -> dict[int, str]:
+def statuses(sweep: Path, trials: int = TRIALS) -> dict[int, str]:
     """How each trial that was begun stands."""
-    found = {n: record.read(record.folder(sweep, n)) for n in range(TRIALS)}
+    found = {n: record.read(record.folder(sweep, n)) for n in range(trials)}
     return {n: one["status"] for n, one in found.items() if one is not None}
 
 
