@@ -33,10 +33,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from raytrain import CNN, DDP, FSDP, MNIST, SGD, Augment, Experiment, ImageFolder, Model, Scaling, Torchvision
+from raytrain import CNN, DDP, FSDP, MNIST, SGD, Augment, Experiment, ImageFolder, Model, Scaling, Torchvision, order
 from raytrain.data import Index
+from raytrain.data.decode_gpu import Decoder
 from raytrain.data.prepare import Prepare
-from raytrain.data.reader import Direct, Resident
+from raytrain.data.reader import Direct, Epoch, Resident
 from raytrain.driver import model_check
 from raytrain.parallel import distributed, dtensors
 from raytrain.parallel.parts import Parts
@@ -273,6 +274,25 @@ def resnet(name: str, where: str) -> tuple[float, float]:
     return compare(ours(e, index, reader), synthetic(e.model, SIZES.batch, **IMAGENET))
 
 
+def decoding() -> tuple[float, float]:
+    """Photographs a second that one thread for each CPU reads, decoded by nvJPEG, against decoded by the threads."""
+    data, index = photographs()
+    shard = order.Shard(len(index), SIZES.batch, 0, 1)
+
+    def on_cpu(raws: list[torch.Tensor], channels: int) -> list[torch.Tensor]:
+        return [torch.ops.image.decode_jpeg(raw, channels, False) for raw in raws]
+
+    def side(decoder: Decoder | None) -> float:
+        direct = Direct(data, index, decoder=decoder)
+        started = time.perf_counter()
+        read = sum(len(ids) for ids, _ in direct.read(Epoch(shard, 0, 0)))
+        direct.close()
+        return read / (time.perf_counter() - started)
+
+    decoder = Decoder(DEVICE, None if CUDA else on_cpu)
+    return compare(lambda: side(decoder), lambda: side(None))
+
+
 def precision(**fields: Any) -> tuple[float, float]:
     """A ResNet-50 on a synthetic batch, against float32 in contiguous memory."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fields.get("precision") != "fp32"
@@ -455,6 +475,7 @@ ROWS: dict[str, Row] = {
     "checkpoint, ms": Row("5 ms", 5.0, lambda: (checkpoint_stall()[0], 1.0), 15, least=False),
     "resnet50 host": Row("synthetic", 0.97, lambda: resnet("resnet50", "host"), 60),
     "resnet50 jpeg": Row("synthetic", None, lambda: resnet("resnet50", "jpeg"), 60),
+    "nvjpeg, images/s": Row("cpus", None, decoding, 20),
     "resnet18 device": Row("synthetic", 0.97, lambda: resnet("resnet18", "device"), 30),
     "ddp, one rank": Row("none", 0.95, lambda: wrapped(Wrapped()), 40),
     "fsdp, one rank": Row("none", None, lambda: wrapped(Sharded()), 40),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from raytrain import errors
 from raytrain.data.checks import checked_read
 from raytrain.data.crops import Crops
 from raytrain.data.source import Data, Index
+
+if TYPE_CHECKING:
+    from raytrain.data.decode_gpu import Decoder
 
 Arrays = dict[str, np.ndarray]
 """The arrays of some samples, by the names of their fields."""
@@ -32,19 +35,25 @@ class Bad(NamedTuple):
 
 
 def read_part(
-    data: Data, index: Index, chosen: np.ndarray, out: Arrays | None = None, crops: Crops | None = None
+    data: Data,
+    index: Index,
+    chosen: np.ndarray,
+    out: Arrays | None = None,
+    crops: Crops | None = None,
+    decoder: Decoder | None = None,
 ) -> Arrays:
     """Return the arrays of some samples, perhaps in the place of `out`, and `bad`, a text for each. If a sample is bad,
-    read all again, one by one, to find it. `crops` is as for `checked_read`."""
+    read all again, one by one, to find it. `crops` and `decoder` are as for `checked_read`."""
     bad = np.full(len(chosen), "", object)
     try:
-        arrays = checked_read(data, index, chosen, out, crops)
+        arrays = checked_read(data, index, chosen, out, crops, decoder)
     except errors.BadSample:
         arrays = index.empty(len(chosen))
         for row in range(len(chosen)):
             part = slice(row, row + 1)
             try:
-                for name, array in checked_read(data, index, chosen[part], crops=crops and crops.rows(part)).items():
+                one = checked_read(data, index, chosen[part], None, crops and crops.rows(part), decoder)
+                for name, array in one.items():
                     arrays[name][row] = array[0]
             except errors.BadSample as error:
                 lasting = "" if isinstance(error.__cause__, OSError) else "lasting"

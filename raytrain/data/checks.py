@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from raytrain import errors
 from raytrain.data.crops import Crops
 from raytrain.data.source import Data, Field, Index, Kind
 from raytrain.user_code.places import calling, place
+
+if TYPE_CHECKING:
+    from raytrain.data.decode_gpu import Decoder
 
 _TAKEN = ("bad", "label", "target")
 """Names of arrays that a field cannot have."""
@@ -54,12 +57,14 @@ def checked_read(
     samples: np.ndarray,
     out: dict[str, np.ndarray] | None = None,
     crops: Crops | None = None,
+    decoder: Decoder | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the checked result of `data.read(index, samples)`: the fields' arrays by name, each [k, *shape].
 
     Args:
         out: arrays that a source whose ranks read by themselves fills and returns.
         crops: what `read` is to return of whole images; `index` then declares their shape.
+        decoder: the GPU's, for a source that is `on_gpu`.
 
     Raises:
         BadSample: a sample cannot be read.
@@ -69,7 +74,7 @@ def checked_read(
     if not len(samples):  # a rank may have none of an epoch's last batch
         return index.empty(0)
     try:
-        return _read(data, index, samples, out if data.direct else None, crops)
+        return _read(data, index, samples, out if data.direct else None, crops, decoder)
     except errors.UserError:
         for row in range(len(samples)) if len(samples) > 1 else ():
             part = slice(row, row + 1)
@@ -83,12 +88,14 @@ def _read(
     samples: np.ndarray,
     out: dict[str, np.ndarray] | None = None,
     crops: Crops | None = None,
+    decoder: Decoder | None = None,
 ) -> dict[str, np.ndarray]:
     name = index.name(int(samples[0])) + (f" to {index.name(int(samples[-1]))}" if len(samples) > 1 else "")
     called, of = f"{type(data).__name__}.read", f"{name}, {index.split}" if index.split else name
     with calling(f"{called} of {of}," if index.split else f"{called} of {of}"):
         read: Any = data.read
-        more = {name: value for name, value in (("out", out), ("crops", crops)) if value is not None}
+        given = ("out", out), ("crops", crops), ("decoder", decoder)
+        more = {name: value for name, value in given if value is not None}
         found: Any = read(index, samples, **more)
     where = f"in {place(type(data).read)}"
     if not isinstance(found, dict):

@@ -37,7 +37,7 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 _MAX_SCANNED = 500 * MAX_PIXELS
 """Pixels that all scans of a JPEG may visit together: some 4 seconds. A scan takes 14 bytes of a file or more, and
 visits the whole image."""
-_TILE_WIDTH, _TILE_LENGTH = 322, 323
+_TILE_WIDTH, _TILE_LENGTH, _ORIENTATION = 322, 323, 274
 
 _PNG, _JPEG, _SCAN = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xda"
 _PNG_HEADER = struct.Struct(">IIBBBBB")
@@ -62,9 +62,7 @@ def square(raw: bytes, size: int, channels: int, resampling: Resampling = "bilin
         ValueError: the bytes are no image that can be decoded, or it is too large.
     """
     image = pixels(raw, channels)
-    height, width = image.shape[1:]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
+    top, left, side, _ = box(None, *image.shape[1:])
     image = image[:, top : top + side, left : left + side]
     if side != size:
         image = with_torch().decode_torch.resized(image, size, resampling)
@@ -88,9 +86,22 @@ def crop(raw: bytes, crops: Crops, side: int, channels: int, resampling: Resampl
         ValueError: as `square`.
     """
     image = pixels(raw, channels)
-    ((top, left, height, width),) = crops.crop.boxes(crops.draws, *image.shape[1:]).tolist()
+    top, left, height, width = box(crops, *image.shape[1:])
     image = image[:, top : top + height, left : left + width]
     return image if (height, width) == (side, side) else with_torch().decode_torch.resized(image, side, resampling)
+
+
+def box(crops: Crops | None, height: int, width: int) -> tuple[int, int, int, int]:
+    """Return (top, left, height, width) of what is cut from an image: its central square, or a random crop.
+
+    Args:
+        crops: of one sample; None takes the square.
+    """
+    if crops is not None:
+        (found,) = crops.crop.boxes(crops.draws, height, width).tolist()
+        return found
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side
 
 
 def pixels(raw: bytes, channels: int) -> np.ndarray:
@@ -119,6 +130,24 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
         return with_torch().decode_torch.decoded(raw, channels)
     except RuntimeError as error:
         raise ValueError(re.sub(r".*\.cpp:\d+, ", "", str(error).partition("\n")[0])) from None
+
+
+def pixels_for_gpu(raw: bytes) -> int:
+    """Return the number of pixels of a JPEG that a GPU may decode in place of `pixels`; 0 for one that it may not.
+
+    Left to the CPU are other formats, CMYK, RGB that is stored as such, what EXIF turns, and what `pixels` refuses, as
+    far as the header and the ends of the file tell.
+    """
+    if not raw.startswith(_JPEG) or suspicious(raw[:32], raw[-64:]):
+        return 0
+    try:
+        with _open(io.BytesIO(raw)) as image:
+            count = image.width * image.height
+            converted = image.info.get("adobe_transform", 1) == 1 and [one[0] for one in image.layer] != [*b"RGB"]  # type: ignore[attr-defined]
+            plain = image.mode in ("L", "RGB") and converted and image.getexif().get(_ORIENTATION, 1) == 1
+    except Exception:  # Pillow's parsers raise many types on damaged bytes; `pixels` says what is wrong
+        return 0
+    return count if plain and count <= MAX_PIXELS and raw.count(_SCAN) * count <= _MAX_SCANNED else 0
 
 
 def pixel_size(file: BinaryIO) -> tuple[int, int]:

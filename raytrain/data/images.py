@@ -19,6 +19,7 @@ from raytrain.data.source import Data, Index
 
 if TYPE_CHECKING:
     from raytrain.data.crops import Crops
+    from raytrain.data.decode_gpu import Decoder
 
 CROP = 224
 """The largest side that `crop=auto` takes."""
@@ -91,6 +92,10 @@ class Images(Data):
 
     interpolation: Literal["auto", "bilinear", "bicubic"] = field(default="auto", kw_only=True)
     """How images are resized, with antialiasing. auto takes what the model's weights were trained with, or bilinear."""
+    decode: Literal["auto", "cpu", "gpu"] = field(default="auto", kw_only=True)
+    """What decodes JPEGs while a run trains. gpu streams the images and takes nvJPEG on each worker's GPU, whose pixels
+    are not quite the CPU's; it leaves other images to the CPU. auto is cpu, on every machine. gpu has not yet been run
+    on a GPU."""
 
     def __post_init__(self) -> None:
         per_channel = (
@@ -109,6 +114,11 @@ class Images(Data):
     def resampling(self) -> Literal["bilinear", "bicubic"]:
         """How images are resized."""
         return "bicubic" if self.interpolation == "bicubic" else "bilinear"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether workers decode on their GPU."""
+        return self.decode == "gpu"
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, ImageNet's where they are None."""
@@ -138,12 +148,15 @@ class Images(Data):
         samples: np.ndarray,
         out: dict[str, np.ndarray] | None = None,
         crops: Crops | None = None,
+        decoder: Decoder | None = None,
     ) -> np.ndarray:
         """Decode images to their central squares, uint8 [k, channels, size, size], or to `crops` of whole images, uint8
-        [k, channels, height, width] as the index declares; in the place of `out` if given."""
+        [k, channels, height, width] as the index declares; in the place of `out` if given. A `decoder` decodes what it
+        can."""
         decode = with_pillow().decode
         images = np.empty((len(samples), *index.input.shape), np.uint8) if out is None else out[index.input.name]
-        for row, (sample, raw) in enumerate(zip(samples, self.encoded(index, samples), strict=True)):
+        rows = enumerate(raw for _, raw in zip(samples, self.encoded(index, samples), strict=True))
+        for row, raw in rows if decoder is None else decoder.fill(images, rows, crops, self.resampling):
             try:
                 if crops is None:
                     images[row] = decode.square(raw, self.size, self.channels, self.resampling)
@@ -151,7 +164,7 @@ class Images(Data):
                     own, (channels, side, _) = crops.rows(slice(row, row + 1)), images.shape[1:]
                     images[row] = decode.crop(raw, own, side, channels, self.resampling)
             except ValueError as error:
-                raise errors.BadSample(self.where(index, int(sample)), str(error)) from error
+                raise errors.BadSample(self.where(index, int(samples[row])), str(error)) from error
         return images
 
     def pixel_size(self, index: Index, sample: int) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from raytrain.data.augment import Augment
 from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.crops import Crops, cropped
 from raytrain.data.source import Data, Field, Index
+
+if TYPE_CHECKING:
+    from raytrain.data.decode_gpu import Decoder
 
 _COMMON = ("crop", "augment", "mean", "std")
 """What prepares the samples of all sources alike, in one batch."""
@@ -87,6 +91,9 @@ class Mixed(Data):
             if source.whole != self.whole:
                 what = f"source 0 has whole={self.whole}, and source {number} {source.whole}"
                 raise errors.UserError(what, where, "let all sources train on crops of whole images, or none")
+            if source.on_gpu != self.on_gpu:
+                what = f"source {number} decodes on the {'GPU' if source.on_gpu else 'CPU'}, and source 0 does not"
+                raise errors.UserError(what, where, "give all sources the same decode")
             for name in _COMMON:
                 own, common = getattr(source, name), getattr(self, name)
                 if own not in (common, Augment()):
@@ -115,6 +122,11 @@ class Mixed(Data):
         return self.sources[0].whole
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether workers decode the images of all sources on their GPU."""
+        return self.sources[0].on_gpu
+
+    @property
     def direct(self) -> bool:
         """Whether each rank reads samples by itself, in threads: where that holds for all sources."""
         return all(source.direct for source in self.sources)
@@ -125,6 +137,7 @@ class Mixed(Data):
         samples: np.ndarray,
         out: dict[str, np.ndarray] | None = None,
         crops: Crops | None = None,
+        decoder: Decoder | None = None,
     ) -> dict[str, np.ndarray]:
         """Return the arrays of some samples, each read by its own source, in the place of `out` if given."""
         assert isinstance(index, MixedIndex)
@@ -133,7 +146,7 @@ class Mixed(Data):
             here = np.flatnonzero(of == number)
             part = index.parts[number] if crops is None else cropped(self, index.parts[number])
             of_crops = crops and crops.rows(here)
-            found = checked_read(self.sources[number], part, index.rows[samples[here]], crops=of_crops)
+            found = checked_read(self.sources[number], part, index.rows[samples[here]], None, of_crops, decoder)
             for name, array in found.items():
                 arrays[name][here] = array
         return arrays

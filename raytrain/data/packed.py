@@ -17,6 +17,7 @@ from raytrain.data.source import Field, Index
 
 if TYPE_CHECKING:
     from raytrain.data.crops import Crops
+    from raytrain.data.decode_gpu import Decoder
     from raytrain.data.packs import Pack
 
 
@@ -111,12 +112,13 @@ class Packed(Images):
         samples: np.ndarray,
         out: dict[str, np.ndarray] | None = None,
         crops: Crops | None = None,
+        decoder: Decoder | None = None,
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the arrays of some samples: those of a raw pack as they are, others decoded, as `Images.read`."""
         pack = self._pack()
         if pack.raw:
             return pack.arrays(index.split, index.rows[samples], index.fields, out)
-        return Images.read(self._settled(), index, samples, out, crops)
+        return Images.read(self._settled(), index, samples, out, crops, decoder)
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
         """Yield the bytes of some images, after comparing their checksums."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from raytrain.data.crops import Crops, cropped, crops_of
 from raytrain.data.late import with_torch
 from raytrain.data.source import Data, Index
 from raytrain.watchdog import doing
+
+if TYPE_CHECKING:
+    from raytrain.data.decode_gpu import Decoder
 
 _AHEAD = 256 << 20
 """Bytes of batches that `Direct` reads ahead, or two batches where they are larger."""
@@ -130,6 +133,7 @@ class Direct:
         complete: whether this is a run, whose index is without the samples that could not be read when it began:
             another one is an error.
         remedy: what to do about a sample that cannot be read, where it is an error and this is no run.
+        decoder: decodes on the GPU, for a source that is `on_gpu`; without one the CPU decodes.
 
     Attributes:
         skipped: the paths of samples that could not be read and were left out (`on_bad_sample="skip"`).
@@ -142,8 +146,9 @@ class Direct:
         threads: int | None = None,
         complete: bool = False,
         remedy: str = "repair it, or leave it out",
+        decoder: Decoder | None = None,
     ):
-        self.data, self.index, self.complete, self.remedy = data, index, complete, remedy
+        self.data, self.index, self.complete, self.remedy, self.decoder = data, index, complete, remedy, decoder
         self.cropped = cropped(data, index) if data.whole else index
         self.threads = min(_THREADS, threads or own_cpus())
         self.skipped: list[str] = []
@@ -199,8 +204,8 @@ class Direct:
             crops = crops_of(self.data, place.epoch.seed, place.epoch.number, keys)
             for start in range(0, len(place.samples), self.rows):
                 part = slice(start, start + self.rows)
-                samples, own = place.samples[part], crops and crops.rows(part)
-                parts.append(self._pool.submit(_fill, self.data, index, samples, rows_of(arrays, part), own))
+                samples, own, rows = place.samples[part], crops and crops.rows(part), rows_of(arrays, part)
+                parts.append(self._pool.submit(_fill, self.data, index, samples, rows, own, self.decoder))
             begun.append(_Batch(place, arrays, parts))
 
     def _ended(self, batch: _Batch) -> tuple[np.ndarray, Arrays]:
@@ -264,9 +269,16 @@ def _onwards(epoch: Epoch) -> Iterator[_Place]:
         following = following.following
 
 
-def _fill(data: Data, index: Index, samples: np.ndarray, arrays: Arrays, crops: Crops | None) -> list[Bad]:
+def _fill(
+    data: Data, index: Index, samples: np.ndarray, arrays: Arrays, crops: Crops | None, decoder: Decoder | None
+) -> list[Bad]:
     """Read some samples into arrays; return those that cannot be read."""
-    found, bad = arrays_and_bad(read_part(data, index, samples, arrays, crops))
+    try:
+        found, bad = arrays_and_bad(read_part(data, index, samples, arrays, crops, decoder))
+    except errors.UserError:
+        if decoder is not None and decoder.failed is not None:
+            raise decoder.failed from None  # an error of the GPU is none of the user's `read`
+        raise
     for name, array in arrays.items():
         if found[name] is not array:
             array[:] = found[name]

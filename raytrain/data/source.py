@@ -246,6 +246,11 @@ class Data:
         """Whether `read` returns random crops of whole images to training, as `Images.read` does."""
         return False
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether `read` takes `decoder`, by which workers decode on their GPU, as `Images.read` does."""
+        return False
+
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, which a source may derive."""
         return self.mean, self.std

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,12 +12,14 @@ from torch import nn
 
 from raytrain.data import Data, Index
 from raytrain.driver.resources import Resources
-from raytrain.errors import BadSample
+from raytrain.errors import BadSample, no_room
 from raytrain.experiment import Experiment
 from raytrain.files import size
 
 _SHARE = 0.25
 """Share of the smallest node's memory up to which samples may be resident."""
+_COPIED = 2 << 30
+"""Bytes up to which raw samples, which each rank could read by itself, are resident: a GPU may keep them."""
 _STORE_SHARE, _STORE_MOST = 0.3, 200 * 10**9
 """Share of a node's memory that Ray's object store takes, and its bytes at most (Ray's `services.py`)."""
 _SHM = "/dev/shm"
@@ -33,6 +36,24 @@ def resident_room(resources: Resources) -> int:
     """Return the bytes that resident samples may take on each node: a quarter of its memory, and the same part of what
     the object store holds at most."""
     return int(min(resources.memory * _SHARE, _STORE_MOST * _SHARE / _STORE_SHARE))
+
+
+def mode(data: Data, indices: dict[str, Index], resources: Resources) -> Literal["resident", "streaming"]:
+    """Return where images are kept.
+
+    Raises:
+        UserError: they are to be resident and do not fit.
+    """
+    if data.whole or data.on_gpu:
+        return "streaming"
+    total, room = sum(indices[split].bytes for split in ("train", "val")), resident_room(resources)
+    if data.mode == "auto":
+        return "resident" if total <= (min(room, _COPIED) if data.raw else room) else "streaming"
+    if data.mode == "resident" and total > room:
+        raise no_room(
+            "keeping all samples resident", total, room, "in data.mode", "use --data.mode streaming, or smaller samples"
+        )
+    return data.mode
 
 
 def notes(
@@ -55,7 +76,7 @@ def notes(
         why = f"{size(total)} are more than the {size(room)} that a node may keep ({limit})"
     elif data.mode == "auto":
         return []
-    rate = _rate(data, indices["train"])
+    rate = None if data.on_gpu else _rate(data, indices["train"])
     if not rate:
         return [f"samples are streamed: {why}"]
     cpus = f"{resources.cpus:g} CPU" + ("s" if resources.cpus != 1 else "")

@@ -17,7 +17,15 @@ from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.data.sampler import check_sampler
-from raytrain.driver import data_room, first_step, initial_weights, model_input, plan_lines, teacher_check
+from raytrain.driver import (
+    data_room,
+    first_step,
+    gpu_decoding,
+    initial_weights,
+    model_input,
+    plan_lines,
+    teacher_check,
+)
 from raytrain.driver.baseline import UNKNOWN, Baseline, baseline
 from raytrain.driver.first_batch import NotTried
 from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
@@ -33,8 +41,6 @@ from raytrain.run.run import Run
 from raytrain.training import freezing, graph, memory, recomputing
 from raytrain.training.precision import check_device
 
-_COPIED = 2 << 30
-"""Bytes up to which it does so with samples that each rank could read by itself: a GPU may keep them."""
 _ASKED_FROM = 2**30
 """Bytes of state on a GPU from which the plan asks for the GPU's memory: less fits on any, and asking takes time."""
 
@@ -219,17 +225,17 @@ def make(
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()
-    asked, mode = experiment.scaling, _mode(experiment.data, indices, resources)
+    asked, mode = experiment.scaling, data_room.mode(experiment.data, indices, resources)
     experiment = _sized(experiment, resources, mode == "streaming" and not experiment.data.direct)
     scaling = experiment.scaling
     if doubt and doubt.error and not (scaling.gpus_per_worker if doubt.needs == "gpu" else scaling.workers):
         raise doubt.error
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     graph.check(experiment)
+    begin += gpu_decoding.check(experiment.data, train, scaling)
     spread = experiment.parallel.check(module, scaling.ranks, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     share = experiment.parallel.share(module, scaling.ranks)
-    layout = memory_format(experiment, sample, len(train.classes), module, dtype)
-    experiment = replace(experiment, memory_format=layout)
+    experiment = replace(experiment, memory_format=memory_format(experiment, sample, len(train.classes), module, dtype))
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
     notes += data_room.notes(experiment, indices, resources, mode, module) if surveyed is None else []
@@ -332,25 +338,6 @@ def _try_step(experiment: Experiment, index: Index, module: nn.Module, new: bool
         return first_step.check(experiment, index, module, lambda: build_model(experiment, *shape, "cpu"), fresh), None
     except NotTried as found:
         return [str(found)], found
-
-
-def _mode(data: Data, indices: dict[str, Index], resources: Resources) -> Literal["resident", "streaming"]:
-    """Return where images are kept.
-
-    Raises:
-        UserError: they are to be resident and do not fit.
-    """
-    if data.whole:
-        return "streaming"
-    size = sum(indices[split].bytes for split in ("train", "val"))
-    room = data_room.resident_room(resources)
-    if data.mode == "auto":
-        return "resident" if size <= (min(room, _COPIED) if data.raw else room) else "streaming"
-    if data.mode == "resident" and size > room:
-        raise errors.no_room(
-            "keeping all samples resident", size, room, "in data.mode", "use --data.mode streaming, or smaller samples"
-        )
-    return data.mode
 
 
 def _check_gpu_memory(planned: Plan, largest: int) -> None:

@@ -129,7 +129,8 @@ def _streamed(plan: Plan) -> str:
     """Return what reads samples while training goes on, and why."""
     if threads := plan.threads:
         of = "each worker, its share of the node's CPUs" if plan.experiment.scaling.workers else "this process"
-        return f"streamed by {_count(threads, 'thread')} of {of}"
+        decoded = ", JPEGs decoded by its GPU" if plan.experiment.data.on_gpu else ""
+        return f"streamed by {_count(threads, 'thread')} of {of}{decoded}"
     why = ": nodes without workers have more CPUs than those with workers" if plan.experiment.data.direct else ""
     return f"streamed by Ray Data{why}"
 

@@ -84,7 +84,7 @@ def reading_threads(data: Data, mode: str, scaling: Scaling, resources: Resource
 
     They need nothing that Ray would have to keep free, and do in a second what twice as many CPUs do for Ray Data. So
     its tasks read for them only where the nodes without workers have more CPUs than those with workers, and never
-    crops of whole images.
+    crops of whole images, or what the workers' GPUs decode.
 
     Args:
         scaling: as `scaled` returns it.
@@ -98,7 +98,7 @@ def reading_threads(data: Data, mode: str, scaling: Scaling, resources: Resource
     counts = resources.placed(scaling.ranks * resources.runs, cpus, gpus, scaling.placement == "spread")
     used = [(node, count) for node, count in zip(resources.by_node, counts, strict=True) if count]
     here = sum(node.cpus for node, _ in used)
-    if used and resources.cpus - here > here and not data.whole:
+    if used and resources.cpus - here > here and not (data.whole or data.on_gpu):
         return 0
     return max(1, min((int(node.cpus) // count for node, count in used), default=1))
 

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from raytrain import errors
 from raytrain.checkpoint import mapped, remote, storage
 from raytrain.data import Index
+from raytrain.data.decode_gpu import Decoder
 from raytrain.data.loader import Reader
 from raytrain.data.reader import Direct, Part, Resident, own_cpus
 from raytrain.data.streaming import Streaming
@@ -95,7 +96,7 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         if job.images:
             readers: dict[str, Reader] = {split: _resident(job.images[split]) for split in indices}
         else:
-            readers = _streams(job, indices)
+            readers = _streams(job, indices, ranks.device)
         if job.profile:
             hooks = (*hooks, Profiling(job.profile))
         weights: Any = ray.get(job.weights) if job.weights is not None else None
@@ -123,12 +124,12 @@ def _resident(reference: Any) -> Resident:
     return Resident(_fetched(found.arrays), found.rows) if isinstance(found, Part) else Resident(found)
 
 
-def _streams(job: Job, indices: dict[str, Index]) -> dict[str, Reader]:
+def _streams(job: Job, indices: dict[str, Index], device: torch.device) -> dict[str, Reader]:
     """Return what reads the samples while training goes on. A collective."""
     data = job.experiment.data
     if job.threads:
-        threads = min(job.threads, own_cpus())
-        return {split: Direct(data, index, threads, complete=True) for split, index in indices.items()}
+        threads, decoder = min(job.threads, own_cpus()), Decoder(device) if data.on_gpu else None
+        return {split: Direct(data, index, threads, complete=True, decoder=decoder) for split, index in indices.items()}
     cpus, waits = _data_cpus(job)
     return {
         split: Streaming(data, index, ray.put(index), cpus, waits, job.tasks or None)

@@ -96,7 +96,7 @@ def _for_data(fields: Mapping[str, Any]) -> str:
     found = []
     if fields.get("data.whole"):
         found.append("store smaller images with `raytrain pack --codec jpeg`")
-    elif fields.get("data.mode") != "resident":
+    elif fields.get("data.mode") != "resident" and fields.get("data.decode") != "gpu":
         found.append("keep the samples in memory with --data.mode resident if they fit")
     if fields.get("data.cache") == "off":
         found.append("keep decoded images on disk with --data.cache auto")

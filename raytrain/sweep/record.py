@@ -77,8 +77,8 @@ def reads(experiment: Experiment) -> str:
     # Sweeps of older versions have these texts as keys, without the fields that were added since.
     if data.folds == Folds():
         del values["folds"]
-    for name, default in (("whole", False), ("interpolation", "auto")):
-        if values.get(name) == default:
+    for name, defaults in (("whole", (False,)), ("interpolation", ("auto",)), ("decode", ("auto", "cpu"))):
+        if values.get(name) in defaults:
             del values[name]
     values.pop("verify", None)  # it decides how changes are noticed, not what is read
     for name in ("operations", "progressive"):

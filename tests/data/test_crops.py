@@ -43,7 +43,7 @@ from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct, Epoch
 from raytrain.data.streaming import Streaming
 from raytrain.data.transforms import Normalise
-from raytrain.driver.plan import _mode
+from raytrain.driver.data_room import mode
 from raytrain.driver.resources import Node, Resources
 from raytrain.driver.sizing import reading_threads
 from raytrain.sweep.record import reads
@@ -323,7 +323,7 @@ def test_what_has_no_crops_of_whole_images_is_refused(photos: Path, tmp_path: Pa
     nothing: Any = None
     with pytest.raises(UserError, match=r"resident memory has the central squares .*, in data.mode"):
         replace(data, mode="resident").sample(index["train"])
-    assert _mode(data, index, nothing) == "streaming"
+    assert mode(data, index, nothing) == "streaming"
     own = Own(size=30, crop=SIDE, whole=True, augment=CROP)
     with pytest.raises(UserError, match=r"Own has a read of its own"):
         own.sample(index["train"])

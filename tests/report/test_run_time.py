@@ -10,7 +10,7 @@ import pytest
 from helpers.commands import DIGITS, fails
 from helpers.ranks import new_run
 
-from raytrain import CNN, DDP, MNIST, Checkpoint, Experiment, Run
+from raytrain import CNN, DDP, MNIST, Checkpoint, Experiment, ImageFolder, Run
 from raytrain.report import run_page, run_time
 from raytrain.report.profile import show_profile
 from raytrain.training.phases import PHASES
@@ -38,6 +38,11 @@ def test_the_longest_phase_is_named_with_what_to_change(phase: str, value: Exper
     found = run_time.bottleneck(seconds, value)
     assert found and found.phase == phase and found.share == pytest.approx(0.5)
     assert says in found.advice and found.line.startswith(f"{PHASES[phase]} takes 50% of the time: ")
+
+
+def test_images_that_gpus_decode_are_not_to_be_resident() -> None:
+    found = run_time.bottleneck(EVEN | {"data": 30.0}, replace(BASE, data=ImageFolder("photos", decode="gpu")))
+    assert found and "leave more CPUs to reading" in found.advice and "resident" not in found.advice
 
 
 def test_the_advice_on_checkpoints_leaves_a_twentieth_of_the_time() -> None:
