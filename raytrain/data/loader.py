@@ -44,11 +44,13 @@ class Pass(NamedTuple):
         batch: what the task gets.
         last: whether it is the last of its step.
         blank: whether it is a sample of zeros, for a rank that has fewer micro-batches than others.
+        size: samples of the step's global batch.
     """
 
     batch: Batch
     last: bool
     blank: bool
+    size: int
 
 
 @dataclass
@@ -106,12 +108,12 @@ class Loaded:
         sample of zeros stands for each missing one; it takes part in collectives and must not count."""
         count = max(1, -(-(self.most if together else len(self.ids)) // size))
         for number, batch in enumerate(self.micro_batches(size), 1):
-            yield Pass(batch, number == count, blank=False)
+            yield Pass(batch, number == count, False, self.size)
         for number in range(-(-len(self.ids) // size) + 1, count + 1):
             zeros = {name: array.new_zeros((1, *array.shape[1:])) for name, array in self.arrays.items()}
             none = np.zeros(1, np.int64)
             doing.at(PREPARING)
-            yield Pass(Batch(self.prepare(zeros, none), none), number == count, blank=True)
+            yield Pass(Batch(self.prepare(zeros, none), none), number == count, True, self.size)
 
 
 class Loader:

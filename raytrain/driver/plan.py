@@ -225,7 +225,7 @@ def make(
     if doubt and doubt.error and not (scaling.gpus_per_worker if doubt.needs == "gpu" else scaling.workers):
         raise doubt.error
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
-    graph.check(experiment)
+    begin += graph.check(experiment)
     spread = experiment.parallel.check(module, scaling.ranks, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     share = experiment.parallel.share(module, scaling.ranks)
     layout = memory_format(experiment, sample, len(train.classes), module, dtype)

@@ -149,6 +149,26 @@ class Strategy:
     def reduce_gradients(self) -> None:
         """Sum gradients over the ranks, unless the backward pass has done so. A collective."""
 
+    def recorded(
+        self, backward: Callable[[], None], parameters: list[nn.Parameter]
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+        """Compute gradients of `module`, and not of `model`, while a CUDA graph records it. Exchange nothing.
+
+        Returns:
+            The gradients of the parameters, and what `replayed` exchanges of them.
+        """
+        backward()
+        return [parameter.grad for parameter in parameters], []
+
+    def replayed(self, replay: Callable[[], None], exchanged: list[torch.Tensor]) -> None:
+        """Do again what `recorded` has computed, and then what the ranks do besides: the gradients become those of
+        `forward_backward` with one micro-batch. A collective.
+
+        Args:
+            exchanged: what `recorded` returned.
+        """
+        replay()
+
     def clip(self, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
         """Scale this rank's gradients so that their norm over all ranks is at most `most`; return the norm before, a
         scalar. A collective."""

@@ -207,7 +207,7 @@ class Trainer:
             # Randomness inside the model (dropout) is a function of the step and the shard: there is no state to save.
             self.seed(1, progress.step, strategy.random_stream(number))
             micro_batches = shard.passes(self.experiment.micro_batch, strategy.lockstep)
-            loss = partial(self._loss, slot=strategy.slot(number), size=batch.size)
+            loss = partial(self._loss, slot=strategy.slot(number))
             with self.precision.products():
                 self.forward_backward(micro_batches, loss, self.precision.forward)
         doing.begin("exchanging gradients", progress.step)
@@ -226,12 +226,8 @@ class Trainer:
         self.hooks.after_step(self, columns)
         return Step(progress.step, lr, batch.size, found, updated, columns)
 
-    def _loss(self, model: nn.Module, one: Pass, slot: int, size: int) -> torch.Tensor:
-        """Return what to call backward() on for a micro-batch, and add its loss to its slot.
-
-        Args:
-            size: samples of the global batch.
-        """
+    def _loss(self, model: nn.Module, one: Pass, slot: int) -> torch.Tensor:
+        """Return what to call backward() on for a micro-batch, and add its loss to its slot."""
         doing.at(FORWARD)
         with self.precision.forward():
             loss, count = self.experiment.task.loss(model, one.batch)
@@ -240,7 +236,7 @@ class Trainer:
             found = loss.detach().double()
             self.sums[slot] = self.sums[slot] + found if slot in self.sums else found
         doing.at(BACKWARD)
-        return self.precision.scaled(loss * (0.0 if one.blank else self.strategy.gradient_scale / (unit * size)))
+        return self.precision.scaled(loss * (0.0 if one.blank else self.strategy.gradient_scale / (unit * one.size)))
 
     def _set_learning_rate(self) -> float:
         e = self.experiment

@@ -12,49 +12,34 @@ import numpy as np
 import pytest
 import torch
 from helpers.cut_runs import BASE as DROPOUT
+from helpers.graphs import Capture, Replayed, Slow
 from helpers.ranks import losses, new_run
 from helpers.strategies import BASE, Eventful
 from torch import nn
 
-from raytrain import MLP, Augment, Digits, Experiment, GradientNorm, Hook, Model, Run, Scaling, UserError
+from raytrain import (
+    DDP,
+    FSDP,
+    MLP,
+    Augment,
+    Deterministic,
+    Digits,
+    Experiment,
+    GradientNorm,
+    Model,
+    ModelParallel,
+    Parallel,
+    Run,
+    Scaling,
+    UserError,
+)
 from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
 from raytrain.parallel.strategy import RankContext
 from raytrain.training import graph
-from raytrain.training.graph import CapturedPass
 from raytrain.training.trainer import Trainer
 
 E = replace(BASE, micro_batch_size=None, ema_decay=0.9, hooks=(GradientNorm(),))
-
-
-class Replayed:
-    """Does what a CUDA graph does: a capture has no effect, and each replay writes to the tensors of the capture."""
-
-    seconds = 0.0
-
-    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        self.work, self.tensors = work, work()
-        return self.tensors
-
-    def replay(self) -> None:
-        time.sleep(self.seconds)
-        for tensor, found in zip(self.tensors, self.work(), strict=True):
-            with torch.no_grad():
-                tensor.copy_(found)
-
-
-class Slow(Replayed):
-    seconds = 0.05
-
-
-class Capture(Hook):
-    """Lets a run on a CPU capture its passes."""
-
-    def __init__(self, kind: type[Replayed] = Replayed):
-        self.kind = kind
-
-    def start(self, trainer: Trainer) -> None:
-        self.passes = trainer.forward_backward = CapturedPass(trainer, self.kind)
 
 
 def trained(folder: Path, e: Experiment, hook: Capture | None = None) -> Run:
@@ -170,17 +155,24 @@ def test_auto_times_both_ways_and_keeps_the_faster(
     ("gpus", "workers", "fields", "reason"),
     [
         (0.0, 1, {}, "the workers are on CPUs"),
-        (1.0, 2, {}, "2 workers exchange gradients"),
+        (1.0, 2, {"parallel": DDP(sync_batchnorm=True)}, "workers exchange BatchNorm's statistics"),
+        (1.0, 2, {"parallel": DDP(find_unused_parameters=True)}, "may change from step to step"),
+        (1.0, 2, {"parallel": FSDP()}, "FSDP exchanges tensors of 2 workers"),
+        (1.0, 1, {"parallel": Deterministic()}, "in 4 shards"),
+        (1.0, 1, {"parallel": ModelParallel()}, "several devices"),
         (2.0, 1, {}, "the model is on several GPUs"),
         (1.0, 1, {"micro_batch_size": 8}, "a step has several micro-batches"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(gpus: float, workers: int, fields: dict[str, Any], reason: str) -> None:
     scaling = Scaling(workers=workers, gpus_per_worker=gpus)
-    graph.check(replace(E, graph="auto", scaling=scaling, **fields))
+    (note,) = graph.check(replace(E, graph="auto", scaling=scaling, **fields))
+    assert reason in note
     with pytest.raises(UserError, match=reason):
         graph.check(replace(E, graph="on", scaling=scaling, **fields))
 
 
-def test_a_graph_of_the_right_kind_is_accepted() -> None:
-    graph.check(replace(E, graph="on", scaling=Scaling(workers=1, gpus_per_worker=1.0)))
+@pytest.mark.parametrize(("workers", "parallel"), [(1, DDP(sync_batchnorm=True)), (2, DDP()), (1, FSDP())])
+def test_a_graph_of_the_right_kind_is_accepted(workers: int, parallel: Parallel) -> None:
+    e = replace(E, graph="on", parallel=parallel, scaling=Scaling(workers=workers, gpus_per_worker=1.0))
+    assert graph.check(e) == []

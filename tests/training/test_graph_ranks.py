@@ -1,0 +1,117 @@
+"""Passes that several ranks capture: two processes joined by gloo, with a graph that does recorded work again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
+from helpers.strategies import BASE
+from torch import nn
+
+from raytrain import CNN, DDP, Augment, Digits, Experiment, Model, Run
+from raytrain.data import Index
+from raytrain.training import graph
+
+
+@dataclass(frozen=True)
+class Centred(Model):
+    """A model whose gradients depend on a buffer that each pass changes: DistributedDataParallel gives it rank 0's
+    values before."""
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        class Centre(nn.Module):
+            mean: torch.Tensor
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("mean", torch.zeros(64))
+                self.head = nn.Linear(64, classes)
+
+            def forward(self, images: torch.Tensor) -> torch.Tensor:
+                flat = images.flatten(1)
+                self.mean.lerp_(flat.mean(0), 0.1)
+                return self.head(flat - self.mean)
+
+        return Centre()
+
+
+E = on_workers(
+    replace(BASE, micro_batch_size=None, parallel=DDP(reduction="torch"), graph="on", ema_decay=0.9, epochs=2), 2
+)
+SAMPLES = 5 * 64 + 63
+"""Of the last batch rank 0 has 32 samples, as of a whole one, and rank 1 has 31."""
+
+
+def captured_rank(rank: int, world: int, e: Experiment, run: Path, fault: str) -> tuple[str, int]:
+    """Train with captured passes; return the reason why not, and the number of replays."""
+    from helpers.graphs import Capture, Replayed, Slow
+
+    class Broken(Replayed):
+        def capture(self, work: Any) -> list[torch.Tensor]:
+            super().capture(work)
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    class Wrong(Replayed):
+        def replay(self) -> None:
+            super().replay()
+            self.tensors[0].mul_(2)
+
+    kind = {"": Replayed, "broken": Broken, "slow": Slow, "wrong": Wrong}[fault] if rank == 1 else Replayed
+    hook = Capture(kind)
+    (run / "logs").mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "_TIMED", 3)
+        train_rank(rank, world, e, run, few(e), hooks=[hook])
+    return hook.passes.reason, sum(each.replays for each in hook.passes.known.values())
+
+
+def few(e: Experiment) -> dict[str, Index]:
+    return {split: index.take(np.arange(min(SAMPLES, len(index)))) for split, index in e.data.index().items()}
+
+
+def alike(one: Path, other: Path) -> None:
+    np.testing.assert_array_equal(losses(one), losses(other))
+    weights = Run(other).model("last").state_dict()
+    for name, weight in Run(one).model("last").state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+
+
+@pytest.mark.parametrize(
+    "e",
+    [
+        replace(E, model=CNN(channels=(8, 16), batch_norm=True), data=Digits(augment=Augment(mixup=0.2))),
+        replace(E, model=Centred(), parallel=DDP(reduction="torch", compression="bf16")),
+        replace(E, parallel=DDP(reduction="torch", static_graph=True), precision="fp16", on_nonfinite="skip"),
+    ],
+    ids=["batch norm", "a buffer, compressed", "static graph, fp16"],
+)
+def test_ranks_train_by_captured_passes_as_by_plain_ones(ranks: Ranks, tmp_path: Path, e: Experiment) -> None:
+    captured, plain = new_run(tmp_path / "captured", e), new_run(tmp_path / "plain", e)
+    found = ranks.run(2, captured_rank, e, captured, "")
+    ranks.run(2, train_rank, e, plain, few(e))
+    alike(captured, plain)
+    assert found == [("", 5 * 2 - 3)] * 2, "all but the first three steps and the two short ones"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("broken", "operation not permitted when stream is capturing"),
+        ("wrong", "a replay gives another loss or other gradients"),
+        ("slow", "ms as a graph"),
+    ],
+)
+def test_ranks_give_up_together(ranks: Ranks, tmp_path: Path, fault: str, reason: str) -> None:
+    e = replace(E, graph="auto" if fault == "slow" else "on", epochs=3 if fault == "slow" else 1)
+    captured, plain = new_run(tmp_path / "captured", e), new_run(tmp_path / "plain", e)
+    first, second = ranks.run(2, captured_rank, e, captured, fault)
+    ranks.run(2, train_rank, e, plain, few(e))
+    alike(captured, plain)
+    assert first[0] and second[0] and not first[1] and not second[1]
+    notes = (captured / "logs" / "notes.log").read_text().splitlines()
+    assert len(notes) == 1 and reason in notes[0]
