@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from raytrain import (
     Digits,
     Experiment,
     GradientNorm,
+    Hook,
     Model,
     ModelParallel,
     Parallel,
@@ -42,7 +42,7 @@ from raytrain.training.trainer import Trainer
 E = replace(BASE, micro_batch_size=None, ema_decay=0.9, hooks=(GradientNorm(),))
 
 
-def trained(folder: Path, e: Experiment, hook: Capture | None = None) -> Run:
+def trained(folder: Path, e: Experiment, hook: Capture | None = None, *more: Hook) -> Run:
     indices = e.data.index()
     readers = {
         split: Resident(checked_read(e.data, indices[split], np.arange(len(indices[split]))))
@@ -50,7 +50,7 @@ def trained(folder: Path, e: Experiment, hook: Capture | None = None) -> Run:
     }
     run, cpu = new_run(folder, e), RankContext(0, 1, torch.device("cpu"))
     (run / "logs").mkdir()
-    Trainer(e, run, indices, readers, None, cpu, time.time(), hooks=[hook] if hook else []).fit()
+    Trainer(e, run, indices, readers, None, cpu, time.time(), hooks=[hook or Capture(None), *more]).fit()
     return Run(run)
 
 
@@ -84,10 +84,11 @@ def test_captured_passes_train_as_plain_ones(tmp_path: Path, e: Experiment) -> N
     hook = Capture()
     captured, plain = trained(tmp_path / "captured", replace(e, graph="on"), hook), trained(tmp_path / "plain", e)
     alike(captured, plain)
-    (found,) = hook.passes.known.values()
+    (found,) = hook.steps.known.values()
     steps = len(losses(plain.path))
     short = -(-1437 // e.batch_size) * e.batch_size != 1437
     assert found.replays == steps - 3 - int(e.epochs) * short, "all but the first three and the short last batches"
+    assert found.update is not None and found.update.replays == found.replays - 3, "all but the compared passes and one"
     assert not notes(captured)
 
 
@@ -96,7 +97,7 @@ def test_a_task_that_reads_ids_is_not_captured(tmp_path: Path) -> None:
     hook = Capture()
     captured, plain = trained(tmp_path / "captured", replace(e, graph="on"), hook), trained(tmp_path / "plain", e)
     alike(captured, plain)
-    assert hook.passes.reason == "the task reads batch.ids" and hook.passes.reason in notes(captured)
+    assert hook.steps.reason == "the task reads batch.ids" and hook.steps.reason in notes(captured)
 
 
 @dataclass(frozen=True)
@@ -109,34 +110,16 @@ class Counting(Model):
 
             def forward(self, input: torch.Tensor) -> torch.Tensor:
                 Counted.calls += 1
-                return super().forward(input.flatten(1)) * (1 + 0.5 * (Recorded.step if Recorded.on else Counted.calls))
+                return super().forward(input.flatten(1)) * (1 + 0.5 * Counted.calls)
 
         return Counted(64, classes)
 
 
-class Recorded(Replayed):
-    """Replays what Python computed at the time of the capture."""
-
-    step, on = 0, False
-
-    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        Recorded.step, Recorded.on = 1, True
-        try:
-            return super().capture(work)
-        finally:
-            Recorded.on = False
-
-    def replay(self) -> None:
-        Recorded.on = True
-        super().replay()
-        Recorded.on = False
-
-
 def test_a_pass_that_python_changes_is_not_captured(tmp_path: Path) -> None:
-    hook = Capture(Recorded)
+    hook = Capture()
     run = trained(tmp_path / "run", replace(E, model=Counting(), graph="on", ema_decay=None, epochs=1), hook)
-    assert hook.passes.reason == "a replay gives another loss or other gradients"
-    assert hook.passes.reason in notes(run) and not hook.passes.known
+    assert hook.steps.reason == "a replay gives another loss or other gradients"
+    assert hook.steps.reason in notes(run) and not hook.steps.known
 
 
 @pytest.mark.parametrize("kind", [Replayed, Slow])
@@ -146,9 +129,9 @@ def test_auto_times_both_ways_and_keeps_the_faster(
     monkeypatch.setattr(graph, "_TIMED", 4)
     hook = Capture(kind)
     alike(trained(tmp_path / "auto", replace(E, graph="auto"), hook), trained(tmp_path / "plain", E))
-    assert [len(seconds) for seconds in hook.passes.seconds.values()] == [4, 4] and not hook.passes.undecided
+    assert [len(seconds) for seconds in hook.steps.seconds.values()] == [4, 4] and not hook.steps.undecided
     if kind is Slow:
-        assert "ms as a graph" in hook.passes.reason
+        assert "ms as a graph" in hook.steps.reason
 
 
 @pytest.mark.parametrize(
