@@ -44,6 +44,7 @@ class Distributed(Strategy):
         """
         self.ddp.register_comm_hook(None, getattr(default_hooks, f"{dtype}_compress_hook"))
         self.sent = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+        self.rounding = self.ranks.world * torch.finfo(self.sent).eps
 
     def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
         """As the base class; synchronised BatchNorm layers leave blank micro-batches out."""

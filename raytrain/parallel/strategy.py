@@ -105,6 +105,7 @@ class Strategy:
         lockstep: whether each pass of a step is a collective, so that all ranks must have equally many.
         sharded: whether ranks hold parts of the model, so that a checkpoint needs all of them.
         gradient_scale: the factor by which `reduce_gradients` divides the sums over ranks; losses are multiplied by it.
+        rounding: how far gradients may be rounded when ranks exchange them, as a share of their size.
         slots: into how many sums, added up in their order, a step's losses and an evaluation's sums are kept apart.
     """
 
@@ -112,6 +113,7 @@ class Strategy:
     lockstep: bool = False
     sharded: bool = False
     gradient_scale: float = 1.0
+    rounding: float = 0.0
     slots: int = 1
 
     def __init__(self, module: nn.Module, ranks: RankContext):

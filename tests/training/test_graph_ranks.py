@@ -63,6 +63,12 @@ def captured_rank(rank: int, world: int, e: Experiment, run: Path, fault: str) -
                 raise RuntimeError("operation not permitted when stream is capturing")
             return found
 
+    class Rounded(Replayed):
+        def replay(self) -> None:
+            super().replay()
+            if len(self.tensors) > 2:  # not an update: the second one is what ranks exchange
+                self.tensors[1].mul_(1.01)
+
     class Wrong(Replayed):
         def replay(self) -> None:
             super().replay()
@@ -70,7 +76,9 @@ def captured_rank(rank: int, world: int, e: Experiment, run: Path, fault: str) -
 
     kind = Replayed
     if rank == 1:
-        kind = {"broken": Broken, "unmoved": Unmoved, "slow": Slow, "wrong": Wrong}.get(fault, Replayed)
+        kind = {"broken": Broken, "unmoved": Unmoved, "slow": Slow, "wrong": Wrong, "rounded": Rounded}.get(
+            fault, Replayed
+        )
     hook = Capture(kind)
     (run / "logs").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -135,3 +143,12 @@ def test_ranks_give_up_together(ranks: Ranks, tmp_path: Path, fault: str, reason
     assert first[2:] == second[2:] == ((7, 0) if given_up else (0, 0))
     notes = (captured / "logs" / "notes.log").read_text().splitlines()
     assert len(notes) == 1 and reason in notes[0]
+
+
+@pytest.mark.parametrize(("compression", "reason"), [("bf16", ""), ("none", "a replay gives another loss")])
+def test_compressed_gradients_may_be_rounded_otherwise(
+    ranks: Ranks, tmp_path: Path, compression: Any, reason: str
+) -> None:
+    e = replace(E, parallel=DDP(reduction="torch", compression=compression), epochs=1)
+    for found in ranks.run(2, captured_rank, e, new_run(tmp_path / "run", e), "rounded"):
+        assert found[0].startswith(reason) and bool(found[0]) == bool(reason), "half a per cent off"
