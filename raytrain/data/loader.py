@@ -27,6 +27,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 """Of glibc's malloc.h."""
 _DEVICE_SHARE = 0.25
 """Share of a GPU's free memory that the arrays of a split may take to be kept there."""
+_STEPS = 64
+"""Steps whose samples are copied to such a GPU at once."""
 
 
 class Reader(Protocol):
@@ -44,11 +46,13 @@ class Pass(NamedTuple):
         batch: what the task gets.
         last: whether it is the last of its step.
         blank: whether it is a sample of zeros, for a rank that has fewer micro-batches than others.
+        size: samples of the step's global batch.
     """
 
     batch: Batch
     last: bool
     blank: bool
+    size: int
 
 
 @dataclass
@@ -106,12 +110,12 @@ class Loaded:
         sample of zeros stands for each missing one; it takes part in collectives and must not count."""
         count = max(1, -(-(self.most if together else len(self.ids)) // size))
         for number, batch in enumerate(self.micro_batches(size), 1):
-            yield Pass(batch, number == count, blank=False)
+            yield Pass(batch, number == count, False, self.size)
         for number in range(-(-len(self.ids) // size) + 1, count + 1):
             zeros = {name: array.new_zeros((1, *array.shape[1:])) for name, array in self.arrays.items()}
             none = np.zeros(1, np.int64)
             doing.at(PREPARING)
-            yield Pass(Batch(self.prepare(zeros, none), none), number == count, blank=True)
+            yield Pass(Batch(self.prepare(zeros, none), none), number == count, True, self.size)
 
 
 class Loader:
@@ -185,10 +189,7 @@ class Loader:
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, Tensors]]:
         """Yield (ids, arrays) of each step, on the device."""
         if self.on_device is not None:
-            for ids in way.steps():
-                chosen = torch.from_numpy(ids)
-                if self.device.type == "cuda":
-                    chosen = chosen.pin_memory().to(self.device, non_blocking=True)
+            for ids, chosen in self._chosen(way.steps()):
                 yield ids, {name: array.index_select(0, chosen) for name, array in self.on_device.items()}
         elif self.device.type == "cuda":
             yield from self._pinned.batches(self._labelled(self.reader.read(way)), self._copy)
@@ -196,6 +197,15 @@ class Loader:
             for ids, arrays in self._labelled(awaited(self.reader.read(way))):
                 doing.at(MOVING)
                 yield ids, {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _chosen(self, steps: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        """Yield the samples of each step, on the host and on the device, which gets those of many steps at once: most
+        steps neither pin memory nor copy to the device."""
+        while some := list(itertools.islice(steps, _STEPS)):
+            chosen = torch.from_numpy(np.concatenate(some))
+            if self.device.type == "cuda":
+                chosen = chosen.pin_memory().to(self.device, non_blocking=True)
+            yield from zip(some, chosen.split([len(ids) for ids in some]), strict=True)
 
     def _labelled(self, batches: Iterator[tuple[np.ndarray, Arrays]]) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yield the same with the labels, where the samples have some."""

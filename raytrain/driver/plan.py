@@ -231,8 +231,7 @@ def make(
     if doubt and doubt.error and not (scaling.gpus_per_worker if doubt.needs == "gpu" else scaling.workers):
         raise doubt.error
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
-    graph.check(experiment)
-    begin += gpu_decoding.check(experiment.data, train, scaling)
+    begin += [*graph.check(experiment), *gpu_decoding.check(experiment.data, train, scaling)]
     spread = experiment.parallel.check(module, scaling.ranks, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     share = experiment.parallel.share(module, scaling.ranks)
     experiment = replace(experiment, memory_format=memory_format(experiment, sample, len(train.classes), module, dtype))

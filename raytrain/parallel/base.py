@@ -76,6 +76,10 @@ class Parallel:
         """
         return asked or part
 
+    def uncaptured(self, workers: int) -> str:
+        """Return why the pass of a batch cannot be recorded as a CUDA graph; empty where it can."""
+        return f"{type(self).__name__} exchanges tensors of {workers} workers during the pass" if workers > 1 else ""
+
     def gradient_copies(self, workers: int) -> int:
         """Return how many further copies of the gradients a rank holds."""
         return 0

@@ -47,6 +47,14 @@ class DDP(Parallel):
                 "use --parallel.reduction auto",
             )
 
+    def uncaptured(self, workers: int) -> str:
+        """Gradients are exchanged after a recorded pass; all else that workers exchange is not recorded."""
+        if workers > 1 and self.sync_batchnorm:
+            return "workers exchange BatchNorm's statistics during the pass"
+        if workers > 1 and self.find_unused_parameters:
+            return "the parameters that have a gradient may change from step to step"
+        return ""
+
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """SyncBatchNorm is for GPUs."""
         if self.sync_batchnorm and not gpus_per_worker:

@@ -46,6 +46,10 @@ class Deterministic(Parallel):
         """Return the samples of a shard."""
         return batch_size // order.SHARDS
 
+    def uncaptured(self, workers: int) -> str:
+        """A step has several passes."""
+        return f"deterministic computes a batch in {order.SHARDS} shards"
+
     def gradient_copies(self, workers: int) -> int:
         """Return how many shards' gradients are kept apart at a time, besides the sum."""
         return (order.SHARDS // workers).bit_length() - 1

@@ -32,6 +32,10 @@ class ModelParallel(Parallel):
     def __post_init__(self) -> None:
         check(self, parts=at_least(2))
 
+    def uncaptured(self, workers: int) -> str:
+        """See the base class."""
+        return "the model is on several devices"
+
     def share(self, module: nn.Module, workers: int) -> float:
         """Return that of the device whose part is the largest."""
         return cutting().largest(module, self._parameters(module))

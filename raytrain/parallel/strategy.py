@@ -105,6 +105,7 @@ class Strategy:
         lockstep: whether each pass of a step is a collective, so that all ranks must have equally many.
         sharded: whether ranks hold parts of the model, so that a checkpoint needs all of them.
         gradient_scale: the factor by which `reduce_gradients` divides the sums over ranks; losses are multiplied by it.
+        rounding: how far gradients may be rounded when ranks exchange them, as a share of their size.
         slots: into how many sums, added up in their order, a step's losses and an evaluation's sums are kept apart.
     """
 
@@ -112,6 +113,7 @@ class Strategy:
     lockstep: bool = False
     sharded: bool = False
     gradient_scale: float = 1.0
+    rounding: float = 0.0
     slots: int = 1
 
     def __init__(self, module: nn.Module, ranks: RankContext):
@@ -148,6 +150,26 @@ class Strategy:
 
     def reduce_gradients(self) -> None:
         """Sum gradients over the ranks, unless the backward pass has done so. A collective."""
+
+    def recorded(
+        self, backward: Callable[[], None], parameters: list[nn.Parameter]
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+        """Compute gradients of `module`, and not of `model`, while a CUDA graph records it. Exchange nothing.
+
+        Returns:
+            The gradients of the parameters, and what `replayed` exchanges of them.
+        """
+        backward()
+        return [parameter.grad for parameter in parameters], []
+
+    def replayed(self, replay: Callable[[], None], exchanged: list[torch.Tensor]) -> None:
+        """Do again what `recorded` has computed, and then what the ranks do besides: the gradients become those of
+        `forward_backward` with one micro-batch. A collective.
+
+        Args:
+            exchanged: what `recorded` returned.
+        """
+        replay()
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
         """Scale this rank's gradients so that their norm over all ranks is at most `most`; return the norm before, a

@@ -1,8 +1,9 @@
-"""The captured pass: forward pass, loss and backward pass of a micro-batch as one CUDA graph.
+"""The captured step: forward pass, loss and backward pass of a micro-batch as one CUDA graph, the update as another.
 
 A small model's pass is some thirty kernels, and to launch them takes longer than they run. A graph launches all at
-once. It reads the batch from memory of its own and writes loss and gradients to the same memory each time. All else of
-a step, from augmentation to the optimizer, runs as without it. Not yet run on a GPU.
+once. It reads the batch from memory of its own and writes loss and gradients to the same memory each time. Between the
+two graphs several workers exchange their gradients, and hooks see them. Augmentation and averages of the weights run as
+without graphs. All ranks decide together what is replayed. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from raytrain.data.batch import Batch
 from raytrain.data.loader import Pass
 from raytrain.parallel.strategy import Autocast, Loss, Strategy
 from raytrain.run.metrics_log import note
+from raytrain.training.captured_update import CLOSE, Update, why_not
+from raytrain.watchdog import FORWARD, doing
 
 if TYPE_CHECKING:
     from raytrain.experiment import Experiment
@@ -28,12 +31,9 @@ if TYPE_CHECKING:
 
 _WARM, _TIMED, _COMPARED = 3, 20, 2
 """Steps before a capture, in which libraries choose kernels; steps that `auto` times of each way; and replays that are
-compared with the plain pass."""
+compared with what is computed plainly."""
 _MOST = 8
 """Graphs of a run, one for each shape of a batch, such as those of progressive resizing."""
-_CLOSE = 1e-3
-"""Largest difference of a replayed gradient from the plain one, as a share of the gradient's largest value. Kernels may
-add in another order each time, so that equal bits cannot be asked for."""
 
 
 class Graph(Protocol):
@@ -85,24 +85,30 @@ class _NotCaptured(Exception):
 
 @dataclass
 class _Captured:
-    """A graph with its memory: the batch, the loss's sum and the gradients."""
+    """A graph with its memory: the batch, the loss's sum, the gradients, and what ranks exchange of them; and the graph
+    that updates the weights by these gradients."""
 
     graph: Graph
     arrays: dict[str, torch.Tensor]
     loss: torch.Tensor
     gradients: list[torch.Tensor | None]
+    exchanged: list[torch.Tensor]
     replays: int = 0
+    stepped: bool = False
+    update: Update | None = None
 
 
-class CapturedPass:
-    """Runs a step's only micro-batch as a graph where it can, and otherwise as the strategy does.
+class CapturedStep:
+    """Runs a step's only micro-batch, and then its update, as a graph where it can, and otherwise as the strategy and
+    the trainer do.
 
     Its first steps run plainly. Then each shape of a full batch is captured. The first replays are compared with the
     plain pass of the same batch, and a graph that gives something else is not used. With `auto` both ways are timed on
-    the run's own steps, and the faster one stays.
+    the run's own steps, and the faster one stays. Then the update is captured, and its first replays are compared in
+    the same way. All ranks do so in the same steps, and agree on what they find.
 
     Args:
-        trainer: its strategy is a single worker's.
+        trainer: its strategy has `recorded` and `replayed`.
         make: makes an empty graph.
     """
 
@@ -110,31 +116,27 @@ class CapturedPass:
         self.trainer, self.make = trainer, make
         self.parameters = [one for one in trainer.strategy.module.parameters() if one.requires_grad]
         self.known: dict[tuple[Any, ...], _Captured] = {}
-        self.reason, self.steps = "", 0
+        self.current: _Captured | None = None
+        """The graph whose gradients the parameters have."""
+        self.reason, self.reason_of_update, self.steps = "", "", 0
         self.undecided = trainer.experiment.graph == "auto"
         self.seconds: dict[str, list[float]] = {"plain": [], "captured": []}
 
-    def __call__(self, micro_batches: Iterable[Pass], loss: Loss, autocast: Autocast) -> None:
-        """Compute gradients, as `Strategy.forward_backward`."""
-        passes = list(micro_batches)
+    def forward_backward(self, micro_batches: Iterable[Pass], loss: Loss, autocast: Autocast) -> None:
+        """Compute gradients, as `Strategy.forward_backward`. A collective."""
+        passes, self.current = list(micro_batches), None
         self.steps += 1
         plain = partial(self.trainer.strategy.forward_backward, passes, loss, autocast)
-        full = len(passes) == 1 and len(passes[0].batch) == self.trainer.experiment.batch_size
+        full = len(passes) == 1 and passes[0].size == self.trainer.experiment.batch_size
         if self.reason or self.steps <= _WARM or not full:
             return plain()
         if self.undecided and len(self.seconds["plain"]) < _TIMED:
             return self._timed("plain", plain)
         batch = passes[0].batch
         key = tuple((name, array.shape, array.dtype, array.stride()) for name, array in batch.arrays.items())
-        if key not in self.known and len(self.known) == _MOST:
+        if key not in self.known and (len(self.known) == _MOST or self._capture(key, passes[0], loss)):
             return plain()
-        try:
-            found = self.known[key] = self.known.get(key) or self._capture(passes[0], loss)
-        except (errors.UserError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # torch's, of whatever the user's code did
-            self._give_up(errors.one_line(str(error) or type(error).__name__, 200))
-            return plain()
+        found = self.known[key]
         if found.replays < _COMPARED:
             self._compare(found, batch, plain)
         elif self.undecided:
@@ -142,35 +144,80 @@ class CapturedPass:
             self._decide()
         else:
             self._replay(found, batch)
+            self.current = found
         return None
 
-    def _capture(self, one: Pass, loss: Loss) -> _Captured:
-        """Record the pass of a batch, and leave weights, gradients, buffers and random numbers as they are."""
+    def update_weights(self) -> bool | torch.Tensor:
+        """Update the weights, as `Trainer.clip_and_step`. A collective."""
+        plain, found = self.trainer.clip_and_step, self.current
+        if found is None or self.reason_of_update:
+            return plain()
+        if any(one.grad is not its for one, its in zip(self.parameters, found.gradients, strict=True)):
+            return plain()  # some parameters wait, or a hook has made other gradients
+        if not found.stepped:  # the step that makes the optimizer's state
+            found.stepped = True
+            return plain()
+        update = found.update or self._capture_update(found)
+        if update is None:
+            return plain()
+        if not update.fits:
+            self.reason_of_update = "a hook changes the optimizer's settings"
+            self._note("update", self.reason_of_update, 0)
+            return plain()
+        if update.replays >= _COMPARED:
+            return update.replay()
+        updated, same = update.compared()
+        self.reason_of_update = self._agreed("update", "" if same else "a replay changes the weights in another way")
+        return updated
+
+    def _capture_update(self, found: _Captured) -> Update | None:
+        """Record the update by a graph's gradients, if it can be recorded. A collective."""
+        reason = why_not(self.trainer.optimizer)
+        try:
+            found.update = None if reason else Update(self.trainer, self.make())
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            reason = errors.one_line(str(error) or type(error).__name__, 200)
+        self.reason_of_update = self._agreed("update", reason)
+        return None if self.reason_of_update else found.update
+
+    def _capture(self, key: tuple[Any, ...], one: Pass, loss: Loss) -> str:
+        """Record the pass of a batch, and leave weights, gradients, buffers and random numbers as they are. Return why
+        it could not be recorded, if it could not. A collective."""
         strategy = self.trainer.strategy
         arrays = {name: torch.empty_like(array).copy_(array) for name, array in one.batch.arrays.items()}
         fixed = one._replace(batch=_Fixed(arrays, len(one.batch)))
+        gradients: list[torch.Tensor | None] = []
+        exchanged: list[torch.Tensor] = []
 
         def work() -> list[torch.Tensor]:
             self._clear()
-            loss(strategy.model, fixed).backward()
-            return [self.trainer.sums[0], *(one.grad for one in self.parameters if one.grad is not None)]
+            gradients[:], exchanged[:] = strategy.recorded(
+                lambda: loss(strategy.module, fixed).backward(), self.parameters
+            )
+            return [self.trainer.sums[0], *exchanged, *(each for each in gradients if each is not None)]
 
-        graph, state = self.make(), _State(strategy)
+        graph, state, reason = self.make(), _State(strategy), ""
         try:
-            total, *gradients = graph.capture(work)
-            left = iter(gradients)
-            known = [None if one.grad is None else next(left) for one in self.parameters]
+            total = graph.capture(work)[0]
+            self.known[key] = _Captured(graph, arrays, total, list(gradients), list(exchanged))
+        except (errors.UserError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # torch's, of whatever the user's code did
+            reason = errors.one_line(str(error) or type(error).__name__, 200)
         finally:
             state.restore()
             self._clear()
-        return _Captured(graph, arrays, total, known)
+        return self._end(self._agreed("pass", reason))
 
     def _replay(self, found: _Captured, batch: Batch) -> None:
         for name, array in batch.arrays.items():
             found.arrays[name].copy_(array)
-        found.graph.replay()
+        doing.at(FORWARD)
+        self.trainer.strategy.replayed(found.graph.replay, found.exchanged)
         found.replays += 1
-        self.trainer.sums[0] = found.loss.clone()
+        self.trainer.sums[0] = found.loss
         for parameter, gradient in zip(self.parameters, found.gradients, strict=True):
             parameter.grad = gradient
 
@@ -182,8 +229,10 @@ class CapturedPass:
         before.restore()
         self._clear()
         plain()
-        if not all(map(_alike, replayed, [self.trainer.sums[0], *(one.grad for one in self.parameters)])):
-            self._give_up("a replay gives another loss or other gradients")
+        close = CLOSE + self.trainer.strategy.rounding
+        plainly = [self.trainer.sums[0], *(one.grad for one in self.parameters)]
+        alike = all(_alike(one, other, close) for one, other in zip(replayed, plainly, strict=True))
+        self._end(self._agreed("pass", "" if alike else "a replay gives another loss or other gradients"))
 
     def _timed(self, way: str, run: Callable[[], None]) -> None:
         device = self.trainer.ranks.device
@@ -196,20 +245,45 @@ class CapturedPass:
     def _decide(self) -> None:
         if len(self.seconds["captured"]) < _TIMED:
             return
-        plain, captured = (1000 * statistics.median(self.seconds[way]) for way in ("plain", "captured"))
         self.undecided = False
+        plain, captured = self._summed([1000 * statistics.median(each) for each in self.seconds.values()])
         if captured > plain:
-            self._give_up(f"it takes {captured:.2f} ms as a graph and {plain:.2f} ms without")
+            world = self.trainer.ranks.world
+            slower = f"it takes {captured / world:.2f} ms as a graph and {plain / world:.2f} ms without"
+            self._end(self._agreed("pass", slower))
 
     def _clear(self) -> None:
         self.trainer.sums.clear()
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _give_up(self, reason: str) -> None:
+    def _end(self, reason: str) -> str:
+        """Go on plainly if there is a reason to, which is returned."""
         self.reason = reason
-        self.known.clear()
-        note(self.trainer.run.path, f"the pass is not captured as a CUDA graph: {reason}")
+        if reason:
+            self.known.clear()
+        return reason
+
+    def _agreed(self, what: str, reason: str) -> str:
+        """Return why the ranks do without a graph: this rank's reason or that of others; empty if none has any. One of
+        the ranks notes it. A collective."""
+        ranks = self.trainer.ranks
+        found = self._summed([float(bool(reason) and rank == ranks.rank) for rank in range(ranks.world)])
+        if not any(found):
+            return ""
+        self._note(what, reason, found.index(1.0))
+        return reason or "another worker cannot"
+
+    def _note(self, what: str, reason: str, rank: int) -> None:
+        """Let one rank note why."""
+        if self.trainer.ranks.rank == rank:
+            note(self.trainer.run.path, f"the {what} is not captured as a CUDA graph: {reason}")
+
+    def _summed(self, values: list[float]) -> list[float]:
+        """Return the sums over the ranks. A collective, which waits for the device."""
+        sums = torch.tensor(values, dtype=torch.float64, device=self.trainer.ranks.device)
+        self.trainer.strategy.all_reduce(sums)
+        return sums.tolist()
 
 
 class _State:
@@ -236,41 +310,46 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def _alike(one: torch.Tensor | None, other: torch.Tensor | None, close: float) -> bool:
     if one is None or other is None:
         return one is other
     most = other.abs().max()
-    return bool(((one - other).abs().max() <= _CLOSE * most) | ~most.isfinite())
+    return bool(((one - other).abs().max() <= close * most) | ~most.isfinite())
 
 
-def check(e: Experiment) -> None:
-    """Check that `graph="on"` can be had with the scaling that the plan has decided on.
+def check(e: Experiment) -> list[str]:
+    """Check that `graph="on"` can be had with the scaling that the plan has decided on; return notes for the plan.
 
     Raises:
         UserError: it cannot.
     """
-    if e.graph == "on" and (reason := _why_not(e, e.scaling.ranks, e.scaling.gpus_per_worker or 0.0)):
-        raise errors.UserError(
-            f"a pass cannot be captured as a CUDA graph: {reason}", "in graph", "use --graph auto, or leave it out"
-        )
+    reason = _why_not(e, e.scaling.ranks, e.scaling.gpus_per_worker or 0.0)
+    if e.graph == "off" or not reason:
+        return []
+    what = f"a pass cannot be captured as a CUDA graph: {reason}"
+    if e.graph == "on":
+        raise errors.UserError(what, "in graph", "use --graph auto, or leave it out")
+    return [what]
 
 
 def _why_not(e: Experiment, workers: int, gpus: float) -> str:
     if not gpus:
         return "the workers are on CPUs"
-    if workers > 1:
-        return f"{workers} workers exchange gradients during the backward pass"
+    if reason := e.parallel.uncaptured(workers):
+        return reason
     if gpus > 1:
         return "the model is on several GPUs"
-    if e.micro_batch < e.batch_size:
-        return "a step has several micro-batches"
-    return ""
+    return "a step has several micro-batches" if e.accumulation > 1 else ""
 
 
-def of(trainer: Trainer) -> Callable[[Iterable[Any], Loss, Autocast], None]:
-    """Return what computes the gradients of a shard: the strategy's own way, or a `CapturedPass`."""
+def of(
+    trainer: Trainer,
+) -> tuple[Callable[[Iterable[Any], Loss, Autocast], None], Callable[[], bool | torch.Tensor]]:
+    """Return what computes the gradients of a shard, and what updates the weights by them: the strategy's and the
+    trainer's own way, or a `CapturedStep`."""
     e, ranks = trainer.experiment, trainer.ranks
     gpus = len(ranks.devices) if ranks.device.type == "cuda" else 0
-    if e.graph == "off" or type(trainer.strategy) is not Strategy or _why_not(e, ranks.world, gpus):
-        return trainer.strategy.forward_backward
-    return CapturedPass(trainer)
+    if e.graph == "off" or _why_not(e, ranks.world, gpus):
+        return trainer.strategy.forward_backward, trainer.clip_and_step
+    step = CapturedStep(trainer)
+    return step.forward_backward, step.update_weights

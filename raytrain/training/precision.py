@@ -113,6 +113,19 @@ class Precision:
             optimizer.step()
         return bool(finite) if self.reads else finite
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The scaler's scale and growth counter, which `step` changes in place; none for fp32 and bf16."""
+        values = (self.scaler._scale, self.scaler._growth_tracker) if self.scaler.is_enabled() else ()
+        return [value for value in values if value is not None]
+
+    def forget(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget what is noted between `unscale` and the end of `step`, of a step that an error has ended."""
+        if self.scaler.is_enabled():
+            self.scaler._per_optimizer_states.clear()
+        for name in ("grad_scale", "found_inf"):
+            vars(optimizer).pop(name, None)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's scale and growth counter; empty for fp32 and bf16."""
         return self.scaler.state_dict()

@@ -86,6 +86,7 @@ class Trainer:
         self.writer: CheckpointWriter | None = None
         self.stop_request, self.stopping = StopRequest(run), False
         self.first_step_seconds, self.sums = math.nan, {}
+        self.zero = torch.zeros((), dtype=torch.float64, device=ranks.device)
 
     # A whole training
 
@@ -129,7 +130,7 @@ class Trainer:
                 here = {id(tensor) for tensor in (*self.parameters, *buffers)}
                 self.averages.start(self.strategy.module, self.strategy.shard, here)
             self.weights = None
-            self.forward_backward = graph.of(self)
+            self.forward_backward, self.update_weights = graph.of(self)
             self.hooks.start(self)
             stack.enter_context(self.strategy.kernels())
             yield
@@ -207,14 +208,13 @@ class Trainer:
             # Randomness inside the model (dropout) is a function of the step and the shard: there is no state to save.
             self.seed(1, progress.step, strategy.random_stream(number))
             micro_batches = shard.passes(self.experiment.micro_batch, strategy.lockstep)
-            loss = partial(self._loss, slot=strategy.slot(number), size=batch.size)
+            loss = partial(self._loss, slot=strategy.slot(number))
             with self.precision.products():
                 self.forward_backward(micro_batches, loss, self.precision.forward)
         doing.begin("exchanging gradients", progress.step)
         strategy.reduce_gradients()
         columns = self.hooks.after_backward(self)
-        zero = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        found = torch.stack([self.sums.get(slot, zero) for slot in range(strategy.slots)])
+        found = torch.stack([self.sums.get(slot, self.zero) for slot in range(strategy.slots)])
         if self.writer:
             self.writer.settle()
         doing.begin("updating the weights", progress.step)
@@ -226,12 +226,8 @@ class Trainer:
         self.hooks.after_step(self, columns)
         return Step(progress.step, lr, batch.size, found, updated, columns)
 
-    def _loss(self, model: nn.Module, one: Pass, slot: int, size: int) -> torch.Tensor:
-        """Return what to call backward() on for a micro-batch, and add its loss to its slot.
-
-        Args:
-            size: samples of the global batch.
-        """
+    def _loss(self, model: nn.Module, one: Pass, slot: int) -> torch.Tensor:
+        """Return what to call backward() on for a micro-batch, and add its loss to its slot."""
         doing.at(FORWARD)
         with self.precision.forward():
             loss, count = self.experiment.task.loss(model, one.batch)
@@ -240,7 +236,7 @@ class Trainer:
             found = loss.detach().double()
             self.sums[slot] = self.sums[slot] + found if slot in self.sums else found
         doing.at(BACKWARD)
-        return self.precision.scaled(loss * (0.0 if one.blank else self.strategy.gradient_scale / (unit * size)))
+        return self.precision.scaled(loss * (0.0 if one.blank else self.strategy.gradient_scale / (unit * one.size)))
 
     def _set_learning_rate(self) -> float:
         e = self.experiment
@@ -250,11 +246,18 @@ class Trainer:
         return lr
 
     def _update(self) -> bool | torch.Tensor:
-        """Clip the gradients and update the weights; return whether it did, on all ranks alike."""
-        e, strategy = self.experiment, self.strategy
-        strategy.copies.fence()
+        """Update the weights and their averages; return whether it did, on all ranks alike."""
+        self.strategy.copies.fence()
         for parameter in self.waiting.in_epoch(self.progress.epoch):  # optimizers skip what has no gradient, and do
             parameter.grad = None  # not decay it either
+        updated = self.update_weights()
+        if self.averages:
+            self.averages.after_step(updated)
+        return updated
+
+    def clip_and_step(self) -> bool | torch.Tensor:
+        """Clip the gradients and update the weights; return whether it did."""
+        e, strategy = self.experiment, self.strategy
         clips = e.clip_norm is not None or e.on_nonfinite == "skip"
         if clips or strategy.sharded:
             self.precision.unscale(self.optimizer, strategy.sharded)
@@ -262,10 +265,7 @@ class Trainer:
         if clips:
             norm = strategy.clip(self.parameters, math.inf if e.clip_norm is None else e.clip_norm)
             finite = norm.isfinite() if e.on_nonfinite == "skip" else None
-        updated = self.precision.step(self.optimizer, finite)
-        if self.averages:
-            self.averages.after_step(updated)
-        return updated
+        return self.precision.step(self.optimizer, finite)
 
     # Losses, metrics
 

@@ -11,6 +11,7 @@ import torch
 
 from raytrain import order
 from raytrain.data import Augment, Data, Index
+from raytrain.data import loader as loader_module
 from raytrain.data.loader import Loaded, Loader
 from raytrain.data.reader import Resident
 from raytrain.data.transforms import DRAWS, Normalise, center_crop, crop_and_flip, mix_pairs
@@ -218,7 +219,10 @@ def test_steps_count_the_last_short_batch(batch: int, expected: int) -> None:
 
 @pytest.mark.parametrize("data", [PLAIN, *AUGMENTED])
 @pytest.mark.parametrize("first_step", [0, 3])
-def test_images_that_live_on_the_device_make_the_same_batches(data: Data, first_step: int) -> None:
+def test_images_that_live_on_the_device_make_the_same_batches(
+    data: Data, first_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_module, "_STEPS", 2)
     images = IMAGES.copy()
     images.flags.writeable = False  # as Ray's object store has it
     settings = (data, INDEX, Resident({"image": images}), BATCH, SEED, 1, 2, torch.device("cpu"), True)

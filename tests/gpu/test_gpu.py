@@ -44,6 +44,8 @@ def test_auto_tries_all_precisions_of_the_gpu(tmp_path: Path) -> None:
     ("gpus", "flags"),
     [
         (1, ["--parallel.strategy", "data_parallel"]),
+        (1, ["--graph", "on"]),
+        (2, ["--graph", "on", "--scaling.workers", "2"]),
         (2, ["--parallel.strategy", "data_parallel", "--scaling.gpus_per_worker", "2"]),
         (2, ["--parallel.strategy", "model_parallel", "--scaling.gpus_per_worker", "2"]),
         (2, ["--scaling.workers", "2"]),
@@ -64,6 +66,8 @@ def test_a_strategy_trains_on_gpus_as_one_cpu_does(tmp_path: Path, gpus: int, fl
     assert gpu.summary["device"] == "cuda"
     there, here = (run.metrics()["train_loss"].to_pylist() for run in (gpu, cpu))
     assert there == pytest.approx(here, rel=0.02)
+    notes = gpu.path / "logs" / "notes.log"
+    assert not notes.is_file() or "not captured" not in notes.read_text()
 
 
 SWEEP = """

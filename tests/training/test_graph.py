@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,52 +11,38 @@ import numpy as np
 import pytest
 import torch
 from helpers.cut_runs import BASE as DROPOUT
+from helpers.graphs import Capture, Replayed, Slow
 from helpers.ranks import losses, new_run
 from helpers.strategies import BASE, Eventful
 from torch import nn
 
-from raytrain import MLP, Augment, Digits, Experiment, GradientNorm, Hook, Model, Run, Scaling, UserError
+from raytrain import (
+    DDP,
+    FSDP,
+    MLP,
+    Augment,
+    Deterministic,
+    Digits,
+    Experiment,
+    GradientNorm,
+    Hook,
+    Model,
+    ModelParallel,
+    Parallel,
+    Run,
+    Scaling,
+    UserError,
+)
 from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
 from raytrain.parallel.strategy import RankContext
 from raytrain.training import graph
-from raytrain.training.graph import CapturedPass
 from raytrain.training.trainer import Trainer
 
 E = replace(BASE, micro_batch_size=None, ema_decay=0.9, hooks=(GradientNorm(),))
 
 
-class Replayed:
-    """Does what a CUDA graph does: a capture has no effect, and each replay writes to the tensors of the capture."""
-
-    seconds = 0.0
-
-    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        self.work, self.tensors = work, work()
-        return self.tensors
-
-    def replay(self) -> None:
-        time.sleep(self.seconds)
-        for tensor, found in zip(self.tensors, self.work(), strict=True):
-            with torch.no_grad():
-                tensor.copy_(found)
-
-
-class Slow(Replayed):
-    seconds = 0.05
-
-
-class Capture(Hook):
-    """Lets a run on a CPU capture its passes."""
-
-    def __init__(self, kind: type[Replayed] = Replayed):
-        self.kind = kind
-
-    def start(self, trainer: Trainer) -> None:
-        self.passes = trainer.forward_backward = CapturedPass(trainer, self.kind)
-
-
-def trained(folder: Path, e: Experiment, hook: Capture | None = None) -> Run:
+def trained(folder: Path, e: Experiment, hook: Capture | None = None, *more: Hook) -> Run:
     indices = e.data.index()
     readers = {
         split: Resident(checked_read(e.data, indices[split], np.arange(len(indices[split]))))
@@ -65,7 +50,7 @@ def trained(folder: Path, e: Experiment, hook: Capture | None = None) -> Run:
     }
     run, cpu = new_run(folder, e), RankContext(0, 1, torch.device("cpu"))
     (run / "logs").mkdir()
-    Trainer(e, run, indices, readers, None, cpu, time.time(), hooks=[hook] if hook else []).fit()
+    Trainer(e, run, indices, readers, None, cpu, time.time(), hooks=[hook or Capture(None), *more]).fit()
     return Run(run)
 
 
@@ -99,10 +84,11 @@ def test_captured_passes_train_as_plain_ones(tmp_path: Path, e: Experiment) -> N
     hook = Capture()
     captured, plain = trained(tmp_path / "captured", replace(e, graph="on"), hook), trained(tmp_path / "plain", e)
     alike(captured, plain)
-    (found,) = hook.passes.known.values()
+    (found,) = hook.steps.known.values()
     steps = len(losses(plain.path))
     short = -(-1437 // e.batch_size) * e.batch_size != 1437
     assert found.replays == steps - 3 - int(e.epochs) * short, "all but the first three and the short last batches"
+    assert found.update is not None and found.update.replays == found.replays - 3, "all but the compared passes and one"
     assert not notes(captured)
 
 
@@ -111,7 +97,7 @@ def test_a_task_that_reads_ids_is_not_captured(tmp_path: Path) -> None:
     hook = Capture()
     captured, plain = trained(tmp_path / "captured", replace(e, graph="on"), hook), trained(tmp_path / "plain", e)
     alike(captured, plain)
-    assert hook.passes.reason == "the task reads batch.ids" and hook.passes.reason in notes(captured)
+    assert hook.steps.reason == "the task reads batch.ids" and hook.steps.reason in notes(captured)
 
 
 @dataclass(frozen=True)
@@ -124,34 +110,16 @@ class Counting(Model):
 
             def forward(self, input: torch.Tensor) -> torch.Tensor:
                 Counted.calls += 1
-                return super().forward(input.flatten(1)) * (1 + 0.5 * (Recorded.step if Recorded.on else Counted.calls))
+                return super().forward(input.flatten(1)) * (1 + 0.5 * Counted.calls)
 
         return Counted(64, classes)
 
 
-class Recorded(Replayed):
-    """Replays what Python computed at the time of the capture."""
-
-    step, on = 0, False
-
-    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        Recorded.step, Recorded.on = 1, True
-        try:
-            return super().capture(work)
-        finally:
-            Recorded.on = False
-
-    def replay(self) -> None:
-        Recorded.on = True
-        super().replay()
-        Recorded.on = False
-
-
 def test_a_pass_that_python_changes_is_not_captured(tmp_path: Path) -> None:
-    hook = Capture(Recorded)
+    hook = Capture()
     run = trained(tmp_path / "run", replace(E, model=Counting(), graph="on", ema_decay=None, epochs=1), hook)
-    assert hook.passes.reason == "a replay gives another loss or other gradients"
-    assert hook.passes.reason in notes(run) and not hook.passes.known
+    assert hook.steps.reason == "a replay gives another loss or other gradients"
+    assert hook.steps.reason in notes(run) and not hook.steps.known
 
 
 @pytest.mark.parametrize("kind", [Replayed, Slow])
@@ -161,26 +129,33 @@ def test_auto_times_both_ways_and_keeps_the_faster(
     monkeypatch.setattr(graph, "_TIMED", 4)
     hook = Capture(kind)
     alike(trained(tmp_path / "auto", replace(E, graph="auto"), hook), trained(tmp_path / "plain", E))
-    assert [len(seconds) for seconds in hook.passes.seconds.values()] == [4, 4] and not hook.passes.undecided
+    assert [len(seconds) for seconds in hook.steps.seconds.values()] == [4, 4] and not hook.steps.undecided
     if kind is Slow:
-        assert "ms as a graph" in hook.passes.reason
+        assert "ms as a graph" in hook.steps.reason
 
 
 @pytest.mark.parametrize(
     ("gpus", "workers", "fields", "reason"),
     [
         (0.0, 1, {}, "the workers are on CPUs"),
-        (1.0, 2, {}, "2 workers exchange gradients"),
+        (1.0, 2, {"parallel": DDP(sync_batchnorm=True)}, "workers exchange BatchNorm's statistics"),
+        (1.0, 2, {"parallel": DDP(find_unused_parameters=True)}, "may change from step to step"),
+        (1.0, 2, {"parallel": FSDP()}, "FSDP exchanges tensors of 2 workers"),
+        (1.0, 1, {"parallel": Deterministic()}, "in 4 shards"),
+        (1.0, 1, {"parallel": ModelParallel()}, "several devices"),
         (2.0, 1, {}, "the model is on several GPUs"),
         (1.0, 1, {"micro_batch_size": 8}, "a step has several micro-batches"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(gpus: float, workers: int, fields: dict[str, Any], reason: str) -> None:
     scaling = Scaling(workers=workers, gpus_per_worker=gpus)
-    graph.check(replace(E, graph="auto", scaling=scaling, **fields))
+    (note,) = graph.check(replace(E, graph="auto", scaling=scaling, **fields))
+    assert reason in note
     with pytest.raises(UserError, match=reason):
         graph.check(replace(E, graph="on", scaling=scaling, **fields))
 
 
-def test_a_graph_of_the_right_kind_is_accepted() -> None:
-    graph.check(replace(E, graph="on", scaling=Scaling(workers=1, gpus_per_worker=1.0)))
+@pytest.mark.parametrize(("workers", "parallel"), [(1, DDP(sync_batchnorm=True)), (2, DDP()), (1, FSDP())])
+def test_a_graph_of_the_right_kind_is_accepted(workers: int, parallel: Parallel) -> None:
+    e = replace(E, graph="on", parallel=parallel, scaling=Scaling(workers=workers, gpus_per_worker=1.0))
+    assert graph.check(e) == []
