@@ -53,6 +53,7 @@ def done(*arguments: object, cwd: Path) -> str:
     return found.stdout
 
 
+@pytest.mark.slow
 def test_run_with_modules_works_after_its_files_are_gone(tmp_path: Path) -> None:
     project = write(tmp_path / "project", PROJECT)
     flags = ("--data.mode", "streaming", "--scaling.workers", 2, "--epochs", 4, "--checkpoint.every_steps", 5)

@@ -134,6 +134,7 @@ def test_a_run_at_a_url(home: Path, s3: str) -> None:
     assert "359" in sh(the("raytrain evaluate s3"), home) and Run("s3://bucket/runs/first").summary["epochs"] == 8
 
 
+@pytest.mark.slow
 def test_a_sweep_at_a_url(home: Path, s3: str) -> None:
     started = the("raytrain sweep experiments/sweep_amp_batch.py --out")
     said = sh(f"{started} --epochs 1 --trials 2", home)

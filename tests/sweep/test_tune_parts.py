@@ -45,6 +45,7 @@ from ray.tune.schedulers import (  # noqa: E402
 )
 from ray.tune.search import ConcurrencyLimiter, Searcher  # noqa: E402
 from ray.tune.search.bayesopt import BayesOptSearch  # noqa: E402
+from ray.tune.search.hyperopt import HyperOptSearch  # noqa: E402
 from ray.tune.search.optuna import OptunaSearch  # noqa: E402
 
 BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.1), epochs=4)
@@ -113,13 +114,23 @@ def score(values: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize(
-    "search", [TuneSearch(Climber), TuneSearch(seeded_tpe), TuneSearch(OptunaSearch), TuneSearch(OptunaSearch, seed=8)]
+    "search",
+    [
+        TuneSearch(Climber),
+        TuneSearch(seeded_tpe),
+        TuneSearch(OptunaSearch),
+        TuneSearch(OptunaSearch, seed=8),
+        TuneSearch(HyperOptSearch, n_initial_points=3),
+    ],
 )
 def test_searcher_proposes_values_of_the_axes_and_passes_through_json(tmp_path: Path, search: TuneSearch) -> None:
     pytest.importorskip("optuna")
     value = sweep(search)
     (tmp_path / "sweep.json").write_text(json.dumps({"sweep": to_dict(value)}))
-    if search.__class__.__name__ == "TuneSearch(OptunaSearch)":  # others are read with a copy of their file
+    if search.__class__.__name__ in (
+        "TuneSearch(OptunaSearch)",
+        "TuneSearch(HyperOptSearch)",
+    ):  # others are read with a copy of their file
         assert load(tmp_path)[0] == value
     one, other = (search.start(value.axes, value.objectives, 3) for _ in range(2))
     for number in range(9):
@@ -163,7 +174,9 @@ ORDER = [
 ]
 
 
-@pytest.mark.parametrize("search", [TuneSearch(Climber, seed=5), TuneSearch(seeded_tpe)])
+@pytest.mark.parametrize(
+    "search", [TuneSearch(Climber, seed=5), TuneSearch(seeded_tpe), TuneSearch(HyperOptSearch, n_initial_points=2)]
+)
 @pytest.mark.parametrize("kills", [[4], [7], [2, 9, 10], list(range(1, 17))])
 def test_searcher_goes_on_after_kills_as_if_there_had_been_none(
     tmp_path: Path, search: TuneSearch, kills: list[int]
