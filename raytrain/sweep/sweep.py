@@ -366,14 +366,16 @@ def load(path: Path | str) -> tuple[Sweep, Path | None]:
 
 
 def is_sweep(path: Path | str) -> bool:
-    """Return whether a file holds a sweep, and no experiment; which of them cannot be read, `load` says."""
+    """Return whether a file holds a sweep; what cannot be read, `load` says. To hold an experiment too is an error."""
     path = Path(path)
     if not path.is_file() or path.suffix != ".py":
         return path.name == "sweep.json"
     module = experiment_file.execute(path)
-    return isinstance(getattr(module, "sweep", None), Sweep) and not isinstance(
-        getattr(module, "experiment", None), Experiment
-    )
+    found = isinstance(getattr(module, "sweep", None), Sweep)
+    if found and isinstance(getattr(module, "experiment", None), Experiment):
+        how = "give the experiment another name there, or the sweep a file of its own"
+        raise errors.UserError("this file has both a `sweep` and an `experiment`", path, how)
+    return found
 
 
 def to_dict(sweep: Sweep) -> dict[str, Any]:

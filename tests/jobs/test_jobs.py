@@ -375,6 +375,12 @@ def test_a_sweep_is_submitted_as_one(head: Head, working: Path) -> None:
     assert json.loads(body)["metadata"]["command"] == "raytrain sweep 'a sweep.py' --out /x --trials 2"
 
 
+def test_file_with_a_sweep_and_an_experiment_is_neither(working: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (working / "both.py").write_text((working / "a sweep.py").read_text() + "\nexperiment = sweep.experiment\n")
+    said = fails(capsys, "submit", "both.py", "--address", "http://localhost:1", "--out", "/shared")
+    assert "this file has both a `sweep` and an `experiment`, both.py; give the experiment another name" in said
+
+
 @pytest.mark.parametrize("flag", ["first", "last"])
 def test_question_for_precision_and_batch_is_submitted_as_a_sweep(head: Head, working: Path, flag: str) -> None:
     arguments = ["mine/digits.py", "--out", "/x", "--trial_epochs", "2", "--name", "it", "--resume"]
