@@ -13,8 +13,9 @@ from raytrain.cli.flags.precision_and_batch import FLAG
 from raytrain.driver.options import Options
 
 _WITHOUT_VALUE = ("--dry_run", "--no_report", "--verbose", "--quiet", "--json")
-
+"""Flags without a value, of both commands."""
 _OPEN = ("auto", "None")
+"""Values that leave a choice to the plan."""
 
 
 def again(arguments: list[str]) -> list[str] | None:

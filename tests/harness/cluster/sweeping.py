@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ def over_hosts(used: Cluster) -> dict[str, float]:
         assert found == expected, "three hosts have other results"
         seconds = {"one host": one, "three": three}
         assert three <= _SHARE * one, seconds
-        seconds["one lost"], found = _swept(used, "sweep-lost", during=lambda path: _lose_a_host(used, path))
+        seconds["one lost"], found = _swept(used, "sweep-lost", during=lambda path, job: _lose_a_host(used, path, job))
         assert found == expected, "a sweep that lost a host has other results"
     finally:
         slow.unlink(missing_ok=True)
@@ -40,14 +41,14 @@ def over_hosts(used: Cluster) -> dict[str, float]:
 
 
 def _swept(
-    used: Cluster, name: str, *flags: str, during: Callable[[Path], None] | None = None
+    used: Cluster, name: str, *flags: str, during: Callable[[Path, subprocess.Popen[str]], None] | None = None
 ) -> tuple[float, dict[int, object]]:
     """Run a sweep as a job; return its seconds, and the outcome of each trial."""
     path, began = used.hosts.shared / "runs" / name, time.monotonic()
     with used.submit(name, *flags, file="steady_sweep.py") as job:
         try:
             if during:
-                during(path)
+                during(path, job)
             said = job.communicate(timeout=900)[0]
         except BaseException:
             job.kill()
@@ -59,17 +60,17 @@ def _swept(
     return time.monotonic() - began, found["runs"]
 
 
-def _lose_a_host(used: Cluster, path: Path) -> None:
+def _lose_a_host(used: Cluster, path: Path, job: subprocess.Popen[str]) -> None:
     """Cut a host off from its power while it trains; start it once others have ended, and wait until it trains."""
     victim = used.hosts.names[-1]
-    _wait(f"a trial on {victim}", lambda: _ended(path) >= 2 and _trains(used, victim))
+    _wait(job, f"a trial on {victim}", lambda: _ended(path) >= 2 and _trains(used, victim))
     used.hosts.kill(victim)
     try:
         before = _ended(path)
-        _wait("further trials", lambda: _ended(path) >= before + 2)
+        _wait(job, "further trials", lambda: _ended(path) >= before + 2)
     finally:
         used.hosts.start(victim)
-    _wait(f"another trial on {victim}", lambda: _trains(used, victim))
+    _wait(job, f"another trial on {victim}", lambda: _trains(used, victim))
 
 
 def _ended(path: Path) -> int:
@@ -80,8 +81,9 @@ def _trains(used: Cluster, host: str) -> bool:
     return any(line.startswith("ray::Trial") for line in used.hosts.processes(host))
 
 
-def _wait(what: str, condition: Callable[[], bool], limit: float = 400) -> None:
+def _wait(job: subprocess.Popen[str], what: str, condition: Callable[[], bool], limit: float = 400) -> None:
     deadline = time.monotonic() + limit
     while not condition():
+        assert job.poll() is None, f"the sweep ended before {what}: {job.communicate()[0][-3000:]}"
         assert time.monotonic() < deadline, f"no {what} within {limit:g} s"
         time.sleep(0.5)

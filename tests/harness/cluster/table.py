@@ -21,7 +21,7 @@ from harness.cluster.launched import Cluster, another_ray_goes_on, bit_equal, re
 from harness.cluster.sweeping import over_hosts
 
 SWEEP = "sweep"
-"""Is run by this name alone."""
+"""Is run by this name alone, since a lost host can cost the sweep a trial."""
 
 
 def main(count: int, faults: list[str]) -> int:
