@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from raytrain import errors
 from raytrain.checkpoint import location
@@ -56,6 +57,13 @@ class RunFailed(Exception):
     def __init__(self, message: str, run: Path, rank: int | None, lost: bool = False, edit: str = ""):
         super().__init__(message)
         self.run, self.rank, self.lost, self.edit = run, rank, lost, edit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.run, self.rank, self.lost, self.edit)
+
+
+class HostLost(RunFailed):
+    """A host with workers was lost."""
 
 
 class NoRoom(RunFailed):

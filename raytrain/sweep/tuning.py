@@ -13,13 +13,15 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import RayTaskError
 from ray.tune import schedulers
 from ray.tune.search import Searcher
 
 from raytrain.data.reader import Part
-from raytrain.driver import reading
+from raytrain.driver import failures, reading
+from raytrain.driver.endings import HostLost
 from raytrain.driver.interrupts import Interrupts
-from raytrain.driver.ray_internals import ray_train, tune_start
+from raytrain.driver.ray_internals import ray_train, tune_recovery, tune_start
 from raytrain.driver.room import why_no_room
 from raytrain.driver.sizing import reading_threads
 from raytrain.driver.skipped import write_skipped
@@ -263,6 +265,8 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     tune_start.count_no_callbacks()
     tune_start.quote_python()
+    tune_recovery.recover_next_trials()
+    tune_recovery.spare_lost_hosts(_lost_its_host)
     s = trials.sweep
     scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
     trials.replay()
@@ -340,6 +344,13 @@ def room_for(scaling: Scaling) -> dict[str, Any]:
     if not ray_train.shares_groups():  # Ray Train makes a group of its own, and Tune refuses an empty request
         return {"bundles": [{"memory": 1}], "strategy": "PACK"}
     return {"bundles": [{}, *[bundle] * scaling.ranks], "strategy": scaling.placement.upper()}
+
+
+def _lost_its_host(error: Any) -> bool:
+    """Return whether Tune's error of a trial says that a host of it was lost."""
+    if isinstance(error, RayTaskError):
+        return isinstance(error.cause, HostLost)
+    return failures.of_host(error)
 
 
 def _fit(tuner: Any) -> BaseException | None:

@@ -86,6 +86,29 @@ def test_budget_begins_with_the_first_trial(tmp_path: Path) -> None:
     assert found.trials[0]["status"] == "interrupted" and found.trials[0]["epochs"] > 0
 
 
+def test_process_that_ends_between_two_trials_costs_a_retry_and_no_trial(tmp_path: Path) -> None:
+    """The model of the second trial ends the process that the first one has left, as soon as it is read there."""
+    text = textwrap.dedent(DYING).replace("WORKERS", "1").replace("MODES", "('good', 'ends once', 'good too')")
+    ending = """
+    def __post_init__(self):
+        import ray
+        folder = Path(FOLDER)
+        if self.mode == "ends once" and ray.get_runtime_context().get_actor_id() and not (folder / "was").exists():
+            if (folder / "sweep/trials/0000/summary.json").exists():
+                (folder / "was").touch()
+                os._exit(1)
+"""
+    text = text.replace('    mode: str = "good"\n', '    mode: str = "good"\n' + ending, 1)
+    text = text.replace("retries=0", "retries=1").replace(
+        "import os, time", "import os, time\nfrom pathlib import Path"
+    )
+    (tmp_path / "ending.py").write_text(text.replace("FOLDER", repr(str(tmp_path))))
+    assert cli.run(["sweep", str(tmp_path / "ending.py"), "--out", str(tmp_path), "--name", "sweep"]) == 0
+    assert (tmp_path / "was").exists()
+    found = sweep_run.SweepRun(tmp_path / "sweep").trials
+    assert [(one["status"], one["attempts"]) for one in found] == [("completed", 1)] * 3
+
+
 class Deaths(threading.Thread):
     """Kills the actor of trial 1 when it trains, and measures how long the groups of dead trials outlive them."""
 

@@ -1,0 +1,57 @@
+"""Let Ray Tune start a trial again whose process ended before its first step, or whose host was lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from raytrain.driver.ray_internals.versions import private
+
+_HOSTS = 10
+"""Hosts that a trial may lose without a failure: more than chance takes. A trial that brings down its hosts ends."""
+
+
+def recover_next_trials() -> None:
+    """Let a trial go on whose process ended while it took the trial over from another one. Tune hears of such an end
+    twice, from the actor and from its task. The first time it starts the trial again, the second time it finds a trial
+    that does not run and ends it, whatever `max_failures` is."""
+    known = private("ray.tune.execution.tune_controller", "TuneController", "Trial")
+    controller: Any = getattr(known, "TuneController", None)
+    failed = getattr(controller, "_actor_failed", None)
+    if failed is None or getattr(failed, "recovers", False):
+        return
+
+    def actor_failed(self: Any, actor: Any, error: Exception) -> None:
+        trial = self._actor_to_trial[actor]
+        if trial in self._resetting_trials:  # leave it to the task's failure, as with a trial that runs
+            self._resetting_trials.discard(trial)
+            self._set_trial_status(trial, known.Trial.RUNNING)
+            self._unstage_trial_with_resources(trial)
+        failed(self, actor, error)
+
+    actor_failed.recovers = True  # type: ignore[attr-defined]
+    controller._actor_failed = actor_failed
+
+
+def spare_lost_hosts(lost: Callable[[Any], bool]) -> None:
+    """Do not count it as a trial's failure when its host was lost.
+
+    Args:
+        lost: whether an error of a trial means that.
+    """
+    known = private("ray.tune.execution.tune_controller", "TuneController", "Trial")
+    handle = getattr(getattr(known, "Trial", None), "handle_error", None)
+    if handle is None or getattr(handle, "spares", False):
+        return
+    hosts = Counter[str]()
+
+    def handle_error(self: Any, error: Any = None) -> None:
+        before = self.run_metadata.num_failures
+        handle(self, error)
+        if self.run_metadata.num_failures > before and lost(error) and hosts[self.trial_id] < _HOSTS:
+            hosts[self.trial_id] += 1
+            self.run_metadata.num_failures = before
+
+    handle_error.spares = True  # type: ignore[attr-defined]
+    known.Trial.handle_error = handle_error
