@@ -3,7 +3,7 @@
     python benchmarks/sweep.py [--small] [--rounds N] [--write]
 
 The sweep is experiments/sweep_amp_batch.py: eight trials of an MLP on MNIST, two at a time. Each side is a whole
-command, from its start to its exit. A round takes about eight minutes on two cores.
+command, from its start to its exit. A round takes about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ INTRODUCTION = (
     "784-512-512-10 on MNIST for two epochs, with precision fp32 or bf16 and a batch of 64, 128, 256 or 512; one "
     "worker each, two at a time. A side is a whole command, timed from its start to its exit: `raytrain sweep`; "
     "`raytrain train` once a trial, with the threads that it takes by itself; `benchmarks/sides/ray_tune.py`, which is "
-    "Tune over Train V2 as Ray's guide has it, around the tutorials' loop. All validate and write a checkpoint after "
-    "each epoch.",
+    "Tune over Train V2 as Ray's guide has it, around the tutorials' loop, and for `sweep-resident` with all images as "
+    "one normalised tensor in memory. All validate and write a checkpoint after each epoch.",
     "trial-start is the longest time between the end of a trial and the end of the first step of the next one in the "
     "same process.",
 )
@@ -102,6 +102,7 @@ class Round:
     sweep: Command
     shell: Command
     tune: Command
+    resident: Command
 
 
 def workload(data: Path, small: bool) -> Sweep:
@@ -136,10 +137,10 @@ def by_shell(value: Sweep, folder: Path) -> Command:
     return Command(times[0], times[-1], trials)
 
 
-def by_tune(value: Sweep, folder: Path) -> Command:
+def by_tune(value: Sweep, folder: Path, resident: bool = False) -> Command:
     """Ray Tune over Ray Train."""
     answer = folder / "answer.json"
-    told = peer(value) | {"answer": str(answer), "at_once": AT_ONCE}
+    told = peer(value) | {"answer": str(answer), "at_once": AT_ONCE, "resident": resident}
     began, ended = _run("benchmarks.sides.ray_tune", json.dumps(told))
     names = [axis.path for axis in value.axes]
     trials = {
@@ -163,7 +164,12 @@ def peer(value: Sweep) -> dict[str, Any]:
     }
 
 
-SIDES: dict[str, Callable[[Sweep, Path], Command]] = {"sweep": by_sweep, "shell": by_shell, "tune": by_tune}
+SIDES: dict[str, Callable[[Sweep, Path], Command]] = {
+    "sweep": by_sweep,
+    "shell": by_shell,
+    "tune": by_tune,
+    "resident": partial(by_tune, resident=True),
+}
 
 
 def one_round(value: Sweep) -> Round:
@@ -225,6 +231,7 @@ def starts(command: Command) -> dict[str, float]:
 ROWS: tuple[Row[Sequence[Round]], ...] = (
     Row("sweep-shell", "raytrain train, one by one", Goal(0.5, "<="), partial(against, "shell")),
     Row("sweep-tune", "Ray Tune + Train", Goal(0.4, "<="), partial(against, "tune")),
+    Row("sweep-resident", "Ray Tune + Train, data in memory", Goal(0.4, "<="), partial(against, "resident")),
     Row("trial-start", "1 s", Goal(1.0, "<="), trial_start),
 )
 
@@ -241,7 +248,7 @@ def limit(name: str, rounds: Sequence[Round]) -> str:
             f"over and {own:.2f} for its model, its loaders and its first step."
         )
     first, final = min(one["started"] for one in records), max(one["ended"] for one in records)
-    theirs = last.shell if name == "sweep-shell" else last.tune
+    theirs = getattr(last, name.removeprefix("sweep-"))
     return (
         f"Of {ours.seconds:.1f} s, {first - ours.began:.1f} pass before the first trial begins, {final - first:.1f} "
         f"with trials and {ours.ended - final:.1f} behind the last one. The trials train {ours.training:.1f} s in all, "
@@ -324,7 +331,7 @@ def main() -> int:
     subprocess.run([sys.executable, "-c", "import ray.tune, ray.train.torch, torchvision"], check=True, cwd=ROOT)
     try:
         rounds = [one_round(value) for _ in range(arguments.rounds)]
-        seconds = [time.monotonic() - began, 0.0, 0.0]
+        seconds = [time.monotonic() - began, *[0.0] * (len(ROWS) - 1)]
         lines = [report.Line(row, row.measure(rounds), took) for row, took in zip(ROWS, seconds, strict=True)]
     except SideFailed as error:
         print(error)

@@ -42,7 +42,7 @@ def test_starts_are_counted_between_trials_of_one_process():
 
 
 def test_the_longest_start_of_each_round_counts():
-    found = sweep.trial_start([Round(command(20), command(50), command(60))] * 2)
+    found = sweep.trial_start([Round(command(20), command(50), command(60), command(40))] * 2)
     assert found.ours == pytest.approx(0.9) and found.ratios == pytest.approx((0.9, 0.9))
     assert found.note == "of 4 starts, median 0.65 s"
 
@@ -50,18 +50,20 @@ def test_the_longest_start_of_each_round_counts():
 def test_sweep_of_one_trial_per_process_has_no_start():
     alone = Command(0.0, 1.0, {"10": command(1).trials["10"]})
     with pytest.raises(SideFailed, match="no process had a second trial"):
-        sweep.trial_start([Round(alone, alone, alone)])
+        sweep.trial_start([Round(alone, alone, alone, alone)])
 
 
 def test_whole_commands_are_compared_round_by_round():
-    rounds = [Round(command(20), command(50), command(80)), Round(command(30), command(50), command(60))]
-    shell, tune = sweep.against("shell", rounds), sweep.against("tune", rounds)
+    first = Round(command(20), command(50), command(80), command(40))
+    rounds = [first, Round(command(30), command(50), command(60), command(40))]
+    shell, tune, resident = (sweep.against(name, rounds) for name in ("shell", "tune", "resident"))
     assert shell.ratios == (0.4, 0.6) and (shell.ours, shell.theirs) == (25, 50) and not shell.warning
     assert tune.ratios == (0.25, 0.5) and (tune.ours, tune.theirs) == (25, 70)
+    assert resident.ratios == (0.5, 0.75) and (resident.ours, resident.theirs) == (25, 40)
 
 
 def test_goal_needs_equal_accuracies():
-    one = Round(command(20, 0.980), command(50, 0.976), command(80, 0.974))
+    one = Round(command(20, 0.980), command(50, 0.976), command(80, 0.974), command(40))
     assert sweep.difference(one.sweep, one.tune) == pytest.approx(0.006)
     lines = [report.Line(row, row.measure([one]), 0.0) for row in sweep.ROWS[:2]]
     assert [line.met for line in lines] == [True, False]
@@ -73,12 +75,13 @@ def test_goal_needs_equal_accuracies():
 @pytest.mark.parametrize("name", [row.name for row in sweep.ROWS])
 def test_every_row_can_say_what_limits_it(name: str):
     early = Command(0.0, 20.0, command(1).trials)
-    said = sweep.limit(name, [Round(early, command(50), command(60))])
+    said = sweep.limit(name, [Round(early, command(50), command(60), command(40))])
     if name == "trial-start":
         assert said.startswith("The longest was 21: 0.90 s, of which 0.70 until")
     else:
         assert "Of 20.0 s, 5.0 pass before the first trial begins, 4.5 with trials and 10.5 behind the last" in said
-        assert f"8.0 of its {'50.0' if name == 'sweep-shell' else '60.0'} s" in said
+        theirs = {"sweep-shell": 50, "sweep-tune": 60, "sweep-resident": 40}[name]
+        assert f"8.0 of its {theirs}.0 s" in said
 
 
 def test_a_page_has_a_section_for_a_row_that_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
