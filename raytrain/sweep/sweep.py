@@ -63,7 +63,7 @@ class Sweep:
     timeout_seconds: float = 600.0
     """Seconds without a finished step after which a trial is taken for stuck."""
     retries: int = 1
-    """How often a trial goes on after its process died or was stuck."""
+    """How often a trial goes on after its process died or was stuck. Lost hosts do not count."""
     keep: int = 1
     """The best so many trials keep their weights; of the others the figures stay."""
     first: tuple[dict[str, Any], ...] = ()

@@ -120,7 +120,7 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
             concurrent: Trials at once; None takes as many as fit.
             memory_gib: Memory that a trial may take.
             timeout_seconds: Seconds without a finished step after which a trial is stuck.
-            retries: How often a trial goes on after its process died or was stuck.
+            retries: How often a trial goes on after its process died or was stuck. Lost hosts do not count.
             keep: The best so many trials keep their weights.
             constraints: Limits to figures of a trial, as "peak_memory_bytes <= 8 GiB".
             repeats: Trials of each configuration, with seeds of their own; configurations rank by their mean.

@@ -21,7 +21,7 @@ from harness.cluster.launched import Cluster, another_ray_goes_on, bit_equal, re
 from harness.cluster.sweeping import over_hosts
 
 SWEEP = "sweep"
-"""Is run by this name alone, since a lost host can cost the sweep a trial."""
+"""A fault of a sweep, among those of runs."""
 
 
 def main(count: int, faults: list[str]) -> int:
@@ -91,4 +91,4 @@ def main(count: int, faults: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:] or list(CASES)))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:] or [SWEEP, *CASES]))
