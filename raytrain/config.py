@@ -144,16 +144,26 @@ def to_dict(config: Any) -> dict[str, Any]:
     return result
 
 
-def labels(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return labels of values for a table or JSON: the value itself, or the name of a dataclass, with its fields if
-    another value has the same name."""
-    names = [type(value).__name__ for value in values]
-    return tuple(
-        plain(value)
-        if not dataclasses.is_dataclass(value)
-        else (name if names.count(name) == 1 else str(value).removeprefix(type(value).__module__ + "."))
-        for name, value in zip(names, values, strict=True)
-    )
+def labels(values: tuple[Any, ...], whole: bool = False) -> tuple[Any, ...]:
+    """Return labels of values for a table or JSON: the value itself, or the name of a dataclass, with the fields that
+    tell it from others of the same name.
+
+    Args:
+        whole: with all fields, as older versions had them.
+    """
+    return tuple(_label(value, values, whole) if dataclasses.is_dataclass(value) else plain(value) for value in values)
+
+
+def _label(value: Any, values: tuple[Any, ...], whole: bool) -> str:
+    name = type(value).__name__
+    others = [one for one in values if type(one).__name__ == name and one is not value]
+    if not others:
+        return name
+    if whole or any(type(one) is not type(value) for one in others):
+        return str(value).removeprefix(type(value).__module__ + ".")
+    fields = {field.name: repr(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    told = [field for field, text in fields.items() if any(repr(getattr(one, field)) != text for one in others)]
+    return f"{name}({', '.join(f'{field}={fields[field]}' for field in told)})"
 
 
 def from_dict(cls: type[T], values: Any, where: object, path: str = "") -> T:

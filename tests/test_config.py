@@ -341,3 +341,12 @@ def test_importing_raytrain_loads_every_class_that_json_may_name() -> None:
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and issubclass(value, seams) and not value.__name__.startswith("_"):
                 assert value.__module__ in loaded or not value.__module__.startswith("raytrain."), value
+
+
+def test_labels_tell_objects_of_one_class_apart_by_the_fields_in_which_they_differ() -> None:
+    values = (SGD(lr=0.1), SGD(lr=0.1, momentum=0.5), AdamW(), 3, None)
+    assert config.labels(values) == ("SGD(momentum=0.0)", "SGD(momentum=0.5)", "AdamW", 3, None)
+    one, two, three = config.labels((MLP(), MLP(hidden=(4,)), MLP(dropout=0.5)))
+    assert (one, two) == ("MLP(hidden=(512, 512), dropout=0.0)", "MLP(hidden=(4,), dropout=0.0)")
+    assert three == "MLP(hidden=(512, 512), dropout=0.5)"
+    assert config.labels((SGD(lr=0.1), SGD(lr=0.2)), whole=True)[0] == str(SGD(lr=0.1)), "as older sweeps have them"

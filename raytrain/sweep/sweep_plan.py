@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from raytrain import config, errors, files
 from raytrain.driver import plan, sizing
@@ -17,7 +18,7 @@ from raytrain.driver.resources import Resources
 from raytrain.experiment import Experiment, Scaling
 from raytrain.sweep import record
 from raytrain.sweep.schedulers import Complete
-from raytrain.sweep.space import Grid, check_path, combinations, present
+from raytrain.sweep.space import Axis, Grid, check_path, combinations, present
 from raytrain.sweep.sweep import Sweep
 
 _TAKES = 1 << 24
@@ -91,9 +92,9 @@ class SweepPlan:
             counted = f"units of {unit} steps" if unit else "epochs"
             compares = f" (at validations inside epochs too, counted in {counted})"
         base = self.base.experiment
-        values = {axis.path: config.get(base, axis.path) for axis in s.axes if _has(base, axis.path)}
-        values = present([axis for axis in s.axes if axis.path in values], values)
-        example = ", ".join(f"{name}={config.labels((value,))[0]}" for name, value in values.items())
+        axes = {axis.path: axis for axis in s.axes if _has(base, axis.path)}
+        values = present([*axes.values()], {path: config.get(base, path) for path in axes})
+        example = ", ".join(f"{path}={_label(axes[path], value)}" for path, value in values.items())
         own = {
             "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}{_repeated(s)}; looking for "
             + " and ".join(f"the {superlative(o.mode)} {o.name}" for o in s.objectives),
@@ -281,6 +282,12 @@ def _has(experiment: Experiment, path: str) -> bool:
         check_path(experiment, path)
         return True
     return False
+
+
+def _label(axis: Axis, value: Any) -> str:
+    if axis.finite is not None and value in axis.finite:
+        return str(config.labels(axis.finite)[axis.finite.index(value)])
+    return f"{value:.6g}" if isinstance(value, float) else str(config.labels((value,))[0])
 
 
 def superlative(mode: str) -> str:

@@ -326,6 +326,8 @@ class Trials:
                 values[axis.path] = name
                 continue
             names = [config.plain(label) for label in config.labels(axis.finite)]
+            if name not in names:  # of an older version
+                names = [config.plain(label) for label in config.labels(axis.finite, whole=True)]
             if name not in names:  # a scheduler has changed it
                 return None
             values[axis.path] = axis.finite[names.index(name)]

@@ -69,6 +69,17 @@ def test_sweep_json_is_that_of_all_records_at_once(tmp_path: Path) -> None:
     assert Trials(tmp_path, trials.planned, 0.0).records() == answer["trials"], "as another command reads them"
 
 
+def test_objects_are_known_by_their_labels_and_by_those_of_older_sweeps(tmp_path: Path) -> None:
+    models = (MLP(hidden=(8,)), MLP(hidden=(16,)))
+    trials = Trials(tmp_path, planned(tmp_path, nodes(2), Grid("model", models)), 0.0)
+    older = "MLP(weights='none', new_head=False, hidden=(16,), dropout=0.0)"
+    assert trials.labels({"model": models[1]}) == {"model": "MLP(hidden=(16,))"}
+    assert [trials._values({"values": {"model": label}}) for label in ("MLP(hidden=(16,))", older)] == [
+        {"model": models[1]}
+    ] * 2
+    assert "model=MLP(hidden=(8,))" in str(trials.planned.lines("runs/sweep"))
+
+
 def test_what_killed_processes_were_writing_goes_with_their_trials(tmp_path: Path) -> None:
     """A trial that still runs writes."""
     trials = Trials(tmp_path, planned(tmp_path, nodes(2), LR), 0.0)
