@@ -1,21 +1,24 @@
 """A raw pack that is larger than the memory of the process that reads it: `python benchmarks/beyond_memory.py FOLDER`.
 
 Needs root: a control group limits the memory of a process and of the page cache of its files. In it, plain reads of
-single samples in random order by some threads (the disk's rate) and epochs of raytrain's loader alternate. The model
-costs nothing. Rates are MiB of samples in a second.
+single samples in random order by some threads (the disk's rate), epochs of raytrain's reader (which compares checksums)
+and of its loader (which also normalises) alternate. The model costs nothing. Rates are MiB of samples in a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +27,7 @@ import torch
 from raytrain.data import Data, Index, Packed
 from raytrain.data.checks import checked_indices
 from raytrain.data.loader import Loader, keep_memory
-from raytrain.data.reader import Direct
+from raytrain.data.reader import Direct, Epoch
 from raytrain.tools.pack import pack
 from raytrain.tools.pack_settings import Settings
 
@@ -54,8 +57,8 @@ class Noise(Data):
         return np.stack([np.random.default_rng(int(one)).integers(0, 256, _SHAPE, np.uint8) for one in samples])
 
 
-def plain(folder: Path, threads: int, rows: np.ndarray) -> float:
-    """Return the MiB that threads read in a second, a sample at a time and straight from the shards."""
+def plain(folder: Path, threads: int, rows: np.ndarray) -> int:
+    """Read samples in threads, one at a time and straight from the shards; return their number."""
     size = int(np.prod(_SHAPE))
     shards = sorted(folder.glob("shard-*.bin"))
     files = [os.open(shard, os.O_RDONLY) for shard in shards]
@@ -68,48 +71,59 @@ def plain(folder: Path, threads: int, rows: np.ndarray) -> float:
         for row in some.tolist():
             os.preadv(files[row // each], [buffer], row % each * size)
 
-    began = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(read, np.array_split(rows, threads)))
-    seconds = time.perf_counter() - began
     for file in files:
         os.close(file)
-    return len(rows) * size / seconds / 2**20
+    return len(rows)
 
 
-def loaded(loader: Loader, epoch: int, steps: int) -> float:
-    """Return the MiB that the loader brings in a second, in some steps of an epoch, once it has as many batches ahead
-    as it will have: what is ahead at the end has been read for nothing."""
-    began, seen = 0.0, 0
-    for step, batch in enumerate(loader.epoch(epoch)):
-        count = sum(len(part.images) for part in batch.micro_batches(_BATCH))
-        seen += count if began else 0
-        if step + 1 == _AHEAD:
-            began = time.perf_counter()
-        if step + 1 == _AHEAD + steps:
-            break
-    return seen * int(np.prod(_SHAPE)) / (time.perf_counter() - began) / 2**20
+def steady(counts: Iterator[int], steps: int) -> tuple[float, float]:
+    """Return what `timed` does of some batches, given the sizes of all, once as many are ahead as there will be: what
+    is ahead at the end has been read for nothing."""
+    for _ in range(_AHEAD):
+        next(counts)
+    return timed(lambda: sum(next(counts) for _ in range(steps)))
+
+
+def timed(work: Callable[[], int]) -> tuple[float, float]:
+    """Return MiB in a second, and CPU seconds for a GiB, of what reads some samples and returns their number."""
+    spent, began = cpu_seconds(), time.perf_counter()
+    size = work() * int(np.prod(_SHAPE))
+    return size / (time.perf_counter() - began) / 2**20, (cpu_seconds() - spent) / size * 2**30
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process, those of the kernel for it included."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def measure(folder: Path, count: int, rounds: int, steps: int) -> None:
-    """Alternate both in this process, whose memory is limited, and print a table."""
+    """Alternate the ways in this process, whose memory is limited, and print a table."""
     torch.set_num_threads(1)
     keep_memory()
     data = Packed(str(folder))
     index = checked_indices(data)["train"]
-    loader = Loader(data, index, Direct(data, index), _BATCH, 0, 0, 1, torch.device("cpu"), train=True)
-    found: dict[str, list[float]] = {}
+    reader = Direct(data, index)
+    loader = Loader(data, index, reader, _BATCH, 0, 0, 1, torch.device("cpu"), train=True)
+    found: dict[str, list[tuple[float, float]]] = {}
     for number in range(rounds + 1):  # the first round warms up
         random = np.random.default_rng(number)
         for threads in (2, 8, 32):
             rows = random.permutation(count)[: steps * _BATCH]
-            found.setdefault(f"disk, {threads} threads", []).append(plain(folder, threads, rows))
-        found.setdefault("loader", []).append(loaded(loader, number, steps))
-    disk = max(statistics.median(rates[1:]) for name, rates in found.items() if name != "loader")
-    print("| way | MiB/s | range | of the disk's best |\n|---|---|---|---|")
-    for name, (_, *rates) in found.items():
-        rate = statistics.median(rates)
-        print(f"| {name} | {rate:,.0f} | {min(rates):,.0f}-{max(rates):,.0f} | {rate / disk:.2f} |")
+            found.setdefault(f"disk, {threads} threads", []).append(timed(partial(plain, folder, threads, rows)))
+        # Each pass has an epoch of its own: others' samples would be in the page cache.
+        read = (len(ids) for ids, _ in reader.read(Epoch(loader.shard, 0, 2 * number)))
+        found.setdefault("reader", []).append(steady(read, steps))
+        batches = (part for step in loader.epoch(2 * number + 1) for part in step.micro_batches(_BATCH))
+        found.setdefault("loader", []).append(steady((len(part.images) for part in batches), steps))
+    disk = max(statistics.median(rate for rate, _ in ways[1:]) for name, ways in found.items() if "disk" in name)
+    print("| way | MiB/s | range | of the disk's best | CPU s per GiB |\n|---|---|---|---|---|")
+    for name, (_, *pairs) in found.items():
+        rates, cpus = zip(*pairs, strict=True)
+        rate, cpu = statistics.median(rates), statistics.median(cpus)
+        print(f"| {name} | {rate:,.0f} | {min(rates):,.0f}-{max(rates):,.0f} | {rate / disk:.2f} | {cpu:.2f} |")
 
 
 def limited(limit: int, command: list[str]) -> int | str:

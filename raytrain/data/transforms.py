@@ -22,7 +22,7 @@ _KEPT = 1 << 18
 _BINS = 31
 """Strengths of a policy's changes."""
 _CACHED = 1 << 18
-"""Values of images that are mixed at a time on a CPU, whose cache they fit."""
+"""Values of images that are mixed or normalised at a time on a CPU, whose cache they fit."""
 
 
 def crop_and_flip(
@@ -249,9 +249,13 @@ class Normalise:
         """Return the normalised images in the given memory format, without changing `images`."""
         if images.device.type != "cpu" or images.numel() < _KEPT:
             converted = images.to(torch.float32, copy=True, memory_format=self.memory_format)
-        else:
-            converted = self._taken(images.shape).copy_(images)
-        return converted.sub_(self.shift).mul_(self.scale)
+            return converted.sub_(self.shift).mul_(self.scale)
+        found, some = self._taken(images.shape), max(1, _CACHED // images[0].numel())
+        plain = None if found.is_contiguous() else torch.empty(images[:some].shape)
+        for part, out in zip(images.split(some), found.split(some), strict=True):
+            values = out if plain is None else plain[: len(part)]  # only the last step changes the layout: it is slow
+            torch.mul(values.copy_(part).sub_(self.shift), self.scale, out=out)
+        return found
 
     def _taken(self, shape: torch.Size) -> torch.Tensor:
         """Return float32 values in memory of an earlier batch. malloc would put small blocks that outlive a batch into

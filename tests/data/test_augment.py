@@ -254,6 +254,18 @@ def test_normalise_is_torchvisions_on_scaled_floats(
     assert torch.equal(batch, kept)  # the images stay as they were
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("count", "channels", "side"), [(23, 3, 96), (2, 3, 400), (11, 1, 200)])
+def test_large_batches_are_normalised_in_either_layout(
+    layout: torch.memory_format, count: int, channels: int, side: int
+) -> None:
+    batch, normalise = images(count, channels, side + 5, side)[:, :, 5:], Normalise((0.4,), (0.2,), "cpu", layout)
+    kept, result = batch.clone(), normalise(batch)
+    assert torch.equal(result, (batch.to(torch.float32) - normalise.shift) * normalise.scale)
+    assert result.is_contiguous(memory_format=layout)
+    assert torch.equal(batch, kept)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
