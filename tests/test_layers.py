@@ -14,6 +14,7 @@ import raytrain
 ROOT = Path(raytrain.__file__).parent
 STAGES = (
     "errors",
+    "machine",
     "watchdog",
     "order",
     "files",
@@ -42,7 +43,7 @@ STAGES = (
 """The folders and root modules, each of which imports from earlier ones only."""
 PLACE = {stage: number for number, stage in enumerate(STAGES)}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-LIGHT = ("errors", "watchdog", "order", "files", "user_code", "config", "driver.guard", "driver.gpu_errors")
+LIGHT = ("errors", "machine", "watchdog", "order", "files", "user_code", "config", "driver.guard", "driver.gpu_errors")
 WITHOUT_RAY = (
     *STAGES[: PLACE["driver"]],
     *(f"driver.{name}" for name in ("plan", "first_step", "resumption", "network", "logs", "guard", "gpu_errors")),

@@ -4,7 +4,6 @@ Data's tasks, in `streaming.py`. All return the same bytes in the same order.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from raytrain.data.buffers import Buffers
 from raytrain.data.crops import Crops, cropped, crops_of
 from raytrain.data.late import with_torch
 from raytrain.data.source import Data, Index
+from raytrain.machine import host_cpus
 from raytrain.watchdog import doing
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Direct:
     ):
         self.data, self.index, self.complete, self.remedy, self.decoder = data, index, complete, remedy, decoder
         self.cropped = cropped(data, index) if data.whole else index
-        self.threads = min(_THREADS, threads or own_cpus())
+        self.threads = min(_THREADS, threads or host_cpus())
         self.skipped: list[str] = []
         self.buffers = Buffers(index.fields)
         self.rows = max(_PART_ROWS, _PART // max(1, index.sample_bytes))
@@ -283,8 +283,3 @@ def _fill(
         if found[name] is not array:
             array[:] = found[name]
     return bad
-
-
-def own_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

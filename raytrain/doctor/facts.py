@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytrain.driver.credentials import token_file
 from raytrain.driver.network import answers, gloo, interfaces, nccl, of_host_name
-from raytrain.driver.resources import host_memory
+from raytrain.machine import host_cpus, host_memory
 
 if TYPE_CHECKING:
     from raytrain.checkpoint.storage import Storage
@@ -135,7 +135,7 @@ def gather(
         "torch": _version("torch"),
         "ray": _version("ray"),
         "raytrain": _source("raytrain"),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": host_cpus(),
         "memory": host_memory(),
         "gpus": gpus,
         "gpu_error": gpu_error,

@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 from raytrain import errors
-from raytrain.driver import resources
 from raytrain.driver.session_folder import CHARACTERS
 from raytrain.files import existing, size
+from raytrain.machine import host_memory
 
 _FILES = 128
 """Open files that a process of Ray may need; 64 are too few for two workers."""
@@ -37,7 +37,7 @@ def check() -> None:
         if not name.isascii() and name != name.encode(errors="replace").decode():
             raise errors.UserError("Ray takes only names that are UTF-8 text", name, "rename that file or folder")
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    needs = _ADDRESS_SPACE + int(_OBJECT_STORE * resources.host_memory())
+    needs = _ADDRESS_SPACE + int(_OBJECT_STORE * host_memory())
     if space != resource.RLIM_INFINITY and space < needs:
         raise errors.UserError(
             f"a process may have {size(space)} of address space and Ray needs {size(needs)}",

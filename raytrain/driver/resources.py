@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from raytrain.machine import host_cpus, host_memory
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,7 @@ def local_resources() -> Resources:
     """Return this machine's resources, as Ray counts them."""
     import torch  # every command imports this module
 
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    node = Node("this machine", cpus, torch.cuda.device_count(), host_memory())
+    node = Node("this machine", host_cpus(), torch.cuda.device_count(), host_memory())
     return Resources((node,), "this machine", gpu_memory=lambda: smallest_gpu(int(node.gpus)))
 
 
@@ -124,13 +123,3 @@ def smallest_gpu(count: int) -> int | None:
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     return min(sizes[:count], default=None)
-
-
-def host_memory() -> int:
-    """Return bytes of this machine's memory, or of the container's where that is less."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        return min(memory, int(limit)) if limit.isdigit() else memory
-    except OSError:
-        return memory

@@ -25,7 +25,7 @@ from raytrain.checkpoint import mapped, remote, storage
 from raytrain.data import Index
 from raytrain.data.decode_gpu import Decoder
 from raytrain.data.loader import Reader
-from raytrain.data.reader import Direct, Part, Resident, own_cpus
+from raytrain.data.reader import Direct, Part, Resident
 from raytrain.data.streaming import Streaming
 from raytrain.driver import gpu_errors, logs
 from raytrain.driver.blame import last_place, misses_another, of_gpu, to_edit
@@ -36,6 +36,7 @@ from raytrain.driver.network import answers
 from raytrain.driver.room import cpus_for_data, why_no_block
 from raytrain.files import append, write_atomically
 from raytrain.hooks import Hook
+from raytrain.machine import host_cpus
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.lock import WRITER_LOCK, Lock
 from raytrain.run.metrics_log import note
@@ -128,7 +129,7 @@ def _streams(job: Job, indices: dict[str, Index], device: torch.device) -> dict[
     """Return what reads the samples while training goes on. A collective."""
     data = job.experiment.data
     if job.threads:
-        threads, decoder = min(job.threads, own_cpus()), Decoder(device) if data.on_gpu else None
+        threads, decoder = min(job.threads, host_cpus()), Decoder(device) if data.on_gpu else None
         return {split: Direct(data, index, threads, complete=True, decoder=decoder) for split, index in indices.items()}
     cpus, waits = _data_cpus(job)
     return {

@@ -39,6 +39,7 @@ from raytrain.data.shards import (
     split_values,
     write_index,
 )
+from raytrain.machine import host_cpus
 from raytrain.run.lock import Lock, LockHeld, held
 from raytrain.tools.pack_places import FOLDER, PLAN, Place, place_of
 from raytrain.tools.pack_samples import ROWS, Job, Part, samples
@@ -215,7 +216,7 @@ def _write_all(
         return
     stop, threads = threading.Event(), torch.get_num_threads()
     torch.set_num_threads(1)  # each thread of the pool computes by itself
-    pool = ThreadPoolExecutor(max(1, min(len(parts), len(os.sched_getaffinity(0)))))
+    pool = ThreadPoolExecutor(max(1, min(len(parts), host_cpus())))
     try:
         futures = [pool.submit(write_shard, job, indices[part.split], part, place, progress, stop) for part in parts]
         wait(futures, return_when=FIRST_EXCEPTION)
