@@ -17,7 +17,7 @@ from raytrain.data.prepare import Prepare, Tensors
 from raytrain.watchdog import PREPARING, doing
 
 ROWS = ""
-"""The only array of samples that a graph can prepare, float64 [n, columns], see `drawn.table`: no field is called so."""
+"""The only array of samples for a graph, float64 [n, columns], see `drawn.table`. No field has this name."""
 
 
 class Waiting(Batch):
