@@ -153,10 +153,7 @@ def waits(prepare: Prepare, arrays: Tensors, changes: Changes) -> Tensors:
     [
         (on(Augment(policy="trivialaugment")), "trivialaugment sorts the images on the host"),
         (on(Augment(operations=(HorizontalFlip(),))), "HorizontalFlip takes its random numbers on the host"),
-        (
-            replace(on(Augment(progressive=Progressive(4, multiple=4))), model=BASE.model),
-            "the size of the images changes",
-        ),
+        (PROGRESSIVE, "the size of the images changes"),
         (E, "the samples are not in the GPU's memory"),
         (E, "it waits"),
     ],
