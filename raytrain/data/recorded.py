@@ -97,6 +97,7 @@ def why_not(prepare: Prepare) -> str:
 
 
 def _sizes(prepare: Prepare) -> set[tuple[int, ...]]:
-    """Return the heights and widths that the model sees."""
+    """Return the heights and widths that the model sees; (0, 0) without images."""
     side = prepare.data.input_side
-    return {(side, side) if side else field.shape[1:] for field in prepare.fields if field.kind == "image"}
+    found = {(side, side) if side else field.shape[1:] for field in prepare.fields if field.kind == "image"}
+    return found or {(0, 0)}
