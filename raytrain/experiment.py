@@ -167,10 +167,10 @@ class Experiment:
     compile: bool = False
     """Compile the model with torch.compile before training; on CPUs this needs a C++ compiler."""
     graph: Literal["off", "auto", "on"] = "off"
-    """Replay forward and backward pass of a batch as one CUDA graph, and the update of SGD, Adam and AdamW as another,
-    which saves a small model the launches of its kernels. For one worker or ddp, with one GPU each, and steps of one
-    micro-batch; the task's loss must not read batch.ids. auto times both ways of the pass on the first steps and takes
-    the faster one. Not yet run on a GPU."""
+    """Replay preparation, forward and backward pass of a batch as one CUDA graph, and the update of SGD, Adam and AdamW
+    as another, which saves a small model the launches of its kernels. For one worker or ddp, with one GPU each, and
+    steps of one micro-batch; the task's loss must not read batch.ids. auto times both ways of the pass on the first
+    steps and takes the faster one. Not yet run on a GPU."""
     activation_checkpointing: str = "none"
     """Blocks of the model whose activations are computed again in the backward pass, and not kept for it: none, block
     (all of them), or a number N for every N-th. Less memory, the same losses, about a third more time for `block`."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from raytrain.data.geometry import column, inside, on, padded, singly
+from raytrain.data.geometry import Numbers, column, inside, on, padded, singly
 
 _STEPS = 1 << 24
 """Steps of 1 in which a mean is added up. Sums of whole numbers are exact in any order."""
@@ -88,13 +88,13 @@ def blur(images: torch.Tensor, kernel_size: int, sigmas: np.ndarray) -> torch.Te
     return found
 
 
-def erase(images: torch.Tensor, boxes: np.ndarray, value: float) -> torch.Tensor:
+def erase(images: torch.Tensor, boxes: Numbers, value: float) -> torch.Tensor:
     """Set a box of each image to a value; boxes of no height change nothing.
 
     Args:
         boxes: int64 [n, 4], each (top, left, height, width).
     """
-    if singly(images):
+    if singly(images) and not isinstance(boxes, torch.Tensor):
         for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True):
             if height:
                 image[:, top : top + height, left : left + width] = value

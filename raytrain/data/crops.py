@@ -15,7 +15,7 @@ from raytrain.data.operations import RandomResizedCrop
 from raytrain.data.source import Data, Index
 
 _CROP = 5 << 32
-"""Purpose of the key of a crop's random numbers; see `transforms.py`."""
+"""Purpose of the key of a crop's random numbers; see `drawn.py`."""
 
 
 @dataclass(frozen=True)

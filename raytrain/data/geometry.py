@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from torch.nn.functional import grid_sample, interpolate, pad
 from raytrain.data.operation import Interpolation
 
 Padding = Literal["constant", "edge", "reflect"]
+Numbers = np.ndarray | torch.Tensor
+"""Numbers of the images of a batch, [n, ...]: on the host, or on the device of the images, which a CUDA graph reads."""
 _LARGE = 1 << 14
 """Values of a large image."""
 _ATTEMPTS = 10
@@ -24,9 +26,16 @@ BOX_DRAWS = 2 * _ATTEMPTS + 2
 """Random numbers of a box: an area and an aspect ratio for each attempt, and its place."""
 
 
-def on(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+def on(array: Numbers, like: torch.Tensor) -> torch.Tensor:
     """Return an array on the device of a tensor."""
+    if isinstance(array, torch.Tensor):
+        return array
     return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)
+
+
+def cast(numbers: Numbers, dtype: Literal["int64", "float32"]) -> Any:
+    """Return numbers of another type, where they are."""
+    return numbers.to(getattr(torch, dtype)) if isinstance(numbers, torch.Tensor) else numbers.astype(dtype)
 
 
 def column(numbers: np.ndarray, images: torch.Tensor) -> torch.Tensor:
@@ -40,14 +49,15 @@ def singly(values: torch.Tensor) -> bool:
     return values.device.type == "cpu" and values[:1].numel() > _LARGE
 
 
-def inside(boxes: np.ndarray, values: torch.Tensor) -> torch.Tensor:
+def inside(boxes: Numbers, values: torch.Tensor) -> torch.Tensor:
     """Return which pixels lie in a box of each image, bool [n, 1, h, w].
 
     Args:
         boxes: int64 [n, 4], each (top, left, height, width).
         values: [..., h, w].
     """
-    ends = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).T.reshape(4, -1, 1, 1, 1)
+    joined: Any = torch.cat if isinstance(boxes, torch.Tensor) else np.concatenate
+    ends = joined([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1).T.reshape(4, -1, 1, 1, 1)
     top, left, bottom, right = on(ends, values).unbind(0)
     y, x = (torch.arange(size, device=values.device) for size in values.shape[-2:])
     y = y[:, None]
@@ -92,18 +102,21 @@ def padded(values: torch.Tensor, padding: int, mode: Padding, fill: float) -> to
     return values
 
 
-def windows(values: torch.Tensor, draws: np.ndarray, height: int, width: int) -> torch.Tensor:
+def windows(values: torch.Tensor, draws: Numbers, height: int, width: int) -> torch.Tensor:
     """Cut a window of `height` x `width` from a random place of each image.
 
     Args:
         draws: float64 [n, 2], the place.
     """
-    top = (draws[:, 0] * (values.shape[2] - height + 1)).astype(np.int64)
-    left = (draws[:, 1] * (values.shape[3] - width + 1)).astype(np.int64)
-    if singly(values):
+    top = cast(draws[:, 0] * (values.shape[2] - height + 1), "int64")
+    left = cast(draws[:, 1] * (values.shape[3] - width + 1), "int64")
+    if isinstance(draws, torch.Tensor):
+        each, y, x = torch.arange(len(values), device=values.device), top, left
+    elif singly(values):
         cut = [value[:, y : y + height, x : x + width] for value, y, x in zip(values, top, left, strict=True)]
         return torch.stack(cut) if cut else values.new_empty((0, values.shape[1], height, width))
-    each, y, x = on(np.stack([np.arange(len(values)), top, left]), values).unbind(0)
+    else:
+        each, y, x = on(np.stack([np.arange(len(values)), top, left]), values).unbind(0)
     return values.unfold(2, height, 1).unfold(3, width, 1)[each, :, y, x]
 
 

@@ -19,6 +19,7 @@ from raytrain.data.blocks import Arrays
 from raytrain.data.pinning import Pinned
 from raytrain.data.prepare import Prepare, Tensors
 from raytrain.data.reader import Epoch, Resident
+from raytrain.data.recorded import ROWS, Recorder, why_not
 from raytrain.data.sampler import Sampler, drawing
 from raytrain.data.source import Data, Index
 from raytrain.watchdog import MOVING, PREPARING, awaited, doing
@@ -70,6 +71,7 @@ class Loaded:
         most: the largest number of samples of any rank.
         first: this rank's first shard, as numbered over all ranks.
         cuts: the number of samples of each of its shards; None if its part is one shard.
+        recorder: prepares the samples by their rows, which are then their only array.
     """
 
     step: int
@@ -81,6 +83,7 @@ class Loaded:
     most: int
     first: int
     cuts: tuple[int, ...] | None = None
+    recorder: Recorder | None = None
 
     def shards(self) -> Iterator[tuple[int, Loaded]]:
         """Yield (number, part) of each shard: the whole part, which may be empty, or each cut that has samples."""
@@ -102,6 +105,9 @@ class Loaded:
         """Yield batches of at most `size` samples."""
         for start in range(0, len(self.ids), size):
             part = self.rows(slice(start, start + size))
+            if self.recorder:
+                yield self.recorder.batch(part.arrays, part.ids, part.keys, self.prepare)
+                continue
             doing.at(PREPARING)
             yield Batch(self.prepare(part.arrays, part.keys), part.ids)
 
@@ -112,7 +118,8 @@ class Loaded:
         for number, batch in enumerate(self.micro_batches(size), 1):
             yield Pass(batch, number == count, False, self.size)
         for number in range(-(-len(self.ids) // size) + 1, count + 1):
-            zeros = {name: array.new_zeros((1, *array.shape[1:])) for name, array in self.arrays.items()}
+            arrays = self.recorder.gathered(self.arrays) if self.recorder else self.arrays
+            zeros = {name: array.new_zeros((1, *array.shape[1:])) for name, array in arrays.items()}
             none = np.zeros(1, np.int64)
             doing.at(PREPARING)
             yield Pass(Batch(self.prepare(zeros, none), none), number == count, True, self.size)
@@ -157,6 +164,9 @@ class Loader:
         self.shard, self.cut = order.Shard(size, batch, rank, world, shards or 1), shards is not None
         self.labels = index.labels
         self.prepare = Prepare(data, index, device, memory_format, cropped=train and data.whole)
+        self.recorder: Recorder | None = None
+        self.records = False
+        """Whether full batches are left to the recorder."""
         self._side: torch.cuda.Stream | None = None
         self._pinned = Pinned()
         self.on_device: Tensors | None = None
@@ -174,6 +184,16 @@ class Loader:
         """Steps of an epoch."""
         return self.shard.steps
 
+    def record(self) -> str:
+        """Leave full batches to be gathered and prepared by a graph, or when their arrays are first asked for, if that
+        can be. Return why it cannot; empty where it can."""
+        reason = why_not(self.prepare)
+        if self.on_device is None:
+            reason = "the samples are not in the GPU's memory"
+        elif not reason:
+            self.recorder, self.records = Recorder(self.prepare, self.on_device), True
+        return reason
+
     def epoch(self, number: int, first_step: int = 0) -> Iterator[Loaded]:
         """Yield the steps of an epoch from `first_step` on."""
         way = Epoch(self.shard, self.seed, number if self.train else None, first_step, self.draw, self.epochs)
@@ -184,13 +204,19 @@ class Loader:
             prepare = self._augmented(number, mixed=size == self.shard.batch) if augmented else self.prepare.evaluated
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None
-            yield Loaded(step, size, ids, way.keys(step, ids), arrays, prepare, most, first, cuts)
+            recorder = self.recorder if ROWS in arrays else None
+            yield Loaded(step, size, ids, way.keys(step, ids), arrays, prepare, most, first, cuts, recorder)
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, Tensors]]:
         """Yield (ids, arrays) of each step, on the device."""
         if self.on_device is not None:
-            for ids, chosen in self._chosen(way.steps()):
-                yield ids, {name: array.index_select(0, chosen) for name, array in self.on_device.items()}
+            for step, ids, chosen in self._chosen(way):
+                if chosen.dim() == 1:
+                    yield ids, {name: array.index_select(0, chosen) for name, array in self.on_device.items()}
+                elif self.recorder and not (self.records and self.shard.size(step) == self.shard.batch):
+                    yield ids, self.recorder.gathered({ROWS: chosen})
+                else:
+                    yield ids, {ROWS: chosen}
         elif self.device.type == "cuda":
             yield from self._pinned.batches(self._labelled(self.reader.read(way)), self._copy)
         else:
@@ -198,14 +224,20 @@ class Loader:
                 doing.at(MOVING)
                 yield ids, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _chosen(self, steps: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Yield the samples of each step, on the host and on the device, which gets those of many steps at once: most
-        steps neither pin memory nor copy to the device."""
-        while some := list(itertools.islice(steps, _STEPS)):
-            chosen = torch.from_numpy(np.concatenate(some))
+    def _chosen(self, way: Epoch) -> Iterator[tuple[int, np.ndarray, torch.Tensor]]:
+        """Yield each step with its samples, on the host and on the device, there as rows if a recorder wants these. The
+        device gets those of many steps at once: most steps neither pin memory nor copy to the device."""
+        coming = enumerate(way.steps(), way.first_step)
+        while some := list(itertools.islice(coming, _STEPS)):
+            found = np.concatenate([ids for _, ids in some])
+            if self.recorder and self.records and way.number is not None:
+                keys = np.concatenate([way.keys(step, ids) for step, ids in some])
+                found = self.recorder.rows(found, keys, self.seed, way.number)
+            chosen = torch.from_numpy(found)
             if self.device.type == "cuda":
                 chosen = chosen.pin_memory().to(self.device, non_blocking=True)
-            yield from zip(some, chosen.split([len(ids) for ids in some]), strict=True)
+            for (step, ids), part in zip(some, chosen.split([len(ids) for _, ids in some]), strict=True):
+                yield step, ids, part
 
     def _labelled(self, batches: Iterator[tuple[np.ndarray, Arrays]]) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yield the same with the labels, where the samples have some."""

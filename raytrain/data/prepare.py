@@ -10,10 +10,10 @@ import torch
 
 from raytrain import order
 from raytrain.data.changes import change_images, change_masks, change_normalised
+from raytrain.data.drawn import Changes, Drawn
 from raytrain.data.geometry import resized
 from raytrain.data.source import Data, Field, Index
 from raytrain.data.transforms import (
-    DRAWS,
     Normalise,
     apply_erase,
     apply_policy,
@@ -24,7 +24,7 @@ from raytrain.data.transforms import (
 )
 
 _OPERATION = 4 << 32
-"""Purpose of the key of an operation's random numbers; see `transforms.py`."""
+"""Purpose of the key of an operation's random numbers; see `drawn.py`."""
 _CACHED = 1 << 20
 """Bytes of float32 images that operations change at a time on a CPU, whose cache they fit."""
 
@@ -88,12 +88,28 @@ class Prepare:
             mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes].
             epochs: the number of epochs, by which progressive resizing chooses a size; None keeps the whole one.
         """
-        augment = self.augment
+        augment, drawn = self.augment, Drawn(self.augment, seed, epoch, keys)
         size = self._size(epoch, epochs) if augment.progressive.on and epochs is not None else None
-        changed = (self._operated if augment.operations else self._simply)(arrays, keys, seed, epoch, size)
-        if mixed and augment.mixes:
+        if augment.operations:
+            changed = self._operated(arrays, keys, seed, epoch, size)
+        else:
+            changed = self._simply(arrays, drawn, lambda one: apply_policy(augment, one, seed, epoch, keys), size)
+        return self._mixed(changed, drawn) if mixed else changed
+
+    def recorded(self, arrays: Tensors, changes: Changes) -> Tensors:
+        """Return the arrays of a full batch with augmentation, as copies, by operations of the device alone; see
+        `recorded.why_not`.
+
+        Args:
+            changes: random numbers on the device.
+        """
+        return self._mixed(self._simply(arrays, changes), changes)
+
+    def _mixed(self, changed: Tensors, changes: Changes) -> Tensors:
+        """Return the arrays after pairs are mixed, if they are; that adds `target`."""
+        if self.augment.mixes:
             (name,) = self.normalise
-            target = mix_pairs(augment, changed[name], changed["label"], self.classes, seed, epoch, keys)
+            target = mix_pairs(self.augment, changed[name], changed["label"], self.classes, changes)
             assert target is not None
             changed["target"] = target
         return changed
@@ -103,19 +119,25 @@ class Prepare:
         stored = next(field.shape[-1] for field in self.fields if field.kind == "image")
         return self.augment.progressive.side(epoch, epochs, self.data.input_side or stored)
 
-    def _simply(self, arrays: Tensors, keys: np.ndarray, seed: int, epoch: int, size: int | None) -> Tensors:
+    def _simply(
+        self,
+        arrays: Tensors,
+        changes: Changes,
+        policy: Callable[[torch.Tensor], torch.Tensor] = lambda images: images,
+        size: int | None = None,
+    ) -> Tensors:
         """Crop, flip, apply the policy, resize, normalise and erase."""
-        augment, side, draws = self.augment, self.data.input_side, order.uniform(seed, epoch, keys, DRAWS)
+        augment, side, places = self.augment, self.data.input_side, changes.places()
 
         def cut(field: Field, values: torch.Tensor) -> torch.Tensor:
-            found = crop_and_flip(augment, values, side, draws, None if field.kind == "image" else field.fill)
+            found = crop_and_flip(augment, values, side, places, None if field.kind == "image" else field.fill)
             return resized(found, size, size, blended=False) if size and field.kind == "mask" else found
 
         changed = dict(arrays) | self._cut(arrays, cut)
         for name, normalise in self.normalise.items():
-            images = apply_policy(augment, changed[name], seed, epoch, keys)
+            images = policy(changed[name])
             images = normalise(resized(images.float(), size, size, blended=True) if size else images)
-            apply_erase(augment, images, seed, epoch, keys)
+            apply_erase(augment, images, changes)
             changed[name] = images
         return changed
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -10,13 +12,10 @@ from raytrain.data import policies
 from raytrain.data.augment import Augment
 from raytrain.data.buffers import Memory
 from raytrain.data.colour import erase
-from raytrain.data.geometry import centre, inside, on, padded, windows
+from raytrain.data.drawn import POLICY, Changes
+from raytrain.data.geometry import Numbers, cast, centre, inside, on, padded, windows
 from raytrain.data.twister import Streams
 
-DRAWS = 5
-"""Random numbers of an image: two for the place of the crop, two for its size, one for the flip."""
-_POLICY, _ERASE, _MIX = 1 << 32, 2 << 32, 3 << 32
-"""Purposes of a sample's key; larger than the ranks and rounds in which other keys end."""
 _KEPT = 1 << 18
 """Values of normalised images from which their memory is kept for the next batch."""
 _BINS = 31
@@ -26,14 +25,14 @@ _CACHED = 1 << 18
 
 
 def crop_and_flip(
-    augment: Augment, images: torch.Tensor, side: int | None, draws: np.ndarray, fill: int | None = None
+    augment: Augment, images: torch.Tensor, side: int | None, places: Numbers, fill: int | None = None
 ) -> torch.Tensor:
     """Crop and flip a batch of images, or of masks: with the same draws, both are cut from the same places.
 
     Args:
         images: [n, c, h, w] of any type.
         side: height and width of the result; None keeps the image's.
-        draws: float64 [n, DRAWS] in [0, 1).
+        places: float64 [n, DRAWS], see `spread`.
         fill: for masks, the value of a random crop's padding; the values of masks are never blended. None for images.
 
     Returns:
@@ -43,11 +42,11 @@ def crop_and_flip(
         images = center_crop(images, side)
     elif augment.crop == "random":
         wide = padded(images, augment.padding, "constant", fill or 0)
-        images = windows(wide, draws, *((side, side) if side else images.shape[2:]))
+        images = windows(wide, places, *((side, side) if side else images.shape[2:]))
     else:
-        images = _random_resized_crop(augment, images, side, draws, blended=fill is None)
+        images = _random_resized_crop(images, side, places, blended=fill is None)
     if augment.flip:
-        flips = on((draws[:, 4] < augment.flip)[:, None, None, None], images)
+        flips = on((places[:, 4] < augment.flip)[:, None, None, None], images)
         images = torch.where(flips, images.flip(-1), images)
     return images
 
@@ -65,7 +64,7 @@ def apply_policy(augment: Augment, images: torch.Tensor, seed: int, epoch: int, 
     """
     if augment.policy == "none":
         return images
-    streams = Streams(order.keys(seed, epoch, ids, _POLICY) >> np.uint64(1))
+    streams = Streams(order.keys(seed, epoch, ids, POLICY) >> np.uint64(1))
     steps = []
     if augment.policy == "randaugment":
         space = policies.rand_augment_space(_BINS, *images.shape[2:])
@@ -77,35 +76,16 @@ def apply_policy(augment: Augment, images: torch.Tensor, seed: int, epoch: int, 
     return policies.change(images, steps, "nearest", 0.0)
 
 
-def apply_erase(augment: Augment, images: torch.Tensor, seed: int, epoch: int, ids: np.ndarray) -> None:
-    """Erase a rectangle of some of the normalised images, in place: as torchvision's RandomErasing would if torch's CPU
-    generator was seeded for each sample."""
-    if not augment.erase:
-        return
-    streams = Streams(order.keys(seed, epoch, ids, _ERASE) >> np.uint64(1))
-    boxes, open_ = np.zeros((len(ids), 4), np.int64), np.flatnonzero(streams.floats() < augment.erase)
-    (height, width), (low, high) = images.shape[2:], torch.tensor((0.3, 3.3)).log().numpy()
-    for _ in range(10):
-        if not len(open_):
-            break
-        least, most = np.float32(0.02), np.float32(0.33)
-        area = height * width * _spread(streams.floats(open_), least, most).astype(np.float64)
-        # torch's exp, whose last bit may differ from numpy's.
-        ratio = torch.from_numpy(_spread(streams.floats(open_), low, high)).exp().numpy().astype(np.float64)
-        tall, wide = np.rint(np.sqrt(area * ratio)).astype(np.int64), np.rint(np.sqrt(area / ratio)).astype(np.int64)
-        fits = (tall < height) & (wide < width)
-        rows, tall, wide = open_[fits], tall[fits], wide[fits]
-        top = streams.integers(height - tall + 1, rows)
-        boxes[rows] = np.stack([top, streams.integers(width - wide + 1, rows), tall, wide], axis=1)
-        open_ = open_[~fits]
-    erase(images, boxes, 0.0)
+def apply_erase(augment: Augment, images: torch.Tensor, changes: Changes) -> None:
+    """Erase a rectangle of some of the normalised images, in place."""
+    if augment.erase:
+        erase(images, changes.boxes(*images.shape[2:]), 0.0)
 
 
 def mix_pairs(
-    augment: Augment, images: torch.Tensor, labels: torch.Tensor, classes: int, seed: int, epoch: int, ids: np.ndarray
+    augment: Augment, images: torch.Tensor, labels: torch.Tensor, classes: int, changes: Changes
 ) -> torch.Tensor | None:
-    """Mix the normalised images 2k and 2k + 1, in place: as torchvision's MixUp and CutMix would if torch's generator
-    was seeded for each pair.
+    """Mix the normalised images 2k and 2k + 1, in place.
 
     Args:
         images: float32 [n, c, h, w], n even.
@@ -116,26 +96,11 @@ def mix_pairs(
     """
     if not augment.mixes:
         return None
-    pairs, (height, width) = len(ids) // 2, images.shape[2:]
-    streams = Streams(order.keys(seed, epoch, ids[::2], _MIX) >> np.uint64(1))
-    blend = streams.firsts() if augment.mixup and augment.cutmix else np.full(pairs, augment.mixup > 0)
-    own = np.empty(pairs)
-    boxes = np.zeros((pairs, 4), np.int64)
-    for rows, alpha in ((np.flatnonzero(blend), augment.mixup), (np.flatnonzero(~blend), augment.cutmix)):
-        if len(rows):
-            own[rows] = streams.betas(alpha, rows)
-    cut = np.flatnonzero(~blend)
-    if len(cut):
-        x, y = streams.integers(width, cut), streams.integers(height, cut)
-        half = 0.5 * np.sqrt(1 - own[cut])
-        across, down = (half * width).astype(np.int64), (half * height).astype(np.int64)
-        left, top = np.maximum(x - across, 0), np.maximum(y - down, 0)
-        wide, tall = np.minimum(x + across, width) - left, np.minimum(y + down, height) - top
-        own[cut] = 1 - wide * tall / (width * height)
-        boxes[cut] = np.stack([top, left, tall, wide], axis=1)
-    shares = np.stack([own, 1 - own]).astype(np.float32).reshape(2, pairs, 1, 1, 1, 1)
+    mixture = changes.mixture(*images.shape[2:])
+    pairs = len(labels) // 2
+    shares = cast(mixture[:, 1:3].T, "float32").reshape(2, pairs, 1, 1, 1, 1)
     targets = labels.new_zeros((len(labels), classes), dtype=torch.float32).scatter_(1, labels[:, None], 1)
-    _mix(images, blend, shares, boxes)
+    _mix(augment, images, mixture, shares)
     targets = targets.view(pairs, 2, classes)
     return _blended(targets, targets.flip(1), shares[..., 0, 0]).view(len(labels), classes)
 
@@ -154,57 +119,51 @@ def _drawn(streams: Streams, space: policies.Space, strengths: np.ndarray | None
     return policies.chosen(space, which, strengths, minus)
 
 
-def _spread(draws: np.ndarray, low: np.float32, high: np.float32) -> np.ndarray:
-    """Return random numbers spread over a range as torch's `uniform_` does it, float32."""
-    return (draws * float(high - low) + float(low)).astype(np.float32)
-
-
-def _mix(images: torch.Tensor, blend: np.ndarray, shares: np.ndarray, boxes: np.ndarray) -> None:
+def _mix(augment: Augment, images: torch.Tensor, mixture: Numbers, shares: Any) -> None:
     """Blend some pairs of images, and swap a box of the others.
 
     Args:
         images: [2 n, c, h, w], changed in place.
-        blend: bool [n].
+        mixture: [n, MIXTURE].
         shares: float32 [2, n, 1, 1, 1, 1], of an image and of the other of its pair.
-        boxes: int64 [n, 4], each (top, left, height, width).
     """
-    pairs = images.unflatten(0, (len(blend), 2))
+    pairs, blend, boxes = images.unflatten(0, (len(mixture), 2)), mixture[:, 0] > 0, cast(mixture[:, 3:], "int64")
     size = max(1, _CACHED // pairs[:1].numel()) if images.device.type == "cpu" else len(pairs)
     for start in range(0, len(pairs), max(1, size)):
         part = slice(start, start + size)
         chosen, values = blend[part], pairs if size >= len(pairs) else pairs[part]
+        if isinstance(chosen, torch.Tensor):  # the host does not know
+            some, every = augment.mixup > 0, not augment.cutmix
+        else:
+            some, every = chosen.any(), chosen.all()
         other = mixed = values.flip(1)
-        if not chosen.all():
+        if not every:
             mixed = torch.where(inside(boxes[part], values).unsqueeze(1), other, values)
-        if chosen.any():
+        if some:
             blended = _blended(values, other, shares[:, part])
             which = on(chosen.reshape(-1, 1, 1, 1, 1), values)
-            mixed = blended if chosen.all() else torch.where(which, blended, mixed)
+            mixed = blended if every else torch.where(which, blended, mixed)
         values.copy_(mixed)
 
 
-def _blended(values: torch.Tensor, other: torch.Tensor, shares: np.ndarray) -> torch.Tensor:
+def _blended(values: torch.Tensor, other: torch.Tensor, shares: Numbers) -> torch.Tensor:
     """Return pairs, [n, 2, ...], blended with the other of each pair, which is changed in place."""
     own, rest = on(shares, values).unbind(0)
     return other.mul_(rest).add_(values * own)
 
 
-def _random_resized_crop(
-    augment: Augment, images: torch.Tensor, side: int | None, draws: np.ndarray, blended: bool
-) -> torch.Tensor:
+def _random_resized_crop(images: torch.Tensor, side: int | None, places: Numbers, blended: bool) -> torch.Tensor:
     height, width = images.shape[2:]
     out_h, out_w = (side, side) if side else (height, width)
-    area = height * width * (augment.scale[0] + draws[:, 2] * (augment.scale[1] - augment.scale[0]))
-    low, high = np.log(augment.ratio)
-    ratio = np.exp(low + draws[:, 3] * (high - low))
-    box_w, box_h = np.minimum(np.sqrt(area * ratio), width), np.minimum(np.sqrt(area / ratio), height)
-    left, top = draws[:, 1] * (width - box_w), draws[:, 0] * (height - box_h)
+    area, ratio = height * width * places[:, 2], places[:, 3]
+    # Of both numpy and torch.
+    box_w, box_h = ((area * ratio) ** 0.5).clip(max=width), ((area / ratio) ** 0.5).clip(max=height)
+    left, top = places[:, 1] * (width - box_w), places[:, 0] * (height - box_h)
     # The place of each row and column of the result, from -1 to 1. Not affine_grid: it is a matrix product, whose
     # last bits may depend on the batch size.
-    down = 2 * (top[:, None] + box_h[:, None] * (np.arange(out_h) + 0.5) / out_h) / height - 1
-    across = 2 * (left[:, None] + box_w[:, None] * (np.arange(out_w) + 0.5) / out_w) / width - 1
-    y = torch.from_numpy(down.astype(np.float32)).to(images.device)[:, :, None]
-    x = torch.from_numpy(across.astype(np.float32)).to(images.device)[:, None, :]
+    down = 2 * (top[:, None] + box_h[:, None] * _middles(out_h, places) / out_h) / height - 1
+    across = 2 * (left[:, None] + box_w[:, None] * _middles(out_w, places) / out_w) / width - 1
+    y, x = on(cast(down, "float32"), images)[:, :, None], on(cast(across, "float32"), images)[:, None, :]
     grid = torch.stack(torch.broadcast_tensors(x, y), dim=-1)
     mode = "bilinear" if blended else "nearest"
     values = images.float() if blended else images.double()  # exact for integers below 2**53
@@ -212,6 +171,13 @@ def _random_resized_crop(
         values, grid.to(values.dtype), mode=mode, padding_mode="border", align_corners=False
     )
     return found if blended else found.to(images.dtype)
+
+
+def _middles(size: int, like: Numbers) -> Any:
+    """Return the middles of pixels, float64 [size], where other numbers are."""
+    if isinstance(like, torch.Tensor):
+        return torch.arange(size, dtype=torch.float64, device=like.device) + 0.5
+    return np.arange(size) + 0.5
 
 
 def center_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:

@@ -1,9 +1,11 @@
-"""The captured step: forward pass, loss and backward pass of a micro-batch as one CUDA graph, the update as another.
+"""The captured step: a micro-batch's preparation, forward pass, loss and backward pass as one CUDA graph, the update as
+another.
 
 A small model's pass is some thirty kernels, and to launch them takes longer than they run. A graph launches all at
-once. It reads the batch from memory of its own and writes loss and gradients to the same memory each time. Between the
-two graphs several workers exchange their gradients, and hooks see them. Augmentation and averages of the weights run as
-without graphs. All ranks decide together what is replayed. Not yet run on a GPU.
+once. It reads from memory of its own which samples it gathers and how it changes them (`data/recorded.py`), or else the
+prepared batch, and writes loss and gradients to the same memory each time. Between the two graphs several workers
+exchange their gradients, and hooks see them. Averages of the weights run as without graphs. All ranks decide together
+what is replayed. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import torch
 from raytrain import errors
 from raytrain.data.batch import Batch
 from raytrain.data.loader import Pass
+from raytrain.data.prepare import Tensors
+from raytrain.data.recorded import ROWS, Waiting
 from raytrain.parallel.strategy import Autocast, Loss, Strategy
 from raytrain.run.metrics_log import note
 from raytrain.training.captured_update import CLOSE, Update, why_not
@@ -85,11 +89,12 @@ class _NotCaptured(Exception):
 
 @dataclass
 class _Captured:
-    """A graph with its memory: the batch, the loss's sum, the gradients, and what ranks exchange of them; and the graph
-    that updates the weights by these gradients."""
+    """A graph with its memory: what it is given of a batch, which may be all of it, the batch, the loss's sum, the
+    gradients, and what ranks exchange of them; and the graph that updates the weights by these gradients."""
 
     graph: Graph
-    arrays: dict[str, torch.Tensor]
+    given: Tensors
+    arrays: Tensors
     loss: torch.Tensor
     gradients: list[torch.Tensor | None]
     exchanged: list[torch.Tensor]
@@ -121,29 +126,36 @@ class CapturedStep:
         self.reason, self.reason_of_update, self.steps = "", "", 0
         self.undecided = trainer.experiment.graph == "auto"
         self.seconds: dict[str, list[float]] = {"plain": [], "captured": []}
+        self.loader = trainer.loaders["train"]
+        self.loader.records = not self._agreed("preparation", self.loader.record())
 
     def forward_backward(self, micro_batches: Iterable[Pass], loss: Loss, autocast: Autocast) -> None:
         """Compute gradients, as `Strategy.forward_backward`. A collective."""
         passes, self.current = list(micro_batches), None
         self.steps += 1
-        plain = partial(self.trainer.strategy.forward_backward, passes, loss, autocast)
+
+        def plain() -> None:
+            _ = [one.batch.arrays for one in passes]  # before autocast
+            self.trainer.strategy.forward_backward(passes, loss, autocast)
+
         full = len(passes) == 1 and passes[0].size == self.trainer.experiment.batch_size
         if self.reason or self.steps <= _WARM or not full:
             return plain()
         if self.undecided and len(self.seconds["plain"]) < _TIMED:
             return self._timed("plain", plain)
         batch = passes[0].batch
-        key = tuple((name, array.shape, array.dtype, array.stride()) for name, array in batch.arrays.items())
-        if key not in self.known and (len(self.known) == _MOST or self._capture(key, passes[0], loss)):
+        given = batch.rows if isinstance(batch, Waiting) and self.loader.records else batch.arrays
+        key = tuple((name, array.shape, array.dtype, array.stride()) for name, array in given.items())
+        if key not in self.known and (len(self.known) == _MOST or self._capture(key, given, passes[0], loss)):
             return plain()
         found = self.known[key]
         if found.replays < _COMPARED:
-            self._compare(found, batch, plain)
+            self._compare(found, given, batch, plain)
         elif self.undecided:
-            self._timed("captured", partial(self._replay, found, batch))
+            self._timed("captured", partial(self._replay, found, given))
             self._decide()
         else:
-            self._replay(found, batch)
+            self._replay(found, given)
             self.current = found
         return None
 
@@ -182,26 +194,28 @@ class CapturedStep:
         self.reason_of_update = self._agreed("update", reason)
         return None if self.reason_of_update else found.update
 
-    def _capture(self, key: tuple[Any, ...], one: Pass, loss: Loss) -> str:
-        """Record the pass of a batch, and leave weights, gradients, buffers and random numbers as they are. Return why
-        it could not be recorded, if it could not. A collective."""
-        strategy = self.trainer.strategy
-        arrays = {name: torch.empty_like(array).copy_(array) for name, array in one.batch.arrays.items()}
-        fixed = one._replace(batch=_Fixed(arrays, len(one.batch)))
+    def _capture(self, key: tuple[Any, ...], given: Tensors, one: Pass, loss: Loss) -> str:
+        """Record the pass of a batch, with its preparation if only its rows are given, and leave weights, gradients,
+        buffers and random numbers as they are. Return why it could not be recorded, if it could not. A collective."""
+        strategy, batch, arrays = self.trainer.strategy, one.batch, Tensors()
+        memory = {name: torch.empty_like(array).copy_(array) for name, array in given.items()}
         gradients: list[torch.Tensor | None] = []
         exchanged: list[torch.Tensor] = []
 
         def work() -> list[torch.Tensor]:
             self._clear()
+            arrays.update(batch.recorded(memory) if isinstance(batch, Waiting) and ROWS in memory else memory)
+            fixed = one._replace(batch=_Fixed(arrays, len(batch)))
             gradients[:], exchanged[:] = strategy.recorded(
                 lambda: loss(strategy.module, fixed).backward(), self.parameters
             )
-            return [self.trainer.sums[0], *exchanged, *(each for each in gradients if each is not None)]
+            made = arrays.values() if ROWS in memory else ()
+            return [self.trainer.sums[0], *exchanged, *(each for each in gradients if each is not None), *made]
 
         graph, state, reason = self.make(), _State(strategy), ""
         try:
             total = graph.capture(work)[0]
-            self.known[key] = _Captured(graph, arrays, total, list(gradients), list(exchanged))
+            self.known[key] = _Captured(graph, memory, arrays, total, list(gradients), list(exchanged))
         except (errors.UserError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # torch's, of whatever the user's code did
@@ -209,11 +223,13 @@ class CapturedStep:
         finally:
             state.restore()
             self._clear()
+        if ROWS in given and (found := self._agreed("preparation", "" if arrays else reason)):
+            return self._unprepared(found)
         return self._end(self._agreed("pass", reason))
 
-    def _replay(self, found: _Captured, batch: Batch) -> None:
-        for name, array in batch.arrays.items():
-            found.arrays[name].copy_(array)
+    def _replay(self, found: _Captured, given: Tensors) -> None:
+        for name, array in given.items():
+            found.given[name].copy_(array)
         doing.at(FORWARD)
         self.trainer.strategy.replayed(found.graph.replay, found.exchanged)
         found.replays += 1
@@ -221,14 +237,20 @@ class CapturedStep:
         for parameter, gradient in zip(self.parameters, found.gradients, strict=True):
             parameter.grad = gradient
 
-    def _compare(self, found: _Captured, batch: Batch, plain: Callable[[], None]) -> None:
-        """Replay, and keep that only if loss and gradients are those of the plain pass."""
+    def _compare(self, found: _Captured, given: Tensors, batch: Batch, plain: Callable[[], None]) -> None:
+        """Replay, and keep that only if the batch is that of the plain preparation, to the bit, and loss and gradients
+        are those of the plain pass."""
         before = _State(self.trainer.strategy)
-        self._replay(found, batch)
+        self._replay(found, given)
         replayed = [self.trainer.sums[0], *(None if one.grad is None else one.grad.clone() for one in self.parameters)]
         before.restore()
         self._clear()
         plain()
+        if ROWS in given:
+            same = all(torch.equal(found.arrays[name], array) for name, array in batch.arrays.items())
+            if reason := self._agreed("preparation", "" if same else "a replay prepares another batch"):
+                self._unprepared(reason)
+                return
         close = CLOSE + self.trainer.strategy.rounding
         plainly = [self.trainer.sums[0], *(one.grad for one in self.parameters)]
         alike = all(_alike(one, other, close) for one, other in zip(replayed, plainly, strict=True))
@@ -260,8 +282,12 @@ class CapturedStep:
     def _end(self, reason: str) -> str:
         """Go on plainly if there is a reason to, which is returned."""
         self.reason = reason
-        if reason:
-            self.known.clear()
+        return self._unprepared(reason) if reason else ""
+
+    def _unprepared(self, reason: str) -> str:
+        """Prepare batches plainly from now on, and forget all graphs."""
+        self.loader.records = False
+        self.known.clear()
         return reason
 
     def _agreed(self, what: str, reason: str) -> str:

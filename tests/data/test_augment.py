@@ -16,7 +16,8 @@ from torchvision.transforms.v2 import functional as F
 from raytrain import order
 from raytrain.config import replace
 from raytrain.data.augment import Augment
-from raytrain.data.transforms import DRAWS, Normalise, apply_erase, apply_policy, center_crop, crop_and_flip, mix_pairs
+from raytrain.data.drawn import DRAWS, Drawn, spread
+from raytrain.data.transforms import Normalise, apply_erase, apply_policy, center_crop, crop_and_flip, mix_pairs
 from raytrain.errors import UserError
 
 Crop = Literal["center", "random", "random_resized"]
@@ -44,11 +45,12 @@ def ramp(n: int, height: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("crop", ["center", "random", "random_resized"])
 def test_shapes_and_types(crop: Crop, channels: int, side: int | None, flip: float) -> None:
     batch = images(6, channels, 28, 30)
-    result = crop_and_flip(Augment(crop=crop, flip=flip, padding=2), batch, side, draws(6))
+    augment = Augment(crop=crop, flip=flip, padding=2)
+    result = crop_and_flip(augment, batch, side, spread(augment, draws(6)))
     assert result.shape == (6, channels, *((side, side) if side else (28, 30)))
     assert result.dtype == (torch.float32 if crop == "random_resized" else torch.uint8)
     assert result.min() >= 0 and result.max() <= 255
-    assert crop_and_flip(Augment(crop=crop, flip=flip), batch[:0], side, draws(0)).shape == (0, *result.shape[1:])
+    assert crop_and_flip(augment, batch[:0], side, spread(augment, draws(0))).shape == (0, *result.shape[1:])
 
 
 def test_only_a_flip_or_a_random_crop_is_random() -> None:
@@ -102,13 +104,13 @@ def test_a_resized_crop_of_all_is_the_image_itself(height: int, width: int) -> N
     batch = images(4, 3, height, width)
     ratio = width / height
     augment = Augment(crop="random_resized", scale=(1.0, 1.0), ratio=(ratio, ratio))
-    assert (crop_and_flip(augment, batch, None, draws(4)) - batch).abs().max() / 255 < 1e-4
+    assert (crop_and_flip(augment, batch, None, spread(augment, draws(4))) - batch).abs().max() / 255 < 1e-4
 
 
 @pytest.mark.parametrize(("height", "width"), [(200, 200), (160, 240)])
 def test_resized_crop_has_the_requested_area_and_ratio(height: int, width: int) -> None:
     augment, side, n = Augment(crop="random_resized", scale=(0.1, 0.5), ratio=(0.8, 1.25)), 32, 500
-    result = crop_and_flip(augment, ramp(n, height, width), side, draws(n)).double().numpy()
+    result = crop_and_flip(augment, ramp(n, height, width), side, spread(augment, draws(n))).double().numpy()
     rows, columns = result[:, 0], result[:, 1]
     assert np.abs(rows - rows[:, :, :1]).max() < 1e-2 and np.abs(columns - columns[:, :1]).max() < 1e-2
     # Between the borders the value is the place: low + (i + 1/2) size / side - 1/2.
@@ -134,7 +136,7 @@ def test_a_sample_is_changed_alike_in_any_batch(seed: int, chosen: list[int], cr
     augment = Augment(crop=crop, padding=2, flip=0.5)
 
     def change(ids: np.ndarray) -> torch.Tensor:
-        return crop_and_flip(augment, stored[ids], side, order.uniform(seed, 3, ids, DRAWS))
+        return crop_and_flip(augment, stored[ids], side, spread(augment, order.uniform(seed, 3, ids, DRAWS)))
 
     assert torch.equal(change(ids), change(np.arange(32))[ids])
     assert torch.equal(change(ids[:1]), change(ids)[:1])
@@ -157,7 +159,7 @@ def test_a_policy_and_erasing_change_a_sample_alike_in_any_batch(
         changed = apply_policy(augment, stored[ids], seed, 3, ids)
         assert changed.dtype == torch.uint8
         changed = normalise(changed)
-        apply_erase(augment, changed, seed, 3, ids)
+        apply_erase(augment, changed, Drawn(augment, seed, 3, ids))
         return changed
 
     assert torch.equal(change(ids), change(np.arange(32))[ids])
@@ -188,7 +190,8 @@ def test_policy_has_the_requested_strength_and_number() -> None:
 def test_the_share_of_images_asked_for_has_a_rectangle_erased(share: float) -> None:
     n = 1_000
     batch = torch.ones(n, 2, 12, 12)
-    apply_erase(Augment(erase=share), batch, 0, 0, np.arange(n))
+    augment = Augment(erase=share)
+    apply_erase(augment, batch, Drawn(augment, 0, 0, np.arange(n)))
     erased = batch[:, 0] == 0
     assert torch.equal(batch[:, 0], batch[:, 1])
     count = int(erased.any(2).any(1).sum())
@@ -202,7 +205,8 @@ def test_mixed_targets_are_the_shares_of_two_samples(mixup: float, cutmix: float
     n = 2_000
     labels = torch.arange(n) * 3 % 7
     batch = torch.arange(n).remainder(2).float()[:, None, None, None].repeat(1, 1, 10, 10)  # 0 and 1 in turn
-    targets = mix_pairs(Augment(mixup=mixup, cutmix=cutmix), batch, labels, 7, 0, 0, np.arange(n))
+    augment = Augment(mixup=mixup, cutmix=cutmix)
+    targets = mix_pairs(augment, batch, labels, 7, Drawn(augment, 0, 0, np.arange(n)))
     assert targets is not None and targets.shape == (n, 7) and targets.dtype == torch.float32
     torch.testing.assert_close(targets.sum(1), torch.ones(n))
     second = targets[torch.arange(n), labels[torch.arange(n) // 2 * 2 + 1]]  # the share of the sample that is 1
@@ -220,7 +224,7 @@ def test_a_pair_is_mixed_alike_in_any_batch() -> None:
 
     def mix(ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         batch = normalise(images(32, 3, 12, 11)[ids])
-        targets = mix_pairs(augment, batch, labels[ids], 5, 7, 2, ids)
+        targets = mix_pairs(augment, batch, labels[ids], 5, Drawn(augment, 7, 2, ids))
         assert targets is not None
         return batch, targets
 
@@ -228,13 +232,15 @@ def test_a_pair_is_mixed_alike_in_any_batch() -> None:
     for ids in (np.array([4, 5]), np.array([30, 31, 0, 1, 16, 17])):
         for found, expected in zip(mix(ids), everything, strict=True):
             assert torch.equal(found, expected[ids])
-    assert mix_pairs(Augment(), everything[0], labels, 5, 7, 2, np.arange(32)) is None
+    assert mix_pairs(Augment(), everything[0], labels, 5, Drawn(Augment(), 7, 2, np.arange(32))) is None
 
 
 def test_another_epoch_changes_a_sample_otherwise() -> None:
     batch, ids = images(8, 3, 32, 32), np.arange(8)
     augment = Augment(crop="random_resized", flip=0.5)
-    first, second = (crop_and_flip(augment, batch, None, order.uniform(0, epoch, ids, DRAWS)) for epoch in (0, 1))
+    first, second = (
+        crop_and_flip(augment, batch, None, spread(augment, order.uniform(0, epoch, ids, DRAWS))) for epoch in (0, 1)
+    )
     assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -321,7 +327,7 @@ def test_erasing_is_torchvisions_image_by_image(side: int) -> None:
     expected, erasing = batch.clone(), v2.RandomErasing(0.6, inplace=True)
     for place in seeded(ids, 2):
         erasing(expected[place])
-    apply_erase(Augment(erase=0.6), batch, 5, 2, ids)
+    apply_erase(Augment(erase=0.6), batch, Drawn(Augment(erase=0.6), 5, 2, ids))
     assert torch.equal(batch, expected)
 
 
@@ -338,6 +344,7 @@ def test_mixing_is_torchvisions_pair_by_pair(mixup: float, cutmix: float, side: 
         expected[pair], targets[pair] = mix(batch[pair], labels[pair])
     for layout in (torch.contiguous_format, torch.channels_last):
         found = batch.contiguous(memory_format=layout).clone()
-        shares = mix_pairs(Augment(mixup=mixup, cutmix=cutmix), found, labels, 7, 5, 2, ids)
+        augment = Augment(mixup=mixup, cutmix=cutmix)
+        shares = mix_pairs(augment, found, labels, 7, Drawn(augment, 5, 2, ids))
         assert shares is not None and torch.equal(found, expected) and torch.equal(shares, targets)
         assert found.is_contiguous(memory_format=layout)

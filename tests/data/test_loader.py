@@ -12,9 +12,10 @@ import torch
 from raytrain import order
 from raytrain.data import Augment, Data, Index
 from raytrain.data import loader as loader_module
+from raytrain.data.drawn import DRAWS, Drawn, spread
 from raytrain.data.loader import Loaded, Loader
 from raytrain.data.reader import Resident
-from raytrain.data.transforms import DRAWS, Normalise, center_crop, crop_and_flip, mix_pairs
+from raytrain.data.transforms import Normalise, center_crop, crop_and_flip, mix_pairs
 
 N, BATCH, SEED = 103, 16, 5
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 3, 24, 20), dtype=np.uint8)
@@ -98,7 +99,7 @@ def test_batches_are_the_transformed_samples() -> None:
             ids, images, labels = whole(parts)
             draws = order.uniform(SEED, 1, ids, DRAWS)
             expected = Normalise(data.mean, data.std)(
-                crop_and_flip(data.augment, torch.from_numpy(IMAGES[ids]), 16, draws)
+                crop_and_flip(data.augment, torch.from_numpy(IMAGES[ids]), 16, spread(data.augment, draws))
             )
             assert images.dtype == torch.float32 and images.shape == (len(ids), 3, 16, 16)
             assert torch.equal(images, expected)
@@ -163,7 +164,11 @@ def test_mixing_only_mixes_what_comes_without_it() -> None:
     unmixed = Data(crop=16, augment=replace(EVERYTHING, mixup=0.0, cutmix=0.0))
     for before, after in zip(steps(loaders(unmixed, 1), 0), steps(loaders(MIXED, 1), 0), strict=True):
         ids, images, labels = whole(before)
-        expected = mix_pairs(MIXED.augment, images, labels, 10, SEED, 0, ids) if len(ids) == BATCH else None
+        expected = (
+            mix_pairs(MIXED.augment, images, labels, 10, Drawn(MIXED.augment, SEED, 0, ids))
+            if len(ids) == BATCH
+            else None
+        )
         assert torch.equal(whole(after)[1], images)
         assert targets(after, BATCH) == (None if expected is None else expected.tolist())
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from raytrain import Hook
+from raytrain.data.reader import Resident
 from raytrain.training import captured_update
 from raytrain.training.graph import CapturedStep
 from raytrain.training.trainer import Trainer
@@ -79,13 +80,21 @@ class Slow(Replayed):
 
 
 class Capture(Hook):
-    """Lets a run on a CPU capture its steps; without a kind of graph it only decides on the device, as on a GPU."""
+    """Lets a run on a CPU capture its steps; without a kind of graph it only decides on the device, as on a GPU.
 
-    def __init__(self, kind: type[Replayed] | None = Replayed):
-        self.kind = kind
+    Args:
+        resident: whether the device has all training images in its memory.
+    """
+
+    def __init__(self, kind: type[Replayed] | None = Replayed, resident: bool = True):
+        self.kind, self.resident = kind, resident
 
     def start(self, trainer: Trainer) -> None:
         trainer.precision.reads = False
         if self.kind is not None:
+            loader = trainer.loaders["train"]
+            if self.resident and isinstance(loader.reader, Resident):
+                arrays = {**loader.reader.whole(), "label": loader.labels}
+                loader.on_device = {name: torch.tensor(array) for name, array in arrays.items()}
             self.steps = CapturedStep(trainer, self.kind)
             trainer.forward_backward, trainer.update_weights = self.steps.forward_backward, self.steps.update_weights

@@ -17,8 +17,9 @@ from torch import nn
 from raytrain import SGD, Experiment, Hook, Run, config, order
 from raytrain.data import Index
 from raytrain.data.checks import checked_read
+from raytrain.data.drawn import DRAWS
 from raytrain.data.reader import Resident
-from raytrain.data.transforms import DRAWS, Normalise, crop_and_flip
+from raytrain.data.transforms import Normalise, crop_and_flip
 from raytrain.driver.initial_weights import pretrained
 from raytrain.parallel.strategy import RankContext
 from raytrain.training.trainer import Trainer

@@ -17,8 +17,8 @@ from torch import nn
 
 from raytrain import MLP, Data, Deterministic, Experiment, Field, Index, Parallel, Run, Scaling, config, order
 from raytrain.data.checks import checked_read
+from raytrain.data.drawn import DRAWS
 from raytrain.data.prepare import Prepare
-from raytrain.data.transforms import DRAWS
 from raytrain.errors import UserError
 from raytrain.run.experiment_file import load, save
 from raytrain.tools.export import export

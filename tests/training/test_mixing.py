@@ -14,7 +14,8 @@ from torch import nn
 from torchvision.transforms import v2
 
 from raytrain import CNN, SGD, Augment, Batch, Classification, Cosine, Digits, Experiment, order
-from raytrain.data.transforms import DRAWS, Normalise, crop_and_flip
+from raytrain.data.drawn import DRAWS
+from raytrain.data.transforms import Normalise, crop_and_flip
 
 EVERYTHING = Augment(crop="random", padding=1, flip=0.5, policy="randaugment", erase=0.5, mixup=0.4, cutmix=1.0)
 BASE = Experiment(
