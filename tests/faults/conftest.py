@@ -1,4 +1,4 @@
-"""What the tests of killed sweeps share: one sweep that nothing disturbs."""
+"""What the tests of killed sweeps share: sweeps that nothing disturbs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.faults.sweeps import COMMANDS, Pace, undisturbed
+from harness.faults.sweeps import COMMANDS, EIGHT, Pace, undisturbed
 from harness.faults.writes import audited
 
 
@@ -25,6 +25,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pace]:
     """The sweep's directory, and how long each phase took."""
     sweep = tmp_path_factory.mktemp("sweeps") / "whole"
     return sweep, undisturbed(sweep)
+
+
+@pytest.fixture(scope="session")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with trials that end soon, where no kill must come while they train."""
+    sweep = tmp_path_factory.mktemp("sweeps") / "short"
+    undisturbed(sweep, EIGHT, "--epochs", "4")
+    return sweep
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,11 @@ pytestmark = pytest.mark.usefixtures("every_write_told")
 
 
 def train(folder: Path, writes: Writes, epochs: int = 2, file: Path | str = DIGITS) -> int | None:
+    small = ("--model.channels", 4) if file == DIGITS else ()  # the writes are tested, and not the model
     return run(
         writes,
-        *("train", file, "--scaling.workers", 0, "--epochs", epochs, "--checkpoint.every_steps", 10),
-        *("--out", folder, "--name", "run"),
+        *("train", file, "--scaling.workers", 0, "--epochs", epochs, "--checkpoint.every_steps", 10, *small),
+        *("--scaling.threads_per_worker", 1, "--out", folder, "--name", "run"),
     )
 
 

@@ -39,8 +39,8 @@ def test_a_sweep_killed_twice_is_the_undisturbed_one_bit_for_bit(tmp_path: Path,
     assert outcome(story.sweep) == outcome(whole[0])
 
 
-def test_what_a_kill_leaves_half_done_is_made_whole(tmp_path: Path, whole: Whole) -> None:
-    sweep = Path(shutil.copytree(whole[0], tmp_path / "cut"))
+def test_what_a_kill_leaves_half_done_is_made_whole(tmp_path: Path, short: Path) -> None:
+    sweep = Path(shutil.copytree(short, tmp_path / "cut"))
     best, other, *_ = sorted(range(8), key=lambda n: load(sweep / "sweep.json")["trials"][n]["objective"][0])
     (sweep / "sweep.json").write_text(json.dumps(load(sweep / "sweep.json") | {"status": "running"}))
     at = record.folder(sweep, best)  # its last words were written, and its record not
@@ -60,12 +60,12 @@ def test_what_a_kill_leaves_half_done_is_made_whole(tmp_path: Path, whole: Whole
     command = Command(sweep, str(sweep))
     assert command.end() == 0, "".join(command.errors)
     check_whole(sweep)
-    assert outcome(sweep) == outcome(whole[0])
+    assert outcome(sweep) == outcome(short)
     assert load(record.folder(sweep, fresh) / "trial.json")["attempts"] == 1
 
 
-def test_kill_after_the_last_trial_leaves_only_the_end_to_do(tmp_path: Path, whole: Whole) -> None:
-    sweep = Path(shutil.copytree(whole[0], tmp_path / "cut"))
+def test_kill_after_the_last_trial_leaves_only_the_end_to_do(tmp_path: Path, short: Path) -> None:
+    sweep = Path(shutil.copytree(short, tmp_path / "cut"))
     loser = next(n for n in range(8) if not (record.folder(sweep, n) / "checkpoints").exists())
     (record.folder(sweep, loser) / "checkpoints" / "step_00000037").mkdir(parents=True)
     answer = load(sweep / "sweep.json")
@@ -78,7 +78,7 @@ def test_kill_after_the_last_trial_leaves_only_the_end_to_do(tmp_path: Path, who
     assert command.end() == 0, "".join(command.errors)
     assert "starting Ray" not in "".join(command.lines)
     check_whole(sweep)
-    assert outcome(sweep) == outcome(whole[0])
+    assert outcome(sweep) == outcome(short)
 
 
 @pytest.mark.slow

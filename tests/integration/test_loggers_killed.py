@@ -14,7 +14,7 @@ from helpers.killed_runs import command, rows_so_far, wait_for_step
 from helpers.processes import tree
 
 import raytrain
-from raytrain import Run
+from raytrain import Run, Scaling
 
 FILE = '''
 """Digits, slowly, with a logger."""
@@ -108,13 +108,14 @@ def test_logger_gets_each_row_once_after_a_lost_worker(tmp_path: Path) -> None:
     assert "lost: rank 0 is gone" in out and same(run, lines)
 
 
+@pytest.mark.usefixtures("cluster")
 def test_loggers_are_given_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, lines = tmp_path / "exp.py", tmp_path / "lines"
     file.write_text(FILE.replace("Lines(FILE)", f"Lines({str(lines)!r})"))
     value, _ = raytrain.load_experiment(file)
     (logger,) = value.loggers
     monkeypatch.chdir(tmp_path)
-    plain = replace(value, loggers=(), epochs=1)
+    plain = replace(value, loggers=(), epochs=1, scaling=Scaling(workers=0))
     run = raytrain.train(plain, name="run", loggers=(logger,), quiet=True)
     assert len(lines.read_text().splitlines()) == 24
     raytrain.resume(run, epochs=20, loggers=(logger,), quiet=True)

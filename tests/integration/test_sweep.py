@@ -352,17 +352,6 @@ def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, schedul
         assert trial["epochs"] * 23 <= count <= (trial["epochs"] + 1) * 23
 
 
-def test_trials_of_two_workers_train_on_two_cpus(tmp_path: Path) -> None:
-    base = dataclasses.replace(BASE, epochs=1, scaling=Scaling(workers=2))
-    found = run(Sweep(base, (Grid("optimizer.lr", (0.1, 0.01)),), concurrent=1), tmp_path)
-    assert {(t["status"], t["attempts"]) for t in found.trials} == {("completed", 1)}
-    planned = {t["planned"]["scaling.cpus_per_worker"] for t in found.trials}
-    assert planned == {local_resources().cpus / 2}, "the workers of the one trial at a time hold all CPUs"
-    assert {t["pid"] for t in found.trials} == {found.trials[0]["pid"]}, "one actor takes both trials"
-    assert raytrain.Run(found.path / "trials" / "0001").summary["workers"] == 2
-    nothing_left()
-
-
 def test_trials_of_1_and_2_workers_train_as_alone(tmp_path: Path) -> None:
     base = dataclasses.replace(BASE, model=CNN(channels=(8,)), epochs=1)  # which the plan trains with channels last
     found = run(Sweep(base, (Grid("scaling.workers", (2, 1)),)), tmp_path)
@@ -391,12 +380,15 @@ class Heard(Logger):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_sweep_that_waits_for_room_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_of_two_workers_wait_for_room_and_train_on_two_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
     from ray.util import placement_group, remove_placement_group
 
     monkeypatch.setattr(tuning, "_ROOM_SECONDS", 1.0)
-    sweep = Sweep(dataclasses.replace(BASE, epochs=1, scaling=Scaling(workers=2)), (Grid("optimizer.lr", (0.1, 0.01)),))
+    base = dataclasses.replace(BASE, epochs=1, scaling=Scaling(workers=2))
+    sweep = Sweep(base, (Grid("optimizer.lr", (0.1, 0.01)),), concurrent=1)
     taken, heard = placement_group([{"CPU": 1}]), Heard("waiting for trial 0: it needs 2 workers of ")
     ray.get(taken.ready(), timeout=60)
     with pytest.raises(Interrupted) as interrupted:
@@ -409,6 +401,11 @@ def test_sweep_that_waits_for_room_says_so_and_resumes(tmp_path: Path, monkeypat
     nothing_left()
     more = driver.resume(tmp_path / "sweep", sweep, Options(), Logger(), 0.0, write_files)
     assert more is not None and [(t["status"], t["attempts"]) for t in more.trials] == [("completed", 1)] * 2
+    planned = {t["planned"]["scaling.cpus_per_worker"] for t in more.trials}
+    assert planned == {local_resources().cpus / 2}, "the workers of the one trial at a time hold all CPUs"
+    assert {t["pid"] for t in more.trials} == {more.trials[0]["pid"]}, "one actor takes both trials"
+    assert raytrain.Run(more.path / "trials" / "0001").summary["workers"] == 2
+    nothing_left()
 
 
 @pytest.mark.slow

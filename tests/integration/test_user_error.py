@@ -7,10 +7,14 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
+from helpers.commands import succeeds, without_ray
 from helpers.killed_runs import command, rows, weights
 from helpers.projects import write
 
 from raytrain import order
+
+__all__ = ["without_ray"]
 
 EXPERIMENT = """
 from dataclasses import dataclass
@@ -38,10 +42,14 @@ def answer(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_corrected_code_resumes_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_ray")
+def test_corrected_code_resumes_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     sample = int(order.samples(0, 0, 1438, np.array([(STEP - 1) * 64]))[0])
     broken = f"def grown(ids):\n    return 1.0 / ({sample} not in ids.tolist())\n"
     project = write(tmp_path / "project", {"exp.py": EXPERIMENT, "shapes.py": broken})
+    right = write(tmp_path / "right", {"exp.py": EXPERIMENT, "shapes.py": FIXED})
     failed = answer(project, "train", "exp.py", "--name", "run")
     assert failed.returncode == 1 and failed.stderr.count("\n") == 1
     assert f"ZeroDivisionError: float division by zero ({project}/shapes.py:2)" in failed.stderr
@@ -50,16 +58,18 @@ def test_corrected_code_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert len(rows(run)) in (10, STEP - 1) and weights(run)
 
     (project / "shapes.py").write_text(FIXED)
-    done = answer(project, "resume", "runs/run", "--experiment", "exp.py")
+    train = command("train", "exp.py", "--name", "whole")
+    with subprocess.Popen(train, cwd=right, stdout=subprocess.DEVNULL) as whole:  # beside the resumed one
+        done = answer(project, "resume", "runs/run", "--experiment", "exp.py")
     assert done.returncode == 0, done.stderr
     assert "code replaced after step 15: shapes.py" in done.stdout.splitlines()
-    whole = answer(project, "train", "exp.py", "--name", "whole")
-    assert whole.returncode == 0, whole.stderr
-    assert rows(run) == rows(project / "runs" / "whole") and weights(run) == weights(project / "runs" / "whole")
+    assert whole.returncode == 0
+    assert rows(run) == rows(right / "runs" / "whole") and weights(run) == weights(right / "runs" / "whole")
 
     (project / "shapes.py").unlink()  # what follows takes the run's own code, which is the new one
     longer = answer(project, "resume", "runs/run", "--epochs", 3)
     assert longer.returncode == 0 and "code replaced after step 15" in longer.stdout, longer.stderr
-    assert json.loads(answer(project, "evaluate", "runs/run", "--json").stdout)["count"] == 359
-    assert answer(project, "export", "runs/run", "model.pth").returncode == 0
+    monkeypatch.chdir(project)
+    assert json.loads(succeeds(capsys, "evaluate", "runs/run", "--json"))["count"] == 359
+    assert succeeds(capsys, "export", "runs/run", "model.pth")
     assert (run / "modules" / "shapes.py").read_text() == FIXED and not (run / "replacing.json").exists()

@@ -350,10 +350,10 @@ def check_heard(sweep: Path, kills: int) -> None:
     assert twice <= kills, f"{twice} events were told twice after {kills} kills"
 
 
-def undisturbed(sweep: Path, file: Path = EIGHT) -> Pace:
+def undisturbed(sweep: Path, file: Path = EIGHT, *flags: str) -> Pace:
     """Runs the sweep to its end, and says how long each phase took."""
     trials, keep = _SIZES.get(file, (TRIALS, 3))
-    command = Command(sweep, str(file), "--out", str(sweep.parent), "--name", sweep.name, trials=trials)
+    command = Command(sweep, str(file), "--out", str(sweep.parent), "--name", sweep.name, *flags, trials=trials)
     marks = [0.0]
     for phase in PHASES[1:]:
         assert command.wait_for(phase), "".join(command.errors)
