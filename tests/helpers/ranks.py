@@ -17,7 +17,7 @@ from torch import nn
 from raytrain import SGD, Experiment, Hook, Run, config, order
 from raytrain.data import Index
 from raytrain.data.checks import checked_read
-from raytrain.data.drawn import DRAWS
+from raytrain.data.drawn import DRAWS, spread
 from raytrain.data.reader import Resident
 from raytrain.data.transforms import Normalise, crop_and_flip
 from raytrain.driver.initial_weights import pretrained
@@ -112,7 +112,7 @@ def cropped(
     e: Experiment, images: torch.Tensor, labels: torch.Tensor, epoch: int, ids: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch of an experiment that only crops and flips: what the model sees, and what it shall answer."""
-    draws = order.uniform(e.seed, epoch, ids, DRAWS)
+    draws = spread(e.data.augment, order.uniform(e.seed, epoch, ids, DRAWS))
     return Normalise(e.data.mean, e.data.std)(crop_and_flip(e.data.augment, images, None, draws)), labels
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from raytrain import CNN, SGD, Augment, Batch, Classification, Cosine, Digits, Experiment, order
-from raytrain.data.drawn import DRAWS
+from raytrain.data.drawn import DRAWS, spread
 from raytrain.data.transforms import Normalise, crop_and_flip
 
 EVERYTHING = Augment(crop="random", padding=1, flip=0.5, policy="randaugment", erase=0.5, mixup=0.4, cutmix=1.0)
@@ -40,7 +40,8 @@ def prepared(
     a = e.data.augment
     policy = v2.RandAugment(a.policy_ops, a.policy_magnitude) if a.policy == "randaugment" else v2.TrivialAugmentWide()
     erase = v2.RandomErasing(p=a.erase)
-    images = crop_and_flip(a, images, None, order.uniform(e.seed, epoch, ids, DRAWS)).round().to(torch.uint8)
+    draws = spread(a, order.uniform(e.seed, epoch, ids, DRAWS))
+    images = crop_and_flip(a, images, None, draws).round().to(torch.uint8)
     batch = []
     for sample, image in zip(ids, images, strict=True):
         seeded(e, epoch, sample, 1)
