@@ -14,8 +14,6 @@ from raytrain.driver.options import Options
 
 _WITHOUT_VALUE = ("--dry_run", "--no_report", "--verbose", "--quiet", "--json")
 """Flags without a value, of both commands."""
-_OPEN = ("auto", "None")
-"""Values that leave a choice to the plan."""
 
 
 def again(arguments: list[str]) -> list[str] | None:
@@ -43,15 +41,21 @@ def again(arguments: list[str]) -> list[str] | None:
 
 
 def _without_open(arguments: list[str]) -> list[str]:
-    """Return the arguments without settings that the command leaves open, such as `--precision auto`: the run has
-    decided them."""
+    """Return the arguments without settings that the command leaves to the plan, such as `--precision auto`: the run
+    has decided them."""
     rest: list[str] = []
     for argument in arguments:
         flag, equals, text = argument.partition("=")
-        if equals and text in _OPEN and flag != "--address":
+        if equals and _is_open(flag, text):
             continue
-        if argument in _OPEN and rest and rest[-1].startswith("--") and rest[-1] != "--address":
+        if rest and rest[-1].startswith("--") and _is_open(rest[-1], argument):
             rest.pop()
             continue
         rest.append(argument)
     return rest
+
+
+def _is_open(flag: str, text: str) -> bool:
+    """Return whether a value leaves a setting to the plan. None does so for the CPUs, GPUs and threads of workers; for
+    other settings it is a value like others."""
+    return (text == "auto" and flag != "--address") or (text == "None" and flag.startswith("--scaling."))
