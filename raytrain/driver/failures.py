@@ -6,12 +6,12 @@ import contextlib
 import re
 from pathlib import Path
 
-from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RaySystemError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
 from raytrain.checkpoint import remote
 from raytrain.driver import gpu_errors
 from raytrain.driver.blame import last_line
-from raytrain.driver.endings import HostLost, NoRoom, RunFailed
+from raytrain.driver.endings import NoRoom, RunFailed
 from raytrain.driver.ray_internals import ray_train
 from raytrain.files import known_json
 
@@ -50,8 +50,7 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
     if start == "WorkerGroupStartupTimeoutError":
         return NoRoom("for room on the cluster", path, None, lost=True)
     if start == "WorkerGroupStartupFailedError":
-        ended = HostLost if of_host(getattr(stopped, "__cause__", None)) else RunFailed
-        return ended("a worker, or its node, was lost while it started", path, None, lost=True)
+        return RunFailed("a worker, or its node, was lost while it started", path, None, lost=True)
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
     gone = {rank: said for rank, failure in sorted(failures.items()) if (said := _end_of_process(failure))}
     ends = {rank: end for rank in gone if (end := gpu_errors.ended(_log(path, rank)))}
@@ -59,8 +58,7 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
         rank, end = min(ends.items(), key=lambda one: one[1].waited)
         return RunFailed(f"rank {rank} was ended by NCCL's watchdog: {end.error}", path, rank, lost=end.lost)
     for rank, said in gone.items():
-        ended = HostLost if any(map(of_host, failures.values())) else RunFailed
-        return ended(f"rank {rank} {said}{_last_words(path, rank)}", path, rank, lost=True)
+        return RunFailed(f"rank {rank} {said}{_last_words(path, rank)}", path, rank, lost=True)
     if records:  # the ranks that lost another rank report first
         first = min(records, key=lambda record: record["time"])
         if late := _LATE.search(first["error"]):
@@ -72,10 +70,9 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
     return RunFailed(last_line(error), path, None)
 
 
-def of_host(error: BaseException | None) -> bool:
+def of_host(error: BaseException) -> bool:
     """Return whether an actor's error says that its host was lost: Ray's head knows it, or it does not know yet why the
     actor is out of reach. Of a process that ends on a host that lives, it knows."""
-    error = getattr(error, "health_check_failure", error)
     if isinstance(error, ActorUnavailableError):
         return True
     return isinstance(error, RayActorError) and "its node has died" in str(error)
@@ -94,6 +91,16 @@ def _end_of_process(failure: BaseException) -> str:
     if isinstance(failure, RayActorError | RaySystemError):
         return "is gone: its process was killed or crashed, or its node was lost"
     return ""
+
+
+def end_of_actor(error: BaseException) -> str:
+    """Return why an actor of Ray or its task failed, without Ray's advice."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        return str(error.cause)
+    if of_host(error):
+        return "its host was lost"
+    killed = "worker process has died" in str(error)
+    return f"its process died: {'it was killed, or crashed' if killed else last_line(error)}"
 
 
 def _name(error: BaseException | None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from raytrain.driver.resources import Node, Resources
 
 _GPU_SECONDS = 60.0
 """How long the nodes may take to report the memory of their GPUs."""
+_ANSWER_SECONDS = 20.0
+"""How long a node may take for a task that does nothing: it may have to start a process for it."""
 
 
 def start_here(folders: dict[str, Any], verbose: bool) -> None:
@@ -95,6 +97,20 @@ def let_nodes_tell() -> None:
     for node in ray.nodes():
         if node["Alive"]:  # it may be out of reach
             ask(node, lambda: None)
+
+
+def all_answer(nodes: Iterable[str]) -> bool:
+    """Return whether nodes, given by their ids, are alive and answer in time: one that was cut off from its power is
+    alive to the head for a while."""
+    alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    if not {*nodes} <= alive.keys():
+        return False
+    asked = [ask(alive[node], lambda: None) for node in nodes]
+    try:
+        ray.get(asked, timeout=_ANSWER_SECONDS)
+    except RayError:
+        return False
+    return True
 
 
 def smallest_gpu() -> int | None:

@@ -19,12 +19,13 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from raytrain import errors
 from raytrain.checkpoint import pulse, remote
 from raytrain.driver.demand import Demand, resources_needed, smaller_sizes, workers_at_most
-from raytrain.driver.endings import NoRoom, RunFailed
+from raytrain.driver.endings import HostLost, NoRoom, RunFailed
 from raytrain.driver.failures import ANSWER_SECONDS, GONE, run_failure
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.job import Job, work_on_cluster
 from raytrain.driver.observe import Tail
 from raytrain.driver.plan import Plan
+from raytrain.driver.ray_cluster import all_answer
 from raytrain.driver.ray_internals import cluster_state, ray_train
 from raytrain.driver.session import Session
 from raytrain.driver.worker import work
@@ -69,9 +70,12 @@ def distribute(job: Job, leave: threading.Event) -> RunFailed | None:
         if not left and (leave.is_set() or (job.run / "stop").exists()) and _rows(job.run) <= before:
             left = True
             fitting.cancel()
-    if left and fitting.failure is not None:
+    failure = fitting.failure
+    if left and failure is not None:
         raise Leave
-    return fitting.failure
+    if failure is not None and failure.lost and not all_answer(_nodes_of(job.run)):
+        return HostLost(str(failure), failure.run, failure.rank, lost=True)
+    return failure
 
 
 def _rows(run: Path) -> int:

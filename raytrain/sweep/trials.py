@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors
-from raytrain.driver import environment, gate, plan
+from raytrain.driver import environment, failures, gate, plan
 from raytrain.driver.fit import with_threads
 from raytrain.experiment import Scaling
 from raytrain.files import known_json, write_atomically
@@ -167,21 +167,19 @@ class Trials:
             if self.search.ordered:
                 self._told.append(configuration)
 
-    def ended_by_tune(self, number: int, error: Any) -> None:
+    def ended_by_tune(self, number: int, error: BaseException | None) -> None:
         """Record how a trial ended: stopped by the scheduler, or with its process."""
         folder = record.folder(self.path, number)
         if error is None:
             status = "interrupted" if self.leaving else "stopped"
             record.update(folder, status=status, **({} if self.leaving else {"ended": time.time()}))
             return
-        text = str(error)
         if record.was_stuck(folder):
             status, said = "timed_out", f"no step was finished in {self.sweep.timeout_seconds:g} s"
-        elif "OutOfMemory" in text:
+        elif "OutOfMemory" in str(error):
             status, said = "infeasible", "the system ended its process because memory ran out"
         else:
-            last = [line.strip() for line in text.splitlines() if line.strip()]
-            status, said = "crashed", f"its process died: {last[-1][:300] if last else ''}"
+            status, said = "crashed", errors.one_line(failures.end_of_actor(error), 300)
         record.update(folder, status=status, error=said, ended=time.time())
 
     def still(self) -> bool:

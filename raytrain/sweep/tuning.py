@@ -235,7 +235,7 @@ class _Watch(tune.Callback):
         self._ended(trial, None)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
-        self._ended(trial, trial.get_pickled_error() or trial.get_error() or "")
+        self._ended(trial, tune_recovery.error_of(trial))
 
     def _ended(self, trial: Any, error: Any) -> None:
         number = number_of(str(trial))
@@ -266,6 +266,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     tune_start.count_no_callbacks()
     tune_start.quote_python()
     tune_recovery.recover_next_trials()
+    tune_recovery.recover_from_all()
     tune_recovery.spare_lost_hosts(_lost_its_host)
     s = trials.sweep
     scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)

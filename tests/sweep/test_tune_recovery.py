@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+)
 from ray.tune.experiment import Trial
 
 from raytrain.driver.endings import HostLost, RunFailed
-from raytrain.driver.failures import run_failure
+from raytrain.driver.failures import end_of_actor
 from raytrain.driver.ray_internals import tune_recovery
 from raytrain.sweep.tuning import _lost_its_host
 
@@ -55,9 +62,35 @@ def test_lost_processes_are_failures(error: Any) -> None:
     assert trial.num_failures == 1
 
 
-@pytest.mark.parametrize(("error", "kind"), [(UNREACHABLE, HostLost), (NODE, HostLost), (died("killed"), RunFailed)])
-def test_run_names_the_loss_of_its_host(tmp_path: Path, error: Exception, kind: type[RunFailed]) -> None:
-    lost = RuntimeError("workers were lost")
-    lost.worker_failures = {0: error}  # type: ignore[attr-defined]
-    found = run_failure(lost, tmp_path)
-    assert type(found) is kind and found.lost and found.rank == 0
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (UNREACHABLE, "its host was lost"),
+        (died("The actor is dead because its worker process has died. Advice."), "its process died: it was killed, or"),
+        (of_worker(RunFailed), "rank 1 is gone"),
+        (RayActorError(error_msg="no\nreason known"), "its process died: RayActorError: reason known"),
+    ],
+)
+def test_end_of_a_process_is_told_in_a_line(error: Exception, said: str) -> None:
+    assert end_of_actor(error).startswith(said)
+
+
+def test_any_loss_of_a_process_is_that_of_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's error of a process that it ends for want of memory is none of an actor."""
+    seen: list[Exception] = []
+    monkeypatch.setattr(RayActorManager, "_actor_task_failed", lambda self, task, error: seen.append(error))
+    tune_recovery.recover_from_all()
+    manager = RayActorManager.__new__(RayActorManager)
+    for error in (OutOfMemoryError("1 worker was killed"), UNREACHABLE, of_worker(RunFailed)):
+        manager._actor_task_failed(tracked_actor_task=None, exception=error)  # type: ignore[arg-type]
+    assert isinstance(seen[0], RayActorError) and "OutOfMemory" in str(seen[0])
+    assert seen[1] is UNREACHABLE and isinstance(seen[2], RayTaskError)
+
+
+def test_error_of_a_trial_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trial, "local_path", str(tmp_path))
+    trial = Trial("trainable", stub=True)
+    trial.handle_error(UNREACHABLE)
+    assert str(tune_recovery.error_of(trial)) == str(UNREACHABLE)
+    (tmp_path / "error.pkl").write_bytes(b"no pickle")
+    assert isinstance(tune_recovery.error_of(trial), Exception)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from ray import cloudpickle
+from ray.exceptions import RayActorError, RayTaskError
 
 from raytrain.driver.ray_internals.versions import private
 
@@ -22,13 +26,13 @@ def recover_next_trials() -> None:
     if failed is None or getattr(failed, "recovers", False):
         return
 
-    def actor_failed(self: Any, actor: Any, error: Exception) -> None:
-        trial = self._actor_to_trial[actor]
+    def actor_failed(self: Any, tracked_actor: Any, exception: Exception) -> None:
+        trial = self._actor_to_trial[tracked_actor]
         if trial in self._resetting_trials:  # leave it to the task's failure, as with a trial that runs
             self._resetting_trials.discard(trial)
             self._set_trial_status(trial, known.Trial.RUNNING)
             self._unstage_trial_with_resources(trial)
-        failed(self, actor, error)
+        failed(self, tracked_actor, exception)
 
     actor_failed.recovers = True  # type: ignore[attr-defined]
     controller._actor_failed = actor_failed
@@ -46,12 +50,39 @@ def spare_lost_hosts(lost: Callable[[Any], bool]) -> None:
         return
     hosts = Counter[str]()
 
-    def handle_error(self: Any, error: Any = None) -> None:
+    def handle_error(self: Any, exc: Any = None) -> None:
         before = self.run_metadata.num_failures
-        handle(self, error)
-        if self.run_metadata.num_failures > before and lost(error) and hosts[self.trial_id] < _HOSTS:
+        handle(self, exc)
+        if self.run_metadata.num_failures > before and lost(exc) and hosts[self.trial_id] < _HOSTS:
             hosts[self.trial_id] += 1
             self.run_metadata.num_failures = before
 
     handle_error.spares = True  # type: ignore[attr-defined]
     known.Trial.handle_error = handle_error
+
+
+def recover_from_all() -> None:
+    """Let every loss of a trial's process be the loss of its actor. Tune knows the errors of actors and of their tasks,
+    and the sweep itself would end with any other of Ray's, such as that of a process that Ray ends when the memory of
+    its node runs out."""
+    known = private("ray.air.execution._internal.actor_manager", "RayActorManager")
+    failed = getattr(getattr(known, "RayActorManager", None), "_actor_task_failed", None)
+    if failed is None or getattr(failed, "recovers", False):
+        return
+
+    def actor_task_failed(self: Any, tracked_actor_task: Any, exception: Exception) -> None:  # given by these names
+        if not isinstance(exception, RayActorError | RayTaskError):
+            exception = RayActorError(error_msg=f"{type(exception).__name__}: {exception}")
+        failed(self, tracked_actor_task, exception)
+
+    actor_task_failed.recovers = True  # type: ignore[attr-defined]
+    known.RayActorManager._actor_task_failed = actor_task_failed
+
+
+def error_of(trial: Any) -> BaseException:
+    """Return the last error of a trial. Tune's own way to it looks where the error's file will be copied to later."""
+    try:
+        error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except Exception as unreadable:  # of the user's classes too
+        return unreadable
+    return error if isinstance(error, BaseException) else RuntimeError(str(error))
