@@ -109,6 +109,15 @@ def test_process_that_ends_between_two_trials_costs_a_retry_and_no_trial(tmp_pat
     assert [(one["status"], one["attempts"]) for one in found] == [("completed", 1)] * 3
 
 
+def test_hosts_answer_while_they_are_alive() -> None:
+    import ray
+
+    from raytrain.driver.ray_cluster import all_answer
+
+    here = {node["NodeID"] for node in ray.nodes()}
+    assert all_answer(here) and all_answer(set()) and not all_answer({*here, "f" * 56})
+
+
 class Deaths(threading.Thread):
     """Kills the actor of trial 1 when it trains, and measures how long the groups of dead trials outlive them."""
 
