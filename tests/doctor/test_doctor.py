@@ -14,6 +14,7 @@ from helpers.commands import fails
 from raytrain import cli, doctor
 from raytrain.doctor import CHECKS, Facts, Gpu, Survey, facts, findings
 from raytrain.doctor.facts import gather, gloo, nccl, probe, remove
+from raytrain.machine import host_cpus
 from raytrain.report import doctor as report
 
 GIB = 2**30
@@ -199,7 +200,7 @@ def test_the_facts_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest
     answer = gather(str(tmp_path), "own", "own", peers=[("127.0.0.1", 1)])
     found = Facts.of(json.loads(json.dumps(answer)), skew=(0.0, 0.0))
     assert found == Facts.of(answer, skew=(0.0, 0.0)), "they travel as JSON"
-    assert found.cpus == len(os.sched_getaffinity(0)) and (found.token_mode, found.read) == (0o640, None)
+    assert found.cpus == host_cpus() and (found.token_mode, found.read) == (0o640, None)
     assert found.unreachable == ("127.0.0.1:1",) and "source" in str(found.raytrain)
     assert "secret" not in json.dumps(answer)
 
