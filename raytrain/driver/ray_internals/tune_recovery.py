@@ -20,22 +20,35 @@ def recover_next_trials() -> None:
     """Let a trial go on whose process ended while it took the trial over from another one. Tune hears of such an end
     twice, from the actor and from its task. The first time it starts the trial again, the second time it finds a trial
     that does not run and ends it, whatever `max_failures` is."""
-    known = private("ray.tune.execution.tune_controller", "TuneController", "Trial")
-    controller: Any = getattr(known, "TuneController", None)
-    failed = getattr(controller, "_actor_failed", None)
-    if failed is None or getattr(failed, "recovers", False):
-        return
 
-    def actor_failed(self: Any, tracked_actor: Any, exception: Exception) -> None:
-        trial = self._actor_to_trial[tracked_actor]
-        if trial in self._resetting_trials:  # leave it to the task's failure, as with a trial that runs
-            self._resetting_trials.discard(trial)
-            self._set_trial_status(trial, known.Trial.RUNNING)
-            self._unstage_trial_with_resources(trial)
-        failed(self, tracked_actor, exception)
+    def made(failed: Callable[..., None]) -> Callable[..., None]:
+        def actor_failed(self: Any, tracked_actor: Any, exception: Exception) -> None:
+            trial = self._actor_to_trial[tracked_actor]
+            if trial in self._resetting_trials:  # leave it to the task's failure, as with a trial that runs
+                self._resetting_trials.discard(trial)
+                self._set_trial_status(trial, "RUNNING")
+                self._unstage_trial_with_resources(trial)
+            failed(self, tracked_actor, exception)
 
-    actor_failed.recovers = True  # type: ignore[attr-defined]
-    controller._actor_failed = actor_failed
+        return actor_failed
+
+    _replace("ray.tune.execution.tune_controller", "TuneController", "_actor_failed", made)
+
+
+def recover_from_all() -> None:
+    """Let every loss of a trial's process be the loss of its actor. Tune knows the errors of actors and of their tasks,
+    and the sweep itself would end with any other of Ray's, such as that of a process that Ray ends when the memory of
+    its node runs out."""
+
+    def made(failed: Callable[..., None]) -> Callable[..., None]:
+        def actor_task_failed(self: Any, tracked_actor_task: Any, exception: Exception) -> None:  # given by these names
+            if not isinstance(exception, RayActorError | RayTaskError):
+                exception = RayActorError(error_msg=f"{type(exception).__name__}: {exception}")
+            failed(self, tracked_actor_task, exception)
+
+        return actor_task_failed
+
+    _replace("ray.air.execution._internal.actor_manager", "RayActorManager", "_actor_task_failed", made)
 
 
 def spare_lost_hosts(lost: Callable[[Any], bool]) -> None:
@@ -44,39 +57,27 @@ def spare_lost_hosts(lost: Callable[[Any], bool]) -> None:
     Args:
         lost: whether an error of a trial means that.
     """
-    known = private("ray.tune.execution.tune_controller", "TuneController", "Trial")
-    handle = getattr(getattr(known, "Trial", None), "handle_error", None)
-    if handle is None or getattr(handle, "spares", False):
-        return
     hosts = Counter[str]()
 
-    def handle_error(self: Any, exc: Any = None) -> None:
-        before = self.run_metadata.num_failures
-        handle(self, exc)
-        if self.run_metadata.num_failures > before and lost(exc) and hosts[self.trial_id] < _HOSTS:
-            hosts[self.trial_id] += 1
-            self.run_metadata.num_failures = before
+    def made(handle: Callable[..., None]) -> Callable[..., None]:
+        def handle_error(self: Any, exc: Any = None) -> None:
+            before = self.run_metadata.num_failures
+            handle(self, exc)
+            if self.run_metadata.num_failures > before and lost(exc) and hosts[self.trial_id] < _HOSTS:
+                hosts[self.trial_id] += 1
+                self.run_metadata.num_failures = before
 
-    handle_error.spares = True  # type: ignore[attr-defined]
-    known.Trial.handle_error = handle_error
+        return handle_error
+
+    _replace("ray.tune.experiment.trial", "Trial", "handle_error", made)
 
 
-def recover_from_all() -> None:
-    """Let every loss of a trial's process be the loss of its actor. Tune knows the errors of actors and of their tasks,
-    and the sweep itself would end with any other of Ray's, such as that of a process that Ray ends when the memory of
-    its node runs out."""
-    known = private("ray.air.execution._internal.actor_manager", "RayActorManager")
-    failed = getattr(getattr(known, "RayActorManager", None), "_actor_task_failed", None)
-    if failed is None or getattr(failed, "recovers", False):
-        return
-
-    def actor_task_failed(self: Any, tracked_actor_task: Any, exception: Exception) -> None:  # given by these names
-        if not isinstance(exception, RayActorError | RayTaskError):
-            exception = RayActorError(error_msg=f"{type(exception).__name__}: {exception}")
-        failed(self, tracked_actor_task, exception)
-
-    actor_task_failed.recovers = True  # type: ignore[attr-defined]
-    known.RayActorManager._actor_task_failed = actor_task_failed
+def _replace(module: str, owner: str, method: str, made: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    """Replace a method of a class of Ray by one that is made from it; once, and where Ray has it."""
+    known = getattr(private(module, owner), owner, None)
+    before = getattr(known, method, None)
+    if before is not None and before.__module__ != __name__:
+        setattr(known, method, made(before))
 
 
 def error_of(trial: Any) -> BaseException:
