@@ -176,7 +176,7 @@ class Trials:
             return
         if record.was_stuck(folder):
             status, said = "timed_out", f"no step was finished in {self.sweep.timeout_seconds:g} s"
-        elif "OutOfMemory" in str(error):
+        elif "OutOfMemory" in str(error) or "ran out of memory" in failures.end_of_actor(error):
             status, said = "infeasible", "the system ended its process because memory ran out"
         else:
             status, said = "crashed", errors.one_line(failures.end_of_actor(error), 300)

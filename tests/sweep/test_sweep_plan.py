@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import fails, no_runs, without_ray
+from ray.exceptions import RayTaskError
 
 from raytrain import (
     ASHA,
@@ -28,6 +29,7 @@ from raytrain import (
     Sweep,
     UserError,
 )
+from raytrain.driver.endings import RunFailed
 from raytrain.driver.resources import Node, Resources
 from raytrain.sweep import record, sweep_plan
 from raytrain.sweep.space import Axis
@@ -67,6 +69,16 @@ def test_sweep_json_is_that_of_all_records_at_once(tmp_path: Path) -> None:
     statuses = [(one["number"], one["status"]) for one in answer["trials"]]
     assert statuses == [(0, "stopped"), (1, "failed"), (2, "completed")] and trials.ended.keys() == {0, 1, 2}
     assert Trials(tmp_path, trials.planned, 0.0).records() == answer["trials"], "as another command reads them"
+
+
+def test_worker_without_memory_makes_its_trial_infeasible(tmp_path: Path) -> None:
+    trials = Trials(tmp_path, planned(tmp_path, nodes(2), LR), 0.0)
+    ends = ("rank 1 was ended by Ray, since its node ran out of memory: use fewer workers", "rank 1 is gone")
+    for number, said in enumerate(ends):
+        trials.propose(number)
+        trials.ended_by_tune(number, RayTaskError("step", "traceback", RunFailed(said, tmp_path, 1, lost=True)))
+    assert [one["status"] for one in trials.records()] == ["infeasible", "crashed"]
+    assert trials.records()[1]["error"] == "rank 1 is gone"
 
 
 def test_objects_are_known_by_their_labels_and_by_those_of_older_sweeps(tmp_path: Path) -> None:
