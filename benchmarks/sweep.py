@@ -1,6 +1,6 @@
 """Measures a sweep of raytrain against the same trials one after another, and against Ray Tune over Ray Train.
 
-    python benchmarks/sweep.py [--small] [--rounds N] [--write]
+    python benchmarks/sweep.py [--small] [--fp32] [--rounds N] [--write]
 
 The sweep is experiments/sweep_amp_batch.py: eight trials of an MLP on MNIST, two at a time. Each side is a whole
 command, from its start to its exit. A round takes about ten minutes on two cores.
@@ -45,8 +45,9 @@ seeds were 0.0025 apart with a batch of 64, and 0.0018 with 512."""
 INTRODUCTION = (
     "# Benchmarks of sweeps",
     "Written by `make bench-sweep BENCH=--write`. The trials are those of `experiments/sweep_amp_batch.py`: the MLP "
-    "784-512-512-10 on MNIST for two epochs, with precision fp32 or bf16 and a batch of 64, 128, 256 or 512; one "
-    "worker each, two at a time. A side is a whole command, timed from its start to its exit: `raytrain sweep`; "
+    "784-512-512-10 on MNIST for two epochs, with precision fp32 or bf16 (with `--fp32`: momentum 0.9 or 0.8, for CPUs "
+    "that emulate bf16) and a batch of 64, 128, 256 or 512; one worker each, two at a time. A side is a whole "
+    "command, timed from its start to its exit: `raytrain sweep`; "
     "`raytrain train` once a trial, with the threads that it takes by itself; `benchmarks/sides/ray_tune.py`, which is "
     "Tune over Train V2 as Ray's guide has it, around the tutorials' loop, and for `sweep-resident` with all images as "
     "one normalised tensor in memory. All validate and write a checkpoint after each epoch.",
@@ -105,11 +106,13 @@ class Round:
     resident: Command
 
 
-def workload(data: Path, small: bool) -> Sweep:
-    """The sweep that all sides do."""
+def workload(data: Path, small: bool, fp32: bool = False) -> Sweep:
+    """The sweep that all sides do; in fp32 alone where bf16 is emulated, since nothing else would be measured."""
     value = load(EXPERIMENT)[0]
     base = config.replace(value.experiment, "data.root", str(data))
-    axes = (Grid("precision", ("fp32", "bf16")), Grid("batch_size", (64, 128))) if small else value.axes
+    precisions, sizes = value.axes
+    first = Grid("optimizer.momentum", (0.9, 0.8)) if fp32 else precisions
+    axes = (first, Grid("batch_size", (64, 128)) if small else sizes)
     return replace(value, experiment=base, axes=axes, concurrent=AT_ONCE)
 
 
@@ -144,7 +147,7 @@ def by_tune(value: Sweep, folder: Path, resident: bool = False) -> Command:
     began, ended = _run("benchmarks.sides.ray_tune", json.dumps(told))
     names = [axis.path for axis in value.axes]
     trials = {
-        _name({name: one[name] for name in names}): Trial(one["val_accuracy"], one["seconds"], {})
+        _name({name: one[_last(name)] for name in names}): Trial(one["val_accuracy"], one["seconds"], {})
         for one in json.loads(answer.read_text())
     }
     return Command(began, ended, trials)
@@ -160,7 +163,8 @@ def peer(value: Sweep) -> dict[str, Any]:
         "lr": e.optimizer.lr,
         "momentum": e.optimizer.momentum,
         "warmup_epochs": e.schedule.warmup_epochs,
-        "axes": {axis.path: list(axis.finite or ()) for axis in value.axes},
+        "precision": e.precision,
+        "axes": {_last(axis.path): list(axis.finite or ()) for axis in value.axes},
     }
 
 
@@ -266,6 +270,10 @@ def _name(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def _run(*arguments: str) -> tuple[float, float]:
     """Runs a module as a command.
 
@@ -309,6 +317,7 @@ def main() -> int:
     """Prints the table when all rounds are done. Returns 1 if a side failed; a row that misses its goal has not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="four trials on 12,000 generated digits, to see it work")
+    parser.add_argument("--fp32", action="store_true", help="momenta instead of precisions, where bf16 is emulated")
     parser.add_argument("--root", help="folder that holds MNIST/raw")
     parser.add_argument("--rounds", type=int, default=1, help="how often the sides alternate")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks-sweeps.md")
@@ -319,7 +328,7 @@ def main() -> int:
     if arguments.rounds < 1:
         parser.error("--rounds is 1 at the least")
     samples = 12_000 if arguments.small else 60_000
-    value = workload(dataset.idx(samples, root).absolute(), arguments.small)
+    value = workload(dataset.idx(samples, root).absolute(), arguments.small, arguments.fp32)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave by way of the commands, which would go on alone
     data = "MNIST" if root else "generated digits"
     machine = report.machine(

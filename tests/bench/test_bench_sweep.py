@@ -35,6 +35,10 @@ def test_the_workload_is_the_experiments_eight_trials(tmp_path: Path):
     assert told["axes"] == {"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256, 512]}
     assert (told["data"], told["lr"], told["momentum"], told["warmup_epochs"]) == (str(tmp_path), 0.05, 0.9, 0.2)
     assert sweep.workload(tmp_path, small=True).count == 4
+    exact = sweep.workload(tmp_path, small=False, fp32=True)
+    told = sweep.peer(exact)
+    assert exact.count == 8 and told["axes"] == {"momentum": [0.9, 0.8], "batch_size": [64, 128, 256, 512]}
+    assert told["precision"] == exact.experiment.precision == "fp32"
 
 
 def test_starts_are_counted_between_trials_of_one_process():
