@@ -56,6 +56,14 @@ class SweepPlan:
         """
         return _decided(one, self.sweep.scheduler.together, self.share)
 
+    def at_once(self, now: Resources) -> int:
+        """Return how many trials may run at once on the nodes of now: as many as planned, or more where nodes have
+        joined and neither the sweep nor what it measures limits them."""
+        s = self.sweep
+        if s.concurrent or any(objective.of_machine for objective in s.objectives):
+            return self.concurrent
+        return max(self.concurrent, min(_fits(s, replace(now, reserved=True)), s.count))
+
     @property
     def length(self) -> int:
         """Length of a whole trial, in the scheduler's units of time."""
@@ -161,7 +169,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
             ways.setdefault(record.reads(one), one)
     ways[record.reads(first)] = first
     variants = {key: plan.make(one, lambda: resources, "") for key, one in ways.items()}
-    fits = min(_at_once(value, scaling, resources) for scaling, _ in scalings)
+    fits = _fits(value, resources)
     if value.concurrent and value.concurrent > fits:
         raise errors.UserError(
             f"{value.concurrent} trials at once do not fit, {fits} do",
@@ -237,6 +245,11 @@ def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Re
             raise errors.UserError(
                 f"a trial with {named} can never start: {refused.what}", refused.where, refused.how
             ) from None
+
+
+def _fits(value: Sweep, resources: Resources) -> int:
+    """Return how many trials fit on the nodes at once, however wide they are."""
+    return min(_at_once(value, scaling, resources) for scaling, _ in _scalings(value))
 
 
 def _at_once(value: Sweep, scaling: Scaling, resources: Resources) -> int:

@@ -18,7 +18,7 @@ from ray.tune import schedulers
 from ray.tune.search import Searcher
 
 from raytrain.data.reader import Part
-from raytrain.driver import failures, reading
+from raytrain.driver import failures, ray_cluster, reading
 from raytrain.driver.endings import HostLost
 from raytrain.driver.interrupts import Interrupts
 from raytrain.driver.ray_internals import ray_train, tune_recovery, tune_start
@@ -43,6 +43,8 @@ _LEAVE_SECONDS = 5.0
 _WRITING = 0.05
 """The share of the time that the driver may spend writing sweep.json, which grows with the sweep. The records of the
 trials are the state; sweep.json repeats them for readers."""
+_JOINED_SECONDS = 5.0
+"""Seconds between two looks for nodes that have joined the cluster."""
 _ROOM_SECONDS = 30.0
 """Seconds without a running trial after which the sweep says what it waits for."""
 
@@ -191,14 +193,41 @@ class _Waiting:
             self.observer.status(f"waiting for trial {waits[0]}: {why_no_room(self.trials.scalings[waits[0]])}")
 
 
-class _Proposed(Searcher):
-    """Gives Tune the trials' numbers; their values are in their directories by then."""
+class _Most:
+    """How many trials may run at once: as planned, and more where nodes have joined since.
 
-    def __init__(self, trials: Trials, waiting: list[int]):
+    Args:
+        together: whether all may, as only their reservations hold them back.
+    """
+
+    def __init__(self, planned: SweepPlan, together: bool):
+        self.planned, self.together = planned, together
+        self.most, self.due = planned.concurrent, 0.0
+
+    def __call__(self) -> int:
+        """Return it; look at the nodes once in `_JOINED_SECONDS`."""
+        if self.together:
+            return self.planned.sweep.count
+        if time.monotonic() >= self.due:
+            self.most, self.due = self.planned.at_once(ray_cluster.resources()), time.monotonic() + _JOINED_SECONDS
+        return self.most
+
+
+class _Proposed(Searcher):
+    """Gives Tune the trials' numbers; their values are in their directories by then.
+
+    Args:
+        most: returns how many may run at once.
+    """
+
+    def __init__(self, trials: Trials, waiting: list[int], most: Callable[[], int]):
         super().__init__()
-        self.trials, self.waiting = trials, waiting
+        self.trials, self.waiting, self.most = trials, waiting, most
+        self.live: set[str] = set()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        if len(self.live) >= self.most():
+            return None
         while self.waiting and not self.trials.leaving:
             try:
                 values = self.trials.propose(self.waiting[0])
@@ -208,6 +237,7 @@ class _Proposed(Searcher):
                 break
             number = self.waiting.pop(0)
             if values is not None:
+                self.live.add(trial_id)
                 return {
                     trial.NUMBER: number,
                     trial.ROOM: room_for(self.trials.scalings[number]),
@@ -216,7 +246,9 @@ class _Proposed(Searcher):
         return Searcher.FINISHED  # type: ignore[return-value]
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
-        """`_Watch` tells the search: by now a trial that was stopped, or whose process died, has no outcome yet."""
+        """Make room for another trial. `_Watch` tells the search: by now a trial that was stopped, or whose process
+        died, has no outcome yet."""
+        self.live.discard(trial_id)
 
     def save(self, checkpoint_path: str) -> None:
         """The directories are the state."""
@@ -277,13 +309,13 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     waiting = [n for n in order if scheduler is not None or n not in trials.ended or told.behind(n)]
     if not waiting:
         return None
-    space: dict[str, Any] = {}
-    proposed: dict[str, Any] = {"search_alg": _Proposed(trials, waiting), "num_samples": len(waiting)}
-    if s.scheduler.mutates:  # Tune takes no search beside such a scheduler: the whole population is there at once
-        space, proposed = _population(trials, waiting), {}
     # Where trials wait for each other, Tune must have all at once: only their reservations hold them back.
     together = s.scheduler.together and (max(trials.planned.widths) == 1 or ray_train.shares_groups())
-    alive = len(waiting) if together else trials.planned.concurrent
+    most = _Most(trials.planned, together)
+    space: dict[str, Any] = {}
+    proposed: dict[str, Any] = {"search_alg": _Proposed(trials, waiting, most), "num_samples": len(waiting)}
+    if s.scheduler.mutates:  # Tune takes no search beside such a scheduler: the whole population is there at once
+        space, proposed = _population(trials, waiting), {"max_concurrent_trials": most()}
     metric: dict[str, Any] = {} if scheduler is None else {"metric": trial.SCORE, "mode": trials.objectives[0].mode}
     return tune.Tuner(
         _trainable(trials, shelf),
@@ -291,7 +323,6 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
         tune_config=tune.TuneConfig(
             **proposed,
             scheduler=scheduler,
-            max_concurrent_trials=alive,
             reuse_actors=True,
             trial_name_creator=trial.name_of,
             trial_dirname_creator=trial.name_of,

@@ -177,6 +177,14 @@ def test_trials_with_a_speed_objective_run_alone(tmp_path: Path, objective: obje
     assert "each trial is measured alone" in dict(both.lines(""))["at once"], "its reading too"
 
 
+def test_more_trials_run_at_once_where_nodes_have_joined(tmp_path: Path) -> None:
+    fields: dict = {"scaling": Scaling(threads_per_worker=1)}
+    now = [nodes(*cpus) for cpus in ((2,), (2, 1), (2, 2, 2), (1,))]
+    assert [planned(tmp_path, nodes(2), LR, **fields).at_once(one) for one in now] == [2, 3, 4, 2], "four trials in all"
+    for limit in ({"concurrent": 1}, {"objective": "seconds"}):
+        assert [planned(tmp_path, nodes(2), LR, **fields, **limit).at_once(one) for one in now] == [1, 1, 1, 1]
+
+
 def test_answer_says_how_many_trials_ran_at_once_in_any_of_its_sessions(tmp_path: Path) -> None:
     wide, narrow = (planned(tmp_path, nodes(8), LR, concurrent=count) for count in (3, 1))
     trials = Trials(tmp_path, wide, 0.0)
