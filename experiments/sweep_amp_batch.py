@@ -2,8 +2,9 @@
 
     raytrain sweep experiments/sweep_amp_batch.py --data.root data/mnist
 
-Eight trials of one worker each, as many at once as there are CPUs or GPUs. On two CPU cores 47 s, where eight
-`raytrain train` take 178 s (docs/benchmarks-sweeps.md); the best is bf16 or fp32 with batches of 64, at 0.983.
+Eight trials of one worker each, as many at once as there are CPUs or GPUs. In fp32, eight trials take 63 s on two CPU
+cores, and eight `raytrain train` 165 s (docs/benchmarks-sweeps.md); the best is bf16 or fp32 with batches of 64, at
+0.983.
 """
 
 from raytrain import MLP, MNIST, SGD, Cosine, Experiment, Grid, Sweep
