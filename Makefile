@@ -21,33 +21,32 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 train: setup
 	$(BIN)/raytrain train experiments/digits.py
 
+# The tests that start Ray, hosts or servers on the whole machine, after all others, which share two processes.
+WHOLE = tests/integration tests/faults tests/cluster
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(WHOLE:%=--ignore %)
+	$(BIN)/python -m pytest $(WHOLE)
 
 # What `make test` leaves out.
 slow-test: setup
 	$(BIN)/python -m pytest -m slow
 
-# Kills N drivers of sweeps, N/4 more under ASHA, and N/2 more of trials of two workers; half an hour for 20 on two cores.
-N ?= 20
+# Kills N drivers of sweeps, and as many processes of trials, for each kind of search and scheduler; for 20 it takes two hours on two cores.
 sweep-faults: setup
-	PYTHONPATH=tests $(BIN)/python -m harness.faults.sweeps_table $(N)
+	PYTHONPATH=tests $(BIN)/python -m harness.faults.sweeps_table $(or $(N),20) $(KINDS)
 
 # Injects N faults of each kind into real runs; with 3, one run of each kind, it takes 30 minutes on two cores.
 SEED ?= 0
-FAULTS = $(if $(filter-out file,$(origin N)),$(N),3)
 faults: setup
-	PYTHONPATH=tests $(BIN)/python -m harness.faults.runs_table $(FAULTS) $(SEED)
+	PYTHONPATH=tests $(BIN)/python -m harness.faults.runs_table $(or $(N),3) $(SEED)
 
 # Injects N faults of each kind into reads of runs at a URL, and into packers; with 30, 300 in all, it takes half an hour on two cores.
-READ_FAULTS = $(if $(filter-out file,$(origin N)),$(N),30)
 data-faults: setup
-	PYTHONPATH=tests $(BIN)/python -m harness.faults.data_table $(READ_FAULTS) $(SEED)
+	PYTHONPATH=tests $(BIN)/python -m harness.faults.data_table $(or $(N),30) $(SEED)
 
 # From `raytrain cluster up` to the cluster's end on three hosts (namespaces of this machine), N times, then faults: needs root.
-CYCLES = $(if $(filter-out file,$(origin N)),$(N),10)
 cluster-test: setup
-	PYTHONPATH=tests $(BIN)/python -m harness.cluster.table $(CYCLES)
+	PYTHONPATH=tests $(BIN)/python -m harness.cluster.table $(or $(N),10)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,6 +14,8 @@ from helpers.s3_server import Server, settings
 # A shell that runs tests in the background has SIGINT ignored, nohup SIGHUP, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# pytest-xdist and some shells set it; raytrain's lines would wrap there though they go into a pipe.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
