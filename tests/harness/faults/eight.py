@@ -19,4 +19,5 @@ sweep = Sweep(
     trials=8,
     concurrent=2,
     keep=3,
+    retries=8,  # of a trial whose processes are killed
 )

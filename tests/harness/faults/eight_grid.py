@@ -13,5 +13,4 @@ sweep = replace(
         Grid("optimizer.momentum", (0.5, 0.9)),
         Grid("optimizer.lr", (0.01, 0.05)),
     ),
-    retries=8,
 )

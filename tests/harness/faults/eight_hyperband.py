@@ -6,4 +6,4 @@ from eight import sweep as complete
 
 from raytrain import HyperBand
 
-sweep = replace(complete, scheduler=HyperBand(reduction_factor=3), retries=8)
+sweep = replace(complete, scheduler=HyperBand(reduction_factor=3))

@@ -11,5 +11,4 @@ sweep = replace(
     experiment=replace(complete.experiment, scaling=Scaling(threads_per_worker=1)),
     scheduler=MedianStopping(grace_epochs=5),
     concurrent=1,
-    retries=8,
 )

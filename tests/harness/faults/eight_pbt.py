@@ -10,5 +10,4 @@ sweep = replace(
     complete,
     axes=(LogUniform("optimizer.lr", 0.005, 0.2), Uniform("optimizer.momentum", 0.0, 0.9)),
     scheduler=PBT(every_epochs=10),
-    retries=8,
 )

@@ -12,5 +12,4 @@ sweep = replace(
     axes=(Choice("batch_size", (32, 64)), LogUniform("optimizer.lr", 0.005, 0.2)),
     search=TPE(startup=3),
     concurrent=1,
-    retries=8,
 )

@@ -24,13 +24,9 @@ from helpers.times import without_times
 from raytrain.run.lock import WRITER_LOCK
 from raytrain.sweep import record
 
-EIGHT, EIGHT_ASHA = Path(__file__).with_name("eight.py"), Path(__file__).with_name("eight_asha.py")
-FOUR_GATED, TWO_WORKERS = Path(__file__).with_name("four_gated.py"), Path(__file__).with_name("two_workers.py")
-EIGHT_CONDITIONAL, EIGHT_TUNE = EIGHT.with_name("eight_conditional.py"), EIGHT.with_name("eight_tune.py")
-ONE_WORKER = {
-    name: EIGHT.with_name(f"eight_{name}.py") for name in ("grid", "tpe", "median", "hyperband", "pbt", "pb2")
-}
-"""Sweeps whose trials lose their processes besides."""
+EIGHT, FOUR_GATED, TWO_WORKERS = (
+    Path(__file__).with_name(f"{name}.py") for name in ("eight", "four_gated", "two_workers")
+)
 TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
 """What goes on, in its order: up to the line `starting Ray`, up to `reading the data`, up to the first trial that
@@ -371,9 +367,8 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
 
     Args:
         weights: how likely each phase is. While trials are under way the kill comes up to a second after none, one or
-            two more of them have ended; in another phase every moment is as likely as any other. Of trials of several
-            workers, a worker is killed some time before, and as many when there are no more kills to come; of those of
-            `ONE_WORKER`, the process of a trial.
+            two more of them have ended; in another phase every moment is as likely as any other. Three of four commands
+            lose a process of a trial besides, before the driver is killed or where it is not.
 
     Raises:
         AssertionError: with the story so far as its second argument: something was lost, repeated, or left behind.
@@ -386,7 +381,7 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
             fresh = not (sweep / "sweep.json").is_file()
             arguments = [str(file), "--out", str(sweep.parent), "--name", sweep.name]
             commands.append(command := Command(sweep, *(arguments if fresh else [str(sweep)]), trials=trials))
-            story.lost += file in (FOUR_GATED, *ONE_WORKER.values()) and _lose_a_process(command, draw)
+            story.lost += _lose_a_process(command, draw)
             over = len(story.kills) == kills
             if not over:
                 place = draw.choices(range(len(PHASES)), weights)[0]

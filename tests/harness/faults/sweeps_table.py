@@ -1,16 +1,10 @@
-"""Kills the drivers of sweeps at many moments, and says in a table what came of it.
+"""Kills drivers and trials' processes of sweeps at many moments, and says in a table what came of them.
 
-    PYTHONPATH=tests python -m harness.faults.sweeps_table 20
-    PYTHONPATH=tests python -m harness.faults.sweeps_table 4 gated      # of one kind
+    PYTHONPATH=tests python -m harness.faults.sweeps_table N [KIND ...]
 
-As many kills as are asked for under the scheduler `Complete`, where the outcome must be the undisturbed sweep's bit for
-bit; a quarter as many under `ASHA`, where what it stops depends on which trial comes first, and where trials that
-have ended must stay as they are, none be lost and none repeated; and half as many where trials of two workers wait at
-validations inside epochs for `ASHA`, one trial at a time, and lose workers besides: again bit for bit. Other kinds run
-where they are named: `tune`, a searcher of Ray Tune with a callback that must hear everything once; `conditional`, a
-space with a condition, a first point and a constraint; and `grid`, `tpe` and `median`, whose trials lose their
-processes besides; again bit for bit. Under `hyperband`, `pbt` and `pb2`, which lose processes too, the outcome depends
-on which trial comes first, as under `ASHA`.
+N kills of the driver, and as many of processes of trials, for each kind of sweep. Where the trials' results do not
+depend on which trial comes first, the outcome must be the undisturbed sweep's bit for bit; elsewhere trials that have
+ended must stay as they are, none be lost and none repeated. Each kill is a line on standard error.
 """
 
 from __future__ import annotations
@@ -26,12 +20,6 @@ import torch
 
 from harness.faults.sweeps import (
     COMMANDS,
-    EIGHT,
-    EIGHT_ASHA,
-    EIGHT_CONDITIONAL,
-    EIGHT_TUNE,
-    FOUR_GATED,
-    ONE_WORKER,
     Kill,
     Pace,
     Story,
@@ -43,87 +31,91 @@ from harness.faults.sweeps import (
 )
 
 _KINDS = {
-    "Complete": (EIGHT, 1, 100),
-    "ASHA": (EIGHT_ASHA, 4, 200),
-    "gated": (FOUR_GATED, 2, 300),
-    "tune": (EIGHT_TUNE, 1, 400),
-    "conditional": (EIGHT_CONDITIONAL, 1, 500),
-    **{name: (file, 1, 600 + 100 * number) for number, (name, file) in enumerate(ONE_WORKER.items())},
+    "random": "eight",
+    "grid": "eight_grid",
+    "conditional": "eight_conditional",
+    "tpe": "eight_tpe",
+    "tune": "eight_tune",
+    "median": "eight_median",
+    "asha": "eight_asha",
+    "hyperband": "eight_hyperband",
+    "pbt": "eight_pbt",
+    "pb2": "eight_pb2",
+    "two_workers": "four_gated",
 }
-"""The sweep of each kind, its part of the kills, and the seed of its first one."""
-_BY_TIME = ("ASHA", "hyperband", "pbt", "pb2")
+"""The file of each kind."""
+_BY_TIME = ("asha", "hyperband", "pbt", "pb2")
 """Kinds whose outcome depends on which trial comes first."""
 _LIKELY = (2, 2, 2, 10, 1)
-_HEAD = "| kill | seed | kind | second | phase | had ended | gone after | recovered | equal |"
+_HEAD = "| kind | drivers killed | processes killed | sweeps | made good | equal | gone after, at most |"
 
 
 def main(kills: int, kinds: list[str]) -> int:
-    """Prints the table as it grows; returns 1 where a kill was not made good."""
+    """Prints the table as it grows; returns 1 where a sweep was not made good."""
     print(f"Python {platform.python_version()}, Ray {ray.__version__}, torch {torch.__version__}\n")
     print(f"{_HEAD}\n|{'---|' * _HEAD[1:].count('|')}", flush=True)
+    stories: list[Story] = []
+    bad = 0
     with tempfile.TemporaryDirectory() as folder:
-        stories: list[Story] = []
-        bad, paces = 0, {}
-        for kind in kinds or ("Complete", "ASHA", "gated"):
-            file, share, seed = _KINDS[kind]
-            like = EIGHT if file == EIGHT_ASHA else file  # takes the same time
-            if like not in paces:
-                paces[like] = undisturbed(Path(folder) / like.stem, like), outcome(Path(folder) / like.stem)
-            bad += _some(Path(folder), -(-kills // share), seed, kind, *paces[like], stories)
-        late = 0.0
+        for kind in kinds or _KINDS:
+            file = Path(__file__).with_name(f"{_KINDS[kind]}.py")
+            whole = Path(folder) / f"{kind}-whole"
+            pace = undisturbed(whole, file)
+            some, lost = _some(Path(folder), kills, kind, file, pace, {} if kind in _BY_TIME else outcome(whole))
+            gone = max(kill.command.gone or 0.0 for story in some for kill in story.kills)
+            print(
+                f"| {kind} | {sum(len(story.kills) for story in some)} | {sum(story.lost for story in some)} "
+                f"| {len(some)} | {len(some) - lost} | {'' if kind in _BY_TIME else len(some) - lost} | {gone:.0f} s |",
+                flush=True,
+            )
+            stories, bad = stories + some, bad + lost
         for kill in (kill for story in stories for kill in story.kills):
             kill.command.check_agents_gone()
-            late = max(late, kill.command.agents_gone or 0.0)
-    print(
-        f"\n{bad} of {len(stories)} sweeps were not made good; {sum(story.lost for story in stories)} processes were",
-        end=" ",
-    )
-    print("killed besides. Of each kill all was gone in the end, Ray's agents", end=" ")
-    print(f"{late:.0f} s after it at the latest.")
+    late = max(kill.command.agents_gone or 0.0 for story in stories for kill in story.kills)
+    print(f"\n{bad} sweeps were not made good. Ray's agents were gone {late:.0f} s after a kill at the latest.")
     return int(bad > 0)
 
 
-def _some(out: Path, kills: int, seed: int, kind: str, pace: Pace, whole: dict, stories: list[Story]) -> int:
-    """Kills of one kind; returns how many sweeps were not made good."""
-    bad, count = 0, 0
-    while count < kills:
+def _some(out: Path, kills: int, kind: str, file: Path, pace: Pace, whole: dict) -> tuple[list[Story], int]:
+    """Sweeps of one kind with so many kills in all; returns them, and how many were not made good."""
+    stories: list[Story] = []
+    bad, seed = 0, 100 * (1 + list(_KINDS).index(kind))
+    while (left := kills - sum(len(one.kills) for one in stories)) > 0 or sum(one.lost for one in stories) < kills:
         seed += 1
         story = Story(out / f"sweep-{seed}", seed)
-        wanted = min(random.Random(seed).randint(2, 4), kills - count)
-        recovered, equal, complaint = True, "yes", ""
+        complaint = ""
         try:
-            story = killed(story.sweep, seed, wanted, pace, _LIKELY, _KINDS[kind][0])
+            wanted = min(random.Random(seed).randint(2, 4), max(left, 1))
+            story = killed(story.sweep, seed, wanted, pace, _LIKELY, file)
             if kind == "tune":
-                check_heard(story.sweep, len(story.kills))
-            if kind in _BY_TIME:
-                equal = f"({list(statuses(story.sweep).values()).count('stopped')} stopped)"
-            elif outcome(story.sweep) != whole:
-                equal, complaint = "NO", "the outcome is another one"
+                check_heard(story.sweep, len(story.kills) + story.lost)
+            if whole and outcome(story.sweep) != whole:
+                complaint = "the outcome is another one"
         except AssertionError as error:
-            recovered, equal, complaint = False, "NO", str(error.args[0])
+            complaint = str(error.args[0])
             story = error.args[1] if len(error.args) > 1 else story
         stories.append(story)
         for kill in story.kills:
-            count += 1
-            print(_row(count, story, kind, kill, recovered, equal), flush=True)
+            print(_line(story, kind, kill), file=sys.stderr, flush=True)
         if complaint:
             bad += 1
-            count += not story.kills
-            print(f"\nseed {seed}: {complaint[:3000]}\n", flush=True)
-    return bad
+            print(f"\n{kind}, seed {seed}: {complaint[:3000]}\n", file=sys.stderr, flush=True)
+            if bad > 3:
+                break
+    return stories, bad
 
 
-def _row(count: int, story: Story, kind: str, kill: Kill, recovered: bool, equal: str) -> str:
+def _line(story: Story, kind: str, kill: Kill) -> str:
+    stopped = list(statuses(story.sweep).values()).count("stopped")
     return (
-        f"| {count} | {story.seed} | {kind} | {kill.seconds:.1f} | {kill.phase} "
-        f"| {kill.ended} of {kill.command.trials} | {kill.command.gone or 0:.1f} s "
-        f"| {'yes' if recovered else 'NO'} | {equal} |"
+        f"{kind}, seed {story.seed}: killed after {kill.seconds:.1f} s, {kill.phase}, "
+        f"{kill.ended} of {kill.command.trials} trials ended; {stopped} stopped in the end"
     )
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:]))
+        sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
     finally:
         for command in COMMANDS:
             command.abandon()
