@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from raytrain import config, errors
-from raytrain.sweep.search import crossed
 from raytrain.sweep.space import Axis, Grid, named, present
 
 
-def decided(axes: tuple[Axis, ...], first: tuple[dict[str, Any], ...], number: int) -> dict[str, Any]:
-    """Return the values of a trial that no search chooses: those of its point, and those of the `Grid` axes, which are
-    crossed anew after the points.
+def decided(
+    axes: tuple[Axis, ...], first: tuple[dict[str, Any], ...], grid: Sequence[dict[str, Any]], number: int
+) -> dict[str, Any]:
+    """Return the values of a trial that no search chooses: those of its point, and those of the `Grid` axes, which get
+    all their combinations in turn, anew after the points.
 
     Args:
         first: the points, checked.
+        grid: the combinations of the `Grid` axes.
     """
-    grid = crossed(axes, number if number < len(first) else number - len(first))
+    crossed = {**grid[(number if number < len(first) else number - len(first)) % len(grid)]}
     if number >= len(first):
-        return grid
+        return crossed
     by_path = {axis.path: axis for axis in axes}
-    return grid | {path: _meant(by_path[path], value)[0] for path, value in first[number].items()}
+    return crossed | {path: _meant(by_path[path], value)[0] for path, value in first[number].items()}
 
 
 def check_points(axes: tuple[Axis, ...], first: tuple[dict[str, Any], ...]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from raytrain import order
 from raytrain.sweep.objective import Objective
-from raytrain.sweep.space import Axis, Grid, combinations
+from raytrain.sweep.space import Axis
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,3 @@ class _Drawn(Proposals):
 
 _SWEEP = 0x53574545
 """Keeps the draws of sweeps apart from those of training."""
-
-
-def crossed(axes: tuple[Axis, ...], number: int) -> dict[str, Any]:
-    """Return the combination of the `Grid` axes that trial `number` gets: all of them in turn."""
-    grid = combinations(axis for axis in axes if isinstance(axis, Grid))
-    return grid[number % len(grid)]

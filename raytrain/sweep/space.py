@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import product
 from typing import Any
 
 from raytrain import config, errors
@@ -161,19 +160,29 @@ class Int(Axis):
 
 def combinations(axes: Iterable[Axis]) -> list[dict[str, Any]]:
     """Every combination of the finite axes' values, the last axis changing fastest; of no axes, one empty one. Axes
-    whose conditions a combination does not meet are left out of it."""
-    finite = [(axis, axis.finite) for axis in axes if axis.finite is not None]
-    crossed = [
-        dict(zip((axis.path for axis, _ in finite), values, strict=True))
-        for values in product(*(values for _, values in finite))
-    ]
-    if all(axis.when is None for axis, _ in finite):
-        return crossed
-    found: dict[str, dict[str, Any]] = {}
-    for values in crossed:
-        values = present([axis for axis, _ in finite], values)
-        found.setdefault(repr(values), values)
-    return list(found.values())
+    whose conditions a combination does not meet are left out of it, and count as if they had their first value in its
+    place in the order."""
+    known = [axis for axis in axes if axis.finite is not None]
+    finite, values = {axis.path: axis for axis in known}, {axis.path: axis.finite or () for axis in known}
+
+    def depth(axis: Axis) -> int:
+        return 1 + depth(finite[axis.when[0]]) if axis.when and axis.when[0] in finite else 0
+
+    def exists(axis: Axis, places: dict[str, int]) -> bool:
+        if not axis.when or axis.when[0] not in finite:
+            return True
+        on, *wanted = axis.when
+        return on in places and any(named(values[on][places[on]], one) for one in wanted)
+
+    crossed: list[dict[str, int]] = [{}]  # the places of the values
+    for axis in sorted(known, key=depth):  # no combination is made of axes that do not exist beside each other
+        each = [{axis.path: place} for place in range(len(values[axis.path]))]
+        crossed = [{**places, **one} for places in crossed for one in (each if exists(axis, places) else [{}])]
+    crossed.sort(key=lambda places: [places.get(path, 0) for path in finite])
+    found = [{path: values[path][places[path]] for path in finite if path in places} for places in crossed]
+    if all(axis.when is None for axis in known):
+        return found
+    return list({repr(one): one for one in found}.values())
 
 
 def present(axes: Iterable[Axis], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ class Sweep:
                 "in Sweep",
                 "set trials=20, or --trials 20",
             )
-        if self.trials is not None and crossed and self.trials > (grid := len(combinations(self.axes))):
+        if self.trials is not None and crossed and self.trials > (grid := len(self.grid)):
             raise errors.UserError(
                 f"the grid has {grid} combinations and {self.trials} trials are asked for, which would repeat some",
                 "in Sweep",
@@ -162,20 +163,14 @@ class Sweep:
                 apart -= {"batch_size"}
         varied = [path for path in axes if path in apart]
         if varied and unit is None:
-            raise errors.UserError(
-                f"{kind} compares trials after equal epochs, and with steps set these differ along the axis "
-                f"{varied[0]}",
-                "in Sweep.scheduler",
-                "count the trials in epochs, or use Complete()",
-            )
+            what = f"{kind} compares trials after equal epochs, and with steps set these differ along the axis"
+            how = "count the trials in epochs, or use Complete()"
+            raise errors.UserError(f"{what} {varied[0]}", "in Sweep.scheduler", how)
         if varied:
-            raise errors.UserError(
-                f"{kind} counts in steps, and trials do not validate after equal steps along the axis {varied[0]}"
-                if varied[0] != "steps"
-                else f"{kind} counts in steps, and trials differ in them along the axis steps",
-                "in Sweep.scheduler",
-                "let the scheduler count in epochs, leave the axis out, or use Complete()",
-            )
+            why = "differ in them" if varied[0] == "steps" else "do not validate after equal steps"
+            what = f"{kind} counts in steps, and trials {why} along the axis {varied[0]}"
+            how = "let the scheduler count in epochs, leave the axis out, or use Complete()"
+            raise errors.UserError(what, "in Sweep.scheduler", how)
 
     def _check_repeats(self, axes: list[str]) -> None:
         """Check that repeats can be compared.
@@ -211,7 +206,12 @@ class Sweep:
     @property
     def configurations(self) -> int:
         """How many configurations, each of which has `repeats` trials."""
-        return self.trials or len(combinations(self.axes))
+        return self.trials or len(self.grid)
+
+    @cached_property
+    def grid(self) -> list[dict[str, Any]]:
+        """All combinations of the `Grid` axes' values, in the order in which trials get them."""
+        return combinations(axis for axis in self.axes if isinstance(axis, Grid))
 
     @property
     def rounds(self) -> bool:

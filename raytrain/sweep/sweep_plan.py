@@ -92,7 +92,7 @@ class SweepPlan:
             if scaling.gpus_per_worker
             else f"{scaling.threads_per_worker} thread{'s' if scaling.threads_per_worker != 1 else ''}"
         )
-        grid = all(isinstance(axis, Grid) for axis in s.axes) and s.configurations == len(combinations(s.axes))
+        grid = all(isinstance(axis, Grid) for axis in s.axes) and s.configurations == len(s.grid)
         whole = type(s.scheduler) is Complete
         compares = ""
         if not whole and self.base.experiment.validate_every_steps:

@@ -147,7 +147,8 @@ class Trials:
         if configuration in self._chosen:
             return self._chosen[configuration], {}
         axes, count = self.sweep.axes, len(self._told)
-        values = present(axes, self.search.propose(configuration, decided(axes, self.sweep.first, configuration)))
+        given = decided(axes, self.sweep.first, self.sweep.grid, configuration)
+        values = present(axes, self.search.propose(configuration, given))
         told = {"after": self._told[self._noted : count]} if self._noted < count else {}
         self._noted = count
         if self.sweep.repeats > 1:

@@ -42,9 +42,9 @@ from raytrain import (
 from raytrain.run import experiment_file
 from raytrain.sweep import objective, record
 from raytrain.sweep.objective import Objective
+from raytrain.sweep.points import decided
 from raytrain.sweep.schedulers import trained
-from raytrain.sweep.search import crossed
-from raytrain.sweep.space import apply, combinations
+from raytrain.sweep.space import Axis, apply, combinations
 from raytrain.sweep.sweep import impossible, load, to_dict
 from raytrain.sweep.trials import Trials
 
@@ -76,6 +76,10 @@ def test_uniform_quantiles_give_the_axis_distribution() -> None:
     assert below == 600  # half of the decades
     low = sum(Int("x", 1, 63, log=True).draw(q) < 8 for q in quantiles)
     assert low == 600  # log2(8) of log2(64)
+
+
+def crossed(axes: tuple[Axis, ...], number: int) -> dict[str, Any]:
+    return decided(axes, (), combinations(axis for axis in axes if isinstance(axis, Grid)), number)
 
 
 def test_grid_axes_are_crossed_with_equal_frequency() -> None:

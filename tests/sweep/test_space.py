@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +55,7 @@ SPACE: tuple[Axis, ...] = (MOMENTUM, OPTIMIZER, LR)
 
 def proposed(sweep: Sweep, number: int) -> dict[str, Any]:
     search = sweep.search.start(sweep.axes, sweep.objectives, sweep.experiment.seed)
-    return present(sweep.axes, search.propose(number, decided(sweep.axes, sweep.first, number)))
+    return present(sweep.axes, search.propose(number, decided(sweep.axes, sweep.first, sweep.grid, number)))
 
 
 def test_axis_exists_only_under_its_condition_and_sets_a_field_of_the_chosen_object() -> None:
@@ -81,6 +86,46 @@ def test_conditional_grid_crosses_each_combination_that_exists_once() -> None:
     ]  # fmt: skip
     assert Sweep(BASE, axes).count == 8
     assert combinations((momentum,)) == [{"optimizer.momentum": 0.0}, {"optimizer.momentum": 0.9}], "alone"
+
+
+def test_combinations_are_those_of_the_whole_product_in_its_order() -> None:
+    """By spaces drawn at random: chains of conditions, on earlier and on later axes, on several values, and values that
+    stand there twice."""
+    draw, absent = random.Random(5), 0
+    for _ in range(300):
+        paths = [f"axis{place}" for place in range(draw.randint(1, 5))]
+        order = draw.sample(paths, len(paths))
+        made: dict[str, Axis] = {}
+        for place, path in enumerate(order):
+            above = draw.choice([None, None, *order[:place], "elsewhere"])
+            when = above and (above, *draw.sample(range(3), draw.randint(1, 2)))
+            made[path] = Grid(path, tuple(draw.choices(range(3), k=draw.randint(1, 3))), when=when)
+        axes = [made[path] for path in paths]
+        whole = [dict(zip(paths, values, strict=True)) for values in product(*(axis.finite or () for axis in axes))]
+        if any(axis.when for axis in axes):
+            whole = list({repr(one): one for one in (present(axes, values) for values in whole)}.values())
+        assert combinations(axes) == whole
+        absent += any(len(values) < len(axes) for values in whole)
+    assert absent > 60
+
+
+def test_conditional_grid_costs_what_its_combinations_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three models with three axes of four values each: 192 combinations, and a product of 786,432."""
+    axes: list[Axis] = [Grid("model", ("a", "b", "c"))]
+    axes += [Grid(f"model.{of}{place}", (1, 2, 3, 4), when=("model", of)) for of in "abc" for place in range(3)]
+    began = time.process_time()
+    assert len(combinations(axes)) == 3 * 4**3 and math.prod(len(axis.finite or ()) for axis in axes) == 3 * 4**9
+    assert time.process_time() - began < 0.5
+
+    def counted(axes: Iterable[Axis]) -> list[dict[str, Any]]:
+        calls.append(1)
+        return combinations(axes)
+
+    calls: list[int] = []
+    monkeypatch.setattr("raytrain.sweep.sweep.combinations", counted)
+    sweep = Sweep(BASE, (Grid("batch_size", (8, 16, 32)), Choice("epochs", (1, 2))), trials=30)
+    assert [proposed(sweep, number)["batch_size"] for number in range(30)] == [8, 16, 32] * 10
+    assert sweep.count == 30 and len(calls) == 1
 
 
 def test_values_of_an_object_are_told_apart_by_class_or_by_themselves() -> None:
