@@ -11,6 +11,7 @@ from rich.text import Text
 from raytrain.report import trials as read
 from raytrain.report.console import clock
 from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, cut, figure, number
+from raytrain.sweep.constraint import figure_of
 from raytrain.sweep.objective import of_machine
 
 _WIDE, _NARROW, _LONGEST = 28, 14, 300
@@ -67,11 +68,13 @@ def measured(results: Results, concurrent: object) -> str:
     """
     if not isinstance(concurrent, int) or len(results.trials) < 2:
         return ""
-    once = any(of_machine(objective.name) for objective in results.objectives) and not results.configurations
-    spread = ", once: --repeats 3 shows how much that varies" if once else ""
+    limited = any(of_machine(figure_of(text)) for text in results.limits)
+    decides = limited or any(of_machine(objective.name) for objective in results.objectives)
+    spread = ", once: --repeats 3 shows how much that varies" if decides and not results.configurations else ""
     if concurrent == 1:
         return f"seconds and samples/s: each trial was measured alone{spread}"
-    return f"seconds and samples/s: of up to {concurrent} trials side by side; alone, each is faster"
+    alone = "alone, each is faster" + (", and may keep a limit that it breaks here" if limited else "")
+    return f"seconds and samples/s: of up to {concurrent} trials side by side; {alone}"
 
 
 def line(trial: Trial, results: Results) -> str:

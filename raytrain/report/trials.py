@@ -190,6 +190,8 @@ class Results:
     configurations: tuple[Configuration, ...] = ()
     """Where each has several trials: the best one first."""
     confidence: float = 0.95
+    limits: tuple[str, ...] = ()
+    """The constraints of the sweep."""
 
     @classmethod
     def of(cls, answer: dict[str, Any], known: Known | None = None) -> Results:
@@ -200,6 +202,7 @@ class Results:
         """
         records, goals = _dicts(answer.get("trials")), _dicts(answer.get("objectives"))
         sweep, groups = answer.get("sweep"), _dicts(answer.get("configurations"))
+        limits = sweep.get("constraints") if isinstance(sweep, dict) else None
         known = {} if known is None else known
         for place, record in enumerate(records):
             if place not in known or known[place][0] is not record:
@@ -221,6 +224,7 @@ class Results:
             tuple(n for n in front if isinstance(n, int) and n in numbers) if isinstance(front, list) else found_front,
             tuple(Configuration.of(row, place, len(objectives)) for place, row in enumerate(groups)),
             (number(sweep.get("confidence")) if isinstance(sweep, dict) else None) or 0.95,
+            tuple(map(str, limits)) if isinstance(limits, list) else (),
         )
 
     @property

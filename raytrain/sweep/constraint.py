@@ -69,6 +69,12 @@ def parse_constraints(texts: tuple[str, ...], directions: Mapping[str, str]) -> 
     return found
 
 
+def figure_of(text: str) -> str:
+    """Return the name of the figure that a constraint limits; an empty text for what is no constraint."""
+    read = _FORM.fullmatch(text)
+    return read["name"] if read else ""
+
+
 def _parsed(text: str, directions: Mapping[str, str]) -> Constraint:
     where, read = "in Sweep.constraints", _FORM.fullmatch(text)
     try:

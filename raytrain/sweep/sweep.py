@@ -57,8 +57,8 @@ class Sweep:
     """Seconds after which the sweep ends, with checkpoints of the trials under way."""
     concurrent: int | None = None
     """Trials at once; None takes as many as have room: a CPU for each thread of the widest trial's workers, or their
-    GPUs, also on nodes that join. None takes one where a time, a speed or memory is an objective: trials side by side
-    slow each other down."""
+    GPUs, also on nodes that join. None takes one where a time, a speed or memory is an objective or has a limit: trials
+    side by side slow each other down."""
     memory_gib: float | None = None
     """Memory that a trial of one worker may take, beyond what torch and Ray take before it begins: on GPUs of the
     device's, on CPUs of the address space. A trial that wants more does not fit, and the sweep goes on."""

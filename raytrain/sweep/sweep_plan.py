@@ -60,7 +60,7 @@ class SweepPlan:
         """Return how many trials may run at once on the nodes of now: as many as planned, or more where nodes have
         joined and neither the sweep nor what it measures limits them."""
         s = self.sweep
-        if s.concurrent or any(objective.of_machine for objective in s.objectives):
+        if s.concurrent or _of_machine(s):
             return self.concurrent
         return max(self.concurrent, min(_fits(s, replace(now, reserved=True)), s.count))
 
@@ -110,7 +110,7 @@ class SweepPlan:
             + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}{compares}"),
             "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
             + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
-            + (f"; {self._measured}" if any(o.of_machine for o in s.objectives) else ""),
+            + (f"; {self._measured}" if _of_machine(s) else ""),
             "disk": f"{files.size(self.weights)} of checkpoints at most: those under way and the best "
             + (f"{s.keep} trials'" if s.keep > 1 else "trial's")
             + (", one of each configuration until its last repeat" if s.rounds else ""),
@@ -122,9 +122,10 @@ class SweepPlan:
 
     @property
     def _measured(self) -> str:
-        """How the objectives of the machine are measured."""
+        """How the objectives of the machine, and what has limits, are measured."""
         if self.concurrent > 1:
-            return "times and speeds are those of trials side by side"
+            limited = any(limit.figure.of_machine for limit in self.sweep.limits)
+            return f"times and speeds{', and limits to them,' if limited else ''} are those of trials side by side"
         share, scaling = self.share, self.base.experiment.scaling
         cpus, gpus = scaling.cpus_per_worker or 0.0, scaling.gpus_per_worker or 0.0
         counts = share.placed(scaling.ranks, cpus, gpus, scaling.placement == "spread")
@@ -176,8 +177,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
             "in Sweep.concurrent",
             f"use --concurrent {fits}",
         )
-    measured = any(objective.of_machine for objective in value.objectives)
-    concurrent = min(value.concurrent or (1 if measured else fits), value.count)
+    concurrent = min(value.concurrent or (1 if _of_machine(value) else fits), value.count)
     share = replace(resources, runs=concurrent)
     base = variants[record.reads(first)]
     scaling = _decided(first, value.scheduler.together, share)
@@ -193,6 +193,11 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     value.scheduler.check(value.axes, value.objectives, value.count, found.length)
     _check_unit(value, base.steps_per_epoch)
     return found
+
+
+def _of_machine(value: Sweep) -> bool:
+    """Return whether a time, a speed or memory decides: as an objective, or under a limit."""
+    return any(one.of_machine for one in (*value.objectives, *(limit.figure for limit in value.limits)))
 
 
 def _check_unit(value: Sweep, steps_per_epoch: int) -> None:

@@ -829,6 +829,12 @@ def test_console_and_page_say_that_a_measurement_was_made_once(tmp_path: Path, n
         sweep.Table(console).finish(RunInfo(Path("s"), str(Path("s"))), content)
         assert said in console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert f"<p>{said}</p>" in sweep_page.whole(tmp_path, content)
+    limited = {"constraints": ["val_loss < 3", f"{name} <= 60", "3 <"]}
+    beside = "of up to 4 trials side by side; alone, each is faster, and may keep a limit that it breaks here"
+    for concurrent, said in ((1, alone + once), (4, f"seconds and samples/s: {beside}")):
+        content = answer(trials, objectives=ACCURACY, concurrent=concurrent)
+        content["sweep"] = {**content.get("sweep", {}), **limited}
+        assert f"<p>{said}</p>" in sweep_page.whole(tmp_path, content)
     repeated = [one | {"configuration": one["number"], "repeat": 0} for one in trials]
     groups = [{"number": n, "trials": [n], "values": {"x": n}, "whole": True, "objectives": []} for n in range(3)]
     content = answer(repeated, objectives=goals, concurrent=1, configurations=groups)

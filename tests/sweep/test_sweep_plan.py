@@ -181,8 +181,19 @@ def test_more_trials_run_at_once_where_nodes_have_joined(tmp_path: Path) -> None
     fields: dict = {"scaling": Scaling(threads_per_worker=1)}
     now = [nodes(*cpus) for cpus in ((2,), (2, 1), (2, 2, 2), (1,))]
     assert [planned(tmp_path, nodes(2), LR, **fields).at_once(one) for one in now] == [2, 3, 4, 2], "four trials in all"
-    for limit in ({"concurrent": 1}, {"objective": "seconds"}):
+    for limit in ({"concurrent": 1}, {"objective": "seconds"}, {"constraints": ("seconds <= 60",)}):
         assert [planned(tmp_path, nodes(2), LR, **fields, **limit).at_once(one) for one in now] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("limit", ["seconds <= 60", "samples_per_second > 10", "peak_memory_bytes < 8 GiB"])
+def test_trials_with_a_limit_to_speed_run_alone(tmp_path: Path, limit: str) -> None:
+    limits = ("val_loss < 9", limit)
+    alone = planned(tmp_path, nodes(8), LR, constraints=limits)
+    assert alone.concurrent == 1 and "each trial is measured alone" in dict(alone.lines(""))["at once"]
+    together = planned(tmp_path, nodes(8), LR, constraints=limits, concurrent=3)
+    said = "times and speeds, and limits to them, are those of trials side by side"
+    assert together.concurrent == 3 and said in dict(together.lines(""))["at once"]
+    assert planned(tmp_path, nodes(8), LR, constraints=limits[:1]).concurrent == 4, "as many as there are"
 
 
 def test_answer_says_how_many_trials_ran_at_once_in_any_of_its_sessions(tmp_path: Path) -> None:
