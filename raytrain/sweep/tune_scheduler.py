@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from raytrain import config, errors
 from raytrain.config import at_least
 from raytrain.sweep.objective import Objective
-from raytrain.sweep.schedulers import TIME, Early
+from raytrain.sweep.schedulers import SCORE, TIME, Early
 from raytrain.sweep.space import Axis
 from raytrain.user_code.wrappers import Wrapped, Wraps, target_of, where_is
 
@@ -53,9 +53,12 @@ class TuneScheduler(Wrapped, Early):
         return self.pauses or isinstance(self._made(2), tune.HyperBandScheduler | tune.MedianStoppingRule)
 
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
-        """Check that it can be made, and changes no values."""
+        """Check that it can be made, changes no values, and takes the objective."""
         super().check(axes, objectives, trials, length)
-        self._made(2 if math.isinf(length) else int(length))
+        made, where = self._made(2 if math.isinf(length) else int(length)), f"in {where_is(target_of(type(self)))}"
+        if not made.set_search_properties(SCORE, objectives[0].mode):  # Tune finds that when the data has been read
+            how = "leave metric and mode out: the objective of the sweep is its metric, and has a direction"
+            raise errors.UserError(f"{type(self).__name__} has a metric or a mode of its own", where, how)
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> Any:
         """Return Tune's scheduler."""
@@ -81,4 +84,7 @@ class TuneScheduler(Wrapped, Early):
         if isinstance(found, changing):
             what = f"{type(found).__name__} changes trials under way, which only PBT and PB2 may"
             raise errors.UserError(what, "in Sweep.scheduler", "use PBT() or PB2()")
+        if isinstance(found, tune.HyperBandForBOHB):
+            what = f"{type(found).__name__} tells a TuneBOHB of each pause, and a sweep has none"
+            raise errors.UserError(what, "in Sweep.scheduler", "use HyperBand(), or ASHA() with TPE()")
         return found

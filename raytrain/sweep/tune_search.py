@@ -75,6 +75,7 @@ class TuneSearch(Wrapped, Search):
         """
         base, name = importlib.import_module("ray.tune.search").Searcher, type(self).__name__
         where = f"in {where_is(target_of(type(self)))}"
+        _check_told(target_of(type(self)))  # before it asks for its library
         logging.getLogger("optuna").setLevel(logging.WARNING)  # it says when it makes a study
         try:
             found = self._called(seed=seed, random_state_seed=seed, random_state=seed)
@@ -84,6 +85,7 @@ class TuneSearch(Wrapped, Search):
             what = f"{name} must return a ray.tune.search.Searcher, got {type(found).__name__}"
             raise errors.UserError(what, where, "let it end in `return searcher`")
         inner = getattr(found, "searcher", found)
+        _check_told(type(inner))
         known = type(inner).__module__.startswith("ray.tune.") and type(inner).__name__ != "OptunaSearch"
         if len(objectives) > 1 and known:
             what = f"{type(inner).__name__} takes one objective"
@@ -174,6 +176,18 @@ class _Searching(Proposals):
                 f"{type(self.searcher).__name__} does not propose the same values again, and has no "
                 f"add_evaluated_point: it was not told the results of {self.untold} earlier trials; give it a seed"
             )
+
+
+def _check_told(target: Any) -> None:
+    """Check that a searcher, by its class, learns from results at the end of trials.
+
+    Raises:
+        UserError: it is BOHB's, which learns from results at the pauses of HyperBandForBOHB alone.
+    """
+    bohb = importlib.import_module("ray.tune.search.bohb").TuneBOHB
+    if isinstance(target, type) and issubclass(target, bohb):
+        what = f"{target.__name__} would draw at random: it learns at pauses, and a sweep tells results at the end"
+        raise errors.UserError(what, "in Sweep.search", "use TPE(), with ASHA() to end trials early")
 
 
 def _domain(axis: Axis) -> Any:

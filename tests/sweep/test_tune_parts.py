@@ -21,6 +21,7 @@ from raytrain import (
     Grid,
     Int,
     LogUniform,
+    RandomSearch,
     Sweep,
     TuneCallback,
     TuneScheduler,
@@ -39,12 +40,14 @@ from ray.tune.logger import CSVLoggerCallback  # noqa: E402
 from ray.tune.schedulers import (  # noqa: E402
     AsyncHyperBandScheduler,
     FIFOScheduler,
+    HyperBandForBOHB,
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
 )
 from ray.tune.search import ConcurrencyLimiter, Searcher  # noqa: E402
 from ray.tune.search.bayesopt import BayesOptSearch  # noqa: E402
+from ray.tune.search.bohb import TuneBOHB  # noqa: E402
 from ray.tune.search.hyperopt import HyperOptSearch  # noqa: E402
 from ray.tune.search.optuna import OptunaSearch  # noqa: E402
 
@@ -105,7 +108,26 @@ def no_searcher() -> Any:
     return 3
 
 
-def sweep(search: TuneSearch, **changes: Any) -> Sweep:
+class Bohb(TuneBOHB):
+    """Needs no library to be made."""
+
+    def __init__(self) -> None:
+        Searcher.__init__(self)
+
+
+def two_of_bohb() -> Searcher:
+    return ConcurrencyLimiter(Bohb(), max_concurrent=2)
+
+
+def usual_asha() -> Any:
+    return AsyncHyperBandScheduler(metric="val_accuracy", mode="max", grace_period=2)
+
+
+def downwards(mode: str = "min") -> Any:
+    return MedianStoppingRule(mode=mode)
+
+
+def sweep(search: TuneSearch | RandomSearch, **changes: Any) -> Sweep:
     return Sweep(**{"experiment": BASE, "axes": AXES, "objective": "val_loss", "search": search, "trials": 9} | changes)
 
 
@@ -275,6 +297,21 @@ def test_optuna_searcher_takes_three_objectives() -> None:
         (
             lambda: sweep(TuneSearch(Climber), objective="seconds", scheduler=TuneScheduler(AsyncHyperBandScheduler)),
             r"TuneScheduler\(AsyncHyperBandScheduler\) compares by a metric of the task",
+        ),
+        *(
+            (
+                lambda made=made: sweep(RandomSearch(), scheduler=TuneScheduler(made)),
+                rf"TuneScheduler\({made.__name__}\) has a metric or a mode of its own.*leave metric and mode out",
+            )
+            for made in (usual_asha, downwards)
+        ),
+        (
+            lambda: sweep(RandomSearch(), scheduler=TuneScheduler(HyperBandForBOHB)),
+            "HyperBandForBOHB tells a TuneBOHB of each pause, and a sweep has none.*use HyperBand",
+        ),
+        *(
+            (lambda made=made: sweep(TuneSearch(made)), "(?i:bohb) would draw at random: it learns at pauses.*use TPE")
+            for made in (TuneBOHB, two_of_bohb)
         ),
         (lambda: sweep(TuneSearch(Climber), callbacks=(3,)), "callbacks = "),
         (lambda: TuneCallback(no_searcher).build(), "must return a ray.tune.Callback, got int"),
