@@ -32,6 +32,11 @@ class Scheduler:
         """Optimizer steps of its unit of time; None counts in epochs, of which each trial has its own."""
         return None
 
+    @property
+    def unit_epochs(self) -> int:
+        """Epochs of its unit of time, where that is not counted in steps."""
+        return 1
+
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """Check that it can work with this sweep.
 
@@ -108,11 +113,13 @@ class ASHA(Early):
         """There must be an epoch to save."""
         super().check(axes, objectives, trials, length)
         kind, unit, grace = type(self).__name__, self.grace_steps, self.grace_epochs
-        if unit and length <= 1:
-            raise _scheduler_misfit(kind, f"has nothing to save: all trials get {unit} steps and have no more", "steps")
-        if not unit and length <= grace:
+        if length > grace // self.unit_epochs:
+            return
+        given, where, how = f"{unit} steps", "steps", "change that, or use another scheduler"
+        if not unit:
+            given, where = f"{grace} epochs", "epochs"
             how = f"change that, set grace_steps to fewer steps than {grace} epochs have, or use another scheduler"
-            raise _scheduler_misfit(kind, f"has nothing to save: {length} epochs, {grace} for all", "epochs", how)
+        raise _scheduler_misfit(kind, f"has nothing to save: all trials get {given} and have no more", where, how)
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
         """Return Tune's AsyncHyperBandScheduler with one bracket."""
@@ -124,7 +131,12 @@ class ASHA(Early):
 @dataclass(frozen=True)
 class HyperBand(ASHA):
     """HyperBand (Li et al., 2018): successive halving with several trades of trials against their length at once;
-    trials of a rung wait for each other."""
+    trials of a rung wait for each other. Rungs are `grace_epochs`, or a multiple of them."""
+
+    @property
+    def unit_epochs(self) -> int:
+        """The epochs that every trial gets: Tune's scheduler compares after one unit of time at the earliest."""
+        return self.grace_epochs
 
     @property
     def together(self) -> bool:
@@ -276,17 +288,17 @@ def _drawn(axis: Axis) -> list[Any] | Callable[[], Any]:
     return lambda: axis.draw(random.random())
 
 
-def trained(row: Mapping[str, Any] | None, steps_per_epoch: int, unit_steps: int | None) -> float:
+def trained(row: Mapping[str, Any] | None, steps_per_epoch: int, unit_steps: int | None, unit_epochs: int = 1) -> float:
     """Return how long a trial has trained by a validation, in a scheduler's units of time.
 
     Args:
         row: the validation's; None before the first.
         steps_per_epoch: the trial's.
-        unit_steps: the scheduler's.
+        unit_steps, unit_epochs: the scheduler's.
     """
     if row is None:
         return 0.0
-    return row["step"] / (unit_steps or steps_per_epoch)  # exact where it is whole
+    return row["step"] / (unit_steps or steps_per_epoch * unit_epochs)  # exact where it is whole
 
 
 def _check_unit(scheduler: Any, name: str) -> None:

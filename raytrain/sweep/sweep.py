@@ -137,7 +137,7 @@ class Sweep:
         self._check_repeats(known)
         steps, unit = self.experiment.steps, self.scheduler.unit_steps
         # Only the plan knows how many steps an epoch has: until then a trial is as long as it can be.
-        length = self.experiment.epochs if steps is None else steps
+        length = math.ceil((self.experiment.epochs if steps is None else steps) / self.scheduler.unit_epochs)
         if unit is not None:
             length = math.inf if steps is None else math.ceil(steps / unit)
         self.scheduler.check(self.axes, objectives, self.count, length)

@@ -69,7 +69,7 @@ class SweepPlan:
         """Length of a whole trial, in the scheduler's units of time."""
         e, unit = self.sweep.experiment, self.sweep.scheduler.unit_steps
         if unit is None:
-            return e.epochs if e.steps is None else self.base.epochs
+            return math.ceil((e.epochs if e.steps is None else self.base.epochs) / self.sweep.scheduler.unit_epochs)
         return math.ceil(e.all_steps(self.base.steps_per_epoch) / unit)
 
     @property
@@ -96,8 +96,8 @@ class SweepPlan:
         whole = type(s.scheduler) is Complete
         compares = ""
         if not whole and self.base.experiment.validate_every_steps:
-            unit = s.scheduler.unit_steps
-            counted = f"units of {unit} steps" if unit else "epochs"
+            unit, epochs = s.scheduler.unit_steps, s.scheduler.unit_epochs
+            counted = f"units of {unit} steps" if unit else f"units of {epochs} epochs" if epochs > 1 else "epochs"
             compares = f" (at validations inside epochs too, counted in {counted})"
         base = self.base.experiment
         axes = {axis.path: axis for axis in s.axes if _has(base, axis.path)}

@@ -56,6 +56,7 @@ class Trial(tune.Trainable):
         shelf: dict[str, Data],
         limits: Limits,
         unit: int | None,
+        unit_epochs: int,
     ) -> None:
         """Begin the first trial.
 
@@ -65,10 +66,10 @@ class Trial(tune.Trainable):
             objective: what schedulers compare by.
             shelf: the data, by the part of the experiment that decides what is read.
             limits: what a trial may take.
-            unit: the scheduler's `unit_steps`.
+            unit, unit_epochs: the scheduler's `unit_steps` and `unit_epochs`.
         """
         self.folder, self.objective, self.shelf, self.limits = Path(folder), objective, shelf, limits
-        self.unit = unit
+        self.unit, self.unit_epochs = unit, unit_epochs
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -92,7 +93,7 @@ class Trial(tune.Trainable):
         score, last = self.objective.now(self.rows), self.rows[-1] if self.rows else None
         found = {
             **{name: value for name, value in (row or {}).items() if isinstance(value, int | float)},
-            TIME: trained(last, self.steps_per_epoch, self.unit),
+            TIME: trained(last, self.steps_per_epoch, self.unit, self.unit_epochs),
             SCORE: float("nan") if score is None else score,
         }
         return found if status is None else found | {"done": True, STATUS: status}

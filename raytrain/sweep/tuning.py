@@ -345,9 +345,10 @@ def _trainable(trials: Trials, shelf: dict[str, Any]) -> Any:
     share = min(1.0, scaling.gpus_per_worker or 1.0)
     limits = trial.Limits(None if gib is None else int(gib * 2**30), trials.sweep.timeout_seconds, share)
     folder = str(trials.path.absolute())
-    unit = trials.sweep.scheduler.unit_steps
+    s = trials.sweep.scheduler
+    units = {"unit": s.unit_steps, "unit_epochs": s.unit_epochs}
     return tune.with_parameters(
-        trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits, unit=unit
+        trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits, **units
     )
 
 

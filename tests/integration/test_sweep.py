@@ -339,7 +339,7 @@ def test_pb2_draws_new_values_between_the_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", [HyperBand(), MedianStopping(samples=2)])
+@pytest.mark.parametrize("scheduler", [HyperBand(grace_epochs=2), MedianStopping(samples=2)])
 def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, scheduler: Any) -> None:
     found = run(
         Sweep(config.replace(BASE, "epochs", 9), (LR,), trials=12, scheduler=scheduler, search=TPE(startup=4)), tmp_path
@@ -348,6 +348,7 @@ def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, schedul
     assert found.answer["best"] is not None
     for trial in found.trials:
         assert trial["status"] == "stopped" or trial["epochs"] == 9
+        assert trial["epochs"] >= scheduler.grace_epochs
         count = len(losses(found.path / "trials" / f"{trial['number']:04d}"))
         assert trial["epochs"] * 23 <= count <= (trial["epochs"] + 1) * 23
 

@@ -110,6 +110,9 @@ def test_schedulers_count_the_epochs_that_steps_are(tmp_path: Path) -> None:
     in_steps = Sweep(replace(BASE, steps=50), (LR,), scheduler=ASHA())
     assert sweep_plan.make(in_steps, lambda: nodes(2), tmp_path).length == 3
     assert planned(tmp_path, nodes(2), LR).length == 4
+    assert planned(tmp_path, nodes(2), LR, scheduler=HyperBand(grace_epochs=3)).length == 2
+    graced = sweep_plan.make(replace(in_steps, scheduler=HyperBand(grace_epochs=2)), lambda: nodes(2), tmp_path)
+    assert graced.length == 2, "50 steps are 3 epochs"
     note = "ASHA (at validations inside epochs too, counted in epochs)"
     inside = replace(in_steps, experiment=replace(in_steps.experiment, validate_every_steps=5))
     for value, said in ((inside, True), (in_steps, False), (replace(inside, scheduler=Complete()), False)):
@@ -124,7 +127,7 @@ def test_schedulers_count_the_epochs_that_steps_are(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"ASHA compares trials after 10 steps, and they validate after {said}, in"):
             sweep_plan.make(rare, lambda: nodes(2), tmp_path)
     short = replace(in_steps, experiment=replace(BASE, steps=23))
-    with pytest.raises(UserError, match="ASHA has nothing to save: 1 epochs, 1 for all"):
+    with pytest.raises(UserError, match="ASHA has nothing to save: all trials get 1 epochs and have no more"):
         sweep_plan.make(short, lambda: nodes(2), tmp_path)
 
 

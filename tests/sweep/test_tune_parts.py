@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from raytrain import (
     Digits,
     Experiment,
     Grid,
+    HyperBand,
     Int,
     LogUniform,
     RandomSearch,
@@ -31,8 +33,10 @@ from raytrain import (
 )
 from raytrain.run import experiment_file
 from raytrain.sweep import record
+from raytrain.sweep.schedulers import SCORE, TIME, trained
 from raytrain.sweep.search import NoValues
 from raytrain.sweep.sweep import load, to_dict
+from raytrain.sweep.trial import Trial
 from raytrain.sweep.trials import Trials
 
 tune = pytest.importorskip("ray.tune")
@@ -332,6 +336,32 @@ def test_searcher_that_takes_numbers_alone_refuses_a_choice() -> None:
     else:
         with pytest.raises(UserError, match="cannot search these axes"):
             sweep(TuneSearch(BayesOptSearch))
+
+
+@pytest.mark.parametrize(("grace", "rungs"), [(1, {1, 3, 9}), (3, {3, 9})])
+def test_hyperband_decides_nothing_before_its_grace_epochs(grace: int, rungs: set[int]) -> None:
+    """Every other of ten trials of 9 epochs, which fill all brackets of Tune, up to its first pause."""
+    scheduler, seen = HyperBand(grace_epochs=grace), set()
+    made: Any = scheduler.build(tune.schedulers, (), math.ceil(9 / scheduler.unit_epochs))
+    made.set_search_properties(SCORE, "max")
+    trials = [object() for _ in range(10)]
+    for trial in trials:
+        made.on_trial_add(None, trial)
+    for trial in trials[::2]:
+        times = [trained({"step": epoch * 23}, 23, None, scheduler.unit_epochs) for epoch in range(1, 10)]
+        said = [made.on_trial_result(None, trial, {TIME: time, SCORE: 0.5}) for time in times]
+        seen.add(1 + said.index(FIFOScheduler.PAUSE))
+    assert seen == rungs
+
+
+def test_trial_reports_its_time_in_the_units_of_the_scheduler() -> None:
+    trial: Any = object.__new__(Trial)
+    row = {"kind": "epoch", "epoch": 2, "step": 46, "val_loss": 0.5}
+    trial.attempt, trial.rows = SimpleNamespace(next=lambda: (row, None)), []
+    trial.objective, trial.steps_per_epoch, trial.unit = sweep(RandomSearch()).objectives[0], 23, None
+    for epochs, wanted in ((1, 2.0), (4, 0.5)):
+        trial.unit_epochs = epochs
+        assert trial.step() == {"epoch": 2, "step": 46, "val_loss": 0.5, TIME: wanted, SCORE: 0.5}
 
 
 def test_schedulers_get_the_length_of_a_trial_and_pause_only_together() -> None:
