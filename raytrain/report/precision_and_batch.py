@@ -41,6 +41,7 @@ def lines(answer: dict[str, Any]) -> list[str]:
     front = [one.number for one in results.configurations if {*one.trials} & {*results.front}]
     rows.append(("Pareto front", f"configuration{'s' if len(front) > 1 else ''} {', '.join(map(str, front))}"))
     why = f"the fastest whose {title_of(goal)} is within a standard error of the best"
+    why += f", of those with {' and '.join(results.limits)}" if results.limits else ""
     rows.append(("recommended", f"configuration {chosen.number}: {_values(chosen)} ({why})"))
     rows.append(("as flags", shlex.join(flags(answer, chosen))))
     speed = chosen.spreads[_FASTEST]

@@ -16,13 +16,15 @@ AXES = ("precision", "batch_size", "micro_batch_size")
 MACHINE = ("samples_per_second", "peak_memory_bytes")
 """The objectives besides the monitored metric."""
 _FACTORS = (0.5, 1, 2, 4)
+_QUARTERED = 128
+"""Samples of a worker's batch from which a quarter of it is a micro-batch too: smaller passes save little memory."""
 
 
 def precision_and_batch(
     base: Experiment, gpus: bool, epochs: int = 1, samples: int | None = None, **fields: Any
 ) -> Sweep:
     """Return the sweep over the precisions of the device, a half to four times the experiment's batch size, and
-    micro-batches of half of its batch beside whole ones.
+    micro-batches of half of its batch beside whole ones; of a large batch, also of a quarter.
 
     The learning rate follows the batch size linearly, unless the experiment scales it in another way. Its own
     length stays in the sweep's experiment: axes of one value shorten the trials.
@@ -42,11 +44,13 @@ def precision_and_batch(
     precisions = ("fp32", "tf32", "bf16", "fp16") if gpus else ("fp32", "bf16")
     precisions = tuple(name for name in precisions if name != "fp16" or base.parallel.scales)
     batches = tuple(size for factor in _FACTORS if _suits(base, size := int(factor * base.batch_size)))
-    micro = max((m for m in range(1, base.part // 2 + 1) if base.part % m == 0), default=1)
+    micro, less = (max((m for m in range(1, base.part // n + 1) if base.part % m == 0), default=1) for n in (2, 4))
     split = tuple(size for size in batches if _suits(base, size, micro) and replace(base, batch_size=size).part > micro)
+    quartered = base.part >= _QUARTERED and less < micro and all(_suits(base, size, less) for size in split)
     axes = [Grid("precision", precisions), Grid("batch_size", batches)]
     if split:
-        axes.append(Grid("micro_batch_size", (None, micro), when=("batch_size", *split)))
+        sizes = (None, micro, less) if quartered else (None, micro)
+        axes.append(Grid("micro_batch_size", sizes, when=("batch_size", *split)))
     kept = {"epochs": base.epochs, "steps": base.steps, "swa_start_epoch": base.swa_start_epoch, "sampler.count": None}
     wanted = {"epochs": epochs, "steps": None, "swa_start_epoch": None, "sampler.count": samples}
     axes += [Grid(path, (value,)) for path, value in wanted.items() if value != kept[path]]

@@ -63,6 +63,14 @@ def test_batches_that_the_experiment_cannot_have_are_left_out(
     assert {size for size, _ in found} == batches and {one for _, one in found} == {None, micro}
 
 
+def test_large_batches_are_also_quartered() -> None:
+    found = sizes(precision_and_batch(replace(BASE, batch_size=128), gpus=False))
+    split = [(size, micro) for size in (128, 256, 512) for micro in (None, 64, 32)]
+    assert sorted(found, key=str) == sorted([(64, None), *split], key=str)
+    both = replace(BASE, batch_size=240, scaling=Scaling(workers=2))  # a worker has 120
+    assert {micro for _, micro in sizes(precision_and_batch(both, gpus=False))} == {None, 60}
+
+
 def test_trials_are_short_and_the_experiment_keeps_its_length() -> None:
     long = replace(BASE, steps=5000, swa_start_epoch=6, lr_scaling="sqrt", lr_batch_size=256)
     sweep = precision_and_batch(long, False, epochs=2, samples=500)
@@ -73,6 +81,12 @@ def test_trials_are_short_and_the_experiment_keeps_its_length() -> None:
     assert (sweep.experiment.steps, sweep.experiment.lr_scaling, sweep.experiment.lr_batch_size) == (5000, "sqrt", 256)
     with pytest.raises(UserError, match="axis epochs has a value that its field refuses"):
         precision_and_batch(BASE, False, epochs=0)
+
+
+def parsed(*arguments: str) -> Sweep:
+    found = flags.parse_precision_and_batch([*arguments])
+    assert found is not None
+    return found[1]
 
 
 def answer(accuracies: dict[int, tuple[float, ...]], speeds: dict[int, float], times: int = 3) -> dict[str, Any]:
@@ -116,6 +130,20 @@ def test_the_fastest_of_the_best_is_recommended(tmp_path: Path) -> None:
     assert value == replace(BASE, micro_batch_size=32, lr_scaling="linear", lr_batch_size=64)
 
 
+def test_what_breaks_a_limit_is_not_recommended() -> None:
+    """Configuration 2 is the fastest of the best, and takes more memory than the limit allows."""
+    found = answer({0: (0.9,), 2: (0.9,), 6: (0.9,)}, {0: 100.0, 2: 300.0, 6: 200.0}, times=1)
+    recommended = [line for line in report.lines(found) if line.startswith("recommended")]
+    assert "configuration 2: " in recommended[0] and recommended[0].endswith("of the best)")
+    limit = "peak_memory_bytes <= 8 GiB"
+    value = parsed(DIGITS, "--constraints", limit, "val_loss < 9")
+    assert value.constraints == (limit, "val_loss < 9") and parsed(DIGITS).constraints == ()
+    found["sweep"]["constraints"] = [limit]
+    found["trials"][1]["violates"] = [limit]
+    recommended = [line for line in report.lines(found) if line.startswith("recommended")]
+    assert "configuration 6: " in recommended[0] and recommended[0].endswith(f"of the best, of those with {limit})")
+
+
 def test_single_trials_recommend_the_best_and_other_sweeps_nothing(tmp_path: Path) -> None:
     found = answer({0: (0.9,), 2: (0.89,)}, {0: 100.0, 2: 200.0}, times=1)
     assert any(line.startswith("recommended        configuration 0") for line in report.lines(found))
@@ -133,6 +161,7 @@ def test_single_trials_recommend_the_best_and_other_sweeps_nothing(tmp_path: Pat
         (["FILE", "--precision_and_batch", "--precision", "bf16"], "--precision is what the command varies"),
         (["--precision_and_batch", "FILE", "--micro_batch_size", "8"], "--micro_batch_size is what the command varies"),
         (["--precision_and_batch", "FILE", "--trial_epoch", "2"], "did you mean --trial_epochs?"),
+        (["--precision_and_batch", "FILE", "--constraints", "memory < 3"], "no run reports 'memory'"),
         (["--precision_and_batch", "FILE", "--profile"], "--profile is for a run, not for a sweep"),
         (["--precision_and_batch", "SWEEP"], "this file defines a sweep and no experiment"),
     ],
@@ -162,9 +191,7 @@ def test_cluster_is_asked_for_gpus_and_not_this_machine(monkeypatch: pytest.Monk
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     def precisions(*arguments: str) -> int:
-        found = flags.parse_precision_and_batch([DIGITS, *arguments])
-        assert found is not None
-        return len({values["precision"] for values in combinations(found[1].axes)})
+        return len({values["precision"] for values in combinations(parsed(DIGITS, *arguments).axes)})
 
     assert precisions() == 2 and precisions("--address", "auto") == 4
     assert precisions("--address", "auto", "--scaling.gpus_per_worker", "0") == 2

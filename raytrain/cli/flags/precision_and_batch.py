@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
@@ -72,10 +72,11 @@ def parse_on(
         trial_samples: int | None = None,
         repeats: int = 3,
         confidence: float = 0.95,
+        constraints: tuple[str, ...] = (),
         budget_seconds: float | None = None,
         memory_gib: float | None = None,
         timeout_seconds: float = 600.0,
-    ) -> tuple[Experiment, Options, int, int | None, dict[str, float | None]]:
+    ) -> tuple[Experiment, Options, int, int | None, dict[str, Any]]:
         """Run the sweep.
 
         Args:
@@ -83,12 +84,14 @@ def parse_on(
             trial_samples: Samples in an epoch of a trial; None takes all.
             repeats: Trials of each configuration, with seeds of their own.
             confidence: Confidence of intervals, and of statements that configurations differ.
+            constraints: Limits to figures of what is recommended, as "peak_memory_bytes <= 8 GiB".
             budget_seconds: Seconds after which the sweep ends.
             memory_gib: Memory that a trial may take.
             timeout_seconds: Seconds without a finished step after which a trial is stuck.
         """
         limits = {"budget_seconds": budget_seconds, "memory_gib": memory_gib, "timeout_seconds": timeout_seconds}
-        return experiment, options, trial_epochs, trial_samples, limits | {"repeats": repeats, "confidence": confidence}
+        answer = {"repeats": repeats, "confidence": confidence, "constraints": constraints}
+        return experiment, options, trial_epochs, trial_samples, limits | answer
 
     parsed.__annotations__["options"] = Annotated[type(default), FLAT]
     about = f"{describe(source)}\n\n{_ABOUT}\n\n{STRATEGY_HELP}"
