@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors, files
-from raytrain.driver import plan, sizing
+from raytrain.driver import data_room, plan, sizing
 from raytrain.driver.plan import Plan
 from raytrain.driver.resources import Resources
 from raytrain.experiment import Experiment, Scaling
-from raytrain.sweep import record
+from raytrain.sweep import fold_data, record
 from raytrain.sweep.schedulers import Complete
 from raytrain.sweep.space import Axis, Grid, check_path, combinations, present
 from raytrain.sweep.sweep import Sweep
@@ -114,11 +114,21 @@ class SweepPlan:
             "disk": f"{files.size(self.weights)} of checkpoints at most: those under way and the best "
             + (f"{s.keep} trials'" if s.keep > 1 else "trial's")
             + (", one of each configuration until its last repeat" if s.rounds else ""),
+            **self._crowded,
             **({"limits": "; ".join(s.constraints)} if s.constraints else {}),
             **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
         }
         of_base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
         return [*own.items(), ("example", f"a trial with {example}:"), *of_base, ("in", path)]
+
+    @property
+    def _crowded(self) -> dict[str, str]:
+        """A line about the ways to read the data that would be resident, were they the only ones; none if none is."""
+        found = [one for one in self.variants.values() if one.mode == "streaming"]
+        found = [one for one in found if data_room.mode(one.experiment.data, one.indices, self.share) == "resident"]
+        room = files.size(data_room.resident_room(self.share))
+        said = f"{len(found)} of {len(self.variants)} ways to read the data are streamed: a node keeps {room} of all"
+        return {"streamed": said} if found else {}
 
     @property
     def _measured(self) -> str:
@@ -169,7 +179,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
             one = value.trial(values)
             ways.setdefault(record.reads(one), one)
     ways[record.reads(first)] = first
-    variants = {key: plan.make(one, lambda: resources, "") for key, one in ways.items()}
+    variants = _kept({key: plan.make(one, lambda: resources, "") for key, one in ways.items()}, resources)
     fits = _fits(value, resources)
     if value.concurrent and value.concurrent > fits:
         raise errors.UserError(
@@ -192,6 +202,29 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     found = SweepPlan(value, base, share, concurrent, widths, weights, variants)
     value.scheduler.check(value.axes, value.objectives, value.count, found.length)
     _check_unit(value, base.steps_per_epoch)
+    return found
+
+
+def _kept(variants: dict[str, Plan], resources: Resources) -> dict[str, Plan]:
+    """Return the variants, of which those are streamed that a node cannot keep beside the ones before them. Folds that
+    share a copy count once.
+
+    Raises:
+        UserError: such a variant is to be resident.
+    """
+    groups = {key: keys for keys in fold_data.groups(variants) for key in keys}
+    room, taken, found = data_room.resident_room(resources), 0, dict(variants)
+    for key, variant in variants.items():
+        keys, more = groups.get(key, [key]), variant.resident_bytes
+        if variant.mode != "resident" or key != keys[0]:
+            continue
+        if taken + more <= room:
+            taken += more
+        elif variant.experiment.data.mode == "resident":
+            what, how = "keeping all ways to read the data resident", "leave data.mode out: some stream then"
+            raise errors.no_room(what, taken + more, room, "in data.mode", how)
+        else:
+            found |= {one: replace(variants[one], mode="streaming") for one in keys}
     return found
 
 

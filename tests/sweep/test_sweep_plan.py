@@ -6,9 +6,11 @@ import json
 import random
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from helpers.commands import fails, no_runs, without_ray
 from ray.exceptions import RayTaskError
@@ -19,11 +21,14 @@ from raytrain import (
     PBT,
     Choice,
     Complete,
+    Data,
     Digits,
     Experiment,
+    Folds,
     Grid,
     HyperBand,
     ImageFolder,
+    Index,
     Int,
     Scaling,
     Sweep,
@@ -205,6 +210,50 @@ def test_answer_says_how_many_trials_ran_at_once_in_any_of_its_sessions(tmp_path
     assert trials.propose(0) is not None and trials.write("running")["concurrent"] == 3
     assert [Trials(tmp_path, one, 0.0).answer("running")["concurrent"] for one in (wide, narrow)] == [3, 3]
     assert Trials(tmp_path / "new", narrow, 0.0).answer("running")["concurrent"] == 1
+
+
+@dataclass(frozen=True)
+class Squares(Data):
+    """2,000 black squares, of which 500 validate."""
+
+    size: int = 16
+
+    def index(self) -> dict[str, Index]:
+        counts, shape = {"train": 1500, "val": 500}, (1, self.size, self.size)
+        return {
+            split: Index(np.arange(count) % 2, ("a", "b"), shape, split, np.arange(count))
+            for split, count in counts.items()
+        }
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        return np.zeros((len(samples), 1, self.size, self.size), np.uint8)
+
+
+def test_ways_to_read_the_data_share_the_room_of_resident_samples(tmp_path: Path) -> None:
+    """A node of 12 MB keeps 3 MB: two of the three sizes, whose images have 0.5, 1.2 and 2 MB."""
+    small, sizes = Resources((Node("n", 2, 0, 12_000_000),), "a cluster"), Grid("data.size", (16, 24, 32))
+
+    def made(*axes: Axis, **fields: Any) -> sweep_plan.SweepPlan:
+        return sweep_plan.make(Sweep(replace(BASE, data=Squares(**fields)), axes), lambda: small, tmp_path)
+
+    def modes(found: sweep_plan.SweepPlan) -> list[str]:
+        return [one.mode for one in found.variants.values()]
+
+    found = made(sizes)
+    assert [one.resident_bytes for one in found.variants.values()] == [2000 * size**2 for size in (16, 24, 32)]
+    assert modes(found) == ["resident", "resident", "streaming"]
+    said = "1 of 3 ways to read the data are streamed: a node keeps 2.9 MiB of all"
+    assert dict(found.lines(""))["streamed"] == said
+    alone = made(LR, size=32)
+    assert modes(alone) == ["resident"] and "streamed" not in dict(alone.lines(""))
+    with pytest.raises(UserError, match=r"keeping all ways to read the data resident needs .* leave data\.mode out"):
+        made(sizes, mode="resident")
+    asked = made(sizes, mode="streaming")
+    assert modes(asked) == ["streaming"] * 3 and "streamed" not in dict(asked.lines(""))
+    folds = made(Grid("data.folds.fold", (0, 1, 2)), folds=Folds(3), size=32)
+    assert modes(folds) == ["resident"] * 3, "they share one copy"
+    both = made(Grid("data.folds.fold", (0, 1)), Grid("data.size", (32, 40)), folds=Folds(2))
+    assert modes(both) == ["resident", "streaming"] * 2
 
 
 def test_sweeps_of_versions_without_an_interpolation_find_their_data() -> None:
