@@ -24,7 +24,7 @@ from raytrain.report import configurations, folds, precision_and_batch, sweep_pa
 from raytrain.report.console import show_plan, terminal
 from raytrain.report.layout import columns, show, show_next
 from raytrain.report.trials import FIGURES, Known, Results, number, plain
-from raytrain.run.lock import Lock
+from raytrain.run.lock import Lock, held
 from raytrain.sweep import at_url
 from raytrain.sweep.record import ENDED
 from raytrain.tools.output import write_file
@@ -206,20 +206,22 @@ class _View:
             yield from map(_cropped, foot)
 
 
-def write_files(path: Path, answer: dict[str, Any]) -> None:
+def write_files(path: Path, answer: dict[str, Any], table: bool = True) -> None:
     """Write `trials.csv`, the plots, of a sweep over folds `folds.json`, and of one over precision and batch sizes
     `recommended.json`.
 
     Args:
         path: the sweep's directory.
         answer: the content of its sweep.json.
+        table: whether to write `trials.csv`.
 
     Raises:
         UserError: a file cannot be written.
     """
     from raytrain.report.sweep_plots import write_plots  # matplotlib, which a table on the terminal does not need
 
-    write_csv(path, answer)
+    if table:
+        write_csv(path, answer)
     folds.write(path, answer)
     precision_and_batch.write(path, answer)
     write_plots(path, answer)
@@ -328,7 +330,8 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def report(path: Path, console: RichConsole | None = None) -> None:
-    """Read a sweep again: writes its page, trials.csv and plots anew, and prints its table.
+    """Read a sweep again: writes its page, trials.csv and plots anew, and prints its table. While another process runs
+    the sweep, that one alone writes trials.csv: it appends the trials that have ended since.
 
     Args:
         path: the sweep's directory.
@@ -342,7 +345,7 @@ def report(path: Path, console: RichConsole | None = None) -> None:
         for record in answer["trials"]:
             if record.get("status") in ("running", "pending", "paused"):
                 record["status"] = "interrupted"
-    write_files(path, answer)
+    write_files(path, answer, table=not held(path))
     sweep_page.write(path, answer)
     at_url.conclude(path)
     Table(console or terminal()).finish(RunInfo(path, location.url_of(path) or str(path)), answer)

@@ -28,6 +28,7 @@ from raytrain.report.plots import learning_curves, parallel_coordinates, pareto
 from raytrain.report.sweep_figures import Learning, history, slices, steps
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import Known, Results
+from raytrain.run.lock import Lock
 from raytrain.sweep.front import pareto_front
 
 PLOTS = [
@@ -575,6 +576,24 @@ def test_rows_of_trials_are_appended_to_the_csv_as_they_end(tmp_path: Path) -> N
         rows = (tmp_path / "trials.csv").read_text().splitlines()
         assert rows[0] == whole[0] and sorted(rows[1:]) == sorted(whole[1 + number] for number in ended)
     growing.update(tmp_path / "gone", content)  # nothing new: nothing is written
+
+
+def test_report_beside_a_running_sweep_leaves_its_rows_alone(tmp_path: Path) -> None:
+    content: dict[str, Any] = searched(4, fail=False) | {"status": "running"}
+    ended = content["trials"]
+    running = [*ended[:2], *(one | {"status": "running"} for one in ended[2:])]
+    (tmp_path / "sweep.json").write_text(json.dumps(content | {"trials": running}))
+    growing, whole = sweep.GrowingCSV(), sweep.write_csv(tmp_path, content).read_text()
+    with Lock(tmp_path):
+        growing.update(tmp_path, content | {"trials": running})
+        sweep.report(tmp_path, Console(file=io.StringIO()))
+        assert (tmp_path / "trials.csv").read_text().splitlines() == whole.splitlines()[:3]
+        assert (tmp_path / "report.html").is_file() and (tmp_path / "plots").is_dir()
+        growing.update(tmp_path, content)
+        assert (tmp_path / "trials.csv").read_text() == whole, "each trial once"
+    sweep.report(tmp_path, Console(file=io.StringIO()))
+    rows = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))
+    assert [row["status"] for row in rows] == ["completed"] * 2 + ["interrupted"] * 2, "its driver was killed"
 
 
 def test_only_changed_records_are_read_again() -> None:
