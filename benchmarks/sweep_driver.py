@@ -1,8 +1,9 @@
 """Measures what a sweep's driver costs a trial, and its memory, when 10, 100 and 1,000 trials have ended.
 
-    python benchmarks/sweep_driver.py [--trials 10 100 1000] [--further 20]
+    python benchmarks/sweep_driver.py [--trials 10 100 1000] [--further 20] [--asha]
 
-Trials are one step of a tiny MLP on digits. Two real ones are copied until so many have ended; then the sweep goes on
+Trials are one step of a tiny MLP on digits; with --asha up to three epochs of a step, each with a validation, after the
+first of which ASHA ends two thirds of them. Two real ones are copied until so many have ended; then the sweep goes on
 with further ones. The CPU time is that of the driver's process, Ray Tune and the table included, from the end of the
 second further trial to that of the last. The goal is 50 ms a trial, the same for all numbers of trials.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ROOT, SideFailed
-from raytrain import MLP, SGD, Digits, Experiment, LogUniform, Sweep
+from raytrain import ASHA, MLP, SGD, Complete, Digits, Experiment, LogUniform, Sampler, Sweep
 from raytrain.cli import sweep as cli
 from raytrain.driver.options import Options
 from raytrain.report.sweep import Table
@@ -97,6 +98,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, nargs="+", default=[10, 100, 1000], help="how many have ended")
     parser.add_argument("--further", type=int, default=20, help="trials that then go on")
+    parser.add_argument("--asha", action="store_true", help="let ASHA end trials early")
     parser.add_argument("--side", help="the sweep that this process goes on with")
     arguments = parser.parse_args(given)
     if arguments.side:
@@ -104,7 +106,10 @@ def main(given: Sequence[str] | None = None) -> int:
         print(json.dumps(driven(Path(arguments.side), ended + arguments.further, ended)))
         return 0
     base = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.05), steps=1)
-    value = Sweep(base, (LogUniform("optimizer.lr", 0.001, 1.0),), trials=BEGIN)
+    if arguments.asha:
+        base = replace(base, steps=None, epochs=3, sampler=Sampler(count=base.batch_size))
+    scheduler = ASHA() if arguments.asha else Complete()
+    value = Sweep(base, (LogUniform("optimizer.lr", 0.001, 1.0),), trials=BEGIN, scheduler=scheduler)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         (Path(folder) / "sweep.json").write_text(json.dumps({"sweep": to_dict(value)}))
         last_line("-m", "raytrain.cli", "sweep", f"{folder}/sweep.json", "--out", folder, "--name", "begun")

@@ -188,7 +188,7 @@ class Attempt:
         deadline, size = time.monotonic() + self.limits.seconds, -1
         while True:
             ended = not self._said.empty()  # checked before the rows are read: then the file is complete
-            rows = record.validations(self.run)[self._handed :]
+            rows = self._log.rows()[self._handed :]
             if rows:
                 self._handed += 1
                 return "row", rows[0]
@@ -206,8 +206,8 @@ class Attempt:
         """Truncate the metrics to the newest checkpoint, and return the validations before it."""
         found = layout.newest(self.run / "checkpoints")
         MetricsLog(self.run / "metrics.jsonl", layout.load_state(found)["metrics_bytes"] if found else 0).close()
-        self._handed = self.skip
-        return record.validations(self.run)[self.skip :]
+        self._handed, self._log = self.skip, record.Validations(self.run)
+        return self._log.rows()[self.skip :]
 
     def _train(self) -> None:
         """Run the attempt. Its outcome is reported in the queue, never raised."""

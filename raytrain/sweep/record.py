@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import json
 import math
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,8 +95,75 @@ def validations(run: Path) -> list[dict[str, Any]]:
     return []
 
 
+class Validations:
+    """The rows of `validations`, for a process that looks at a run that goes on: it reads what has been added since."""
+
+    def __init__(self, run: Path):
+        self._path, self._rows, self._end = run / "metrics.jsonl", list[dict[str, Any]](), 0
+        self._of: object = None
+
+    def rows(self, attempt: object = None) -> list[dict[str, Any]]:
+        """Return all rows. Where the file was cut or replaced, or another attempt has written to it, it is read anew.
+
+        Args:
+            attempt: what changes with each attempt.
+        """
+        mark = _mark(self._path)
+        inode, size = mark[:2] if mark else (0, 0)
+        if self._of != (inode, attempt) or size < self._end:
+            self._of, self._rows, self._end = (inode, attempt), [], 0
+        if size > self._end:
+            with contextlib.suppress(ValueError):
+                new, self._end = read_metrics(self._path, self._end, kinds=VALIDATED)
+                self._rows += new
+        return self._rows
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    """Return a file's inode, size and time of change; None where there is none. Opening it lets NFS ask its server."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(file)
+    finally:
+        os.close(file)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Figures:
+    """`figures` of trials, for a process that asks for them all the time: files that have not changed are not read
+    again, and of the metrics of a trial under way what is new. Threads may share it.
+
+    Args:
+        objectives, base, limits: as those of `figures`.
+    """
+
+    def __init__(self, objectives: tuple[Objective, ...], base: Experiment, limits: tuple[Constraint, ...] = ()):
+        self._given = objectives, base, limits
+        self._known: dict[Path, tuple[list[Any], dict[str, Any], Validations]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, run: Path) -> dict[str, Any]:
+        """Return a trial's; the same object while nothing has changed, unless the trial has ended."""
+        with self._lock:
+            marks = [_mark(run / name) for name in (FILE, "metrics.jsonl", "summary.json")]
+            before, found, log = self._known.get(run) or ([], {}, Validations(run))
+            if before != marks:
+                found = figures(run, *self._given, log)
+                self._known[run] = marks, found, log
+            if found.get("status") in ENDED:
+                del self._known[run]
+            return found
+
+
 def figures(
-    run: Path, objectives: tuple[Objective, ...], base: Experiment, limits: tuple[Constraint, ...] = ()
+    run: Path,
+    objectives: tuple[Objective, ...],
+    base: Experiment,
+    limits: tuple[Constraint, ...] = (),
+    log: Validations | None = None,
 ) -> dict[str, Any]:
     """Return a trial's record with the figures of its run, as `sweep.json` lists it; of a trial that has ended and
     breaks constraints, with their texts as `violates`.
@@ -102,8 +171,14 @@ def figures(
     Args:
         base: the sweep's experiment, whose `epochs` or `steps` are those of a whole trial where no axis sets them.
         limits: the sweep's constraints.
+        log: takes part of the metrics of a trial that is running or paused; else they are read whole.
     """
-    found, rows, summary = read(run) or {}, validations(run), known_json(run / "summary.json")
+    found = read(run) or {}
+    if log is not None and found.get("status") in ("running", "paused"):
+        rows = log.rows((found.get("attempts"), found.get("pid"), len(found.get("taken", ()))))
+    else:
+        rows = validations(run)
+    summary = known_json(run / "summary.json")
     if found.get("peak_memory_bytes"):
         summary["peak_memory_bytes"] = found["peak_memory_bytes"]
     usable = found.get("status") in ("completed", "stopped", "running", "paused", "interrupted")

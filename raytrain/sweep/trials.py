@@ -47,6 +47,7 @@ class Trials:
         self.path, self.planned = path, planned
         self.sweep, self.command_started = planned.sweep, command_started
         self.objectives, self.limits = self.sweep.objectives, self.sweep.limits
+        self._looks = record.Figures(self.objectives, self.sweep.experiment, self.limits)
         self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
         self._told: list[int] = []
         """Configurations in the order in which the search was told their results, if it depends on that."""
@@ -198,7 +199,7 @@ class Trials:
         """Return the records of the trials so far, by number, with their figures."""
         found = []
         for number in sorted(self.begun.copy()):  # Tune's thread proposes further ones meanwhile
-            one = self.ended.get(number) or self._figures(number)
+            one = self.ended.get(number) or self._looks.of(record.folder(self.path, number))
             if "status" not in one:  # its record is damaged
                 continue
             if one["status"] in record.ENDED:
