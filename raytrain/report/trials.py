@@ -224,7 +224,7 @@ class Results:
             tuple(n for n in front if isinstance(n, int) and n in numbers) if isinstance(front, list) else found_front,
             tuple(Configuration.of(row, place, len(objectives)) for place, row in enumerate(groups)),
             (number(sweep.get("confidence")) if isinstance(sweep, dict) else None) or 0.95,
-            tuple(map(str, limits)) if isinstance(limits, list) else (),
+            tuple(plain(str(one)) for one in limits) if isinstance(limits, list) else (),
         )
 
     @property

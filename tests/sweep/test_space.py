@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -98,7 +99,7 @@ def test_combinations_are_those_of_the_whole_product_in_its_order() -> None:
         made: dict[str, Axis] = {}
         for place, path in enumerate(order):
             above = draw.choice([None, None, *order[:place], "elsewhere"])
-            when = above and (above, *draw.sample(range(3), draw.randint(1, 2)))
+            when = (above, *draw.sample(range(3), draw.randint(1, 2))) if above else None
             made[path] = Grid(path, tuple(draw.choices(range(3), k=draw.randint(1, 3))), when=when)
         axes = [made[path] for path in paths]
         whole = [dict(zip(paths, values, strict=True)) for values in product(*(axis.finite or () for axis in axes))]
@@ -122,7 +123,7 @@ def test_conditional_grid_costs_what_its_combinations_cost(monkeypatch: pytest.M
         return combinations(axes)
 
     calls: list[int] = []
-    monkeypatch.setattr("raytrain.sweep.sweep.combinations", counted)
+    monkeypatch.setattr(sys.modules[Sweep.__module__], "combinations", counted)
     sweep = Sweep(BASE, (Grid("batch_size", (8, 16, 32)), Choice("epochs", (1, 2))), trials=30)
     assert [proposed(sweep, number)["batch_size"] for number in range(30)] == [8, 16, 32] * 10
     assert sweep.count == 30 and len(calls) == 1
