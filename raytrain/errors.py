@@ -171,9 +171,9 @@ def extra_missing(what: str, package: str, extra: str) -> UserError:
     return UserError(f"{what} needs {package}, which is not installed", "", f"pip install 'raytrain[{extra}]'")
 
 
-def secret_in_url(flag: str) -> UserError:
+def secret_in_url(flag: str, secret: str = "a password") -> UserError:
     return UserError(
-        "the URL holds a password, which all who see the job could read",
+        f"the URL holds {secret}, which all who see the job could read",
         f"in {flag}",
         "leave it out: credentials are the nodes' environment or role",
     )

@@ -1,7 +1,8 @@
 """The bytes of files, on this machine or at a URL that `pyarrow.fs` opens, such as s3://bucket/images.
 
 Credentials are those of the environment. Storage may accept a connection and never answer, and a request cannot be
-cancelled: each has its own thread, is given up without progress, and is made again with exponential back-off.
+cancelled: each has its own thread, is given up without progress, and is made again with exponential back-off. One that
+storage refuses for its credentials is not made again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -36,6 +37,14 @@ FIRST_SECONDS, SECONDS = 3.0, 60.0
 TRIES, _PAUSE = 6, 0.5
 """Attempts of a request, and the seconds after the first failure; each further pause is twice as long."""
 _CHUNK = 8 << 20
+_REFUSED = re.compile(
+    r"ACCESS_DENIED|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN|AccessDenied|InvalidAccessKeyId"
+    r"|SignatureDoesNotMatch|ExpiredToken|InvalidToken|PERMISSION_DENIED|UNAUTHENTICATED|Permission denied"
+    r"|HTTP status 40[13]|Azure Error: \[\w*\] 40[13]"
+)
+"""What the errors of S3, Google's and Azure's storage and HDFS say where the credentials are wrong."""
+_SECRET = re.compile(r"secret|passw|token|signature|credential(?!_kind)|key$|^sig$")
+"""Names of a URL's options that hold secrets, in lower case; `sig` is that of Azure's shared access signatures."""
 
 
 class File(NamedTuple):
@@ -74,17 +83,28 @@ def located(url: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a URL, and the path there. A process opens each only once for the same credentials.
 
     Raises:
-        UserError: the URL holds a password.
+        UserError: the URL holds a password or another secret.
         OSError, ValueError: it cannot be opened.
     """
     parts = urlsplit(url.partition("?")[0].replace("#", "%23"))
-    if parts.username is not None or parts.password is not None or "secret_key=" in url:
-        raise errors.secret_in_url("data.root")
     options = url.partition("?")[2]
-    given = frozenset(one for one in os.environ.items() if one[0].startswith(("AWS_", "GOOGLE_")))
+    if secret := _secret(parts, options):
+        raise errors.secret_in_url("data.root", secret)
+    given = frozenset(one for one in os.environ.items() if one[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
     place = f"{parts.scheme}://{parts.netloc}/" + (f"?{options}" if options else "")
     system, base = _system(place, os.getpid(), given)
     return system, (base.rstrip("/") + "/" + unquote(parts.path).strip("/")).rstrip("/")
+
+
+def _secret(parts: SplitResult, options: str) -> str:
+    """Return what secret a URL holds, for messages; the name of an HDFS user or of Azure's container is none."""
+    s3 = parts.scheme.startswith("s3")
+    if parts.password is not None or (s3 and ":" in parts.netloc):  # S3's may hold a slash, which ends the host
+        return "a password"
+    if s3 and parts.username is not None:
+        return "an access key"
+    names = (name for name, _ in parse_qsl(options.replace(";", "&"), keep_blank_values=True))
+    return next((f"a secret ({name})" for name in names if _SECRET.search(name.lower())), "")
 
 
 @lru_cache(maxsize=64)
@@ -300,7 +320,7 @@ def retried(work: Callable[[Callable[[], None]], T], seconds: float = SECONDS, t
         work: the request; it calls its argument whenever it makes progress.
 
     Raises:
-        OSError: it has failed each time; FileNotFoundError at once.
+        OSError: it has failed each time; at once where there is no file, or the credentials are refused.
     """
     for number in range(tries):
         try:
@@ -309,12 +329,18 @@ def retried(work: Callable[[Callable[[], None]], T], seconds: float = SECONDS, t
             raise
         except pa.ArrowException as error:  # those that are no OSError
             raise OSError(str(error)) from error
-        except OSError:
-            if number == tries - 1:
+        except OSError as error:
+            if number == tries - 1 or _is_refusal(error):
                 raise
             doing.tick()
             time.sleep(_PAUSE * 2**number * random.uniform(0.75, 1.25))
     raise AssertionError
+
+
+def _is_refusal(error: OSError) -> bool:
+    """Return whether storage has refused the credentials, which it would do each time."""
+    names_left_out = re.sub(r"'[^']*'", "", str(error))
+    return isinstance(error, PermissionError) or bool(_REFUSED.search(names_left_out))
 
 
 def _limited(work: Callable[[Callable[[], None]], T], seconds: float) -> T:

@@ -69,7 +69,18 @@ def parts(places: list[tuple[str, int, int]]) -> Iterator[bytes]:
 
 
 def probe_some(base: str, names: list[str], channels: int) -> list[errors.BadSample]:
-    """Look at some images at a URL, evenly chosen; return which of them cannot be read."""
+    """Look at some images at a URL, evenly chosen; return which of them cannot be read.
+
+    Raises:
+        UserError: storage does not answer, or refuses the credentials.
+    """
+    first = next(path for path in (byte_files.joined(base, name) for name in names) if byte_files.is_url(path))
+    try:  # one before the others, since the user waits: each of them would fail, after several attempts
+        byte_files.opened(first).close()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise byte_files.refused(first, error) from None
 
     def look(name: str) -> errors.BadSample | None:
         try:

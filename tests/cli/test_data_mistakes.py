@@ -7,7 +7,9 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import pytest
@@ -109,14 +111,26 @@ def test_images_of_mixed_sizes(capsys: Capture, tmp_path: Path, no_runs: Path) -
 
 
 class _Refuses(BaseHTTPRequestHandler):
-    """Answers every request as S3 does where the credentials are wrong."""
+    """Answers every request as S3 does where the credentials are wrong, but for lists where `listed` says so."""
+
+    listed = False
+    refused: list[str]
 
     def do_GET(self) -> None:
-        self.send_response(403)
-        self.send_header("Content-Length", str(len(DENIED)))
+        address = urlsplit(self.path)
+        options = dict(parse_qsl(address.query))
+        if self.listed and "list-type" in options:
+            self._send(200, _list(options.get("prefix", ""), options.get("delimiter", "")).encode())
+            return
+        self.refused.append(f"{self.command} {address.path}")
+        self._send(403, DENIED)
+
+    def _send(self, status: int, text: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(DENIED)
+            self.wfile.write(text)
 
     do_HEAD = do_PUT = do_POST = do_GET
 
@@ -124,9 +138,22 @@ class _Refuses(BaseHTTPRequestHandler):
         """Nothing."""
 
 
+def _list(prefix: str, delimiter: str) -> str:
+    """S3's list of some of 200 images below `images`."""
+    names = [f"images/{split}/{label}/{n}.png" for split in ("train", "val") for label in "ab" for n in range(50)]
+    below = [name for name in names if name.startswith(prefix)]
+    inside = {name for name in below if not delimiter or delimiter not in name[len(prefix) :]}
+    folders = {prefix + name[len(prefix) :].split(delimiter)[0] + delimiter for name in {*below} - inside}
+    files = "".join(f"<Contents><Key>{name}</Key><Size>9</Size></Contents>" for name in sorted(inside))
+    files += "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in sorted(folders))
+    count = f"<KeyCount>{len(inside) + len(folders)}</KeyCount>"
+    return f"<ListBucketResult><Name>bucket</Name><IsTruncated>false</IsTruncated>{count}{files}</ListBucketResult>"
+
+
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A server that refuses the credentials; and processes that opened other file systems are as new."""
+    monkeypatch.setattr(_Refuses, "refused", [], raising=False)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Refuses)
     threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     yield from _at(server.server_address[1], monkeypatch)
@@ -167,6 +194,28 @@ def test_wrong_credentials(capsys: Capture, tmp_path: Path, no_runs: Path, sourc
     said = fails(capsys, "train", experiment(tmp_path, SOURCES[source]), "--out", no_runs)
     assert "s3://bucket/" in said and "the credentials (AWS_ACCESS_KEY_ID and the like)" in said
     assert "ACCESS_DENIED" in said or "Access Denied" in said or "403" in said
+
+
+@pytest.mark.usefixtures("refusing")
+@pytest.mark.parametrize("bad", ["error", "skip"])
+@pytest.mark.parametrize("source", ["a bucket that may be listed", "a table here"])
+def test_images_that_may_not_be_read_are_asked_for_once(
+    capsys: Capture, tmp_path: Path, no_runs: Path, monkeypatch: pytest.MonkeyPatch, source: str, bad: str
+) -> None:
+    pauses = list[float]()
+    monkeypatch.setattr(byte_files, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(_Refuses, "listed", True)
+    rows = [
+        f"{split}/{label}/{n}.png,{label},{split}" for split in ("train", "val") for label in "ab" for n in range(50)
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label,split", *rows]))
+    data = f"ImageFolder('s3://bucket/images', on_bad_sample={bad!r})"
+    if source == "a table here":
+        data = f"Manifest('{tmp_path}/labels.csv', folder='s3://bucket/images', on_bad_sample={bad!r})"
+    said = fails(capsys, "train", experiment(tmp_path, data), "--out", no_runs)
+    assert "the URL cannot be read: " in said and "ACCESS_DENIED" in said
+    assert "s3://bucket/images/train/a/0.png; check the address, its bucket, and the credentials" in said
+    assert _Refuses.refused == ["HEAD /bucket/images/train/a/0.png"] and not pauses
 
 
 @pytest.mark.usefixtures("absent")

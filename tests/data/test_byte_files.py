@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,6 +84,82 @@ def test_a_request_is_made_again_until_it_succeeds(url: str, monkeypatch: pytest
     monkeypatch.setattr(byte_files, "located", located)
     assert byte_files.content(f"{url}/train/ant/1.png")[:4] == b"\x89PNG" and len(tries) == 4
     assert byte_files.part(f"{url}/train/ant/1.png", 1, 3) == b"PNG"
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        ("When reading information for key 'x': AWS Error ACCESS_DENIED during HeadObject operation: No body.", 1),
+        ("AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: The key does not exist in our records.", 1),
+        ("AWS Error UNKNOWN (HTTP status 403) during ListObjectsV2 operation", 1),
+        ("GetProperties for 'https://a/b' failed. Azure Error: [AuthorizationFailure] 403 This request is not ...", 1),
+        ("google::cloud::Status(PERMISSION_DENIED: Permanent error ReadObjectMedia)", 1),
+        ("When reading information for key 'ACCESS_DENIED/1.jpg': AWS Error SLOW_DOWN during HeadObject", 6),
+        ("AWS Error UNKNOWN (HTTP status 503) during GetObject operation", 6),
+        ("Azure Error: [ServerBusy] 503 The server is busy.", 6),
+    ],
+)
+def test_a_refusal_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, error: str, tries: int) -> None:
+    pauses, asked = list[float](), list[str]()
+
+    def located(path: str) -> tuple[fs.FileSystem, str]:
+        asked.append(path)
+        raise OSError(error)
+
+    monkeypatch.setattr(byte_files, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(byte_files, "located", located)
+    with pytest.raises(OSError, match=re.escape(error)):
+        byte_files.content("s3://bucket/1.jpg")
+    assert (len(asked), len(pauses)) == (tries, tries - 1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/x?region=us-east-1&endpoint_override=localhost:9000",
+        "abfss://container@account.dfs.core.windows.net/x",
+        "abfs://account.blob.core.windows.net/x?credential_kind=environment&enable_tls=false",
+        "abfss://container@account.dfs.core.windows.net/x?client_id=1",
+        "hdfs://user@host:8020/x?replication=3&kerb_ticket=/tmp/ticket",
+        "gs://anonymous@bucket/x?retry_limit_seconds=5",
+        "gs://bucket/x",
+    ],
+)
+def test_a_user_name_is_no_secret(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(byte_files, "_system", lambda place, *_: (place, "base"))
+    place, path = byte_files.located(url)
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    assert (place, path) == (f"{scheme}://{rest.partition('/')[0]}/{url[len(scheme + rest) + 3 :]}", "base/x")
+
+
+@pytest.mark.parametrize("name", ["container@account.dfs.core.windows.net", "account.blob.core.windows.net/container"])
+def test_arrow_takes_both_forms_of_azures_urls(name: str) -> None:
+    system, path = byte_files.located(f"abfss://{name}/a/b%20c.png?credential_kind=anonymous")
+    assert system.type_name == "abfs" and path.strip("/") == "container/a/b c.png"
+
+
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("s3://key:hidden@bucket/x", "a password"),
+        ("s3://key:hid/den@bucket/hidden", "a password"),
+        ("s3://hidden@bucket/x", "an access key"),
+        ("hdfs://user:hidden@host/x", "a password"),
+        ("abfs://:hidden@account/x", "a password"),
+        ("s3://bucket/x?secret_key=hidden", "a secret (secret_key)"),
+        ("s3://bucket/x?region=a&Session_Token=hidden", "a secret (Session_Token)"),
+        ("s3://bucket/x?X-Amz-Signature=hidden", "a secret (X-Amz-Signature)"),
+        ("abfss://c@account.dfs.core.windows.net/x?tenant_id=1&client_id=2&client_secret=hidden", "(client_secret)"),
+        ("abfss://c@account.dfs.core.windows.net/x?client%5Fsecret=hidden", "a secret (client_secret)"),
+        ("abfss://c@account.dfs.core.windows.net/x?sv=2022&se=2030&sig=hidden", "a secret (sig)"),
+        ("gs://bucket/x?access_token=hidden", "a secret (access_token)"),
+        ("hdfs://host/x?fs.azure.account.key=hidden", "(fs.azure.account.key)"),
+    ],
+)
+def test_a_secret_in_a_url_is_refused(url: str, secret: str) -> None:
+    with pytest.raises(UserError) as found:
+        ImageFolder(url).index()
+    assert secret in found.value.what and "hidden" not in str(found.value)
 
 
 def test_a_missing_object_is_a_bad_sample(folder: Path, url: str) -> None:
