@@ -156,7 +156,10 @@ def files(root: str, suffixes: tuple[str, ...]) -> list[File]:
         OSError: it cannot be read.
     """
     path, mark, options = root.partition("?") if is_url(root) else (os.path.expanduser(root), "", "")
-    found = [file for one in dict.fromkeys(expanded(path)) for file in _matching(one, mark + options, suffixes)]
+    first, *others = dict.fromkeys(expanded(path))
+    found = _matching(first, mark + options, suffixes, first=True)
+    for some in at_once(lambda one: _matching(one, mark + options, suffixes), others):
+        found += some
     if not found:
         raise FileNotFoundError(shown(root))
     return sorted(found)
@@ -176,15 +179,15 @@ def expanded(pattern: str) -> list[str]:
     return [one for part in parts for one in expanded(f"{before}{part}{after}")]
 
 
-def _matching(path: str, options: str, suffixes: tuple[str, ...]) -> list[File]:
-    """Return the files that a path, or a pattern without braces, names."""
+def _matching(path: str, options: str, suffixes: tuple[str, ...], first: bool = False) -> list[File]:
+    """Return the files that a path, or a pattern without braces, names. `first` is as for `listed`."""
     folder, _, name = path.rpartition("/")
     if is_url(path):
         if "*" in name:
-            there = [one for one in listed(folder + options, first=True) if one.size is not None]
+            there = [one for one in listed(folder + options, first=first) if one.size is not None]
             there = [one for one in there if fnmatch.fnmatchcase(one.path, name)]
         else:
-            one = _information(path + options)
+            one = _information(path + options, first)
             if one.size is not None:
                 return [one._replace(path=path + options)]
             folder = path.rstrip("/")
@@ -197,8 +200,8 @@ def _matching(path: str, options: str, suffixes: tuple[str, ...]) -> list[File]:
     return [File(one, (status := os.stat(one)).st_size, status.st_ctime_ns) for one in names]
 
 
-def _information(url: str) -> File:
-    """Return a file's size and time; the size None for a folder.
+def _information(url: str, first: bool) -> File:
+    """Return a file's size and time; the size None for a folder. `first` is as for `listed`.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -212,7 +215,7 @@ def _information(url: str) -> File:
             raise FileNotFoundError(shown(url))
         return File(path, info.size if info.type == fs.FileType.File else None, info.mtime_ns or 0)
 
-    return retried(work, FIRST_SECONDS, 1)
+    return retried(work, FIRST_SECONDS, 1) if first else retried(work)
 
 
 def opened(path: str) -> Any:

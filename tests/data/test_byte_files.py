@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,6 +161,32 @@ def test_a_secret_in_a_url_is_refused(url: str, secret: str) -> None:
     with pytest.raises(UserError) as found:
         ImageFolder(url).index()
     assert secret in found.value.what and "hidden" not in str(found.value)
+
+
+def test_files_of_a_pattern_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, asked = threading.Barrier(byte_files.THREADS), list[tuple[str, bool]]()
+
+    def information(url: str, first: bool) -> byte_files.File:
+        asked.append((url, first))
+        if not first:
+            together.wait(10)
+        return byte_files.File(url, 1, 0)
+
+    monkeypatch.setattr(byte_files, "_information", information)
+    found = byte_files.files(f"s3://bucket/{{00..{byte_files.THREADS:02}}}.tar?region=x", (".tar",))
+    assert [one.path for one in found] == [f"s3://bucket/{number:02}.tar?region=x" for number in range(17)]
+    assert asked[0] == (found[0].path, True) and sum(first for _, first in asked) == 1
+
+
+def test_a_pattern_names_the_file_that_is_missing(s3: str) -> None:
+    files, root = fs.FileSystem.from_uri(f"{s3}/shards")
+    for number in (0, 1, 3):
+        with files.open_output_stream(f"{root}/{number}.tar") as file:
+            file.write(bytes(number))
+    found = byte_files.files(f"{s3}/shards/{{0,1,3}}.tar", (".tar",))
+    assert [(one.path, one.size) for one in found] == [(f"{s3}/shards/{number}.tar", number) for number in (0, 1, 3)]
+    with pytest.raises(FileNotFoundError, match=r"shards/2\.tar"):
+        byte_files.files(f"{s3}/shards/{{0..3}}.tar", (".tar",))
 
 
 def test_a_missing_object_is_a_bad_sample(folder: Path, url: str) -> None:
