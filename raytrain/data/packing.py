@@ -29,7 +29,8 @@ def pack(
 
     Args:
         keep: whether the arrays are wanted. For streaming, only which samples can be read is.
-        before: the samples that a resumed run has skipped. It goes on to skip them, or its order would change.
+        before: the samples that a resumed run has skipped. It goes on to skip them, or its order would change. The
+            index must be the one that the run began with.
         waits: as for `Streaming`.
 
     Returns:
@@ -40,6 +41,9 @@ def pack(
         UserError: a sample cannot be read and `on_bad_sample` is `error`, or it could be read when the run began; or
             all samples are bad.
     """
+    if before is not None and not keep:  # a sample that has become unreadable ends the run where it is needed
+        index, _, skipped = _without(index, before, before)
+        return None, index, skipped
     entry = data.cache_entry(index)
     if entry is None:
         found = None
