@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from raytrain.data import Data, Index
+from raytrain.data import Data, Images, Index, Manifest, Packed, cache, decode, tables
 from raytrain.driver.resources import Resources
+from raytrain.driver.sizing import reading_threads
 from raytrain.errors import BadSample, no_room
 from raytrain.experiment import Experiment
 from raytrain.files import size
@@ -21,11 +24,16 @@ _SHARE = 0.25
 _COPIED = 2 << 30
 """Bytes up to which raw samples, which each rank could read by itself, are resident: a GPU may keep them."""
 _STORE_SHARE, _STORE_MOST = 0.3, 200 * 10**9
-"""Share of a node's memory that Ray's object store takes, and its bytes at most (Ray's `services.py`)."""
+"""Share of a node's memory that Ray's object store takes, and its bytes at most (Ray's `services.py`), where Ray does
+not run yet."""
 _SHM = "/dev/shm"
 """Where Ray keeps the object store; with less room there, it takes the disk, which is slow."""
 _READ, _SECONDS = 32, 0.5
 """Samples that are read to measure, and the seconds after which no further one is."""
+_FETCHED = 8
+"""Samples that are fetched from a URL to measure: the first ones, which are in one shard or row group."""
+_LARGE_GROUP = 1 << 30
+"""Bytes of a row group from which the plan warns of it."""
 _TRAINED, _SLOW_SECONDS = 16, 0.5
 """Samples of a pass that measures the model, and the seconds of a pass of one sample after which no other follows."""
 _SHOWN_FROM = 64 << 20
@@ -34,8 +42,9 @@ _SHOWN_FROM = 64 << 20
 
 def resident_room(resources: Resources) -> int:
     """Return the bytes that resident samples may take on each node: a quarter of its memory, and the same part of what
-    the object store holds at most."""
-    return int(min(resources.memory * _SHARE, _STORE_MOST * _SHARE / _STORE_SHARE))
+    the object store holds."""
+    store = resources.store or min(resources.memory * _STORE_SHARE, _STORE_MOST)
+    return int(min(resources.memory * _SHARE, store * _SHARE / _STORE_SHARE))
 
 
 def mode(data: Data, indices: dict[str, Index], resources: Resources) -> Literal["resident", "streaming"]:
@@ -57,38 +66,86 @@ def mode(data: Data, indices: dict[str, Index], resources: Resources) -> Literal
 
 
 def notes(
-    experiment: Experiment, indices: dict[str, Index], resources: Resources, mode: str, module: nn.Module
+    experiment: Experiment,
+    indices: dict[str, Index],
+    resources: Resources,
+    mode: str,
+    module: nn.Module,
+    resumed: bool = False,
 ) -> list[str]:
     """Return why samples are streamed, how fast they can be read, and whether that or the model is the bottleneck; or
-    that resident samples have no room in shared memory.
+    that resident samples have no room in shared memory; and what takes long or room elsewhere.
 
     Args:
         experiment: with its scaling decided.
         module: the model, whose weights stay as they are.
+        resumed: whether the run goes on.
     """
     data = experiment.data
-    total, room = sum(indices[split].bytes for split in ("train", "val")), resident_room(resources)
+    more = [*_large_groups(data), *_elsewhere(data, resources)]
     if mode == "resident":
-        return _shared_memory(total, resources)
+        return [*_shared_memory(sum(indices[split].bytes for split in ("train", "val")), resources), *more]
+    return [*_streamed(experiment, indices, resources, module), *more, *([] if resumed else _read_first(data, indices))]
+
+
+def _large_groups(data: Data) -> list[str]:
+    """Return a note about row groups of Parquet files that take long to read for each image."""
+    largest = tables.largest_group(data.root, data.bytes) if isinstance(data, Manifest) and data.bytes else 0
+    if largest <= _LARGE_GROUP:
+        return []
+    how = "write the table again with row_group_size=1000, or `raytrain pack` it"
+    return [f"row groups of up to {size(largest)} are read whole, by each process: {how}"]
+
+
+def _read_first(data: Data, indices: dict[str, Index]) -> list[str]:
+    """Return a note where all samples are read before training, since the disk cache has not which of them are bad."""
+    if data.on_bad_sample != "skip" or all(_known(data, indices[split]) for split in ("train", "val")):
+        return []
+    return ["all samples are read before the first step, to find those to skip (data.on_bad_sample)"]
+
+
+def _known(data: Data, index: Index) -> bool:
+    entry = data.cache_entry(index)
+    return entry is not None and cache.load_bad(entry, index) is not None
+
+
+def _elsewhere(data: Data, resources: Resources) -> list[str]:
+    """Return a note where other machines than this one fetch shards."""
+    here = ("this machine", socket.gethostname())
+    if not isinstance(data, Packed) or "://" not in data.root or all(one.name in here for one in resources.by_node):
+        return []
+    return ["each node fetches shards to its own disk, and this machine's is the only one whose room is known"]
+
+
+def _streamed(experiment: Experiment, indices: dict[str, Index], resources: Resources, module: nn.Module) -> list[str]:
+    """Return why samples are streamed, and how fast that is."""
+    data = experiment.data
+    total, room = sum(indices[split].bytes for split in ("train", "val")), resident_room(resources)
     why = "data.mode is streaming"
     if data.mode == "auto" and total > room:
-        limit = "a quarter of its memory" if room < int(_STORE_MOST * _SHARE / _STORE_SHARE) else "Ray's object store"
+        limit = "a quarter of its memory" if room == int(resources.memory * _SHARE) else "Ray's object store"
         why = f"{size(total)} are more than the {size(room)} that a node may keep ({limit})"
     elif data.mode == "auto":
         return []
-    rate = None if data.on_gpu else _rate(data, indices["train"])
+    remote = _remote(data, indices["train"])
+    measure = _decoding_rate if remote else _rate
+    rate = None if data.on_gpu else measure(data, indices["train"])
     if not rate:
         return [f"samples are streamed: {why}"]
-    cpus = f"{resources.cpus:g} CPU" + ("s" if resources.cpus != 1 else "")
-    most = f"at most {_rounded(rate * resources.cpus)} samples/s on {cpus}, {_rounded(rate)} by each"
+    threads = reading_threads(data, "streaming", experiment.scaling, resources) * experiment.scaling.ranks
+    count, unit = (threads, "thread") if threads else (resources.cpus, "CPU")
+    on = f"{count:g} {unit}{'s' if count != 1 else ''}"
+    most = f"at most {_rounded(rate * count)} samples/s on {on}, {_rounded(rate)} by each"
     trained = None  # on GPUs and on other machines the model's rate is not known here
     if resources.where == "this machine" and not experiment.scaling.gpus_per_worker:
         trained = _training_rate(module, data.sample(indices["train"]), indices["train"].input.seen_as)
     limit = "a model that is faster waits for it"
     if trained is not None:
-        bottleneck = "the model" if trained < rate else "reading"
-        limit = f"one CPU trains the model on about {_rounded(trained)} samples/s: {bottleneck} is the bottleneck"
-    return [f"samples are streamed: {why}; reading does {most}, and {limit}"]
+        bottleneck = "the model" if trained < rate else "decoding" if remote else "reading"
+        bottleneck += " is the bottleneck" + (", if the network is not" if remote else "")
+        limit = f"one CPU trains the model on about {_rounded(trained)} samples/s: {bottleneck}"
+    work = "decoding, without the network," if remote else "reading"
+    return [f"samples are streamed: {why}; {work} does {most}, and {limit}"]
 
 
 def _training_rate(module: nn.Module, sample: tuple[int, ...], dtype: str) -> float | None:
@@ -132,22 +189,50 @@ def _shared_memory(total: int, resources: Resources) -> list[str]:
     ]
 
 
+def _remote(data: Data, index: Index) -> bool:
+    """Return whether samples are at a URL."""
+    where = data.where(index, 0) if isinstance(data, Images) else ""
+    return "://" in where or "://" in str(getattr(data, "root", ""))
+
+
 def _rate(data: Data, index: Index) -> float | None:
-    """Return the samples that one thread reads in a second; None where the network decides that, or none is read."""
-    if "://" in str(getattr(data, "root", "")):
+    """Return the samples that one thread reads in a second; None where none is read."""
+    chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _READ)).astype(np.int64))
+    return _measured(lambda sample: data.read(index, np.array([sample])), chosen)
+
+
+def _decoding_rate(data: Data, index: Index) -> float | None:
+    """Return the samples at a URL that one thread decodes in a second; None where they are not images to decode."""
+    if not isinstance(data, Images) or not data.decodes:
         return None
-    done, began = 0, time.perf_counter()
-    for sample in np.unique(np.linspace(0, len(index) - 1, min(len(index), _READ)).astype(np.int64)):
+    try:
+        fetched = list(data.encoded(index, np.arange(min(len(index), _FETCHED))))
+    except BadSample:
+        return None
+    channels, side, _ = index.input.shape
+
+    def decoded(raw: bytes) -> None:
         try:
-            data.read(index, np.array([sample]))
+            decode.square(raw, side, channels, data.resampling)
+        except ValueError as error:
+            raise BadSample("", str(error)) from None
+
+    return _measured(decoded, fetched)
+
+
+def _measured(work: Callable[[Any], Any], items: Iterable[Any]) -> float | None:
+    """Return how many items one thread does in a second; bad samples are left out."""
+    seconds = list[float]()
+    for item in items:
+        began = time.perf_counter()
+        try:
+            work(item)
         except BadSample:
             continue
-        done += 1
-        if done == 1:  # the first one loads libraries
-            began = time.perf_counter()
-        elif time.perf_counter() - began > _SECONDS:
+        seconds.append(time.perf_counter() - began)
+        if sum(seconds[1:]) > _SECONDS:  # the first one loads libraries
             break
-    return (done - 1) / (time.perf_counter() - began) if done > 1 else None
+    return (len(seconds) - 1) / sum(seconds[1:]) if len(seconds) > 1 else None
 
 
 def _rounded(rate: float) -> str:

@@ -237,7 +237,7 @@ def make(
     experiment = replace(experiment, memory_format=memory_format(experiment, sample, len(train.classes), module, dtype))
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
-    notes += data_room.notes(experiment, indices, resources, mode, module) if surveyed is None else []
+    notes += data_room.notes(experiment, indices, resources, mode, module, resumed) if surveyed is None else []
     floor = baseline(experiment, indices) if surveyed is None else UNKNOWN
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor, share)
     if (experiment.unfreeze_epoch or 0) >= found.epochs:

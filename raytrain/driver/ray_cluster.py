@@ -72,16 +72,22 @@ def resources() -> Resources:
     heads = [node for node in there if "node:__internal_head__" in node[1]]
     grown = [*heads, *(("a node to come", node) for node in autoscaler.nodes_to_come())]
     least = int(min(node["memory"] for _, node in (*there, *grown) if "memory" in node))
-    counted = (
-        tuple(
-            Node(name, node.get("CPU", 0.0), node.get("GPU", 0.0), int(node.get("memory", least)))
-            for name, node in nodes
-        )
-        for nodes in (there, grown)
-    )
+    counted = (tuple(_node(name, node, least) for name, node in nodes) for nodes in (there, grown))
     where = ray.get_runtime_context().gcs_address
     every = (Resources(nodes, where, gpu_memory=smallest_gpu) for nodes in counted)
     return max(every, key=lambda found: (found.gpus, found.cpus))
+
+
+def _node(name: str, has: dict[str, float], least: int) -> Node:
+    """Return a node.
+
+    Args:
+        has: its resources, as Ray counts them.
+        least: bytes of memory of a node that tells none.
+    """
+    store = has.get("object_store_memory")
+    memory = int(has.get("memory", least))
+    return Node(name, has.get("CPU", 0.0), has.get("GPU", 0.0), memory, None if store is None else int(store))
 
 
 def places() -> list[tuple[str, int]]:

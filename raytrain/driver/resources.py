@@ -16,12 +16,14 @@ class Node:
 
     Attributes:
         memory: bytes.
+        store: bytes of Ray's object store; None where Ray does not run yet.
     """
 
     name: str
     cpus: float
     gpus: float
     memory: int
+    store: int | None = None
 
     def room(self, cpus: float, gpus: float) -> int:
         """Return the number of workers of so many CPUs and GPUs that the node holds."""
@@ -65,6 +67,11 @@ class Resources:
     def memory(self) -> int:
         """Bytes of the smallest node's memory."""
         return min(node.memory for node in self.by_node)
+
+    @property
+    def store(self) -> int | None:
+        """Bytes of the smallest node's object store; None where no node tells."""
+        return min((node.store for node in self.by_node if node.store is not None), default=None)
 
     def room(self, cpus: float, gpus: float = 0.0) -> int:
         """Return the number of workers of so many CPUs and GPUs that fit, each on one node."""

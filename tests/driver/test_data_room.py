@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import os
+import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
+from pyarrow import parquet
 from torch import nn
 
-from raytrain import MLP, Data, Experiment, Index, Scaling
-from raytrain.driver import data_room
+from raytrain import MLP, Data, Experiment, ImageFolder, Index, Manifest, Packed, Scaling
+from raytrain.data import Images, packing
+from raytrain.driver import data_room, ray_cluster
 from raytrain.driver.resources import Node, Resources
-from raytrain.errors import BadSample
+from raytrain.errors import BadSample, UserError
 
 
-def machine(memory: int, cpus: float = 4, where: str = "a cluster") -> Resources:
-    return Resources((Node("a", cpus, 0, memory), Node("b", cpus, 0, 2 * memory)), where)
+def machine(memory: int, cpus: float = 4, where: str = "a cluster", store: int | None = None) -> Resources:
+    return Resources((Node("a", cpus, 0, memory, store), Node("b", cpus, 0, 2 * memory)), where)
 
 
 HERE = machine(16 << 30, where="this machine")
@@ -73,6 +82,27 @@ def test_resident_samples_take_a_quarter_of_memory_and_of_rays_most(memory: int,
 
     most = min(memory * ray_constants.DEFAULT_OBJECT_STORE_MEMORY_PROPORTION, _most(ray_constants))
     assert room < most
+
+
+def test_the_object_store_of_a_running_cluster_counts() -> None:
+    small = machine(16 << 30, store=6 << 20)
+    assert data_room.resident_room(small) == 5 << 20 < data_room.resident_room(machine(16 << 30, store=8 << 30))
+    assert data_room.resident_room(machine(16 << 30, store=8 << 30)) == 4 << 30, "a quarter of memory is less"
+    data = Slow()
+    assert data_room.mode(data, data.index(), machine(16 << 30)) == "resident"
+    assert data_room.mode(data, data.index(), small) == "streaming"
+    (note,) = said(data, small)
+    assert note.startswith("samples are streamed: 7.0 MiB are more than the 5.0 MiB that a node may keep (Ray's object")
+    with pytest.raises(UserError, match="keeping all samples resident needs 7 MiB and there are 5 MiB"):
+        data_room.mode(Slow(mode="resident"), data.index(), small)
+
+
+def test_ray_tells_a_nodes_object_store() -> None:
+    has = {"CPU": 2.0, "GPU": 1.0, "memory": 7e9, "object_store_memory": 78643200.0}
+    assert ray_cluster._node("a", has, 5) == Node("a", 2, 1, 7 * 10**9, 78643200)
+    assert ray_cluster._node("b", {"CPU": 2.0}, 5) == Node("b", 2, 0, 5, None)
+    assert Resources((Node("a", 2, 0, 5, 9), Node("b", 2, 0, 5, 7), Node("c", 2, 0, 5)), "").store == 7
+    assert machine(5).store is None
 
 
 def _most(constants: Any) -> int:
@@ -135,6 +165,104 @@ def _trained(note: str) -> float:
 def _rates(note: str) -> tuple[str, str]:
     words = note.split()
     return words[words.index("by") - 1], words[words.index("most") + 1]
+
+
+@dataclass(frozen=True)
+class Threaded(Slow):
+    """What threads of the workers read."""
+
+    @property
+    def direct(self) -> bool:
+        return True
+
+
+def test_threads_of_the_workers_are_what_reads_for_them() -> None:
+    two = Scaling(workers=2, cpus_per_worker=1.0, gpus_per_worker=0.0, threads_per_worker=1)
+    (note,) = said(Threaded(mode="streaming"), machine(1 << 30), scaling=two)
+    each, most = (float(text.replace(",", "")) for text in _rates(note))
+    assert "samples/s on 4 threads, " in note, "two on each CPU of one node; the other one has no worker"
+    assert most == pytest.approx(4 * each, rel=0.1)
+    (note,) = said(Slow(mode="streaming"), machine(1 << 30), scaling=two)
+    assert "samples/s on 8 CPUs, " in note, "tasks of Ray Data run on all nodes"
+
+
+PNG = io.BytesIO()
+Image.new("RGB", (200, 200), (1, 2, 3)).save(PNG, "png")
+
+
+@dataclass(frozen=True)
+class Far(Images):
+    """Images that a network brings, with a damaged one."""
+
+    root: str = "s3://bucket/images"
+
+    def index(self) -> dict[str, Index]:
+        return {split: Index(np.zeros(40, np.int64), ("a",), (3, 64, 64), split) for split in ("train", "val")}
+
+    def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
+        for sample in samples:
+            READ.append(int(sample))
+            time.sleep(0.01)
+            yield b"none" if sample == 2 else PNG.getvalue()
+
+    def where(self, index: Index, sample: int) -> str:
+        return f"s3://bucket/images/{sample}.png"
+
+
+def test_of_images_at_a_url_decoding_alone_is_measured() -> None:
+    one = Scaling(workers=1, cpus_per_worker=1.0, gpus_per_worker=0.0)
+    (note,) = said(Far(size=64, mode="streaming"), HERE, module=Waits(0.0001), scaling=one)
+    each, _ = (float(text.replace(",", "")) for text in _rates(note))
+    assert READ == list(range(8)) and each > 150, "10 ms each would be less than 100"
+    assert note.startswith("samples are streamed: data.mode is streaming; decoding, without the network, does at most")
+    assert note.endswith("is the bottleneck, if the network is not")
+    (note,) = said(Far(size=64, mode="streaming"), machine(16 << 30), scaling=one)
+    assert note.endswith(", and a model that is faster waits for it")
+
+
+def test_images_at_urls_that_a_table_here_lists_are_not_read_to_measure(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("path,label,split\nx.png,a,train\ny.png,a,val\n")
+    data = Manifest(str(tmp_path / "a.csv"), folder="s3://bucket/images")
+    assert data_room._remote(data, data.index()["train"])
+    assert not data_room._remote(dataclasses.replace(data, folder=""), data.index()["train"])
+
+
+def test_a_first_start_that_skips_bad_samples_says_that_it_reads_all(tmp_path: Path) -> None:
+    note = "all samples are read before the first step, to find those to skip (data.on_bad_sample)"
+    assert note in said(Slow(mode="streaming", on_bad_sample="skip"), machine(1 << 30))
+    assert note not in said(Slow(mode="streaming"), machine(1 << 30))
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / split / "a" / "1.png")
+    data = ImageFolder(str(tmp_path), size=8, mode="streaming", on_bad_sample="skip")
+    assert note in said(data, machine(1 << 30))
+    for index in data.index().values():
+        packing.pack(data, index, keep=False)
+    assert note not in said(data, machine(1 << 30)), "the disk cache has which are bad"
+    experiment = Experiment(MLP(), Slow(mode="streaming", on_bad_sample="skip"))
+    args = (experiment, Slow().index(), machine(1 << 30), "streaming", nn.Identity())
+    assert note not in data_room.notes(*args, resumed=True)
+
+
+def test_large_row_groups_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = pa.table({"image": [PNG.getvalue() * 9] * 8, "label": ["a"] * 8})
+    parquet.write_table(cells, tmp_path / "a.parquet", row_group_size=4, use_dictionary=False)
+    data = Manifest(str(tmp_path / "a.parquet"), bytes="image", size=8)
+    kept = sum(map(len, cells["image"].slice(0, 4).to_pylist()))
+    assert said(data, machine(1 << 40), "resident") == []
+    monkeypatch.setattr(data_room, "_LARGE_GROUP", kept)
+    (note,) = said(data, machine(1 << 40), "resident")
+    assert note.startswith("row groups of up to ") and note.endswith("row_group_size=1000, or `raytrain pack` it")
+    monkeypatch.setattr(data_room, "_LARGE_GROUP", kept + 100)
+    assert said(data, machine(1 << 40), "resident") == []
+
+
+def test_the_room_for_shards_on_other_nodes_is_said_to_be_unknown() -> None:
+    pack = Packed("s3://bucket/pack")
+    (note,) = data_room._elsewhere(pack, machine(1 << 30))
+    assert "each node fetches shards to its own disk" in note
+    own = Resources((Node(socket.gethostname(), 4, 0, 1 << 30),), "127.0.0.1:6379")
+    assert data_room._elsewhere(pack, own) == data_room._elsewhere(Packed("/pack"), machine(1 << 30)) == []
 
 
 def test_storage_at_a_url_and_bad_samples_are_not_measured() -> None:
