@@ -189,7 +189,8 @@ def test_more_trials_run_at_once_where_nodes_have_joined(tmp_path: Path) -> None
     fields: dict = {"scaling": Scaling(threads_per_worker=1)}
     now = [nodes(*cpus) for cpus in ((2,), (2, 1), (2, 2, 2), (1,))]
     assert [planned(tmp_path, nodes(2), LR, **fields).at_once(one) for one in now] == [2, 3, 4, 2], "four trials in all"
-    for limit in ({"concurrent": 1}, {"objective": "seconds"}, {"constraints": ("seconds <= 60",)}):
+    limits: list[dict] = [{"concurrent": 1}, {"objective": "seconds"}, {"constraints": ("seconds <= 60",)}]
+    for limit in limits:
         assert [planned(tmp_path, nodes(2), LR, **fields, **limit).at_once(one) for one in now] == [1, 1, 1, 1]
 
 
