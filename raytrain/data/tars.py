@@ -8,7 +8,7 @@ import os
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from raytrain.data import byte_files, cache, kept
 from raytrain.data.source import Index
 from raytrain.data.trees import EXTENSIONS
 
-VERSION = 2
+VERSION = 3
 """Increase it with every change of the members that are found: entries of the cache are named by it."""
 _MOST_TEXT = 1 << 20
 """Bytes of the largest text member that is read for a label."""
@@ -60,20 +60,24 @@ def shards(root: str) -> list[byte_files.File]:
     return found
 
 
-def members(files: list[byte_files.File], label: str, folder: Path | None) -> pa.Table:
+def members(files: list[byte_files.File], label: str, image: str, folder: Path | None) -> pa.Table:
     """Return the samples of shards: `shard` (int32), `name`, `offset`, `size` (int64) of the image and `label`, a
     text or null. It is read from the tar headers, and kept in a folder.
 
+    Args:
+        label: suffix of the member with the label, or `json.NAME`.
+        image: suffix of the member with the image, in lower case; empty where each sample has only one image.
+
     Raises:
-        UserError: a shard is no tar file or cannot be read.
+        UserError: a shard is no tar file or cannot be read, a sample has several images or is there twice, or its label
+            is no text or number.
     """
-    recipe = repr((VERSION, label, [(os.path.abspath(one.path), one.size, one.time) for one in files]))
+    recipe = repr((VERSION, label, image, [(os.path.abspath(one.path), one.size, one.time) for one in files]))
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:32]
     path = None if folder is None else folder / f"{digest}.tars"
     if path is not None and (batches := kept.load(path)):
         return pa.Table.from_batches(batches)
-    suffix, _, entry = label.partition(".")
-    found = list(byte_files.at_once(lambda one: _samples(one.path, suffix, entry), files))
+    found = list(byte_files.at_once(lambda one: _samples(one.path, label, image), files))
     tables = [part.append_column("shard", pa.array(np.full(len(part), n, np.int32))) for n, part in enumerate(found)]
     table = pa.concat_tables(tables)
     if path is not None and len(table):
@@ -88,11 +92,11 @@ def cache_folder(name: str) -> Path | None:
     return cache.default_folder() if name == "auto" else Path(name).expanduser()
 
 
-def _samples(path: str, suffix: str, entry: str) -> pa.Table:
+def _samples(path: str, label: str, image: str) -> pa.Table:
     try:
         if byte_files.is_url(path):
-            return byte_files.retried(lambda sign: _scan(path, suffix, entry, sign))
-        return _scan(path, suffix, entry, lambda: None)
+            return byte_files.retried(lambda sign: _scan(path, label, image, sign))
+        return _scan(path, label, image, lambda: None)
     except (tarfile.TarError, EOFError) as error:
         reason = errors.one_line(str(error)) or type(error).__name__
         raise errors.UserError(
@@ -104,44 +108,86 @@ def _samples(path: str, suffix: str, entry: str) -> pa.Table:
         raise errors.UserError(f"the shard cannot be read: {error.strerror}", path, "make it readable") from None
 
 
-def _scan(path: str, suffix: str, entry: str, sign: Any) -> pa.Table:
+def _scan(path: str, label: str, image: str, sign: Any) -> pa.Table:
     """Return the samples of one shard, in their order: members whose names are equal up to the first dot after the
     last slash are one sample (WebDataset's rule)."""
-    keys: dict[str, int] = {}
-    names: list[Any] = []
-    offsets: list[Any] = []
-    sizes: list[Any] = []
-    labels: list[Any] = []
+    suffix, _, entry = label.partition(".")
+    images: dict[str, list[_Image]] = {}
+    labels: dict[str, str | None] = {}
+    crowded = None
     with (
         byte_files.stream(path) as source,
         tarfile.open(fileobj=source, mode="r:" if source.seekable() else "r|") as tar,
     ):
         for member in tar:
             sign()
+            tar.members = []  # type: ignore[misc]  # it would keep all
             folder, slash, own = member.name.rpartition("/")
             if not member.isfile() or own.startswith("."):
                 continue
-            key, _, kind = own.partition(".")
-            number = keys.setdefault(folder + slash + key, len(keys))
-            if number == len(names):
-                for column, empty in ((names, None), (offsets, 0), (sizes, 0), (labels, None)):
-                    column.append(empty)
-            if kind.lower() == suffix and member.size <= _MOST_TEXT and (text := tar.extractfile(member)):
-                labels[number] = _label(text.read(), entry)
-            elif own.lower().endswith(EXTENSIONS) and names[number] is None:
-                names[number], offsets[number], sizes[number] = member.name, member.offset_data, member.size
-            tar.members = []  # type: ignore[misc]  # it would keep all
-    types = {"name": pa.string(), "offset": pa.int64(), "size": pa.int64(), "label": pa.string()}
-    table = pa.table(dict(zip(types, (names, offsets, sizes, labels), strict=True)), pa.schema(list(types.items())))
-    return table.filter(table["name"].is_valid())
+            name, _, kind = own.partition(".")
+            key, kind = folder + slash + name, kind.lower()
+            if crowded is not None and key != crowded:
+                break  # an error, which names all images of that sample
+            found = images.setdefault(key, [])
+            if kind == suffix and member.size <= _MOST_TEXT and (text := tar.extractfile(member)):
+                if key in labels:
+                    raise _twice(path, key, kind)
+                labels[key] = _label(text.read(), entry, path, key)
+            elif kind == image or f".{kind}".endswith(EXTENSIONS):
+                if any(one.kind == kind for one in found):
+                    raise _twice(path, key, kind)
+                found.append(_Image(kind, member.name, member.offset_data, member.size))
+                crowded = key if len(found) > 1 and not image else crowded
+    chosen = {key: _chosen(path, key, found, image) for key, found in images.items() if found}
+    columns = {
+        "name": pa.array([one.name for one in chosen.values()], pa.string()),
+        "offset": pa.array([one.offset for one in chosen.values()], pa.int64()),
+        "size": pa.array([one.size for one in chosen.values()], pa.int64()),
+        "label": pa.array([labels.get(key) for key in chosen], pa.string()),
+    }
+    return pa.table(columns)
 
 
-def _label(raw: bytes, entry: str) -> str | None:
+class _Image(NamedTuple):
+    """A member that is an image: its suffix, its name, and where its bytes are."""
+
+    kind: str
+    name: str
+    offset: int
+    size: int
+
+
+def _chosen(path: str, key: str, found: list[_Image], image: str) -> _Image:
+    """Return the image of a sample."""
+    named = [one for one in found if one.kind == image] if image else found
+    if len(named) == 1:
+        return named[0]
+    kinds = sorted((one.kind for one in found), key=lambda kind: (kind.count("."), kind))
+    listed, where = errors.listed([f".{kind}" for kind in kinds]), byte_files.shown(path)
+    if image:
+        how = f"--data.image {kinds[0]} takes that one; or leave the sample out"
+        raise errors.UserError(f"the sample {key!r} has no image .{image}, but {listed}", where, how)
+    how = f"name the suffix of the one that is to be read, as --data.image {kinds[0]}"
+    raise errors.UserError(f"the sample {key!r} has several images, {listed}", where, how)
+
+
+def _twice(path: str, key: str, kind: str) -> errors.UserError:
+    what = f"the sample {key!r} is there twice, with two members .{kind}"
+    return errors.UserError(what, byte_files.shown(path), "give each sample of a shard a name of its own")
+
+
+def _label(raw: bytes, entry: str, path: str, key: str) -> str | None:
     """Return the label in a text member, or in an entry of a JSON member; None without it."""
     try:
         if not entry:
             return raw.decode().strip() or None
         value = json.loads(raw)[entry]
-        return None if value is None else str(value)
     except (ValueError, KeyError, TypeError):
         return None
+    if isinstance(value, list | dict):
+        text = errors.one_line(json.dumps(value), 60)
+        what = f"the label {entry!r} of the sample {key!r} is {text}, not a text or number"
+        how = "name an entry that is one: --data.label json.NAME"
+        raise errors.UserError(what, byte_files.shown(path), how)
+    return None if value is None else str(value)

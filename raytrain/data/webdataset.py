@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ class WebDataset(Images):
 
     label: str = "cls"
     """Suffix of the member with the label, a class's name or number; `json.NAME` is entry NAME of a .json member."""
+    image: str = field(default="", kw_only=True)
+    """Suffix of the member with the image, such as jpg, where samples have several images."""
     classes: tuple[str, ...] = ()
     """Names of the classes, where the labels are numbers from 0."""
     val_fraction: float = 0.2
@@ -49,7 +51,8 @@ class WebDataset(Images):
             raise errors.no_root("WebDataset")
         tars = with_pillow().tars
         files = tars.shards(self.root)
-        table = tars.members(files, self.label, tars.cache_folder(self.cache))
+        image = self.image.lower().lstrip(".")
+        table = tars.members(files, self.label, image, tars.cache_folder(self.cache))
         if not len(table):
             how = "give shards with members such as 000.jpg and 000.cls"
             raise errors.UserError("no shard holds an image", tars.byte_files.shown(self.root), how)

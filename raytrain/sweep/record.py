@@ -79,7 +79,8 @@ def reads(experiment: Experiment) -> str:
     # Sweeps of older versions have these texts as keys, without the fields that were added since.
     if data.folds == Folds():
         del values["folds"]
-    for name, defaults in (("whole", (False,)), ("interpolation", ("auto",)), ("decode", ("auto", "cpu"))):
+    added = ("whole", (False,)), ("interpolation", ("auto",)), ("decode", ("auto", "cpu")), ("image", ("",))
+    for name, defaults in added:
         if values.get(name) in defaults:
             del values[name]
     values.pop("verify", None)  # it decides how changes are noticed, not what is read

@@ -62,7 +62,7 @@ def places(folder: Path, tmp_path_factory: pytest.TempPathFactory, s3: str) -> l
 
 @pytest.mark.parametrize("place", range(6))
 def test_shards_give_the_samples_of_the_folder(folder: Path, places: list[str], place: int) -> None:
-    data, here = WebDataset(places[place], size=8), ImageFolder(str(folder), size=8)
+    data, here = WebDataset(places[place], size=8, image="png"), ImageFolder(str(folder), size=8)
     found, expected = checked_indices(data), checked_indices(here)
     assert list(found) == ["train", "val"]
     for split, index in found.items():
@@ -77,14 +77,14 @@ def test_shards_give_the_samples_of_the_folder(folder: Path, places: list[str], 
             checked_read(here, expected[split], np.array([2, 4]))["image"],
         )
     assert data.where(found["train"], 7).endswith("shapes-train-002.tar: ./007.png")
-    again = WebDataset(places[place], size=8, label="json.number", classes=("ant", "bee")).index()
+    again = WebDataset(places[place], size=8, image=".PNG", label="json.number", classes=("ant", "bee")).index()
     assert {split: index.fingerprint() for split, index in again.items()} == {
         split: index.fingerprint() for split, index in found.items()
     }
 
 
 def test_headers_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = WebDataset(str(write(folder, tmp_path / "shards")), size=8, cache=str(tmp_path / "cache"))
+    data = WebDataset(str(write(folder, tmp_path / "shards")), size=8, image="png", cache=str(tmp_path / "cache"))
     first = data.index()["train"]
     monkeypatch.setattr(tars, "_scan", None)
     second = data.index()["train"]
@@ -101,7 +101,7 @@ def test_headers_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_shard_that_was_cut_later_is_a_bad_sample(folder: Path, tmp_path: Path) -> None:
-    data = WebDataset(str(write(folder, tmp_path / "shards")), size=8, cache="off")
+    data = WebDataset(str(write(folder, tmp_path / "shards")), size=8, image="png", cache="off")
     index = data.index()["train"]
     shard = tmp_path / "shards" / "shapes-train-000.tar"
     shard.write_bytes(shard.read_bytes()[:600])
@@ -112,6 +112,54 @@ def test_a_shard_that_was_cut_later_is_a_bad_sample(folder: Path, tmp_path: Path
     with pytest.raises(BadSample, match="No such file") as found:
         data.read(index, np.array([0]))
     assert isinstance(found.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("first", ["depth.png", "jpg"])
+def test_the_image_of_several_is_the_named_one(s3: str, tmp_path: Path, first: str) -> None:
+    def raw(red: int, kind: str) -> bytes:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8), (red, 0, 0)).save(file, kind)
+        return file.getvalue()
+
+    reds = {"jpg": 200, "depth.png": 10}
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(4):
+            for suffix in sorted(reds, key=lambda one: one != first):
+                add(tar, f"{number:03d}.{suffix}", raw(reds[suffix] + number, "PNG" if "png" in suffix else "JPEG"))
+            add(tar, f"{number:03d}.cls", str(number % 2).encode())
+    files, root = fs.FileSystem.from_uri(f"{s3}/several-{first}")
+    fs.copy_files(str(tmp_path), root, destination_filesystem=files)
+    for place in (str(tmp_path), f"{s3}/several-{first}"):
+        for suffix, red in reds.items():
+            data = WebDataset(place, size=8, image=suffix, cache=str(tmp_path / "cache"))
+            index = data.index()["train"]
+            found = checked_read(data, index, np.arange(len(index)))["image"][:, 0].astype(int)
+            assert index.names(np.arange(len(index)))[0].endswith(f".{suffix}")
+            np.testing.assert_allclose(found, np.full_like(found, red) + index.rows[:, None, None], atol=2)
+        told = r"the sample '000' has several images, .jpg, .depth.png, .*a.tar; name .*--data.image jpg"
+        with pytest.raises(UserError, match=told):
+            WebDataset(place, size=8, cache=str(tmp_path / "cache")).index()
+        with pytest.raises(UserError, match=r"the sample '000' has no image .jpeg, but .jpg, .depth.png, .*a.tar"):
+            WebDataset(place, size=8, image="jpeg", cache=str(tmp_path / "cache")).index()
+
+
+def test_a_sample_that_is_there_twice_is_one_line(tmp_path: Path) -> None:
+    def write(*names: str) -> WebDataset:
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            for name in names:
+                add(tar, name, b"1" if name.endswith("cls") else b"an image")
+        return WebDataset(str(tmp_path / "a.tar"), classes=("a", "b"), cache="off")
+
+    for again in ("1.jpg", "1.JPG", "1.cls"):
+        told = f"the sample '1' is there twice, with two members {again[1:].lower()}, {tmp_path}/a.tar; give each"
+        with pytest.raises(UserError, match=told):
+            write("0.jpg", "0.cls", "1.jpg", "1.cls", "2.jpg", "2.cls", again).index()
+    apart = write("1.jpg", "0.jpg", "a/1.jpg", "0.cls", "1.cls", "a/1.cls", "2.txt")  # other folders are other samples
+    assert sorted(name for one in apart.index().values() for name in one.names(np.arange(len(one)))) == [
+        "0.jpg",
+        "1.jpg",
+        "a/1.jpg",
+    ]
 
 
 def shard(path: Path, **members: bytes) -> str:
@@ -126,6 +174,12 @@ def shard(path: Path, **members: bytes) -> str:
     [
         ({"a_png": b"x"}, {}, "'a.png' has no label, .*a.tar; add a member of the suffix .cls"),
         ({"a_png": b"x", "a_json": b"{}"}, {"label": "json.kind"}, "'a.png' has no label 'kind' in its .json"),
+        (
+            {"a_png": b"x", "a_json": b'{"kind": [1, 2]}'},
+            {"label": "json.kind"},
+            r"the label 'kind' of the sample 'a' is \[1, 2\], not a text or number, .*a.tar; name an entry",
+        ),
+        ({"a_png": b"x", "a_json": b'{"kind": {"of": 3}}'}, {"label": "json.kind"}, 'sample .a. is {"of": 3}, not a'),
         ({"a_txt": b"x"}, {}, "no shard holds an image"),
         ({"a_png": b"x", "a_cls": b"3"}, {}, "labels must be 0 to n - 1 without gaps, got 3"),
         ({"a_png": b"x", "a_cls": b"3"}, {"classes": ("a", "b")}, "labels must be 0 to n - 1"),
@@ -166,5 +220,5 @@ def test_folders_tell_the_splits_where_names_do_not(folder: Path, tmp_path: Path
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         (write(folder, tmp_path / "all") / f"shapes-{split}-000.tar").rename(tmp_path / split / "000.tar")
-    found = WebDataset(f"{tmp_path}/{{train,val}}", size=8).index()
+    found = WebDataset(f"{tmp_path}/{{train,val}}", size=8, image="png").index()
     assert {split: len(index) for split, index in found.items()} == {"train": 2, "val": 6}
