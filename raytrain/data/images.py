@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -142,6 +142,11 @@ class Images(Data):
         """Whether each rank decodes images by itself, in threads: where a subclass has no `read` of its own."""
         return self.decodes
 
+    def further(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the arrays of the fields after the image for some samples (int64 [k]), each [k, ...] by name; none by
+        default."""
+        return {}
+
     def read(
         self,
         index: Index,
@@ -149,13 +154,27 @@ class Images(Data):
         out: dict[str, np.ndarray] | None = None,
         crops: Crops | None = None,
         decoder: Decoder | None = None,
-    ) -> np.ndarray:
+    ) -> Any:
         """Decode images to their central squares, uint8 [k, channels, size, size], or to `crops` of whole images, uint8
         [k, channels, height, width] as the index declares; in the place of `out` if given. A `decoder` decodes what it
-        can."""
+        can. With further fields, return all by name."""
+        images = self._decoded(index, samples, self.encoded(index, samples), out, crops, decoder)
+        more = self.further(index, samples)
+        return {index.input.name: images} | more if more else images
+
+    def _decoded(
+        self,
+        index: Index,
+        samples: np.ndarray,
+        raws: Iterable[bytes],
+        out: dict[str, np.ndarray] | None,
+        crops: Crops | None,
+        decoder: Decoder | None,
+    ) -> np.ndarray:
+        """Return encoded images decoded, as `read` does."""
         decode = with_pillow().decode
         images = np.empty((len(samples), *index.input.shape), np.uint8) if out is None else out[index.input.name]
-        rows = enumerate(raw for _, raw in zip(samples, self.encoded(index, samples), strict=True))
+        rows = enumerate(raw for _, raw in zip(samples, raws, strict=True))
         for row, raw in rows if decoder is None else decoder.fill(images, rows, crops, self.resampling):
             try:
                 if crops is None:
@@ -177,7 +196,7 @@ class Images(Data):
 
     @property
     def decodes(self) -> bool:
-        """Whether `read` decodes images as it does here."""
+        """Whether `read` decodes images as it does here, beside `further` arrays."""
         return type(self).read is Images.read
 
     def notes(self) -> list[str]:

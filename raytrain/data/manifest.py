@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from raytrain.config import check
 from raytrain.data.images import SPLITS, FileImages, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
-
-if TYPE_CHECKING:
-    from raytrain.data.crops import Crops
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow")
 _VAL = list(SPLITS).index("val")
@@ -122,28 +119,9 @@ class Manifest(FileImages):
             found |= {"train": train.take(rest), "val": replace(train.take(held_out), split="val")}
         return {split: found[split] for split in SPLITS if split in found}
 
-    @property
-    def direct(self) -> bool:
-        """Whether each rank reads samples by itself, in threads."""
-        return type(self).read is Manifest.read
-
-    def read(  # type: ignore[override]
-        self,
-        index: Any,
-        samples: np.ndarray,
-        out: dict[str, np.ndarray] | None = None,
-        crops: Crops | None = None,
-    ) -> Any:
-        """Return images, decoded to their central squares or to crops, and their targets, if there are."""
-        images = super().read(index, samples, out, crops)
-        if not self.target:
-            return images
-        return {"image": images, self._target_name: index.targets[index.rows[samples]]}
-
-    @property
-    def decodes(self) -> bool:
-        """Whether `read` decodes images, and returns nothing else."""
-        return type(self).read is Manifest.read and not self.target
+    def further(self, index: Any, samples: np.ndarray) -> dict[str, np.ndarray]:  # type: ignore[override]
+        """Return the targets of some samples, if there are."""
+        return {self._target_name: index.targets[index.rows[samples]]} if self.target else {}
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[Any]:
         """Yield the bytes of some samples, from their files or from the table."""

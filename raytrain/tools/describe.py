@@ -191,8 +191,10 @@ def _part(data: Data, split: str, index: Index, rows: np.ndarray) -> tuple[Any, 
         raw = b""
         try:
             (raw,) = data.encoded(index, np.array([row]))
-            channels, size = index.shape[0], index.shape[1]
-            arrays["image"][place] = decode.square(raw, size, channels, data.resampling)
+            channels, size, _ = index.input.shape
+            arrays[index.input.name][place] = decode.square(raw, size, channels, data.resampling)
+            for name, array in data.further(index, np.array([row])).items():
+                arrays[name][place] = array[0]
             sizes.append(pixel_size_of(raw) or (0, 0))
         except errors.BadSample as error:
             arrays["bad"][place] = f"{error.path}\0{error.reason}"

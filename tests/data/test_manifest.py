@@ -16,6 +16,7 @@ from pyarrow import csv, fs, parquet
 from raytrain.data import ImageFolder, Manifest
 from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.image_files import tables
+from raytrain.data.packing import pack as resident
 from raytrain.errors import BadSample, UserError
 
 
@@ -263,7 +264,11 @@ def test_columns_of_numbers_are_targets(folder: Path, tmp_path: Path, suffix: st
         np.testing.assert_array_equal(checked_read(both, part, np.array([1]))["value"], [[expected[1], expected[1]]])
         other = Manifest(write(whole.set_column(5, "age", pa.array(np.arange(12) + 1)), tmp_path / f"b.{suffix}"))
         other = replace(other, size=8, folder=str(folder), target=("age",))
-        assert other.index()[split].fingerprint() != index.fingerprint() and data.cache_entry(index) is None
+        assert other.cache_entry(other.index()[split]) != data.cache_entry(index) is not None
+        first, again = (resident(data, index)[0] for _ in range(2))  # the second is from the disk cache
+        assert first is not None and again is not None and not again["image"].flags.owndata
+        for name, array in checked_read(data, index, np.arange(len(index))).items():
+            assert array.tobytes() == first[name].tobytes() == again[name].tobytes()
     held = replace(data, split="").index()
     assert [len(index) for index in held.values()] == [10, 2]
 
