@@ -15,6 +15,7 @@ from raytrain.user_code.places import calling, place
 
 if TYPE_CHECKING:
     from raytrain.data.decode_gpu import Decoder
+    from raytrain.data.images import Images
 
 _TAKEN = ("bad", "label", "target")
 """Names of arrays that a field cannot have."""
@@ -90,9 +91,8 @@ def _read(
     crops: Crops | None = None,
     decoder: Decoder | None = None,
 ) -> dict[str, np.ndarray]:
-    name = index.name(int(samples[0])) + (f" to {index.name(int(samples[-1]))}" if len(samples) > 1 else "")
-    called, of = f"{type(data).__name__}.read", f"{name}, {index.split}" if index.split else name
-    with calling(f"{called} of {of}," if index.split else f"{called} of {of}"):
+    of = _named(index, samples)
+    with calling(f"{type(data).__name__}.read of {of}" + ("," if index.split else "")):
         read: Any = data.read
         given = ("out", out), ("crops", crops), ("decoder", decoder)
         more = {name: value for name, value in given if value is not None}
@@ -104,24 +104,50 @@ def _read(
             what = f"read() must return a dict of {names}, got {_kind(found)} for {of}"
             raise errors.UserError(what, where, "return an array for each field, by its name")
         found = {index.input.name: found}
-    undeclared = [repr(key) for key in found if key not in {field.name for field in index.fields}]
+    return _arrays(found, index.fields, len(samples), of, where, "read()")
+
+
+def checked_further(data: Images, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the checked result of `data.further(index, samples)`: the arrays of the fields after the image.
+
+    Raises:
+        BadSample: a sample cannot be read.
+        UserError: it fails, or an array is missing or has another dtype or shape.
+    """
+    of = _named(index, samples)
+    with calling(f"{type(data).__name__}.further of {of}" + ("," if index.split else "")):
+        found = data.further(index, samples)
+    return _arrays(found, index.fields[1:], len(samples), of, f"in {place(type(data).further)}", "further()")
+
+
+def _named(index: Index, samples: np.ndarray) -> str:
+    """Return the first and the last of some samples, and their split, for a message."""
+    name = index.name(int(samples[0])) + (f" to {index.name(int(samples[-1]))}" if len(samples) > 1 else "")
+    return f"{name}, {index.split}" if index.split else name
+
+
+def _arrays(
+    found: dict[str, Any], fields: tuple[Field, ...], count: int, of: str, where: str, called: str
+) -> dict[str, np.ndarray]:
+    """Return the fields' arrays, after comparing dtype and shape."""
+    undeclared = [repr(key) for key in found if key not in {field.name for field in fields}]
     if undeclared:
-        what = f"read() returns {', '.join(undeclared)} for {of}, which index() does not declare"
+        what = f"{called} returns {', '.join(undeclared)} for {of}, which index() does not declare"
         raise errors.UserError(what, where, "add a Field for it to the fields of Index, or leave it out")
-    for field in index.fields:
+    for field in fields:
         if field.name not in found:
             known = ", ".join(repr(name) for name in found) or "nothing"
-            what = f"read() must return {field.name!r}, got {known} for {of}"
+            what = f"{called} must return {field.name!r}, got {known} for {of}"
             raise errors.UserError(what, where, "return an array for each field, by its name")
-        array, expected = found[field.name], (len(samples), *field.shape)
+        array, expected = found[field.name], (count, *field.shape)
         if isinstance(array, np.ndarray) and array.dtype == field.dtype and array.shape == expected:
             continue
         got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else _kind(array)
-        named = f" as {field.name!r}" if len(index.fields) > 1 else ""
-        what = f"read() must return {field.dtype} {list(expected)}{named}, got {got} for {of}"
+        named = f" as {field.name!r}" if len(fields) > 1 else ""
+        what = f"{called} must return {field.dtype} {list(expected)}{named}, got {got} for {of}"
         raise errors.UserError(what, where, _remedy(array, field))
     # Torch accepts neither read-only memory, such as a mapped file's, nor negative strides, as in `array[..., ::-1]`.
-    return {field.name: np.require(found[field.name], requirements=("C", "W")) for field in index.fields}
+    return {field.name: np.require(found[field.name], requirements=("C", "W")) for field in fields}
 
 
 def classes_differ(train: Sequence[str], other: Sequence[str], split: str, root: object) -> errors.UserError:

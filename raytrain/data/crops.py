@@ -56,6 +56,4 @@ def cropped(data: Data, index: Index) -> Index:
     side = data.input_side
     if side is None:
         return index
-    image, *others = index.fields
-    shape = (image.shape[0], side, side)
-    return replace(index, shape=None if index.shape is None else shape, fields=(replace(image, shape=shape), *others))
+    return index.reshaped((index.input.shape[0], side, side))

@@ -101,9 +101,8 @@ class Packed(Images):
         found = {}
         for split, values in pack.values["splits"].items():
             index = pack.table(split).index(split, values, pack.raw)
-            settled = self._settled()
-            shape: Any = index.shape if pack.raw else (settled.channels, settled.size, settled.size)
-            found[split] = replace(index, shape=shape)
+            settled: Any = self._settled()
+            found[split] = index if pack.raw else index.reshaped((settled.channels, settled.size, settled.size))
         return found
 
     def read(  # type: ignore[override]
@@ -118,11 +117,21 @@ class Packed(Images):
         pack = self._pack()
         if pack.raw:
             return pack.arrays(index.split, index.rows[samples], index.fields, out)
-        return Images.read(self._settled(), index, samples, out, crops, decoder)
+        more = _further(index, len(samples))
+        raws = pack.encoded(index.split, index.rows[samples], more)
+        images = self._settled()._decoded(index, samples, raws, out, crops, decoder)
+        return {index.input.name: images} | more if more else images
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
         """Yield the bytes of some images, after comparing their checksums."""
-        return self._pack().encoded(index.split, index.rows[samples])
+        return self._pack().encoded(index.split, index.rows[samples], _further(index, len(samples)))
+
+    def further(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the arrays that are packed beside some images."""
+        more = _further(index, len(samples))
+        for _ in self._pack().encoded(index.split, index.rows[samples], more) if more else ():
+            pass
+        return more
 
     def where(self, index: Index, sample: int) -> str:
         """Return a sample's shard and name."""
@@ -168,6 +177,11 @@ class Packed(Images):
             channels=self.channels or known["channels"],
             interpolation=self.resampling,
         )
+
+
+def _further(index: Index, count: int) -> dict[str, np.ndarray]:
+    """Return room for the arrays of the fields after the image."""
+    return {field.name: np.empty((count, *field.shape), field.dtype) for field in index.fields[1:]}
 
 
 def described(data: Any, fields: tuple[Field, ...]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ A pack is a folder, or a place at a URL:
     index-train.arrow   for each sample: shard, offset, length, crc32, and its label, name and columns; memory-mapped
     shard-00000.bin     the bytes of a range of one split's samples, back to back
 
-A sample of the codecs `original` and `jpeg` is an encoded image. One of the codec `raw` is the arrays of all fields,
-one after the other, in C order and in little-endian bytes.
+A sample of the codecs `original` and `jpeg` is an encoded image, and after it the arrays of further fields. One of the
+codec `raw` is the arrays of all fields. Arrays follow each other in C order and in little-endian bytes.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class Table:
             plain = column.to_pylist() if dtype.kind == "U" else column.to_numpy(zero_copy_only=True)
             columns[name] = np.array(plain, dtype) if dtype.kind == "U" else plain.view(dtype)
         shape: Any = fields[0].shape if values["image"] else None
+        further = sum(field.bytes for field in fields[1:])
         return Index(
             labels=self._array("label") if values["labels"] else None,  # type: ignore[arg-type]
             classes=tuple(values["classes"]),
@@ -152,7 +153,7 @@ class Table:
             split=split,
             rows=np.arange(len(self.shard)),
             paths=self.batch.column("name") if values["names"] else None,
-            sizes=None if raw else self.length,
+            sizes=None if raw else self.length - further if further else self.length,
             fields=fields,
             columns=columns,
             shares=tuple(values["shares"]),
@@ -235,19 +236,28 @@ class Pack:
         sample = table.batch.column("name")[row].as_py() if named else f"sample {row} of {split}"
         return f"{self.place.where}/{shard_name(int(table.shard[row]))}: {sample}"
 
-    def encoded(self, split: str, rows: np.ndarray) -> Iterator[bytes]:
-        """Yield the bytes of some samples (int64 [k]).
+    def encoded(self, split: str, rows: np.ndarray, further: dict[str, np.ndarray]) -> Iterator[bytes]:
+        """Yield the encoded images of some samples (int64 [k]).
+
+        Args:
+            further: filled with the arrays of the further fields, [k, ...] each.
 
         Raises:
             BadSample: they are damaged or cannot be read.
         """
         table = self.table(split)
         self._bring(split, table.shard[rows])
-        for row in rows:
+        parts = [array.reshape(len(rows), -1).view(np.uint8) for array in further.values()]
+        for place, row in enumerate(rows):
             found = self._bytes(table, split, int(row))
             if zlib.crc32(found) != table.crc[row]:  # under 1% of the time that decoding takes
                 raise errors.BadSample(self.name(split, int(row)), _DAMAGED)
-            yield found
+            end = len(found) - sum(part.shape[1] for part in parts)
+            image, start = found[:end], end
+            for part in parts:
+                part[place] = np.frombuffer(found, np.uint8, part.shape[1], start)
+                start += part.shape[1]
+            yield image
 
     def arrays(
         self, split: str, rows: np.ndarray, fields: tuple[Field, ...], out: dict[str, np.ndarray] | None = None

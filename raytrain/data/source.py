@@ -165,6 +165,11 @@ class Index:
             columns={name: pick(column) for name, column in self.columns.items()},
         )
 
+    def reshaped(self, shape: tuple[int, int, int]) -> Index:
+        """Return the index with another shape of the model's input."""
+        first, *others = self.fields
+        return replace(self, shape=None if self.shape is None else shape, fields=(replace(first, shape=shape), *others))
+
     def fingerprint(self) -> str:
         """Return a hash of the samples: names or rows, sizes, labels, classes and columns. Times are left out, so that
         a copy of the files has the same hash."""

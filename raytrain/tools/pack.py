@@ -76,6 +76,10 @@ def planned(data: Data, settings: Settings) -> tuple[Job, dict[str, Index]]:
         data, size = config.replace(data, "size", size), None
     size = (size or 256) if codec == "jpeg" else None
     indices = checked_indices(data)
+    others = [field for field in indices["train"].fields[1:] if field.kind != "plain"]
+    if others and codec != "raw":
+        what = f"{codec} packs one encoded image per sample, and {others[0].name!r} is of kind {others[0].kind}"
+        raise errors.UserError(what, where, "use --codec raw")
     for split in indices:
         if not split.isidentifier():
             raise errors.UserError(f"a split of a pack cannot be called {split!r}", where, "use letters and digits")
@@ -105,10 +109,10 @@ def _sample_bytes(job: Job, index: Index) -> float:
     if job.codec == "raw":
         return index.sample_bytes
     if job.codec == "original" and index.sizes is not None:
-        return float(index.sizes.mean())
+        return float(index.sizes.mean()) + index.sample_bytes - index.input.bytes
     chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
     found = [one for row in chosen for _, one in samples(job, index, int(row), int(row) + 1)]
-    sizes = [len(one[0]) for one in found if not isinstance(one, errors.BadSample)]
+    sizes = [sum(map(len, one)) for one in found if not isinstance(one, errors.BadSample)]
     return sum(sizes) / max(1, len(sizes))
 
 

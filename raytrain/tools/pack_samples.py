@@ -10,7 +10,7 @@ import numpy as np
 
 from raytrain import errors
 from raytrain.data import Data, Images, Index, decode, decode_torch
-from raytrain.data.checks import checked_read
+from raytrain.data.checks import checked_further, checked_read
 from raytrain.data.image_files import pixel_size_of
 
 ROWS, _ROWS_BYTES = 64, 16 << 20
@@ -54,7 +54,7 @@ def samples(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:
 
 
 def _encoded(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:
-    """Yield the encoded images of a range of samples."""
+    """Yield the encoded images of a range of samples, each with its further arrays."""
     assert isinstance(job.data, Images)
     while row < stop:
         last = min(row + ROWS, stop)
@@ -65,7 +65,8 @@ def _encoded(job: Job, index: Index, row: int, stop: int) -> Iterator[Found]:
                 except ValueError as error:
                     yield row, errors.BadSample(job.data.where(index, row), str(error))
                 else:
-                    yield row, (found,)
+                    more = checked_further(job.data, index, np.array([row])) if index.fields[1:] else {}
+                    yield row, (found, *(array.tobytes() for array in more.values()))
                 row += 1
             if row != last:
                 what = f"encoded() ends before sample {row}"
