@@ -79,6 +79,18 @@ class Manifest(FileImages):
 
         return replace(self, root=absolute(self.root), folder=absolute(self.folder))
 
+    def with_images(self) -> Manifest:
+        """Return the source with `bytes` set to the only column of images that Hugging Face has written, each a struct
+        of bytes and path, if there are no paths."""
+        tables = with_pillow().tables
+        first = tables.files(self._file())[0]
+        columns = list(tables.schema(first)) if tables.holds_bytes(first) else []
+        structs = [one for one in columns if str(one.type).startswith("struct<")]
+        found = [one.name for one in structs if {"bytes", "path"} <= {inner.name for inner in one.type}]
+        if len(found) != 1 or self.path in [one.name for one in columns]:
+            return self
+        return replace(self, bytes=found[0])
+
     def index(self) -> dict[str, Index]:
         """Return the rows of each split, in their order; classes in the order of their names."""
         tables, root = with_pillow().tables, self._file()

@@ -14,15 +14,18 @@ from raytrain.cli.flags.arguments import first_argument, show_usage
 from raytrain.cli.flags.parsing import FLAT, describe, parse
 from raytrain.config import above, at_least, check
 from raytrain.data import MNIST, Data, ImageFolder, Manifest, Packed, WebDataset
+from raytrain.data.images import SPLITS
+from raytrain.data.late import with_pillow
 from raytrain.experiment import Experiment
 from raytrain.run.experiment_file import load
 from raytrain.tools.output import check_output
 
-_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq", ".arrow")
+_WITH_BYTES = (".parquet", ".pq", ".arrow")
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", *_WITH_BYTES)
 _ABOUT = (
-    "Describes the data of an experiment or a run, a folder (images in a folder for each class, MNIST, tar shards or "
-    "a pack), a table of images, or any of these at a URL: counts, classes, sizes of images, samples that cannot be "
-    "read or are equal, and mean and standard deviation."
+    "Describes the data of an experiment or a run, MNIST's files, or, here or at a URL, a table of images or a folder "
+    "(images in a folder for each class, tar shards, Parquet or Arrow files, or a pack): counts, classes, sizes of "
+    "images, samples that cannot be read or are equal, and mean and standard deviation."
 )
 
 
@@ -47,18 +50,42 @@ def source_of(place: str) -> Data | None:
     """Return the source that a folder, a file or a URL is; None if it is an experiment, a run, or not there."""
     plain = place.partition("?")[0] if is_url(place) else place
     if plain.lower().endswith(_TABLES):
-        return Manifest(place)
+        return Manifest(place).with_images()
     if plain.lower().endswith(".tar"):
         return WebDataset(place)
     if is_url(place):
-        return ImageFolder(place)
+        return _of_folder(place)
     if not os.path.isdir(place) or Path(place, "experiment.json").is_file():
         return None
-    if Path(place, "manifest.json").is_file():
-        return Packed(place)
-    if Path(place, "MNIST", "raw").is_dir():
-        return MNIST(place)
-    return WebDataset(place) if any(Path(place).glob("*.tar")) else ImageFolder(place)
+    return MNIST(place) if Path(place, "MNIST", "raw").is_dir() else _of_folder(place)
+
+
+def _of_folder(place: str) -> Data:
+    """Return the source that a folder, or one at a URL, is by the names in it."""
+    tree = with_pillow().tree(place)
+    try:
+        top = tree.entries("")
+        if {"manifest.json", ".packing"} & top.keys():
+            return Packed(place)
+        files, folders = _parted(top)
+        if folders and not any(name.endswith(".tar") for name in files):
+            # Shards and tables may be in a folder for each split, or in one folder beside a README.
+            splits = {name for names in SPLITS.values() for name in names}
+            only = folders[0] if len(folders) == 1 else None
+            inside = next((name for name in folders if name.lower() in splits), only)
+            files, deeper = _parted(tree.entries(inside)) if inside else ([], [])
+            files = [] if deeper else files
+    except OSError:  # reported when it is read
+        return ImageFolder(place)
+    if any(name.endswith(".tar") for name in files):
+        return WebDataset(place)
+    return Manifest(place).with_images() if any(name.endswith(_WITH_BYTES) for name in files) else ImageFolder(place)
+
+
+def _parted(entries: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """Return the names of files, and of folders that are not hidden."""
+    folders = [name for name, is_folder in entries.items() if is_folder and not name.startswith(".")]
+    return [name for name, is_folder in entries.items() if not is_folder], folders
 
 
 def of_source(source: Data, settings: Any) -> Callable[..., Any]:
