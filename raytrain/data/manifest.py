@@ -108,6 +108,7 @@ class Manifest(FileImages):
         table, counts = tables.joined(files, list(dict.fromkeys(wanted)), text, coded)
         if not table.num_rows:
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
+        self._check_flat(table)
         table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used
         splits = self._splits(table) if has_split else np.repeat(self._named_splits(files), counts)
         if self.target:
@@ -205,6 +206,16 @@ class Manifest(FileImages):
         if name == self.path and not self.bytes and images:
             how = f"did you mean --data.bytes {images[0]}?"
         return errors.UserError(f"the manifest has no column {name!r}", self._file(), how)
+
+    def _check_flat(self, table: Any) -> None:
+        """Check that only columns of targets have lists."""
+        for one in table.schema:
+            if one.type.num_fields and one.name not in self.target:
+                what = f"column {one.name!r} must have a text or a number in each row, got {one.type}"
+                lists = f", or use --data.target {one.name} for lists of numbers" if one.name == self.label else ""
+                raise errors.UserError(
+                    errors.one_line(what, 200), self._file(), f"write one value into each row{lists}"
+                )
 
     def _splits(self, table: dict[str, Any]) -> np.ndarray:
         """Return the number of each row's split in SPLITS, int8 [n]."""

@@ -120,6 +120,31 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"label": [[0, 1], [1]]}, r"column 'label' must have .* got list<.*int64>, .*; write .* --data.target label"),
+        (
+            {"label": [{"a": 1}, {"a": 2}]},
+            r"column 'label' must have a text or a number in each row, got struct<a: int64>",
+        ),
+        (
+            {"split": [["train"], ["val"]]},
+            r"column 'split' must have .*got list<.*>, .*; write one value into each row$",
+        ),
+        ({"path": [["x"], ["y"]]}, "column 'path' must have "),
+        ({"who": [{"id": 1}, {"id": 2}]}, "column 'who' must have "),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_columns_of_lists_and_dicts_are_one_line(
+    wrong: dict[str, list[object]], message: str, suffix: str, tmp_path: Path
+):
+    table = pa.table({"label": ["a", "b"], "path": ["x", "y"], "split": ["train", "val"], "who": ["p", "q"]} | wrong)
+    with pytest.raises(UserError, match=message):
+        checked_indices(Manifest(write(table, tmp_path / f"a.{suffix}"), columns=("who",)))
+
+
 @pytest.mark.parametrize(("table", "message"), WRONG)
 def test_errors_say_what_is_wrong(table: dict[str, list[object]], message: str, tmp_path: Path):
     for suffix in ("csv", "parquet"):
