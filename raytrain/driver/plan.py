@@ -62,6 +62,7 @@ class Plan:
         run: the run's directory, or `<out>/<stem>-N` while it has no number.
         baseline: what a constant answer scores.
         share: the largest share of the model's parameters that one device holds.
+        whole: the bytes that a device with a share of the model takes besides it for a while, and what they are.
     """
 
     experiment: Experiment
@@ -76,6 +77,7 @@ class Plan:
     run: str
     baseline: Baseline = UNKNOWN
     share: float = 1.0
+    whole: tuple[int, str] = (0, "")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -233,17 +235,17 @@ def make(
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     begin += [*graph.check(experiment), *gpu_decoding.check(experiment.data, train, scaling)]
     spread = experiment.parallel.check(module, scaling.ranks, scaling.gpus_per_worker or 0.0, experiment.accumulation)
-    share = experiment.parallel.share(module, scaling.ranks)
+    held = _held(experiment, module)
     experiment = replace(experiment, memory_format=memory_format(experiment, sample, len(train.classes), module, dtype))
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
     notes += data_room.notes(experiment, indices, resources, mode, module, resumed) if surveyed is None else []
     floor = baseline(experiment, indices) if surveyed is None else UNKNOWN
-    found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor, share)
+    found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor, *held)
     if (experiment.unfreeze_epoch or 0) >= found.epochs:
         notes += [f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"]
     _check_length(found)
-    _check_gpu_memory(found, max(each.numel() * each.element_size() for each in module.parameters()))
+    _check_gpu_memory(found)
     return replace(found, notes=(*notes, *_check_budget(found)))
 
 
@@ -339,12 +341,18 @@ def _try_step(experiment: Experiment, index: Index, module: nn.Module, new: bool
         return [str(found)], found
 
 
-def _check_gpu_memory(planned: Plan, largest: int) -> None:
+def _held(experiment: Experiment, module: nn.Module) -> tuple[float, tuple[int, str]]:
+    """Return `Plan.share` and `Plan.whole`."""
+    parallel = experiment.parallel
+    share = parallel.share(module, experiment.scaling.ranks)
+    return share, parallel.whole(module, experiment.accumulation) if share < 1 else (0, "")
+
+
+def _check_gpu_memory(planned: Plan) -> None:
     """Check that a worker's state, without activations, fits on its GPU.
 
     Args:
         planned: the plan but for this check.
-        largest: bytes of the model's largest parameter.
 
     Raises:
         UserError: it cannot.
@@ -353,8 +361,7 @@ def _check_gpu_memory(planned: Plan, largest: int) -> None:
     if not scaling.gpus_per_worker:
         return
     name, state = type(e.parallel).__name__, int(planned.state_bytes * planned.share)
-    # A model that is spread is filled tensor by tensor, and FSDP gathers its layers for their passes.
-    whole = largest if state < planned.state_bytes else 0
+    whole, part = planned.whole
     if state + whole < _ASKED_FROM or (whole_gpu := planned.resources.gpu_memory()) is None:
         return
     room, where = memory.gpu_room(int(whole_gpu), scaling.gpus_per_worker), "on the smallest GPU"
@@ -363,7 +370,7 @@ def _check_gpu_memory(planned: Plan, largest: int) -> None:
         what = f"what {name} has of weights, gradients and optimizer state on a GPU"
         raise errors.no_room(what, state, room, where, f"use {more}, larger GPUs or a smaller model")
     if state + whole > room:
-        what = f"what {name} has on a GPU together with the model's largest tensor, which is whole there for a while,"
+        what = f"what {name} has on a GPU together with {part}, whole there for a while,"
         raise errors.no_room(what, state + whole, room, where, "use larger GPUs, or a model with smaller layers")
 
 

@@ -120,6 +120,7 @@ def _memory(plan: Plan) -> str:
     of = "per copy" if e.parallel.sharded and e.scaling.ranks > 1 else "per worker"
     if part < state and (of == "per copy" or e.scaling.gpus_per_worker):
         of += f", at most {size(part)} of it on each {'GPU' if e.scaling.gpus_per_worker else 'worker'}"
+        of += f" and {size(plan.whole[0])} more for a while ({plan.whole[1]})"
     kept = "images" if plan.indices["train"].input.kind == "image" else "samples"
     where = f"resident, {size(plan.resident_bytes)} per node" if plan.mode == "resident" else _streamed(plan)
     return f"{size(state)} of weights, gradients and optimizer state {of}; {kept} {where}"

@@ -92,6 +92,15 @@ class Parallel:
         """
         return 1.0
 
+    def whole(self, module: nn.Module, micro_batches: int) -> tuple[int, str]:
+        """Return the bytes that a device which holds a share of the parameters takes besides it for a while, and what
+        they are.
+
+        Args:
+            module, micro_batches: see `check`.
+        """
+        return max(each.numel() * each.element_size() for each in module.parameters()), "the largest tensor"
+
     def check_settings(self, batch_size: int, workers: int, precision: str, compile: bool) -> None:
         """Check that the other settings of an experiment suit the strategy, when the experiment is made.
 

@@ -1,4 +1,4 @@
-"""Where the strategies cut a model: into parts of its layers, layers into shards, and blocks."""
+"""Where the strategies cut a model: into parts of its layers, and layers into shards."""
 
 from __future__ import annotations
 
@@ -201,13 +201,3 @@ def _numbers(found: tuple[str, ...]) -> str:
     if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]}-{numbers[-1]}"
     return ",".join(map(str, numbers))
-
-
-def blocks(module: nn.Module, least: int) -> list[nn.Module]:
-    """Return the children, and the children of ModuleLists among them, that are large enough to be gathered
-    separately."""
-    found: list[nn.Module] = []
-    for child in module.children():
-        if sum(parameter.numel() for parameter in child.parameters()) >= least:
-            found += blocks(child, least) if isinstance(child, nn.ModuleList) else [child]
-    return found

@@ -16,8 +16,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 
+from raytrain.parallel.blocks import units
 from raytrain.parallel.cut_layers import compute
-from raytrain.parallel.cutting import blocks, shards, styles
+from raytrain.parallel.cutting import shards, styles
 from raytrain.parallel.fsdp import FSDP
 from raytrain.parallel.meshes import mesh_of
 from raytrain.parallel.parts import Parts
@@ -54,7 +55,7 @@ class FullySharded(Sharded):
     """FSDP2, which averages gradients over the ranks during the backward pass.
 
     Args:
-        parts: the model, which is filled and sharded block by block.
+        parts: the model, which is filled and sharded unit by unit.
         value: the settings.
     """
 
@@ -75,10 +76,10 @@ class FullySharded(Sharded):
             "mp_policy": MixedPrecisionPolicy(_DTYPES[value.param_dtype], _DTYPES[value.reduce_dtype]),
             "offload_policy": CPUOffloadPolicy() if value.cpu_offload else OffloadPolicy(),
         }
-        for block in (*blocks(module, value.block_parameters), module):
+        for unit, _ in units(module, value.block_parameters):
             # FSDP2 takes no other layout; images keep theirs.
-            parts.fill(block, ranks.device, layout=torch.contiguous_format)
-            fully_shard(block, **options)
+            parts.fill(unit, ranks.device, layout=torch.contiguous_format)
+            fully_shard(unit, **options)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

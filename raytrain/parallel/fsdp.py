@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -11,6 +11,7 @@ from raytrain.config import above, at_least, check
 from raytrain.parallel.base import Parallel
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from raytrain.parallel.strategy import RankContext, Shape, Strategy
@@ -24,8 +25,8 @@ class FSDP(Parallel):
     shard_over: int | None = None
     """Workers that share one set of weights; the sets are replicas of each other (HSDP). None is all workers."""
     block_parameters: int = 100_000
-    """A child of the model, or of its containers, with at least as many parameters is gathered by itself; the rest of
-    the model together."""
+    """A block, another entry of a Sequential or ModuleList, or another child of the model with at least as many
+    parameters is gathered by itself; the rest of the model together."""
     reshard_after_forward: bool = True
     """Drop gathered weights after the forward pass and gather them again for the backward pass: less memory, slower."""
     param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -57,6 +58,16 @@ class FSDP(Parallel):
         """Return the shard of a worker, or nothing where it is offloaded."""
         return 0.0 if self.cpu_offload else 1 / (self.shard_over or workers)
 
+    def whole(self, module: nn.Module, micro_batches: int) -> tuple[int, str]:
+        """Return the gathered weights and the gradients of the largest block; of several micro-batches the gradients of
+        all blocks are kept whole until they are reduced."""
+        held = [weights for _, weights in _runtime()[0].units(module, self.block_parameters)]
+        if micro_batches > 1:
+            gradients = _bytes(tensor for tensor in module.parameters() if tensor.requires_grad)
+            return max(map(_bytes, held)) + gradients, "the largest block and all gradients"
+        both = (_bytes([*one, *(tensor for tensor in one if tensor.requires_grad)]) for one in held)
+        return max(both), "the largest block with its gradients"
+
     def check(self, module: nn.Module, workers: int, gpus_per_worker: float, micro_batches: int) -> str:
         """Workers must fall into whole sets."""
         if self.shard_over and workers % self.shard_over:
@@ -73,10 +84,20 @@ class FSDP(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the model sharded in place."""
-        from raytrain.parallel.dtensors import FullySharded, Parts, Strategy  # torch: `--help` needs the fields only
-
-        parts = Parts(build, ranks)
+        runtime = _runtime()[1]
+        parts = runtime.Parts(build, ranks)
         if ranks.world > 1:
-            return FullySharded(parts, ranks, self)
+            return runtime.FullySharded(parts, ranks, self)
         parts.fill(parts.module, ranks.device)
-        return Strategy(parts.module, ranks)
+        return runtime.Strategy(parts.module, ranks)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _runtime():
+    """Return the modules of the runtime, imported late: they need torch, and `--help` the fields only."""
+    from raytrain.parallel import blocks, dtensors
+
+    return blocks, dtensors

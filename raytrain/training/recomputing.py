@@ -13,8 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from raytrain import errors
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList)
+from raytrain.parallel.blocks import blocks
 
 
 def recompute(module: nn.Module, setting: str) -> int:
@@ -48,17 +47,6 @@ def check(setting: str, module: nn.Module) -> list[str]:
         raise errors.UserError(what, "in activation_checkpointing", "use --activation_checkpointing none")
     count = len(found[:: 1 if setting == "block" else int(setting)])
     return [f"activations of {count} of {len(found)} blocks are computed again in the backward pass"]
-
-
-def blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the repeated parts of a model, in order: the innermost entries of a Sequential or a ModuleList that
-    consist of layers."""
-    found: list[nn.Module] = []
-    for child in module.children():
-        entry = isinstance(module, _CONTAINERS) and any(True for _ in child.children())
-        inner = [] if entry and not isinstance(child, _CONTAINERS) else blocks(child)
-        found += inner or ([child] if entry and any(True for _ in child.parameters()) else [])
-    return found
 
 
 @cache

@@ -318,11 +318,14 @@ def test_memory_line_of_a_sharded_model_is_per_copy() -> None:
     one, two = Scaling(workers=1), Scaling(workers=2)
     for parallel, scaling in ((FSDP(), one), (DDP(), two)):
         assert "optimizer state per worker;" in text(make(parallel=parallel, scaling=scaling), "memory")
-    for parallel, held in ((FSDP(), "15.8"), (TensorParallel(), "15.8"), (Pipeline(), "30.7")):
+    for parallel, held, whole in (
+        (FSDP(), "15.8", "30.7 MiB more for a while (the largest block with its gradients)"),
+        (TensorParallel(), "15.8", "15.3 MiB more for a while (the largest tensor)"),
+        (Pipeline(), "30.7", "15.3 MiB more for a while (the largest tensor)"),
+    ):
         said = text(make(model=MLP(hidden=(2000, 2000)), parallel=parallel, scaling=two), "memory")
-        assert said.startswith(
-            f"31.7 MiB of weights, gradients and optimizer state per copy, at most {held} MiB of it on each worker;"
-        )
+        state = "31.7 MiB of weights, gradients and optimizer state per copy"
+        assert said.startswith(f"{state}, at most {held} MiB of it on each worker and {whole};")
 
 
 @dataclass(frozen=True)
@@ -607,9 +610,11 @@ def test_lr_scaling_needs_lr_batch_size(scaling: str) -> None:
         (DDP(), "fp32", 2, "what DDP has of weights, gradients and optimizer state on a GPU needs 2,"),
         (DDP(), "fp32", 3, None),
         (FSDP(), "fp32", 1, "what FSDP has of weights, gradients and optimizer state on a GPU needs 1,"),
-        (FSDP(), "fp32", 2, None),
+        (FSDP(), "fp32", 2, "what FSDP has on a GPU together with the largest block with its gradients, whole there"),
+        (FSDP(), "fp32", 3, None),
         (FSDP(), "auto", 1, "what FSDP has of weights, gradients and optimizer state on a GPU needs 1,"),
-        (FSDP(cpu_offload=True), "fp32", 1, None),
+        (FSDP(cpu_offload=True), "fp32", 1, "what FSDP has on a GPU together with the largest block"),
+        (FSDP(cpu_offload=True), "fp32", 2, None),
         (TensorParallel(), "fp32", 1, "what TensorParallel has of weights"),
         (Pipeline(), "fp32", 1, "what Pipeline has of weights"),
         (ModelParallel(), "fp32", 1, "what ModelParallel has of weights"),
@@ -630,12 +635,18 @@ def test_what_cannot_fit_on_the_smallest_gpu_is_refused(
     assert f"there are {gib * 1024:,} MiB, on the smallest GPU; use " in str(refused.value)
 
 
-def test_largest_tensor_of_a_sharded_model_must_fit_on_a_gpu() -> None:
+def test_largest_block_of_a_sharded_model_must_fit_on_a_gpu() -> None:
     found = replace(nodes(64, gpus=16), gpu_memory=lambda: 1 << 30)
-    fields = {"model": MLP(hidden=(20_000, 20_000)), "batch_size": 64, "parallel": FSDP()}  # 0.4 GiB a worker
-    said = "what FSDP has on a GPU together with the model's largest tensor, which is whole there for a while, needs 1,"
-    with pytest.raises(UserError, match=said):
-        make(found, optimizer=AdamW(), scaling=Scaling(workers=16, gpus_per_worker=1.0), **fields)
+    fields = {"batch_size": 64, "optimizer": AdamW(), "scaling": Scaling(workers=16, gpus_per_worker=1.0)}
+    fields |= {"model": MLP(hidden=(20_000, 20_000))}  # 0.4 GiB a worker, and a layer of 1.5 GiB
+    with pytest.raises(UserError, match="with the largest block with its gradients, whole there for a while, needs 3,"):
+        make(found, parallel=FSDP(), **fields)
+    with pytest.raises(UserError, match="with the largest tensor, whole there for a while, needs 1,"):
+        make(found, parallel=TensorParallel(), **fields)
+    fields["model"] = MLP(hidden=(5_000,) * 13)  # 1.1 GiB of weights, whose gradients several passes keep whole
+    assert make(replace(found, gpu_memory=lambda: 1 << 30), parallel=FSDP(), **fields)
+    with pytest.raises(UserError, match="with the largest block and all gradients, whole there for a while, needs 1,"):
+        make(found, parallel=FSDP(), micro_batch_size=2, **fields)
 
 
 @pytest.mark.parametrize("model", [SimpleModel(), MLP(hidden=(12_000, 12_000))])
