@@ -378,6 +378,7 @@ class Trainer:
         if self.averages is None:
             yield
             return
+        self.strategy.copies.fence()  # the last checkpoint's copies of the weights may not be made yet
         with self.averages.in_place():
             self.strategy.weights_changed()
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,28 @@ def test_checkpoints_hold_the_state_of_their_step(tmp_path: Path, monkeypatch: p
     for name, expected in plain.items():
         for mine, theirs in zip(flat(late[name]), flat(expected), strict=True):
             assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs, name
+
+
+def test_a_validation_waits_for_the_checkpoint_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    indices, readers = read(E)
+    trainer = Trainer(E, new_run(tmp_path / "run", E), indices, readers, None, RankContext(0, 1, CPU), time.time())
+    Streams(monkeypatch)
+    monkeypatch.setattr(host_copies, "on_gpu", lambda tensor: True)
+    with trainer.started():
+        trainer.clock = time.monotonic()
+        for loaded in islice(trainer.batches(), 5):
+            trainer.losses.add(trainer.step(loaded))
+        trainer.flush()
+        expected = {name: weight.detach().clone() for name, weight in trainer.strategy.module.named_parameters()}
+        trainer.save()
+        trainer.evaluate()  # with the averages in place of the weights
+        assert trainer.writer is not None
+        trainer.writer.wait()
+    (name,) = layout.committed(trainer.run.checkpoints)
+    trained = load_optimizer(trainer.run.checkpoints / name)["ema"]["trained"]
+    assert trained.keys() == expected.keys()
+    for each, weight in expected.items():
+        assert torch.equal(trained[each], weight), each
 
 
 def test_without_the_fence_a_copy_would_be_of_what_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
