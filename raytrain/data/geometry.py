@@ -30,7 +30,18 @@ def on(array: Numbers, like: torch.Tensor) -> torch.Tensor:
     """Return an array on the device of a tensor."""
     if isinstance(array, torch.Tensor):
         return array
-    return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)
+    return moved(torch.from_numpy(np.ascontiguousarray(array)), like.device)
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host on a device. A GPU copies it from pinned memory, which PyTorch uses again: with other
+    memory the host would wait until the GPU has done all that it was given before."""
+    return tensor.pin_memory().to(device, non_blocking=True) if pins(device) else tensor.to(device)
+
+
+def pins(device: torch.device) -> bool:
+    """Return whether copies to a device are made from pinned memory."""
+    return device.type == "cuda"
 
 
 def cast(numbers: Numbers, dtype: Literal["int64", "float32"]) -> Any:

@@ -16,6 +16,7 @@ import torch
 from raytrain import order
 from raytrain.data.batch import Batch
 from raytrain.data.blocks import Arrays
+from raytrain.data.geometry import moved
 from raytrain.data.pinning import Pinned
 from raytrain.data.prepare import Prepare, Tensors
 from raytrain.data.reader import Epoch, Resident
@@ -233,9 +234,7 @@ class Loader:
             if self.recorder and self.records and way.number is not None:
                 keys = np.concatenate([way.keys(step, ids) for step, ids in some])
                 found = self.recorder.rows(found, keys, self.seed, way.number)
-            chosen = torch.from_numpy(found)
-            if self.device.type == "cuda":
-                chosen = chosen.pin_memory().to(self.device, non_blocking=True)
+            chosen = moved(torch.from_numpy(found), self.device)
             for (step, ids), part in zip(some, chosen.split([len(ids) for _, ids in some]), strict=True):
                 yield step, ids, part
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from raytrain import (
     TrivialAugmentWide,
     VerticalFlip,
 )
+from raytrain.data import geometry
 from raytrain.data.checks import checked_read
 from raytrain.data.geometry import boxes, resized_boxes, resized_by_weights
 from raytrain.data.prepare import Prepare
@@ -69,16 +71,42 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count(augment: Augment, n: int) -> int:
-    """Return the operations for a batch, crop to normalisation; a first batch fills caches."""
+class NoPageable(TorchDispatchMode):
+    """Refuses copies from the host for which it would wait: of memory that is not pinned, or not asynchronous."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        super().__init__()
+        self.pinned: dict[int, torch.Tensor] = {}
+        patch.setattr(geometry, "pins", lambda device: device.type == "meta")
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor: self.pin(tensor.clone()))
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.pinned.setdefault(tensor.data_ptr(), tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), str(func).split(".")[1]
+        if name in ("_to_copy", "copy_") and out.device.type == "meta":
+            source, how = args[-1], kwargs or {}
+            waits = source.data_ptr() not in self.pinned or not how.get("non_blocking")
+            assert source.device.type == "meta" or not waits, "the host waits for a copy"
+        return out
+
+
+def batch(augment: Augment, n: int, mode: Callable[[], TorchDispatchMode]) -> Any:
+    """Prepare a batch, crop to normalisation, and return the mode it is done under; a first batch fills caches."""
     index = Index(np.zeros(n, np.int64), tuple("abcdefg"), (3, 32, 32), "train")
     prepared = Prepare(Data(mean=(0.4,), std=(0.3,), augment=augment), index, device="meta")
     arrays = {"image": torch.zeros(n, 3, 32, 32, dtype=torch.uint8), "label": torch.zeros(n, dtype=torch.int64)}
     arrays = {name: array.to("meta") for name, array in arrays.items()}
     prepared.augmented(arrays, np.arange(n), 0, 0, mixed=True)
-    with Counted() as counted:
+    with mode() as found:
         prepared.augmented(arrays, np.arange(n), 0, 0, mixed=True)
-    return sum(counted.names.values())
+    return found
+
+
+def count(augment: Augment, n: int) -> int:
+    """Return the operations for a batch."""
+    return sum(batch(augment, n, Counted).names.values())
 
 
 def by(*operations: Operation) -> Augment:
@@ -124,6 +152,14 @@ def test_operations_do_not_depend_on_the_size_of_a_batch(augment: Augment, most:
 def test_operations_depend_on_the_kinds_of_changes_alone(augment: Augment, most: int) -> None:
     counts = [count(augment, n) for n in (8, 64, 256)]
     assert max(counts) <= most and counts[-1] - counts[-2] <= 8, counts
+
+
+@pytest.mark.parametrize(
+    "augment", [augment for augment, _ in (*ALWAYS_ALIKE, *BY_KINDS)], ids=lambda one: str(one)[:200]
+)
+def test_the_host_waits_for_no_copy(augment: Augment, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = batch(augment, 64, lambda: NoPageable(monkeypatch))
+    assert found.pinned or augment == Augment(), "random numbers reach the device"
 
 
 @pytest.mark.parametrize("side", [16, 32, 50])
