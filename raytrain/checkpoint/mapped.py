@@ -59,7 +59,8 @@ def archive(path: Path) -> Any:
             storage: Any = value.untyped_storage()
             start = storage._checkpoint_offset
             flat = _typed(content[start : start + storage.nbytes()], value.dtype)
-            return flat.as_strided(value.shape, value.stride(), flat.storage_offset() + value.storage_offset())
+            found = flat.as_strided(value.shape, value.stride(), flat.storage_offset() + value.storage_offset())
+            return found.clone() if found.nbytes < _SMALL else found  # of a storage that large ones share
         if isinstance(value, dict):
             return {name: placed(one) for name, one in value.items()}
         return type(value)(map(placed, value)) if isinstance(value, list | tuple) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,25 +24,28 @@ class HostCopies:
         self._side: torch.cuda.Stream | None = None
         self._copied: Any = None
 
-    def begin(self) -> None:
-        """Begin a set of copies."""
-        self._buffers = {buffer.data_ptr() for buffer in self.module.buffers()}
+    def begin(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Begin to copy tensors; return the copies. What lies elsewhere, on the host or on other GPUs over which the
+        model is spread, is copied at once."""
+        mine = [on_gpu(tensor) and tensor.device == self.device for tensor in tensors]
+        begun = iter(self._begin([tensor for tensor, its in zip(tensors, mine, strict=True) if its]))
+        return [next(begun) if its else tensor.to("cpu", copy=True) for tensor, its in zip(tensors, mine, strict=True)]
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the host."""
-        if not on_gpu(tensor):
-            return tensor.clone()
-        if tensor.device != self.device:  # of a model that is spread over GPUs
-            return tensor.cpu()
-        side = self._side = self._side or torch.cuda.Stream(self.device)
-        if tensor.data_ptr() in self._buffers:
-            tensor = tensor.clone()
-            tensor.record_stream(side)  # its memory is not reused before the copy is made
+    def _begin(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Begin to copy tensors of the GPU, all after the same moment of its work."""
+        if not tensors:
+            return []
+        buffers = {buffer.data_ptr() for buffer in self.module.buffers()}
+        sources = [tensor.clone() if tensor.data_ptr() in buffers else tensor for tensor in tensors]
+        found, side = _rooms(sources), self._side or torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
-        found = torch.empty_like(tensor, device="cpu", pin_memory=True)
         with torch.cuda.stream(side):
-            found.copy_(tensor, non_blocking=True)
-        self._copied = side.record_event()
+            for room, source in zip(found, sources, strict=True):
+                room.copy_(source, non_blocking=True)
+        for tensor, source in zip(tensors, sources, strict=True):
+            if source is not tensor:
+                source.record_stream(side)  # its memory is not reused before the copy is made
+        self._side, self._copied = side, side.record_event()
         return found
 
     def fence(self) -> None:
@@ -53,6 +57,25 @@ class HostCopies:
         """Wait until the copies have their values. May be called in any thread."""
         if self._copied is not None:
             self._copied.synchronize()
+
+
+def _rooms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return pinned memory for tensors: one block for all of a dtype, since to find a block takes as long as to begin a
+    copy. PyTorch keeps the blocks of a checkpoint that is written for the next one."""
+    sizes: dict[torch.dtype, list[int]] = {}
+    for tensor in tensors:
+        sizes.setdefault(tensor.dtype, []).append(tensor.numel())
+    parts = {
+        dtype: iter(torch.empty(sum(each), dtype=dtype, pin_memory=True).split(each)) for dtype, each in sizes.items()
+    }
+    return [_like(next(parts[tensor.dtype]), tensor) for tensor in tensors]
+
+
+def _like(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory in the shape of a tensor, and in its order where it is dense: other copies take longer."""
+    if tensor.is_contiguous():
+        return flat.view(tensor.shape)
+    return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride(), flat.storage_offset())
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:

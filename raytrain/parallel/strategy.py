@@ -249,13 +249,17 @@ class Strategy:
 
     def gather(self, state: Any) -> Any:
         """Copy a tree of tensors, by the names or numbers of parameters, to the host of rank 0, with the parts of all
-        ranks, one tensor after the other; return None on other ranks. A collective where `sharded`. What is copied from
-        a GPU has its values after `copies.wait`, and must not be changed before `copies.fence`."""
+        ranks; return None on other ranks. A collective where `sharded`. What is copied from a GPU has its values after
+        `copies.wait`, and must not be changed before `copies.fence`."""
         first = self.ranks.rank == 0
         if self.sharded or self.ranks.folder is not None:
             return snapshot(state, self.unshard, first, self.ranks.folder) if first or self.sharded else None
-        self.copies.begin()
-        return mapped(state, lambda tensor: self.copies.copy(tensor.detach())) if first else None
+        if not first:
+            return None
+        tensors: list[torch.Tensor] = []
+        mapped(state, lambda tensor: tensors.append(tensor.detach()))
+        copies = iter(self.copies.begin(tensors))
+        return mapped(state, lambda _: next(copies))
 
 
 def snapshot(

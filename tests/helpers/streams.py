@@ -25,12 +25,17 @@ class Event:
 
 
 class Stream:
-    """A queue of copies. The current stream has none: its work is done at once."""
+    """A queue of work, which is done as late as it can be: when somebody waits for it.
 
-    def __init__(self, *_: Any):
+    Args:
+        late: whether waits are put into the queue as well. They are not on the stream of training, whose work is done
+            at once, but for what a test gives to `later`.
+    """
+
+    def __init__(self, late: bool = True):
         self.waiting: list[Callable[[], object]] = []
         self.given = self.done = 0
-        self.lock = threading.Lock()
+        self.late, self.lock = late, threading.RLock()
 
     def later(self, copy: Callable[[], object]) -> None:
         self.waiting.append(copy)
@@ -46,10 +51,13 @@ class Stream:
         return Event(self)
 
     def wait_event(self, event: Event) -> None:
-        event.synchronize()
+        if self.late:
+            self.later(lambda: event.stream.work(event.upto))
+        else:
+            event.stream.work(event.upto)
 
     def wait_stream(self, stream: Stream) -> None:
-        """The current stream has done its work already."""
+        self.wait_event(stream.record_event())
 
 
 class Streams:
@@ -58,17 +66,17 @@ class Streams:
     Attributes:
         made: how many streams were made.
         recorded: how many tensors were recorded on a stream.
-        pinned: how many tensors were pinned.
+        pinned: how many blocks of pinned memory were taken.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch):
-        self.main = self.current = Stream()
+        self.main = self.current = Stream(late=False)
         self.made = self.recorded = self.pinned = 0
-        self.copy_, self.to, self.empty_like = torch.Tensor.copy_, torch.Tensor.to, torch.empty_like
+        self.copy_, self.to, self.empty = torch.Tensor.copy_, torch.Tensor.to, torch.empty
         patch.setattr(torch.cuda, "Stream", self._stream)
         patch.setattr(torch.cuda, "stream", self._on)
         patch.setattr(torch.cuda, "current_stream", lambda *_: self.current)
-        patch.setattr(torch, "empty_like", self._empty_like)
+        patch.setattr(torch, "empty", self._empty)
         for name in ("copy_", "to", "pin_memory", "record_stream"):
             patch.setattr(torch.Tensor, name, self._method(getattr(self, f"_{name}")))
 
@@ -86,10 +94,10 @@ class Streams:
         yield
         self.current = before
 
-    def _empty_like(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        self.pinned += bool(options.pop("pin_memory", False))
-        found = self.empty_like(tensor, **options)
-        return found.fill_(float("nan")) if found.is_floating_point() else found
+    def _empty(self, *size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        found = self.empty(*size, **options)
+        self.pinned += pin_memory
+        return found.fill_(float("nan")) if pin_memory and found.is_floating_point() else found
 
     def _copy_(self, tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         if non_blocking and self.current is not self.main:

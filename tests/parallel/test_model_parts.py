@@ -121,7 +121,9 @@ def test_mapped_checkpoint_is_what_was_saved(tmp_path: Path) -> None:
         "none": torch.empty(0, 4),
     }
     moments = {"exp_avg": torch.randn(200, 300).t(), "step": torch.tensor(5.0)}
-    optimizer = {"optimizer": {"state": {0: moments}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}}
+    block = torch.randn(60_001)
+    shared = {"exp_avg": block[1:], "step": block[0]}  # as a checkpoint of a GPU has them
+    optimizer = {"optimizer": {"state": {0: moments, 1: shared}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}}
     path = checkpoints.save(tmp_path, 1, model, optimizer, {})
     whole, found = checkpoints.load(path), checkpoints.load(path, None)
     for name, tensor in model.items():
@@ -129,8 +131,9 @@ def test_mapped_checkpoint_is_what_was_saved(tmp_path: Path) -> None:
     assert found.model.keys() == whole.model.keys()
     loaded = found.optimizer["optimizer"]
     assert loaded["param_groups"] == whole.optimizer["optimizer"]["param_groups"]
-    for name, tensor in moments.items():
-        assert torch.equal(loaded["state"][0][name], tensor)
-    loaded["state"][0]["step"] += 1  # small tensors are copies, since optimizers change them in place
+    for number, values in enumerate((moments, shared)):
+        for name, tensor in values.items():
+            assert torch.equal(loaded["state"][number][name], tensor)
+        loaded["state"][number]["step"] += 1  # small tensors are copies, since optimizers change them in place
     sent = mapped.from_arrays(mapped.arrays(model))
     assert all(torch.equal(sent[name], tensor) and sent[name].dtype == tensor.dtype for name, tensor in model.items())

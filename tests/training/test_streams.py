@@ -120,7 +120,8 @@ def test_checkpoints_hold_the_state_of_their_step(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(host_copies, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(CheckpointWriter, "settle", lambda writer: None)  # it waits as long as it can
     late = states(tmp_path / "late", e)
-    assert list(late) == list(plain) and len(plain) > 5 and streams.made == 1 and streams.pinned
+    assert list(late) == list(plain) and len(plain) > 5 and streams.made == 1
+    assert 0 < streams.pinned <= 4 * (len(plain) + 1), "the model and the rest, each of two types"
     for name, expected in plain.items():
         for mine, theirs in zip(flat(late[name]), flat(expected), strict=True):
             assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs, name
@@ -148,21 +149,47 @@ def test_a_validation_waits_for_the_checkpoint_of_its_step(tmp_path: Path, monke
         assert torch.equal(trained[each], weight), each
 
 
-def test_without_the_fence_a_copy_would_be_of_what_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     monkeypatch.setattr(host_copies, "on_gpu", lambda tensor: True)
-    Streams(monkeypatch)
+    return Streams(monkeypatch)
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_without_the_fence_a_copy_would_be_of_what_came_later(streams: Streams, fenced: bool) -> None:
     module = nn.BatchNorm1d(3)
-    weight, buffer = module.weight.detach(), module.running_mean
-    for fenced in (True, False):
-        copies = HostCopies(module, CPU)
-        copies.begin()
-        weight.fill_(1)
-        assert buffer is not None
-        buffer.fill_(1)
-        found, kept = copies.copy(weight), copies.copy(buffer)
-        if fenced:
-            copies.fence()
-        weight.fill_(2)
-        buffer.fill_(2)  # as the next forward pass does, without waiting
-        copies.wait()
-        assert found.tolist() == [1.0 if fenced else 2.0] * 3 and kept.tolist() == [1.0] * 3
+    weight, buffer, copies = module.weight.detach(), module.running_mean, HostCopies(module, CPU)
+    assert buffer is not None
+    weight.fill_(1)
+    buffer.fill_(1)
+    found, kept = copies.begin([weight, buffer])
+    if fenced:
+        copies.fence()
+    weight.fill_(2)
+    buffer.fill_(2)  # as the next forward pass does, without waiting
+    copies.wait()
+    assert found.tolist() == [1.0 if fenced else 2.0] * 3 and kept.tolist() == [1.0] * 3
+    assert streams.recorded == 1, "the buffer's copy on the GPU"
+
+
+def test_copies_are_made_of_what_the_gpu_has_still_to_compute(streams: Streams) -> None:
+    weight, copies = torch.zeros(3), HostCopies(nn.Identity(), CPU)
+    streams.main.later(lambda: weight.fill_(1))
+    (found,) = copies.begin([weight])
+    copies.wait()
+    assert found.tolist() == [1.0] * 3
+
+
+def test_copies_of_a_model_take_one_block_for_each_type(streams: Streams) -> None:
+    layout = torch.channels_last
+    tensors = [torch.randn(size, 3, 2, 2).to(memory_format=layout) for size in range(5)]
+    tensors += [torch.tensor(3.0), torch.arange(4), torch.tensor(7), torch.randn(6)[::2], torch.zeros(0, 2)]
+    copies = HostCopies(nn.Identity(), CPU)
+    found = copies.begin(tensors)
+    assert (streams.made, streams.pinned) == (1, 2) and all(each.isnan().all() for each in found[:5])
+    copies.wait()
+    for mine, theirs in zip(found, tensors, strict=True):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+    assert [each.stride() for each in found[2:5]] == [each.stride() for each in tensors[2:5]]
+    copies.begin(tensors)
+    assert (streams.made, streams.pinned) == (1, 4)
