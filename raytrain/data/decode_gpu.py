@@ -89,7 +89,7 @@ class Decoder:
     ) -> list[tuple[int, bytes]]:
         """Decode images that are on the GPU at the same time; return those that it cannot decode."""
         channels, side = images.shape[1:3]
-        with self._lock, contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        with self._lock, self._on_stream():
             try:
                 found = self._decoded([raw for _, raw in group], channels)
                 one, self._groups = self._groups // _EVERY % len(group), self._groups + 1
@@ -105,6 +105,16 @@ class Decoder:
                 self.failed = error
                 raise
         return [one for one, image in zip(group, found, strict=True) if image is None]
+
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Return the context of the decoder's stream. Threads begin on GPU 0, to which the end of a stream's context
+        alone would return, and CUDA would make a context of its own there."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
+            yield
 
     def _decoded(self, raws: list[bytes], channels: int) -> list[torch.Tensor | None]:
         """Return the pixels of images; None for one that nvJPEG cannot decode."""

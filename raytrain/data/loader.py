@@ -169,7 +169,7 @@ class Loader:
         self.records = False
         """Whether full batches are left to the recorder."""
         self._side: torch.cuda.Stream | None = None
-        self._pinned = Pinned()
+        self._pinned = Pinned(device)
         self.on_device: Tensors | None = None
         if isinstance(reader, Resident) and (fits_device(reader.bytes, device) if on_device is None else on_device):
             self.on_device = {name: torch.tensor(array, device=device) for name, array in reader.whole().items()}

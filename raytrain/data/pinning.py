@@ -23,15 +23,20 @@ class Pinned:
     """The buffers of a loader, which all passes use again, and the thread that fills them.
 
     A buffer is free again when the GPU has copied it. The thread waits for that, and training does not.
+
+    Args:
+        device: the GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device):
+        self.device = device
         self._buffers: list[Tensors] = [{} for _ in range(_DEPTH)]
         self._copied: list[Any] = [None] * _DEPTH
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="pin")
+        # Threads begin on GPU 0, where CUDA would make a context of several hundred MB to wait in.
+        return ThreadPoolExecutor(1, "pin", torch.cuda.set_device, (self.device,))
 
     def batches(
         self, source: Iterator[tuple[np.ndarray, Arrays]], copy: Callable[[Tensors], tuple[Tensors, Any]]

@@ -54,9 +54,11 @@ class HostCopies:
             torch.cuda.current_stream(self.device).wait_event(self._copied)
 
     def wait(self) -> None:
-        """Wait until the copies have their values. May be called in any thread."""
+        """Wait until the copies have their values. May be called in any thread: a new one begins on GPU 0, where CUDA
+        would make a context to wait in."""
         if self._copied is not None:
-            self._copied.synchronize()
+            with torch.cuda.device(self.device):
+                self._copied.synchronize()
 
 
 def _rooms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -3,8 +3,11 @@ same batches; and what nvJPEG cannot decode is decoded, or named, as ever."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,6 +194,30 @@ def test_bits_are_equal_on_any_ranks_after_a_resume_and_from_a_pack(
     once = Decoder(CPU, StandIn())
     assert mixed.on_gpu and same(batches(mixed, once, 2), batches(mixed, Decoder(CPU, StandIn())))
     assert once._groups, "the sources of a mixture decode on the GPU"
+
+
+def test_threads_make_no_context_on_another_gpu(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, contexts = threading.local(), set[int]()
+
+    @contextlib.contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        before, here.number = getattr(here, "number", 0), chosen.index
+        yield
+        here.number = before  # without a context there: torch's `_maybe_exchange_device`
+
+    @contextlib.contextmanager
+    def stream(chosen: Any) -> Iterator[None]:
+        before = getattr(here, "number", 0)
+        contexts.add(chosen.device.index)
+        yield
+        contexts.add(before)  # torch's StreamContext sets the stream that was the current one, and its device
+
+    decoder, stand_in = Decoder(CPU, StandIn()), SimpleNamespace(device=torch.device("cuda", 1))
+    monkeypatch.setattr(decoder, "_stream", stand_in)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    data = folder(photos)
+    assert np.array_equal(stored(data, decoder), stored(data, Decoder(CPU, StandIn()))) and contexts == {1}
 
 
 def test_an_image_of_more_pixels_than_the_gpu_takes_is_the_cpus(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+_HERE = threading.local()
+"""The thread's device; CUDA begins a thread on GPU 0."""
+
 
 class Event:
     """The work of a stream up to a moment."""
@@ -20,6 +23,7 @@ class Event:
 
     def synchronize(self) -> None:
         if threading.current_thread() is not threading.main_thread():
+            assert getattr(_HERE, "device", None) is not None, "CUDA would make a context on GPU 0"
             time.sleep(0.02)  # a checkpoint's thread comes too late to hide that training does not wait
         self.stream.work(self.upto)
 
@@ -76,6 +80,8 @@ class Streams:
         patch.setattr(torch.cuda, "Stream", self._stream)
         patch.setattr(torch.cuda, "stream", self._on)
         patch.setattr(torch.cuda, "current_stream", lambda *_: self.current)
+        patch.setattr(torch.cuda, "set_device", lambda device: setattr(_HERE, "device", device))
+        patch.setattr(torch.cuda, "device", self._device)
         patch.setattr(torch, "empty", self._empty)
         for name in ("copy_", "to", "pin_memory", "record_stream"):
             patch.setattr(torch.Tensor, name, self._method(getattr(self, f"_{name}")))
@@ -93,6 +99,12 @@ class Streams:
         before, self.current = self.current, stream
         yield
         self.current = before
+
+    @contextlib.contextmanager
+    def _device(self, device: torch.device) -> Iterator[None]:
+        before, _HERE.device = getattr(_HERE, "device", None), device
+        yield
+        _HERE.device = before
 
     def _empty(self, *size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         found = self.empty(*size, **options)
