@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from raytrain.training.cuda_graph import Graph
+
 if TYPE_CHECKING:
-    from raytrain.training.graph import Graph
     from raytrain.training.trainer import Trainer
 
 CLOSE = 1e-3

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,7 @@ from raytrain.data.recorded import ROWS, Waiting
 from raytrain.parallel.strategy import Autocast, Loss, Strategy
 from raytrain.run.metrics_log import note
 from raytrain.training.captured_update import CLOSE, Update, why_not
+from raytrain.training.cuda_graph import CUDAGraph, Graph
 from raytrain.watchdog import FORWARD, doing
 
 if TYPE_CHECKING:
@@ -38,34 +39,6 @@ _WARM, _TIMED, _COMPARED = 3, 20, 2
 compared with what is computed plainly."""
 _MOST = 8
 """Graphs of a run, one for each shape of a batch, such as those of progressive resizing."""
-
-
-class Graph(Protocol):
-    """What records work on a device and does it again: `CUDAGraph`, or a test's."""
-
-    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Record the work without doing it. Return its tensors, which each replay writes anew."""
-        ...
-
-    def replay(self) -> None:
-        """Do the work."""
-        ...
-
-
-class CUDAGraph:
-    """A torch.cuda.CUDAGraph."""
-
-    def __init__(self) -> None:
-        self.graph = torch.cuda.CUDAGraph()
-
-    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Record the work. Other threads, such as a checkpoint's, may use the GPU meanwhile."""
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            return work()
-
-    def replay(self) -> None:
-        """Launch the graph on the current stream."""
-        self.graph.replay()
 
 
 class _Fixed(Batch):

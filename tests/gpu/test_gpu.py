@@ -70,6 +70,51 @@ def test_a_strategy_trains_on_gpus_as_one_cpu_does(tmp_path: Path, gpus: int, fl
     assert not notes.is_file() or "not captured" not in notes.read_text()
 
 
+WAITS = """
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from raytrain import SGD, Digits, Experiment, Model, Scaling
+
+
+@dataclass(frozen=True)
+class Waits(Model):
+    def build(self, sample, classes):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, classes))
+
+            def forward(self, images):
+                return self.head(images) * (1.0 if images.mean().item() < 1e9 else 0.0)
+
+        return Net()
+
+
+experiment = Experiment(Waits(), Digits(), optimizer=SGD(lr=0.05), scaling=Scaling(workers=1), epochs=2)
+"""
+
+
+def test_a_model_that_reads_numbers_is_not_captured_and_trains_on(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    runs = {}
+    for graph in ("on", "off"):
+        command = [sys.executable, "-m", "raytrain.cli", "train", str(tmp_path / "waits.py"), "--out", str(tmp_path)]
+        done = subprocess.run(
+            [*command, "--name", graph, "--graph", graph], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        runs[graph] = Run(tmp_path / graph)
+    there, here = (run.metrics()["train_loss"].to_pylist() for run in (runs["on"], runs["off"]))
+    assert there == pytest.approx(here, rel=1e-3), "also the random numbers of dropout"
+    assert "the pass is not captured as a CUDA graph: " in (
+        said := (tmp_path / "on" / "logs" / "notes.log").read_text()
+    )
+    assert "capturing" in said, "the reason is that of the work, not that of the end of the capture"
+
+
 SWEEP = """
 from raytrain import MLP, SGD, Digits, Experiment, Grid, Scaling, Sweep
 

@@ -1,0 +1,67 @@
+"""A CUDA graph: its capture, what a capture that fails leaves behind, and its replay. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class Graph(Protocol):
+    """What records work on a device and does it again: `CUDAGraph`, or a test's."""
+
+    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Record the work without doing it. Return its tensors, which each replay writes anew."""
+        ...
+
+    def replay(self) -> None:
+        """Do the work."""
+        ...
+
+
+class CUDAGraph:
+    """A torch.cuda.CUDAGraph."""
+
+    def __init__(self) -> None:
+        self.graph, self.pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Record the work. Other threads, such as a checkpoint's, may use the GPU meanwhile.
+
+        Raises:
+            Exception: the work's own error, in place of that of the end of a capture that has failed.
+        """
+        stream, failed = torch.cuda.current_stream(), list[Exception]()
+        try:
+            with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
+                try:
+                    return work()
+                except Exception as error:
+                    failed.append(error)
+                    raise
+        except Exception as error:
+            failed.append(error)
+            self._forget()
+        finally:
+            torch.cuda.set_stream(stream)  # old versions of PyTorch leave the capture's own one
+        try:
+            raise failed[0]  # not while the other is handled: each would hold the other, and the work's tensors
+        finally:
+            failed.clear()
+
+    def _forget(self) -> None:
+        """Forget a capture that has failed. In PyTorch 2.11 the allocator and the generator of random numbers still
+        take it to be under way: the one would return no memory, and the other raise an error for each number."""
+        self.graph.reset()
+        with contextlib.suppress(RuntimeError):  # later versions have ended it
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, self.pool)
+            torch._C._cuda_releasePool(device, self.pool)
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):  # it ends the generator's
+                torch.zeros((), device="cuda")
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream."""
+        self.graph.replay()
