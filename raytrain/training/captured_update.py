@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raytrain.training.cuda_graph import Graph
+from raytrain.training.cuda_graph import Graph, said
 
 if TYPE_CHECKING:
     from raytrain.training.trainer import Trainer
@@ -72,17 +72,25 @@ class Update:
         return self.updated[0].clone() if self.updated else True
 
     @torch.no_grad()
-    def compared(self) -> tuple[bool | torch.Tensor, bool]:
-        """Replay, go back, and update plainly; return what that returns, and whether the replay has done the same."""
-        held = self._tensors()
-        before = [tensor.clone() for tensor in held]
-        replayed_updated = self.replay()
-        replayed = [tensor.clone() for tensor in held]
-        for tensor, old in zip(held, before, strict=True):
+    def compared(self) -> tuple[bool | torch.Tensor, str]:
+        """Replay, go back, and update plainly; return what that returns, and why replays cannot take its place; empty
+        where they can."""
+        held, before, replayed, there, reason = self._tensors(), [], [], None, ""
+        try:
+            before = [tensor.clone() for tensor in held]
+            there = self.replay()
+            replayed = [tensor.clone() for tensor in held]
+        except torch.OutOfMemoryError as error:
+            reason = said(error)
+        for tensor, old in zip(held, before, strict=not reason):
             tensor.copy_(old)
         updated = self.trainer.clip_and_step()
-        same = bool(replayed_updated) == bool(updated) and all(map(_same_change, before, replayed, held))
-        return updated, same
+        try:
+            if not reason and not (bool(there) == bool(updated) and all(map(_same_change, before, replayed, held))):
+                reason = "a replay changes the weights in another way"
+        except torch.OutOfMemoryError as error:
+            reason = said(error)
+        return updated, reason
 
     def _tensors(self) -> list[torch.Tensor]:
         """Return what an update changes."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+from raytrain import errors
 
 
 class Graph(Protocol):
@@ -22,10 +24,16 @@ class Graph(Protocol):
 
 
 class CUDAGraph:
-    """A torch.cuda.CUDAGraph."""
+    """A torch.cuda.CUDAGraph.
 
-    def __init__(self) -> None:
-        self.graph, self.pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    Args:
+        pool: memory that it shares with other graphs, `torch.cuda.graph_pool_handle()`. A replay overwrites what others
+            have computed, but for tensors that were there when it was captured. A step replays a pass, and the update
+            that was captured with the gradients of that pass; nothing that a graph has written is read in a later step.
+    """
+
+    def __init__(self, pool: Any):
+        self.graph, self.pool = torch.cuda.CUDAGraph(), pool
 
     def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """Record the work. Other threads, such as a checkpoint's, may use the GPU meanwhile.
@@ -65,3 +73,24 @@ class CUDAGraph:
     def replay(self) -> None:
         """Launch the graph on the current stream."""
         self.graph.replay()
+
+
+def said(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    return errors.one_line(str(error) or type(error).__name__, 200)
+
+
+def taken(device: torch.device) -> int:
+    """Return the bytes of a GPU that work has taken for a while and given back."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+
+
+def reserve(size: int, device: torch.device) -> None:
+    """Let PyTorch take memory, and keep it for what comes next.
+
+    Raises:
+        OutOfMemoryError: there is none.
+    """
+    torch.empty(size, dtype=torch.uint8, device=device)

@@ -27,7 +27,7 @@ from raytrain.data.recorded import ROWS, Waiting
 from raytrain.parallel.strategy import Autocast, Loss, Strategy
 from raytrain.run.metrics_log import note
 from raytrain.training.captured_update import CLOSE, Update, why_not
-from raytrain.training.cuda_graph import CUDAGraph, Graph
+from raytrain.training.cuda_graph import CUDAGraph, Graph, reserve, said, taken
 from raytrain.watchdog import FORWARD, doing
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class _Captured:
     loss: torch.Tensor
     gradients: list[torch.Tensor | None]
     exchanged: list[torch.Tensor]
+    room: int
+    """Bytes that steps without graphs take for a while."""
     replays: int = 0
     stepped: bool = False
     update: Update | None = None
@@ -90,7 +92,7 @@ class CapturedStep:
         make: makes an empty graph.
     """
 
-    def __init__(self, trainer: Trainer, make: Callable[[], Graph] = CUDAGraph):
+    def __init__(self, trainer: Trainer, make: Callable[[], Graph]):
         self.trainer, self.make = trainer, make
         self.parameters = [one for one in trainer.strategy.module.parameters() if one.requires_grad]
         self.known: dict[tuple[Any, ...], _Captured] = {}
@@ -121,10 +123,10 @@ class CapturedStep:
         key = tuple((name, array.shape, array.dtype, array.stride()) for name, array in given.items())
         if key not in self.known and (len(self.known) == _MOST or self._capture(key, given, passes[0], loss)):
             return plain()
+        if self.known[key].replays < _COMPARED:
+            return self._compare(key, given, batch, plain)
         found = self.known[key]
-        if found.replays < _COMPARED:
-            self._compare(found, given, batch, plain)
-        elif self.undecided:
+        if self.undecided:
             self._timed("captured", partial(self._replay, found, given))
             self._decide()
         else:
@@ -151,8 +153,10 @@ class CapturedStep:
             return plain()
         if update.replays >= _COMPARED:
             return update.replay()
-        updated, same = update.compared()
-        self.reason_of_update = self._agreed("update", "" if same else "a replay changes the weights in another way")
+        updated, reason = update.compared()
+        self.reason_of_update = self._agreed("update", reason)
+        if self.reason_of_update:
+            found.update = None
         return updated
 
     def _capture_update(self, found: _Captured) -> Update | None:
@@ -160,10 +164,8 @@ class CapturedStep:
         reason = why_not(self.trainer.optimizer)
         try:
             found.update = None if reason else Update(self.trainer, self.make())
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
-            reason = errors.one_line(str(error) or type(error).__name__, 200)
+            reason = said(error)
         self.reason_of_update = self._agreed("update", reason)
         return None if self.reason_of_update else found.update
 
@@ -171,7 +173,7 @@ class CapturedStep:
         """Record the pass of a batch, with its preparation if only its rows are given, and leave weights, gradients,
         buffers and random numbers as they are. Return why it could not be recorded, if it could not. A collective."""
         strategy, batch, arrays = self.trainer.strategy, one.batch, Tensors()
-        memory = {name: torch.empty_like(array).copy_(array) for name, array in given.items()}
+        memory: Tensors = {}
         gradients: list[torch.Tensor | None] = []
         exchanged: list[torch.Tensor] = []
 
@@ -185,14 +187,15 @@ class CapturedStep:
             made = arrays.values() if ROWS in memory else ()
             return [self.trainer.sums[0], *exchanged, *(each for each in gradients if each is not None), *made]
 
-        graph, state, reason = self.make(), _State(strategy), ""
+        graph, state, reason, room = self.make(), _State(strategy), "", taken(self.trainer.ranks.device)
         try:
+            memory.update((name, torch.empty_like(array).copy_(array)) for name, array in given.items())
             total = graph.capture(work)[0]
-            self.known[key] = _Captured(graph, memory, arrays, total, list(gradients), list(exchanged))
-        except (errors.UserError, torch.OutOfMemoryError):
+            self.known[key] = _Captured(graph, memory, arrays, total, list(gradients), list(exchanged), room)
+        except errors.UserError:
             raise
-        except Exception as error:  # torch's, of whatever the user's code did
-            reason = errors.one_line(str(error) or type(error).__name__, 200)
+        except Exception as error:  # torch's, of whatever the user's code did, and what memory does not hold
+            reason = said(error)
         finally:
             state.restore()
             self._clear()
@@ -210,24 +213,37 @@ class CapturedStep:
         for parameter, gradient in zip(self.parameters, found.gradients, strict=True):
             parameter.grad = gradient
 
-    def _compare(self, found: _Captured, given: Tensors, batch: Batch, plain: Callable[[], None]) -> None:
-        """Replay, and keep that only if the batch is that of the plain preparation, to the bit, and loss and gradients
-        are those of the plain pass."""
-        before = _State(self.trainer.strategy)
+    def _compare(self, key: tuple[Any, ...], given: Tensors, batch: Batch, plain: Callable[[], None]) -> None:
+        """Replay, and keep that only if the batch is that of the plain preparation, to the bit, loss and gradients are
+        those of the plain pass, and memory holds such a pass beside the graph, as short batches need it."""
+        found, before, reason = self.known[key], _State(self.trainer.strategy), ""
+        replayed: list[torch.Tensor | None] = []
         self._replay(found, given)
-        replayed = [self.trainer.sums[0], *(None if one.grad is None else one.grad.clone() for one in self.parameters)]
+        try:
+            replayed = [
+                self.trainer.sums[0],
+                *(None if one.grad is None else one.grad.clone() for one in self.parameters),
+            ]
+            reserve(found.room, self.trainer.ranks.device)
+        except torch.OutOfMemoryError as error:
+            reason = said(error)
         before.restore()
         self._clear()
+        if reason := self._agreed("pass", reason):
+            del found, replayed
+            self._end(reason)
+            return plain()
         plain()
         if ROWS in given:
             same = all(torch.equal(found.arrays[name], array) for name, array in batch.arrays.items())
             if reason := self._agreed("preparation", "" if same else "a replay prepares another batch"):
                 self._unprepared(reason)
-                return
-        close = CLOSE + self.trainer.strategy.rounding
+                return None
         plainly = [self.trainer.sums[0], *(one.grad for one in self.parameters)]
+        close = CLOSE + self.trainer.strategy.rounding
         alike = all(_alike(one, other, close) for one, other in zip(replayed, plainly, strict=True))
         self._end(self._agreed("pass", "" if alike else "a replay gives another loss or other gradients"))
+        return None
 
     def _timed(self, way: str, run: Callable[[], None]) -> None:
         device = self.trainer.ranks.device
@@ -258,9 +274,10 @@ class CapturedStep:
         return self._unprepared(reason) if reason else ""
 
     def _unprepared(self, reason: str) -> str:
-        """Prepare batches plainly from now on, and forget all graphs."""
+        """Prepare batches plainly from now on, and forget all graphs with their memory."""
         self.loader.records = False
         self.known.clear()
+        torch.cuda.empty_cache()
         return reason
 
     def _agreed(self, what: str, reason: str) -> str:
@@ -350,5 +367,5 @@ def of(
     gpus = len(ranks.devices) if ranks.device.type == "cuda" else 0
     if e.graph == "off" or _why_not(e, ranks.world, gpus):
         return trainer.strategy.forward_backward, trainer.clip_and_step
-    step = CapturedStep(trainer)
+    step = CapturedStep(trainer, partial(CUDAGraph, torch.cuda.graph_pool_handle()))
     return step.forward_backward, step.update_weights

@@ -30,7 +30,6 @@ class Device:
 
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
         patch.setattr(torch.cuda, "graph", lambda graph, pool=None, **_: begun(pool))
-        patch.setattr(torch.cuda, "graph_pool_handle", lambda: POOL)
         patch.setattr(torch.cuda, "current_stream", lambda: self.stream)
         patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "stream", stream))
         patch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -75,7 +74,7 @@ def test_a_failed_capture_raises_the_error_of_its_work(
         raise error
 
     with pytest.raises(type(error)) as found:
-        CUDAGraph().capture(work)
+        CUDAGraph(POOL).capture(work)
     assert found.value is error
     assert device.stream == "training's" and not device.underway and device.resets == 1
     assert device.released == ([POOL] if old else []), "a version that releases the pool by itself is left alone"
@@ -86,7 +85,7 @@ def test_a_capture_that_ends_with_an_error_raises_it(monkeypatch: pytest.MonkeyP
     device = Device(monkeypatch, old)
     monkeypatch.setattr(Device, "breaks", True)
     with pytest.raises(RuntimeError, match="a previous error"):
-        CUDAGraph().capture(lambda: [])
+        CUDAGraph(POOL).capture(lambda: [])
     assert device.stream == "training's" and device.resets == 1
 
 
@@ -102,7 +101,7 @@ def test_the_error_of_a_capture_holds_no_tensors(monkeypatch: pytest.MonkeyPatch
     gc.disable()
     try:
         with contextlib.suppress(RuntimeError):
-            CUDAGraph().capture(work)
+            CUDAGraph(POOL).capture(work)
         assert held[0]() is None
     finally:
         gc.enable()
@@ -110,5 +109,5 @@ def test_the_error_of_a_capture_holds_no_tensors(monkeypatch: pytest.MonkeyPatch
 
 def test_a_capture_that_succeeds_returns_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     device, tensors = Device(monkeypatch, old=True), [torch.ones(2)]
-    assert CUDAGraph().capture(lambda: tensors) is tensors
+    assert CUDAGraph(POOL).capture(lambda: tensors) is tensors
     assert device.stream == "training's" and not device.underway and not device.resets

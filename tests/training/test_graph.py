@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,61 @@ def test_a_pass_that_python_changes_is_not_captured(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", replace(E, model=Counting(), graph="on", ema_decay=None, epochs=1), hook)
     assert hook.steps.reason == "a replay gives another loss or other gradients"
     assert hook.steps.reason in notes(run) and not hook.steps.known
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def is_update(one: Replayed) -> bool:
+    return any("fused" in str(call[0]) for call in one.calls)
+
+
+class Full(Replayed):
+    """No memory holds the pass."""
+
+    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        super().capture(work)
+        raise FULL
+
+
+class FullUpdate(Replayed):
+    """No memory holds the update."""
+
+    def capture(self, work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        found = super().capture(work)
+        if is_update(self):
+            raise FULL
+        return found
+
+
+class FullLater(Replayed):
+    """No memory holds what an update is compared with."""
+
+    def replay(self) -> None:
+        super().replay()
+        if is_update(self):
+            raise FULL
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [(Full, "pass"), (Replayed, "pass"), (FullUpdate, "update"), (FullLater, "update")],
+    ids=["capture", "compare", "capture an update", "compare an update"],
+)
+def test_a_run_that_memory_holds_without_graphs_goes_on_without(
+    tmp_path: Path, kind: type[Replayed], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserve(size: int, device: torch.device) -> None:
+        raise FULL
+
+    if kind is Replayed:
+        monkeypatch.setattr(graph, "reserve", reserve)
+    hook, e = Capture(kind), replace(E, epochs=1)
+    captured = trained(tmp_path / "captured", replace(e, graph="on"), hook)
+    alike(captured, trained(tmp_path / "plain", e))
+    assert notes(captured) == f"the {what} is not captured as a CUDA graph: {FULL}\n"
+    assert bool(hook.steps.known) == (what == "update")
+    assert not any(found.update for found in hook.steps.known.values()), "nothing holds on to the memory"
 
 
 @pytest.mark.parametrize("kind", [Replayed, Slow])

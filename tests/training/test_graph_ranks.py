@@ -63,6 +63,14 @@ def captured_rank(rank: int, world: int, e: Experiment, run: Path, fault: str) -
                 raise RuntimeError("operation not permitted when stream is capturing")
             return found
 
+    class Full(Replayed):
+        def capture(self, work: Any) -> list[torch.Tensor]:
+            super().capture(work)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def no_room(size: int, device: torch.device) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
     class Rounded(Replayed):
         def replay(self) -> None:
             super().replay()
@@ -76,13 +84,14 @@ def captured_rank(rank: int, world: int, e: Experiment, run: Path, fault: str) -
 
     kind = Replayed
     if rank == 1:
-        kind = {"broken": Broken, "unmoved": Unmoved, "slow": Slow, "wrong": Wrong, "rounded": Rounded}.get(
-            fault, Replayed
-        )
+        kinds = {"broken": Broken, "unmoved": Unmoved, "slow": Slow, "wrong": Wrong, "rounded": Rounded, "full": Full}
+        kind = kinds.get(fault, Replayed)
     hook = Capture(kind)
     (run / "logs").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph, "_TIMED", 3)
+        if fault == "no room" and rank == 1:
+            patch.setattr(graph, "reserve", no_room)
         train_rank(rank, world, e, run, few(e), hooks=[hook])
     known = list(hook.steps.known.values())
     updates = sum(each.update.replays for each in known if each.update)
@@ -130,6 +139,8 @@ def test_ranks_train_by_captured_passes_as_by_plain_ones(ranks: Ranks, tmp_path:
         ("wrong", "a replay gives another loss or other gradients"),
         ("unmoved", "the update is not captured as a CUDA graph: operation not permitted"),
         ("slow", "ms as a graph"),
+        ("full", "CUDA out of memory"),
+        ("no room", "CUDA out of memory"),
     ],
 )
 def test_ranks_give_up_together(ranks: Ranks, tmp_path: Path, fault: str, reason: str) -> None:
