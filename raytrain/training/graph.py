@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 _WARM, _TIMED, _COMPARED = 3, 20, 2
 """Steps before a capture, in which libraries choose kernels; steps that `auto` times of each way; and replays that are
 compared with what is computed plainly."""
+_SMALL = 1 / 16
+"""A tensor of gradients is compared with its largest value, or with this share of the largest of all if that is more:
+the gradient of a bias before BatchNorm is nothing but what rounding leaves."""
+_OTHERWISE = "a replay gives another loss or other gradients"
 _MOST = 8
 """Graphs of a run, one for each shape of a batch, such as those of progressive resizing."""
 
@@ -240,9 +244,8 @@ class CapturedStep:
                 self._unprepared(reason)
                 return None
         plainly = [self.trainer.sums[0], *(one.grad for one in self.parameters)]
-        close = CLOSE + self.trainer.strategy.rounding
-        alike = all(_alike(one, other, close) for one, other in zip(replayed, plainly, strict=True))
-        self._end(self._agreed("pass", "" if alike else "a replay gives another loss or other gradients"))
+        close = CLOSE + 4 * self.trainer.precision.spacing + self.trainer.strategy.rounding
+        self._end(self._agreed("pass", "" if _alike(replayed, plainly, close) else _OTHERWISE))
         return None
 
     def _timed(self, way: str, run: Callable[[], None]) -> None:
@@ -326,11 +329,17 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _alike(one: torch.Tensor | None, other: torch.Tensor | None, close: float) -> bool:
-    if one is None or other is None:
-        return one is other
-    most = other.abs().max()
-    return bool(((one - other).abs().max() <= close * most) | ~most.isfinite())
+def _alike(ones: list[torch.Tensor | None], others: list[torch.Tensor | None], close: float) -> bool:
+    """Return whether a loss and gradients are the same but for a share of the largest value of each, or of what
+    `_SMALL` says."""
+    if [one is None for one in ones] != [other is None for other in others]:
+        return False
+    pairs = [(one, other) for one, other in zip(ones, others, strict=True) if one is not None and other is not None]
+    far = torch.stack([(one - other).abs().max().float() for one, other in pairs])
+    most = torch.stack([other.abs().max().float() for _, other in pairs])
+    finite, least = most.isfinite(), torch.zeros_like(most)
+    least[1:] = _SMALL * most.where(finite, 0.0)[1:].max()
+    return bool(((far <= close * most.maximum(least)) | ~finite).all())
 
 
 def check(e: Experiment) -> list[str]:

@@ -26,6 +26,8 @@ _FAR = 2.0
 _ROUNDS, _TRIAL_SECONDS = 7, 2.0
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_TF32 = 2.0**-10
+"""How far apart neighbouring numbers of tf32 are, as a share of their size."""
 
 
 class Precision:
@@ -53,6 +55,11 @@ class Precision:
         """Return the context for matrix products in tf32, also of backward passes. The setting is the process's, which
         may be a user's own."""
         return _tf32() if self.name == "tf32" and self.device_type == "cuda" else nullcontext()
+
+    @property
+    def spacing(self) -> float:
+        """How far apart neighbouring numbers are to which a pass rounds, as a share of their size, at most."""
+        return _TF32 if self.name == "tf32" else torch.finfo(self.dtype or torch.float32).eps
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Return a scalar loss to go back from, scaled where the precision needs it."""

@@ -178,6 +178,48 @@ def test_a_run_that_memory_holds_without_graphs_goes_on_without(
     assert not any(found.update for found in hook.steps.known.values()), "nothing holds on to the memory"
 
 
+class Rounded(Replayed):
+    """Gives other gradients, as kernels do that add in another order."""
+
+    factor, noise = 1.0, 0.0
+
+    def replay(self) -> None:
+        super().replay()
+        if not is_update(self):
+            gradients = self.tensors[1:]
+            most = max(float(each.abs().max()) for each in gradients if each.is_floating_point())
+            for each in gradients:
+                each.mul_(self.factor).add_(self.noise * most)
+
+
+@pytest.mark.parametrize(
+    ("precision", "factor", "same"),
+    [("fp32", 1 + 2**-14, True), ("fp32", 1 + 2**-7, False), ("bf16", 1 + 2**-7, True), ("bf16", 1.1, False)],
+)
+def test_gradients_may_differ_by_the_rounding_of_the_precision(
+    tmp_path: Path, precision: Any, factor: float, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rounded, "factor", factor)
+    hook = Capture(Rounded, resident=False)
+    trained(tmp_path / "run", replace(E, precision=precision, graph="on", epochs=1), hook)
+    assert hook.steps.reason == ("" if same else "a replay gives another loss or other gradients")
+
+
+@dataclass(frozen=True)
+class Biased(Model):
+    """A model with a bias before BatchNorm, whose gradient would be 0 without rounding."""
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, classes))
+
+
+def test_gradients_that_are_rounding_alone_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rounded, "noise", 1e-6)
+    hook = Capture(Rounded, resident=False)
+    trained(tmp_path / "run", replace(E, model=Biased(), graph="on", epochs=1), hook)
+    assert not hook.steps.reason
+
+
 @pytest.mark.parametrize("kind", [Replayed, Slow])
 def test_auto_times_both_ways_and_keeps_the_faster(
     tmp_path: Path, kind: type[Replayed], monkeypatch: pytest.MonkeyPatch
