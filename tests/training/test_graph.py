@@ -123,6 +123,20 @@ def test_a_pass_that_python_changes_is_not_captured(tmp_path: Path) -> None:
     assert hook.steps.reason in notes(run) and not hook.steps.known
 
 
+class First(Hook):
+    """Logs a view of a gradient, whose memory the next replay writes to."""
+
+    def after_backward(self, trainer: Any) -> dict[str, Any]:
+        return {"first": trainer.parameters[0].grad.view(-1)[0]}
+
+
+def test_a_column_has_the_value_of_its_step(tmp_path: Path) -> None:
+    e = replace(E, epochs=1)
+    captured, plain = (trained(tmp_path / name, e, hook, First()) for name, hook in (("a", Capture()), ("b", None)))
+    assert captured.metrics("step")["first"].equals(plain.metrics("step")["first"])
+    assert len(set(plain.metrics("step")["first"].to_pylist())) > 10
+
+
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
