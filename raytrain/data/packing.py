@@ -41,12 +41,10 @@ def pack(
         UserError: a sample cannot be read and `on_bad_sample` is `error`, or it could be read when the run began; or
             all samples are bad.
     """
-    if before is not None and not keep:  # a sample that has become unreadable ends the run where it is needed
-        index, _, skipped = _without(index, before, before)
-        return None, index, skipped
     entry = data.cache_entry(index)
     if entry is None:
-        found = None
+        # A resumed stream reads nothing ahead: the run ends where training gets to a sample that cannot be read now.
+        found = None if keep or before is None else (None, [])
     elif keep:
         found = cache.load(entry, index)
     else:
