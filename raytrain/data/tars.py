@@ -168,7 +168,7 @@ def _chosen(path: str, key: str, found: list[_Image], image: str) -> _Image:
     if image:
         how = f"--data.image {kinds[0]} takes that one; or leave the sample out"
         raise errors.UserError(f"the sample {key!r} has no image .{image}, but {listed}", where, how)
-    how = f"name the suffix of the one that is to be read, as --data.image {kinds[0]}"
+    how = f"name the one that is to be read, --data.image {' or '.join(kinds)}"
     raise errors.UserError(f"the sample {key!r} has several images, {listed}", where, how)
 
 
