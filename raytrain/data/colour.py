@@ -11,8 +11,10 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from raytrain.data.geometry import Numbers, column, inside, on, padded, singly
+from raytrain.data.geometry import Numbers, inside, moves, on, padded, reordered, singly, together
 
+JITTER = ("brightness", "contrast", "saturation", "hue")
+"""What `jitter` changes."""
 _STEPS = 1 << 24
 """Steps of 1 in which a mean is added up. Sums of whole numbers are exact in any order."""
 
@@ -25,45 +27,74 @@ def grey(images: torch.Tensor) -> torch.Tensor:
     return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).unsqueeze(1)
 
 
-def brightness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
-    """Multiply images by factors, float64 [n]."""
-    return images.mul_(column(factors, images)).clamp_(0, 1)
+def jitter(images: torch.Tensor, kinds: np.ndarray, factors: np.ndarray) -> torch.Tensor:
+    """Change the colours of images, of each in an order of its own. Images are sorted by their changes, so that the
+    calls of torch depend on the number of changes, not on how many images or orders there are.
+
+    Args:
+        kinds: int64 [changes, n], places in `JITTER`.
+        factors: float64 [changes, n]. Brightness multiplies an image, contrast blends it with the mean of its luma,
+            saturation with its luma; a factor of 1 keeps it. Hue turns by factors, in turns of the colour circle. Grey
+            images have neither saturation nor hue.
+    """
+    orders = [np.argsort(row, kind="stable") for row in kinds]
+    places = moves(orders, len(images))
+    ends = [np.searchsorted(row[order], (1, 2, 3)).tolist() for row, order in zip(kinds, orders, strict=True)]
+    arranged = np.take_along_axis(np.where(kinds == JITTER.index("hue"), 6 * factors, factors), np.array(orders), 1)
+    shares = np.stack([arranged, 1 - arranged], axis=1).astype(np.float32)[..., None, None, None]
+    *sent, numbers = together([*places, shares], images)
+    for place, found, end, (own, rest) in zip(places, sent, ends, numbers.unbind(0), strict=False):
+        images = reordered(images, place, found)
+        _blend(images, end, own, rest)
+        if end[2] < len(images) and images.shape[1] == 3:
+            _turn(images[end[2] :], own[end[2] :])
+    return reordered(images, places[-1], sent[-1])
 
 
-def contrast(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
-    """Blend images with the mean of their luma; a factor of 1 keeps an image."""
-    luma = grey(images)
-    total = luma.double().mul_(_STEPS).round_().sum((1, 2, 3), keepdim=True)
-    mean = (total / (_STEPS * luma[0].numel())).float()
-    return images.mul_(column(factors, images)).add_(mean * column(1 - factors, images)).clamp_(0, 1)
+def _blend(images: torch.Tensor, ends: list[int], own: torch.Tensor, rest: torch.Tensor) -> None:
+    """Change brightness, contrast and saturation of sorted images.
+
+    Args:
+        ends: where images of each of the three end.
+        own, rest: float32 [n, 1, 1, 1], the shares of an image and of what it is blended with.
+    """
+    first, second, last = ends if images.shape[1] == 3 else (*ends[:2], ends[1])
+    if not last:
+        return
+    changed, added = images[:last], []
+    if first < last:
+        luma = grey(images[first:last])
+        if first < second:
+            total = luma[: second - first].double().mul_(_STEPS).round_().sum((1, 2, 3), keepdim=True)
+            mean = (total / (_STEPS * luma[0].numel())).float()
+            added.append((changed[first:second], mean * rest[first:second]))
+        if second < last:
+            added.append((changed[second:], luma[second - first :].mul_(rest[second:last])))
+    changed.mul_(own[:last])
+    for part, other in added:
+        part.add_(other)
+    changed.clamp_(0, 1)
 
 
-def saturation(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
-    """Blend RGB images with their luma; grey images have no saturation."""
-    if images.shape[1] == 1:
-        return images
-    luma = grey(images).mul_(column(1 - factors, images))
-    return images.mul_(column(factors, images)).add_(luma).clamp_(0, 1)
+def _turn(images: torch.Tensor, sixths: torch.Tensor) -> None:
+    """Turn the hue of RGB images.
 
-
-def hue(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
-    """Turn the hue of RGB images by factors, in turns of the colour circle; grey images have none."""
-    if images.shape[1] == 1:
-        return images
+    Args:
+        sixths: float32 [n, 1, 1, 1], of a turn.
+    """
     low, high = torch.aminmax(images, dim=1)
     chroma = high - low
     red, green, blue = images.unbind(1)
     divisor = torch.where(chroma == 0, 1, chroma)
-    sixths = torch.where(
+    place = torch.where(
         high == red,
         (green - blue) / divisor,
         torch.where(high == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
     )
-    turned = sixths.unsqueeze(1).add(column(6 * factors, images))
     # A. R. Smith, "Color Gamut Transform Pairs", 1978
-    place = (turned + _starts(images.device)).remainder_(6)
+    place = (place.unsqueeze(1).add(sixths) + _starts(images.device)).remainder_(6)
     share = torch.minimum(place, 4 - place).clamp_(0, 1)
-    return torch.sub(high.unsqueeze(1), share.mul_(chroma.unsqueeze(1)), out=images)
+    torch.sub(high.unsqueeze(1), share.mul_(chroma.unsqueeze(1)), out=images)
 
 
 @lru_cache

@@ -6,8 +6,9 @@ An image's bits do not depend on the batch that it is in: there are no matrix pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -296,6 +297,39 @@ def _blended(values: torch.Tensor, grid: torch.Tensor, fill: float) -> torch.Ten
     )
     share = found[:, -1:]
     return found[:, :-1].sub_(fill).mul_(share).add_(fill)  # as torchvision does it
+
+
+def together(arrays: Sequence[np.ndarray], like: torch.Tensor) -> list[torch.Tensor]:
+    """Return arrays on the device of a tensor, to which one copy brings all of them."""
+    if like.device.type == "cpu" or not arrays:
+        return [on(array, like) for array in arrays]
+    # All begin at multiples of 8 bytes, as views of bytes as numbers must.
+    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    parts = [np.pad(part, (0, -len(part) % 8)) for part in parts]
+    sent = on(np.concatenate(parts), like).split([len(part) for part in parts])
+    return [
+        part[: array.nbytes].view(getattr(torch, array.dtype.name)).view(array.shape)
+        for part, array in zip(sent, arrays, strict=True)
+    ]
+
+
+def moves(orders: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
+    """Return by which places images get from one order to the next, from their own and back to it, int64 [count] each.
+
+    Args:
+        orders: the image in each place.
+    """
+    own = np.arange(count)
+    return [np.argsort(before)[after] for before, after in pairwise((own, *orders, own))]
+
+
+def reordered(values: torch.Tensor, places: np.ndarray, sent: torch.Tensor) -> torch.Tensor:
+    """Return a batch in another order, or itself where that is its own.
+
+    Args:
+        sent: the places on the batch's device.
+    """
+    return values if np.array_equal(places, np.arange(len(places))) else values.index_select(0, sent)
 
 
 def centre(values: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -237,20 +237,17 @@ class ColorJitter(Operation):
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return the images with other colours."""
-        functions = {
-            name: (getattr(with_torch().colour, name), _between(draws[:, number], value, around=float(name != "hue")))
-            for number, name in enumerate(("brightness", "contrast", "saturation", "hue"))
+        jitter, names = with_torch().colour.jitter, with_torch().colour.JITTER
+        factors = {
+            number: _between(draws[:, number], value, around=float(name != "hue"))
+            for number, name in enumerate(names)
             if (value := getattr(self, name)) not in (0, (1.0, 1.0) if name != "hue" else (0.0, 0.0))
         }
-        order = draws[:, 4 : 4 + len(functions)].argsort(axis=1)
-        for place in range(len(functions)):
-            for number, (function, factors) in enumerate(functions.values()):
-                images = with_torch().geometry.some(
-                    images,
-                    order[:, place] == number,
-                    lambda part, chosen, function=function, factors=factors: function(part, factors[chosen]),
-                )
-        return images
+        if not factors:
+            return images
+        order = draws[:, 4 : 4 + len(factors)].argsort(axis=1).T
+        kinds = np.array([*factors])[order]
+        return jitter(images, kinds, np.take_along_axis(np.stack([*factors.values()]), order, 0))
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,16 @@ their changes, so that the calls of torch depend on how many changes there are, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch.nn.functional import conv2d, grid_sample
 
 from raytrain.data.colour import grey
-from raytrain.data.geometry import column, on, some
+from raytrain.data.geometry import column, moves, on, reordered, some, together
 
 Space = dict[str, tuple[list[float] | None, bool]]
 """Changes by name: the magnitudes of all strengths (None for a change without), and whether they are signed."""
@@ -26,6 +27,10 @@ KINDS = (
     *("Posterize", "Solarize", "Sharpness", "AutoContrast", "Equalize"),
 )
 """All changes. Images are sorted by them."""
+_Given = list[torch.Tensor]
+_Numbers = Callable[[np.ndarray, np.ndarray, torch.Size], list[np.ndarray]]
+_Function = Callable[[torch.Tensor, np.ndarray, _Given, str, float], torch.Tensor]
+_Part = tuple[_Function, np.ndarray, list[np.ndarray]]
 _EXACT = (1 << 24) // 255
 """Pixels of an image of which float32 adds up the luma exactly, in any order."""
 
@@ -55,9 +60,19 @@ def to_bytes(images: torch.Tensor) -> torch.Tensor:
     return images if images.dtype == torch.uint8 else (images * 255).round_().clamp_(0, 255).to(torch.uint8)
 
 
-def weighted(images: torch.Tensor, shares: np.ndarray) -> torch.Tensor:
-    """Return uint8 images in [0, 1], each multiplied by its share, float64 [n]."""
-    return images.float().div_(255).mul_(column(shares, images))
+def blended(images: torch.Tensor, others: torch.Tensor, shares: np.ndarray) -> torch.Tensor:
+    """Return sums of uint8 images in [0, 1], each with its share, float32 [n, ...].
+
+    Args:
+        images: [n, ...], the first of each sum.
+        others: [k * n, ...]: of each sum the second, then of each the third, and so on.
+        shares: float64 [n, 1 + k].
+    """
+    values = torch.cat([images, others]).float().div_(255).mul_(column(shares.T.reshape(-1), images))
+    found, *rest = values.unflatten(0, shares.T.shape).unbind(0)
+    for other in rest:
+        found += other
+    return found
 
 
 def chosen(space: Space, which: np.ndarray, strengths: np.ndarray, minus: np.ndarray) -> Step:
@@ -81,18 +96,23 @@ def change(images: torch.Tensor, steps: Sequence[Step], interpolation: str, fill
         images: uint8 [n, 1 or 3, h, w], which stay as they are.
         fill: the value of what lies outside of an image, from 0 to 1.
     """
-    has = np.arange(len(images))  # the image in each place
-    for kinds, magnitudes in steps:
-        order = np.argsort(kinds, kind="stable")
-        images, has = _arranged(images, has, order), order
-        bounds = np.searchsorted(kinds[order], [first for first, _ in _CHANGES] + [len(KINDS)]).tolist()
-        parts, found = images.split(np.diff(bounds).tolist()), []
-        for part, (_, function), low, high in zip(parts, _CHANGES, bounds[:-1], bounds[1:], strict=True):
-            if low < high:
-                chosen = order[low:high]
-                found.append(function(part, kinds[chosen], magnitudes[chosen], interpolation, fill))
-        images = torch.cat(found) if len(found) > 1 else found[0] if found else images
-    return _arranged(images, has, np.arange(len(images)))
+    orders = [np.argsort(kinds, kind="stable") for kinds, _ in steps]
+    places = moves(orders, len(images))
+    planned = [
+        _parts(kinds[order], magnitudes[order], images.shape)
+        for (kinds, magnitudes), order in zip(steps, orders, strict=True)
+    ]
+    numbers = [array for parts in planned for _, _, given in parts for array in given]
+    sent = iter(together([*places, *numbers], images))
+    *there, back = [(place, next(sent)) for place in places]
+    for (place, found), parts in zip(there, planned, strict=True):
+        pieces = reordered(images, place, found).split([len(kinds) for _, kinds, _ in parts])
+        changed = [
+            function(piece, kinds, [next(sent) for _ in given], interpolation, fill)
+            for piece, (function, kinds, given) in zip(pieces, parts, strict=True)
+        ]
+        images = torch.cat(changed) if len(changed) > 1 else changed[0] if changed else images
+    return reordered(images, *back)
 
 
 def change_masks(masks: torch.Tensor, steps: Sequence[Step], fill: int) -> torch.Tensor:
@@ -112,8 +132,9 @@ def change_masks(masks: torch.Tensor, steps: Sequence[Step], fill: int) -> torch
         # are. -1 is outside.
         planes = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         planes = torch.stack(planes).float().to(masks.device).expand(len(distinct.T), 2, height, width)
-        moved = _sampled(planes, _grids(distinct[0].astype(int), distinct[1], planes), "nearest", -1.0).long()
-        row, column_ = moved.index_select(0, on(own.reshape(-1), masks)).flatten(2).unbind(1)
+        (thetas,) = _thetas(distinct[0].astype(int), distinct[1], planes.shape)
+        taken = _sampled(planes, _grids(on(thetas, planes), planes), "nearest", -1.0).long()
+        row, column_ = taken.index_select(0, on(own.reshape(-1), masks)).flatten(2).unbind(1)
         place, outside = (row * width + column_).clamp_(0)[:, None], (row < 0)[:, None]
 
         def move(part: torch.Tensor, _: np.ndarray, place: torch.Tensor = place, outside: torch.Tensor = outside):
@@ -124,10 +145,14 @@ def change_masks(masks: torch.Tensor, steps: Sequence[Step], fill: int) -> torch
     return masks
 
 
-def _arranged(images: torch.Tensor, has: np.ndarray, wanted: np.ndarray) -> torch.Tensor:
-    """Return images in another order; `has` and `wanted` are the image in each place."""
-    places = np.argsort(has)[wanted]
-    return images if np.array_equal(places, np.arange(len(places))) else images.index_select(0, on(places, images))
+def _parts(kinds: np.ndarray, magnitudes: np.ndarray, shape: torch.Size) -> list[_Part]:
+    """Return which function changes which part of a batch that is sorted by the kinds of its changes."""
+    ends = np.searchsorted(kinds, [first for first, *_ in _CHANGES] + [len(KINDS)]).tolist()
+    return [
+        (function, kinds[low:high], numbers(kinds[low:high], magnitudes[low:high], shape))
+        for (_, numbers, function), (low, high) in zip(_CHANGES, pairwise(ends), strict=True)
+        if low < high
+    ]
 
 
 def _space(
@@ -152,13 +177,51 @@ def _space(
     }
 
 
-def _same(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+# Numbers that changes need: of kinds, magnitudes and the images' shape
+
+
+def _none(kinds: np.ndarray, magnitudes: np.ndarray, shape: torch.Size) -> list[np.ndarray]:
+    return []
+
+
+def _thetas(kinds: np.ndarray, magnitudes: np.ndarray, shape: torch.Size) -> list[np.ndarray]:
+    """Return the maps of moves in the arithmetic of `_grids`, float32 [n, 3, 2]."""
+    height, width = shape[2:]
+    distinct, own = np.unique(np.stack([kinds, magnitudes]), axis=1, return_inverse=True)
+    maps = np.array([_map(KINDS[int(kind)], magnitude, height, width) for kind, magnitude in distinct.T.tolist()])
+    half = np.array([0.5 * width, 0.5 * height], np.float32)
+    return [(maps.astype(np.float32).reshape(-1, 2, 3).transpose(0, 2, 1) / half)[own.reshape(-1)]]
+
+
+def _factors(kinds: np.ndarray, magnitudes: np.ndarray, shape: torch.Size) -> list[np.ndarray]:
+    """Return the factors of an image and of what it is blended with, float32 [n, 1, 1, 1]."""
+    factors = 1 + magnitudes
+    if shape[1] == 1:
+        factors[kinds == KINDS.index("Color")] = 1.0  # grey images have no colour
+    return [each.astype(np.float32).reshape(-1, 1, 1, 1) for each in (factors, 1 - factors)]
+
+
+def _bits(kinds: np.ndarray, magnitudes: np.ndarray, shape: torch.Size) -> list[np.ndarray]:
+    """Return masks of the bits that stay, uint8 [n, 1, 1, 1]."""
+    return [(256 - (1 << (8 - magnitudes.astype(np.int64)))).astype(np.uint8).reshape(-1, 1, 1, 1)]
+
+
+def _least(kinds: np.ndarray, magnitudes: np.ndarray, shape: torch.Size) -> list[np.ndarray]:
+    """Return the least values that are inverted, uint8 [n, 1, 1, 1]."""
+    return [np.ceil((255 * magnitudes).astype(np.float32)).astype(np.uint8).reshape(-1, 1, 1, 1)]
+
+
+# Changes: of images, their kinds and numbers, the interpolation and the fill of moves
+
+
+def _same(images: torch.Tensor, kinds: np.ndarray, given: _Given, how: str, fill: float) -> torch.Tensor:
     return images
 
 
-def _moved(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+def _moved(images: torch.Tensor, kinds: np.ndarray, given: _Given, how: str, fill: float) -> torch.Tensor:
     values = images.float()
-    return _sampled(values, _grids(kinds, magnitudes, values), how, 255 * fill).round_().to(torch.uint8)
+    values = _sampled(values, _grids(given[0], values), how, 255 * fill)
+    return (values.round_() if fill or how != "nearest" else values).to(torch.uint8)
 
 
 def _sampled(values: torch.Tensor, grids: torch.Tensor, how: str, fill: float) -> torch.Tensor:
@@ -171,16 +234,11 @@ def _sampled(values: torch.Tensor, grids: torch.Tensor, how: str, fill: float) -
     return values.masked_fill(share < 0.5, fill) if how == "nearest" else values.sub_(fill).mul_(share).add_(fill)
 
 
-def _grids(kinds: np.ndarray, magnitudes: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+def _grids(thetas: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return where moved images take their pixels from, float32 [n, h, w, 2], in torchvision's arithmetic."""
     height, width = like.shape[2:]
-    distinct, own = np.unique(np.stack([kinds, magnitudes]), axis=1, return_inverse=True)
-    maps = np.array([_map(KINDS[int(kind)], magnitude, height, width) for kind, magnitude in distinct.T.tolist()])
-    thetas = maps.astype(np.float32).reshape(-1, 2, 3).transpose(0, 2, 1) / np.array(
-        [0.5 * width, 0.5 * height], np.float32
-    )
-    places = _places(height, width, like.device).expand(len(kinds), -1, -1)
-    return places.bmm(on(thetas[own.reshape(-1)], like)).view(-1, height, width, 2)
+    places = _places(height, width, like.device).expand(len(thetas), -1, -1)
+    return places.bmm(thetas).view(-1, height, width, 2)
 
 
 @lru_cache
@@ -210,21 +268,18 @@ def _map(name: str, magnitude: float, height: int, width: int) -> tuple[float, .
     return d, -b, middle[0] - d * right + b * down, -c, a, middle[1] + c * right - a * down
 
 
-def _blended(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+def _recoloured(images: torch.Tensor, kinds: np.ndarray, given: _Given, how: str, fill: float) -> torch.Tensor:
     """Blend images with black (brightness), the mean of their luma (contrast) or their luma (colour), in this order."""
     first, second = np.searchsorted(kinds, [KINDS.index("Contrast"), KINDS.index("Color")]).tolist()
-    factors = 1 + magnitudes
-    if images.shape[1] == 1:
-        factors[second:] = 1.0  # grey images have no colour
-    found = images.mul(column(factors, images))
+    factors, rest = given
+    found = images.mul(factors)
     if first < len(images):
         luma = grey(images[first:])
         luma = luma.floor_() if images.shape[1] == 3 else luma.float()
-        rest = column(1 - factors[first:], images)
         if first < second:
-            found[first:second].addcmul_(_mean(luma[: second - first]), rest[: second - first])
+            found[first:second].addcmul_(_mean(luma[: second - first]), rest[first:second])
         if second < len(images):
-            found[second:].addcmul_(luma[second - first :], rest[second - first :])
+            found[second:].addcmul_(luma[second - first :], rest[second:])
     return found.clamp_(0, 255).to(torch.uint8)
 
 
@@ -234,17 +289,15 @@ def _mean(luma: torch.Tensor) -> torch.Tensor:
     return luma.mean((1, 2, 3), keepdim=True)
 
 
-def _posterized(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
-    masks = 256 - (1 << (8 - magnitudes.astype(np.int64)))
-    return images & on(masks.astype(np.uint8).reshape(-1, 1, 1, 1), images)
+def _posterized(images: torch.Tensor, kinds: np.ndarray, given: _Given, how: str, fill: float) -> torch.Tensor:
+    return images & given[0]
 
 
-def _solarized(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
-    least = np.ceil((255 * magnitudes).astype(np.float32)).astype(np.uint8)
-    return torch.where(images >= on(least.reshape(-1, 1, 1, 1), images), images.bitwise_not(), images)
+def _solarized(images: torch.Tensor, kinds: np.ndarray, given: _Given, how: str, fill: float) -> torch.Tensor:
+    return torch.where(images >= given[0], images.bitwise_not(), images)
 
 
-def _sharpened(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+def _sharpened(images: torch.Tensor, kinds: np.ndarray, given: _Given, how: str, fill: float) -> torch.Tensor:
     channels, height, width = images.shape[1:]
     if min(height, width) <= 2:
         return images
@@ -252,7 +305,7 @@ def _sharpened(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, 
     # Sums of whole numbers, exact in any order: torchvision's blur, which divides by 13 first, is never near a half.
     blurred = conv2d(values, _neighbours(channels, values.device), groups=channels).div_(13).round_()
     inner = values[:, :, 1:-1, 1:-1]
-    inner.addcmul_(blurred.sub_(inner), column(1 - (1 + magnitudes), images))
+    inner.addcmul_(blurred.sub_(inner), given[1])
     return values.clamp_(0, 255).to(torch.uint8)
 
 
@@ -261,36 +314,44 @@ def _neighbours(channels: int, device: torch.device) -> torch.Tensor:
     return torch.tensor([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]]).expand(channels, 1, 3, 3).contiguous().to(device)
 
 
-def _stretched(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+def _stretched(images: torch.Tensor, kinds: np.ndarray, given: _Given, how: str, fill: float) -> torch.Tensor:
     """Stretch each channel to the full range (AutoContrast)."""
-    low, high = (bound((2, 3), keepdim=True).float() for bound in (images.amin, images.amax))
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     flat = high == low
-    scale = high.sub_(low).mul_(1 / 255).masked_fill_(flat, 1)
-    return (images - low.masked_fill_(flat, 0)).div_(scale).clamp_(0, 255).to(torch.uint8)
+    scale = high.sub_(low).mul(1 / 255).masked_fill_(flat, 1)
+    return (images - low.masked_fill_(flat, 0)).div(scale).to(torch.uint8)  # at most 255 and rounding
 
 
-def _equalized(images: torch.Tensor, kinds: np.ndarray, magnitudes: np.ndarray, how: str, fill: float) -> torch.Tensor:
+def _equalized(images: torch.Tensor, kinds: np.ndarray, given: _Given, how: str, fill: float) -> torch.Tensor:
     """Spread each channel's values evenly, by Pillow's rule."""
+    levels, one = _levels(images.device)
     flat = images.flatten(2).long()
-    counts = flat.new_zeros((*flat.shape[:2], 256)).scatter_add_(2, flat, flat.new_ones(1).expand_as(flat))
-    below = counts.cumsum(2).sub_(counts)  # how many pixels are darker than each value
-    step = below.masked_fill(below == flat.shape[2], 0).amax(2, keepdim=True).div_(255, rounding_mode="floor")
-    table = below.add_(step // 2).div_(step.clamp(min=1), rounding_mode="floor").clamp_(0, 255)
-    table = torch.where(step == 0, torch.arange(256, device=images.device), table).to(torch.uint8)
-    return table.gather(2, flat).view_as(images)
+    counts = flat.new_zeros((*flat.shape[:2], 257))
+    counts[:, :, 1:].scatter_add_(2, flat, one.expand_as(flat))
+    below = counts.cumsum(2)[:, :, :256]  # how many pixels are darker than each value
+    step = below.remainder(flat.shape[2]).amax(2, keepdim=True).div_(255, rounding_mode="floor")
+    table = below.add(step // 2).div_(step.clamp(min=1), rounding_mode="floor").clamp_(max=255)
+    return torch.where(step == 0, levels, table).to(torch.uint8).gather(2, flat).view_as(images)
 
 
-_CHANGES = tuple(
-    (KINDS.index(first), function)
-    for first, function in (
-        ("Identity", _same),
-        ("ShearX", _moved),
-        ("Brightness", _blended),
-        ("Posterize", _posterized),
-        ("Solarize", _solarized),
-        ("Sharpness", _sharpened),
-        ("AutoContrast", _stretched),
-        ("Equalize", _equalized),
+@lru_cache
+def _levels(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all values of a byte, and 1, int64."""
+    return torch.arange(256, device=device), torch.ones(1, dtype=torch.int64, device=device)
+
+
+_CHANGES: tuple[tuple[int, _Numbers, _Function], ...] = tuple(
+    (KINDS.index(first), numbers, function)
+    for first, numbers, function in (
+        ("Identity", _none, _same),
+        ("ShearX", _thetas, _moved),
+        ("Brightness", _factors, _recoloured),
+        ("Posterize", _bits, _posterized),
+        ("Solarize", _least, _solarized),
+        ("Sharpness", _factors, _sharpened),
+        ("AutoContrast", _none, _stretched),
+        ("Equalize", _none, _equalized),
     )
 )
-"""The first kind that each function changes: it takes images up to the next function's first kind."""
+"""The first kind that each function changes, and the numbers that it needs: it takes images up to the next one's first
+kind."""

@@ -174,10 +174,7 @@ class AugMix(_Policy):
             steps.append((np.where(link < depths, kinds, 0), magnitudes))  # 0 changes nothing
         chains = original.repeat(self.mixture_width, 1, 1, 1)
         chains = _policies().change(chains, steps, self.interpolation, self.fill)
-        found = _policies().weighted(original, shares[:, 0])
-        for part, share in zip(chains.view(self.mixture_width, *images.shape).unbind(0), shares.T[1:], strict=True):
-            found += _policies().weighted(part, share)
-        return found
+        return _policies().blended(original, chains, shares)
 
 
 def _chosen(space: Space, which: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> Step:

@@ -133,13 +133,13 @@ ALWAYS_ALIKE = (
     (by(RandomErasing()), 28),
 )
 BY_KINDS = (
-    (Augment(erase=0.5), 32),
-    (Augment(policy="randaugment"), 175),
-    (Augment(policy="trivialaugment"), 95),
-    (by(RandAugment()), 175),
-    (by(TrivialAugmentWide()), 95),
-    (by(AugMix()), 270),
-    (by(ColorJitter(0.4, 0.4, 0.4, 0.1)), 320),
+    (Augment(erase=0.5), 22),
+    (Augment(policy="randaugment"), 115),
+    (Augment(policy="trivialaugment"), 62),
+    (by(RandAugment()), 120),
+    (by(TrivialAugmentWide()), 66),
+    (by(AugMix()), 185),
+    (by(ColorJitter(0.4, 0.4, 0.4, 0.1)), 175),
 )
 
 

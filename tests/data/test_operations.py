@@ -178,7 +178,8 @@ def test_colours_are_torchvisions() -> None:
     for name, low, high in (("brightness", 0, 2), ("contrast", 0, 2), ("saturation", 0, 2), ("hue", -0.5, 0.5)):
         factors = random.uniform(low, high, n)
         for channels in (3, 1):
-            found = getattr(colour, name)(values[:, :channels].clone(), factors)
+            kinds = np.full((1, len(factors)), colour.JITTER.index(name))
+            found = colour.jitter(values[:, :channels].clone(), kinds, factors[None])
             for image, value, factor in zip(found, values[:, :channels], factors, strict=True):
                 torch.testing.assert_close(image, getattr(F, f"adjust_{name}")(value, factor), atol=1e-5, rtol=0)
     sigmas = random.uniform(0.1, 2.0, n)
@@ -189,6 +190,23 @@ def test_colours_are_torchvisions() -> None:
     torch.testing.assert_close(grey, F.rgb_to_grayscale(values, 3), atol=1e-6, rtol=0)
     boxes = np.array([[2, 3, 4, 5]] * n)
     assert torch.equal(colour.erase(values.clone(), boxes, 0.25), F.erase(values, 2, 3, 4, 5, torch.tensor(0.25)))
+
+
+def test_one_copy_brings_numbers_of_all_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's way, with a copy that stays on the CPU."""
+    random, copies = np.random.default_rng(0), []
+    arrays = [np.arange(5), random.random((2, 3, 1)).astype(np.float32), np.arange(3, dtype=np.uint8), np.zeros((0, 2))]
+    arrays += [random.random((4, 3)).astype(np.float32).T, np.array([2**40, -7])]
+
+    def copy(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+        copies.append(array.nbytes)
+        return torch.from_numpy(array)
+
+    monkeypatch.setattr(geometry, "on", copy)
+    found = geometry.together(arrays, torch.empty(0, device="meta"))
+    assert len(copies) == 1
+    for tensor, array in zip(found, arrays, strict=True):
+        assert np.array_equal(tensor.numpy(), array) and tensor.numpy().dtype == array.dtype
 
 
 def test_colour_jitter_is_torchvisions_functions_in_the_drawn_order() -> None:
