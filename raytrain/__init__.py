@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's signals before the imports below)
 
@@ -82,6 +81,7 @@ from raytrain.optim.schedules import (
     Schedule,
     StepLR,
 )
+from raytrain.optim.stages import Stage
 from raytrain.optim.torch_optimizer import TorchOptimizer
 from raytrain.optim.torch_schedule import Plateau, TorchSchedule
 from raytrain.parallel import (
@@ -117,6 +117,7 @@ from raytrain.sweep import (
     TuneSearch,
     Uniform,
 )
+from raytrain.sweep.sweep_run import SweepRun
 from raytrain.tasks.calibration import ExpectedCalibrationError
 from raytrain.tasks.classification import Classification
 from raytrain.tasks.counts import F1, BalancedAccuracy, Dice, IoU, Precision, Recall
@@ -131,9 +132,6 @@ from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
 from raytrain.tasks.torch_metric import TorchMetric
 from raytrain.user_code import sources as _sources
-
-if TYPE_CHECKING:
-    from raytrain.sweep.sweep_run import SweepRun
 
 __version__ = _VERSION
 
@@ -225,6 +223,7 @@ __all__ = [
     "SequentialLR",
     "Segmentation",
     "SimpleModel",
+    "Stage",
     "StepLR",
     "StopOnDivergence",
     "SystemMetrics",

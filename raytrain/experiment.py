@@ -15,6 +15,7 @@ from raytrain.loggers import Logger
 from raytrain.models import Model
 from raytrain.optim.optimizers import SGD, Optimizer
 from raytrain.optim.schedules import Constant, Schedule
+from raytrain.optim.stages import Stage, check_stages
 from raytrain.parallel import DDP, STRATEGIES, Parallel
 from raytrain.parallel.base import multiples
 from raytrain.tasks.classification import Classification
@@ -202,12 +203,16 @@ class Experiment:
     """Loggers, which receive the run's metrics in the driver; in a sweep, those of each trial."""
     sampler: Sampler = field(default_factory=Sampler)
     """The samples of each training epoch, and their order; validation takes every sample once."""
+    stages: tuple[Stage, ...] = ()
+    """Values that training has in its beginning, each up to a step, after which the experiment's own follow: the
+    best.json of a sweep with PBT or PB2 has those of all trials whose weights the best one took."""
 
     def __post_init__(self) -> None:
         for name, base in _PARTS.items():
             parts.check_part(name, getattr(self, name), base, _PARTS)
         parts.check_parts("hooks", self.hooks, Hook, _PARTS)
         parts.check_parts("loggers", self.loggers, Logger, _PARTS)
+        parts.check_parts("stages", self.stages, Stage, _PARTS)
         check(
             self,
             epochs=at_least(1),
@@ -233,24 +238,18 @@ class Experiment:
             ),
         )
         self._check_recipe()
+        check_stages(self)
         if self.precision == "fp16" and not self.parallel.scales:
-            raise errors.UserError(
-                f"fp16's gradients cannot be scaled under {type(self.parallel).__name__}",
-                "in precision",
-                "use --precision bf16",
-            )
+            what = f"fp16's gradients cannot be scaled under {type(self.parallel).__name__}"
+            raise errors.UserError(what, "in precision", "use --precision bf16")
         if self.compile and not self.parallel.compiles:
-            raise errors.UserError(
-                f"torch.compile does not work with {type(self.parallel).__name__}",
-                "in compile",
-                "use --no_compile, or --parallel.strategy ddp",
-            )
+            what = f"torch.compile does not work with {type(self.parallel).__name__}"
+            raise errors.UserError(what, "in compile", "use --no_compile, or --parallel.strategy ddp")
         if self.activation_checkpointing != "none" and (self.compile or not self.parallel.recomputes):
             what = "compile" if self.compile else type(self.parallel).__name__
             how = "use --activation_checkpointing none" + (" or --no_compile" if self.compile else "")
-            raise errors.UserError(
-                f"activation checkpointing does not work with {what}", "in activation_checkpointing", how
-            )
+            what = f"activation checkpointing does not work with {what}"
+            raise errors.UserError(what, "in activation_checkpointing", how)
         if self.scaling.elastic:
             _ = self.sizes  # runs the checks below for each number of workers
             return

@@ -43,6 +43,7 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
             f"= {e.batch_size} global",
         ),
         *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
+        *((f"up to step {one.until}", _values(one.values)) for one in e.stages),
         _length(plan, f"about {rows:,.0f} samples per rank; {e.precision}"),
         *([("baseline", plan.baseline.line)] if plan.baseline.line else []),
         ("memory", _memory(plan)),
@@ -86,6 +87,10 @@ def _code(value: Any) -> str:
         fields = [f"{name}={_code(now)}" for name, (now, _) in config.changed(value).items()]
         return f"{type(value).__name__}({', '.join(fields)})"
     return repr(value)
+
+
+def _values(values: dict[str, Any]) -> str:
+    return ", ".join(f"{path}={_code(value)}" for path, value in values.items())
 
 
 def _model(plan: Plan) -> str:

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
@@ -34,13 +34,14 @@ from raytrain.driver.guard import end_now
 from raytrain.driver.job import Job
 from raytrain.driver.network import answers
 from raytrain.driver.room import cpus_for_data, why_no_block
+from raytrain.experiment import Experiment
 from raytrain.files import append, write_atomically
 from raytrain.hooks import Hook
 from raytrain.machine import host_cpus
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.lock import WRITER_LOCK, Lock
 from raytrain.run.metrics_log import note
-from raytrain.training import memory
+from raytrain.training import memory, stages
 from raytrain.training.profiling import Profiling
 from raytrain.training.trainer import Trainer
 from raytrain.user_code import places
@@ -94,10 +95,6 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         Lock(job.run, WRITER_LOCK, wait=60) if ranks.rank == 0 else contextlib.nullcontext(),
     ):
         indices: dict[str, Index] = ray.get(job.indices)
-        if job.images:
-            readers: dict[str, Reader] = {split: _resident(job.images[split]) for split in indices}
-        else:
-            readers = _streams(job, indices, ranks.device)
         if job.profile:
             hooks = (*hooks, Profiling(job.profile))
         weights: Any = ray.get(job.weights) if job.weights is not None else None
@@ -105,12 +102,25 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
             weights = mapped.from_arrays(weights)
         started, floor = job.command_started, job.baseline
         hooks = [*hooks, Gate()] if job.gated else hooks
-        try:
-            Trainer(job.experiment, job.run, indices, readers, weights, ranks, started, there, hooks, floor).fit()
-        finally:
-            for reader in readers.values():
-                if isinstance(reader, Direct):
-                    reader.close()
+
+        @contextlib.contextmanager
+        def made(value: Experiment, hook: Hook) -> Iterator[Trainer]:
+            readers, more = _readers(replace(job, experiment=value), indices, ranks.device), (*hooks, hook)
+            try:
+                yield Trainer(value, job.run, indices, readers, weights, ranks, started, there, more, floor)
+            finally:
+                for reader in readers.values():
+                    if isinstance(reader, Direct):
+                        reader.close()
+
+        stages.fit(job.experiment, made)
+
+
+def _readers(job: Job, indices: dict[str, Index], device: torch.device) -> Mapping[str, Reader]:
+    """Return what the samples come from. A collective."""
+    if job.images:
+        return {split: _resident(job.images[split]) for split in indices}
+    return _streams(job, indices, device)
 
 
 def _fetched(reference: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import json
@@ -25,8 +24,8 @@ from raytrain.user_code import hints, parts, places, python_files, sources
 from raytrain.user_code.upgrades import old_argument, upgrade
 
 HISTORY = "history"
-"""In the best.json of a sweep whose scheduler changed values on the way: with which values the best trial trained from
-which epoch on (`search.record.history`). The experiment beside it has the last values."""
+"""In the best.json of an older version's sweep whose scheduler changed values on the way. The experiment beside it has
+the last values alone; since then it has all of them, as `stages`."""
 
 
 _loading: list[Path] = []
@@ -163,11 +162,13 @@ def read_json(path: Path) -> tuple[Any, Path | None]:
         The values, and the copy of the experiment file, where there is one.
 
     Raises:
-        UserError: it is not JSON, or a module does not load.
+        UserError: it is not JSON, or a module does not load, or it does not hold all values of a trial.
     """
     values, copy = upgrade(_json(path)), path.with_name(sources.COPY)
-    if isinstance(values, dict) and isinstance(history := values.pop(HISTORY, None), list):
-        _say_history(path, history)
+    if isinstance(values, dict) and HISTORY in values:
+        what = "these are the last values of a trial that changed them on the way, and would train other weights"
+        how = f"take the weights of the sweep's best trial; or remove {HISTORY!r}, to train with these values alone"
+        raise errors.UserError(what, path, how)
     modules = set(_own_modules(values))
     if modules:
         found = copies.read(path.parent)
@@ -186,21 +187,6 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
         raise not_an_experiment(path, str(error)) from None
-
-
-def _say_history(path: Path, history: list[Any]) -> None:
-    """Tell that a best.json has the last of several values of a trial."""
-    with contextlib.suppress(KeyError, TypeError, AttributeError):  # users may edit the file
-        steps = [
-            f"from epoch {step['epoch']} on {', '.join(f'{name}={value}' for name, value in step['values'].items())}"
-            for step in history
-        ]
-        run = path.with_name("trials") / f"{history[-1]['trial']:04d}"
-        print(
-            f"note: {path} has the last values of a trial that did not train with one set of values, and does not "
-            f"repeat it: {'; '.join(steps)}; its weights are in {run}",
-            file=sys.stderr,
-        )
 
 
 def _is_main(copy: Path) -> bool:

@@ -35,6 +35,7 @@ _LOCAL = (*_LOCKS, _UNSENT, location.URL, "stop", gate.GO)
 _TREES = ("logs", "modules", "plots")
 """Folders of a sweep and of a trial whose files are uploaded with it."""
 _REPORTED = ("report.html", "trials.csv", "folds.json", "recommended.json")
+_RECIPE = "experiment.json"
 _ROUND_SECONDS = 1.0
 
 
@@ -211,6 +212,10 @@ class Uploads:
         if not changed and len(here) == self._weights.get(below, 0):
             self._over |= {number} if ended else set()  # a round after its end: loggers and callbacks note it later
             return
+        if _RECIPE in changed:  # under PBT the checkpoints there are of another past than its stages say
+            if self._weights.get(below):
+                there.drop_after(-1)
+            self._send(there, run, _RECIPE, f"{below}{_RECIPE}")
         if here or self._weights.get(below):
             self._weights[below] = max(1, len(here))  # where one is pruned meanwhile, parts of it are there
             there.push(run, lambda names: [name for name in names if name not in here])

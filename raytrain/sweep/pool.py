@@ -8,11 +8,14 @@ import shutil
 from pathlib import Path
 
 from raytrain.checkpoint import layout
+from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
+from raytrain.run import experiment_file
 
 
 def keep(run: Path, path: Path, pool: Path) -> None:
-    """Keep a checkpoint, the best one and the first one's metrics for any trial, even if this one removes its own."""
+    """Keep a checkpoint, the best one, the first one's metrics and the run's experiment for any trial, even if this one
+    removes its own."""
     partial = pool.with_name(f".{pool.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -22,12 +25,18 @@ def keep(run: Path, path: Path, pool: Path) -> None:
         shutil.copytree(source, partial / source.name, copy_function=os.link)
     rows = (run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
     (partial / "metrics.jsonl").write_bytes(rows)
+    shutil.copyfile(run / "experiment.json", partial / "experiment.json")
     shutil.rmtree(pool, ignore_errors=True)
     partial.rename(pool)
 
 
-def adopt(run: Path, pool: Path) -> None:
+def adopt(run: Path, pool: Path, experiment: Experiment | None = None) -> None:
     """Replace a run's checkpoints and metrics by what `keep` kept of this trial or another.
+
+    After a kill in between the run has no checkpoint, or an older one: its experiment trains up to here once more.
+
+    Args:
+        experiment: replaces the run's own, if that changes.
 
     Raises:
         UserError: it does not verify.
@@ -40,11 +49,13 @@ def adopt(run: Path, pool: Path) -> None:
     own.mkdir()
     partial = run / ".metrics"
     shutil.copyfile(pool / "metrics.jsonl", partial)
+    os.replace(partial, run / "metrics.jsonl")
+    if experiment is not None:
+        experiment_file.save(experiment, run / "experiment.json")
     for pointer in ("best.json", "last.json"):
         (run / pointer).unlink(missing_ok=True)
     state = layout.load_state(sources[-1])
     best = state["progress"]["best"]
     write_atomically(run / "best.json", json.dumps(best, indent=2))
-    for source in sources:  # links, the newest last: after a crash before that, the run resumes from an older one
+    for source in sources:  # links, the newest last
         shutil.copytree(source, own / source.name, copy_function=os.link)
-    os.replace(partial, run / "metrics.jsonl")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import math
 import os
 import threading
 from dataclasses import replace
@@ -51,25 +50,6 @@ def update(run: Path, **changes: Any) -> dict[str, Any]:
         found |= changes
         write_atomically(run / FILE, json.dumps(found, indent=2))
         return found
-
-
-def history(sweep: Path, number: int, before: float = math.inf) -> list[dict[str, Any]]:
-    """Return the history of a trial's weights, if a scheduler gave it those of other trials.
-
-    Args:
-        before: the epoch up to which it counts.
-
-    Returns:
-        In order, {"epoch", "trial", "values"}: after so many epochs, of which the last may be a part of one, this
-        trial trained on, with these values.
-    """
-    found = read(folder(sweep, number)) or {}
-    taken = [one for one in found.get("taken", []) if one["epoch"] < before]
-    if not taken:
-        return [{"epoch": 0, "trial": number, "values": found.get("first") or found.get("values", {})}]
-    last = taken[-1]
-    own = {"epoch": last["epoch"], "trial": number, "values": {k: config.plain(v) for k, v in last["values"].items()}}
-    return [*history(sweep, last["from"], last["epoch"]), own]
 
 
 def reads(experiment: Experiment) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytrain import config, errors
 from raytrain.config import above, at_least, within
+from raytrain.optim.stages import MUTABLE, changes
 from raytrain.sweep.objective import Objective
 from raytrain.sweep.space import Axis, Int
 
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 
 TIME, SCORE = "trained", "score"
 """The names under which trials report to Tune after each validation."""
-
-MUTABLE = ("optimizer", "schedule", "task", "clip_norm", "data.augment")
-"""Fields that may change while a run goes on: those that neither the order of samples nor the model depends on."""
+AGAIN = "again"
+"""The mark of a report that Tune had before the trial's process or the sweep's driver was killed."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class PBT(Early):
             if axis.when or any(axis.path.startswith(f"{other.path}.") for other in axes):
                 why = f"cannot change {axis.path}, which depends on another axis"
                 raise _scheduler_misfit(kind, why, "Sweep.axes", "leave it out, or use another scheduler")
-            if not any(axis.path == field or axis.path.startswith(f"{field}.") for field in MUTABLE):
+            if not changes(axis.path):
                 raise _scheduler_misfit(
                     kind, f"cannot change {axis.path} on the way (only {', '.join(MUTABLE)})", "Sweep.axes"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 from ray import tune
 
 from raytrain import config
+from raytrain.checkpoint import layout
 from raytrain.driver.ray_internals import compiler
+from raytrain.experiment import Experiment
+from raytrain.optim.stages import switched
 from raytrain.parallel.deterministic import fix_workspace
 from raytrain.run import experiment_file
 from raytrain.sweep import record
@@ -114,19 +118,37 @@ class Trial(tune.Trainable):
         """Load what a trial kept: this one before a pause, or one with better weights."""
         if not checkpoint or isinstance(self.attempt, Ended):
             return
+        pool, other = self.folder / "pool" / checkpoint["pool"], checkpoint["from"] != self.number
+        found = record.read(self.run) or {}
+        if not pool.is_dir() or (other and self._has_taken(pool, found)):
+            return  # its process died since, and its own checkpoint is as new or newer
         if self.attempt.begun:
             self.attempt.stop()
-            self.attempt = self._attempt()
-        adopt(self.run, self.folder / "pool" / checkpoint["pool"])
+        if other:
+            self._take(pool, checkpoint["from"], found)
+        else:
+            adopt(self.run, pool)
+        self.attempt = self._attempt()
         self.rows = record.validations(self.run)
         self.attempt.skip = len(self.rows)
-        if checkpoint["from"] != self.number:
-            step = self.rows[-1]["step"] if self.rows else 0
-            epochs, rest = divmod(step, self.steps_per_epoch)
-            epoch = step / self.steps_per_epoch if rest else epochs
-            taken = {"from": checkpoint["from"], "epoch": epoch, "step": step, "values": self.values}
-            found = record.read(self.run) or {}
-            record.update(self.run, taken=[*found.get("taken", []), taken])
+
+    def _has_taken(self, pool: Path, found: dict[str, Any]) -> bool:
+        last = (found.get("taken") or [{}])[-1]
+        same = (last.get("pool"), last.get("values")) == (pool.name, config.plain(self.values))
+        return same and layout.newest(self.run / "checkpoints") is not None
+
+    def _take(self, pool: Path, donor: int, found: dict[str, Any]) -> None:
+        """Go on from another trial's checkpoint with the values that the scheduler has chosen: the experiment then says
+        what that trial trained with up to here."""
+        theirs = config.from_dict(Experiment, json.loads((pool / "experiment.json").read_text()), pool)
+        own = apply(experiment_file.load(self.run / "experiment.json")[0], self.values)
+        step = layout.step_of(max(pool.glob("step_*")).name) or 0
+        adopt(self.run, pool, switched(theirs, step, own, self.values))
+        epochs, rest = divmod(step, self.steps_per_epoch)
+        epoch = step / self.steps_per_epoch if rest else epochs
+        values = config.plain(self.values)
+        taken = {"from": donor, "epoch": epoch, "step": step, "values": values, "pool": pool.name}
+        record.update(self.run, taken=[*found.get("taken", []), taken], values=found.get("values", {}) | values)
 
     def cleanup(self) -> None:
         """End the trial."""
@@ -142,12 +164,7 @@ class Trial(tune.Trainable):
         if found.get("status") in record.ENDED:  # before the sweep was interrupted, or before a scheduler chose it
             self.attempt = Ended(self.run, found["status"])
             return
-        changed = {path: new for path, new in self.values.items() if config.get(value, path) != new}
-        if changed:  # by a scheduler, on the way
-            value = apply(value, changed)
-            experiment_file.save(value, self.run / "experiment.json")
-            values = found.get("values", {}) | {path: config.plain(new) for path, new in changed.items()}
-            record.update(self.run, values=values, first=found.get("first") or found.get("values", {}))
+        # Values that a scheduler has changed come with the weights of another trial, in `load_checkpoint`.
         if "parallel" in self.values:  # a later trial of this process may need it
             fix_workspace()
         if not (value.compile or value.parallel.sharded):

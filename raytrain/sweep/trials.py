@@ -262,10 +262,11 @@ class Trials:
         answer = self.answer(status)
         write_atomically(self.path / "sweep.json", self._text(answer))
         if answer["best"] is not None:
-            best = (record.folder(self.path, answer["best"]) / "experiment.json").read_text()
-            history = record.history(self.path, answer["best"])
-            if len(history) > 1:  # the last values alone do not repeat such a trial
-                best = json.dumps(json.loads(best) | {experiment_file.HISTORY: history}, indent=2) + "\n"
+            folder = record.folder(self.path, answer["best"])
+            best = (folder / "experiment.json").read_text()
+            if (record.read(folder) or {}).get("taken") and not json.loads(best).get("stages"):
+                # A trial of an older version: its last values alone do not repeat it.
+                best = json.dumps(json.loads(best) | {experiment_file.HISTORY: []}, indent=2) + "\n"
             write_atomically(self.path / "best.json", best)
         return answer
 

@@ -97,7 +97,13 @@ def test_help_in_a_pipe_fits_the_width(
 def test_help_shows_every_field_with_its_value(capsys: Capture) -> None:
     said = succeeds(capsys, "train", DIGITS, "--epochs", "7", "--help")
     assert "Handwritten digits, embedded" in said
-    of_parts = {"hooks", "loggers", "task.metrics", "data.augment.operations"}  # tuples, whose parts have flags
+    of_parts = {
+        "hooks",
+        "loggers",
+        "task.metrics",
+        "data.augment.operations",
+        "stages",
+    }  # tuples, whose parts have flags
     for path in set(config.paths(load(DIGITS)[0])) - of_parts:
         assert f"--{path} " in said or f"--{path}," in said, path
     for flag in ("--out", "--name", "--address", "--dry_run", "--verbose"):

@@ -64,7 +64,7 @@ def test_a_script_names_every_command(capsys: Capture, tmp_path: Path, shell: st
 
 def test_flags_are_those_of_the_experiment(capsys: Capture) -> None:
     found = succeeds(capsys, "completion", "flags", "train", DIGITS).split()
-    of_parts = {"hooks", "loggers", "task.metrics", "data.augment.operations"}
+    of_parts = {"hooks", "loggers", "task.metrics", "data.augment.operations", "stages"}
     assert {f"--{path}" for path in set(config.paths(load(DIGITS)[0])) - of_parts} <= set(found)
     assert {"--out", "--quiet", "--no_report", "--parallel.strategy", "--help"} <= set(found) and "--field" not in found
     assert len(found) == len(set(found))

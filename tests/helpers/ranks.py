@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from raytrain.data.reader import Resident
 from raytrain.data.transforms import Normalise, crop_and_flip
 from raytrain.driver.initial_weights import pretrained
 from raytrain.parallel.strategy import RankContext
+from raytrain.training import stages
 from raytrain.training.trainer import Trainer
 
 
@@ -88,7 +90,12 @@ def train_rank(
     }
     ranks = RankContext(rank, world, torch.device("cpu"))
     weights = pretrained(experiment, indices["train"], run)
-    return Trainer(experiment, run, indices, readers, weights, ranks, time.time(), hooks=hooks).fit()
+
+    @contextlib.contextmanager
+    def made(value: Experiment, hook: Hook) -> Iterator[Trainer]:
+        yield Trainer(value, run, indices, readers, weights, ranks, time.time(), hooks=[*hooks, hook])
+
+    return stages.fit(experiment, made)
 
 
 def new_run(folder: Path, experiment: Experiment) -> Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
+import random
 import re
 import shutil
 import signal
@@ -274,16 +274,35 @@ def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
         own = raytrain.Run(found.path / "trials" / f"{trial['number']:04d}")
         assert own.experiment.optimizer.lr == trial["values"]["optimizer.lr"]
         assert own.metrics("step")["step"].to_pylist() == list(range(1, 6 * 23 + 1))
-    best, kept = found.trials[found.answer["best"]], json.loads((found.path / "best.json").read_text())
-    history = kept.get("history") or [{"epoch": 0, "trial": best["number"], "values": best["values"]}]
-    assert bool(best.get("taken")) == (len(history) > 1) == ("history" in kept)
-    assert history[-1]["values"] == best["values"] and history[-1]["trial"] == best["number"]
-    assert [step["epoch"] for step in history] == sorted({step["epoch"] for step in history})
-    # From one step of the history to the next, the donor's rows are the best trial's.
-    own = losses(found.path / "trials" / f"{best['number']:04d}")
-    for step, following in itertools.pairwise(history):
-        donor, steps = losses(found.path / "trials" / f"{step['trial']:04d}"), 23 * following["epoch"]
-        assert own[:steps] == donor[:steps]
+    donors = {t["number"]: t["taken"] for t in found.trials if t.get("taken")}
+    for number, taken in donors.items():  # up to the last switch the rows are the donor's
+        steps, own = taken[-1]["step"], losses(found.path / "trials" / f"{number:04d}")
+        donor = losses(found.path / "trials" / f"{taken[-1]['from']:04d}")
+        if not any(one["step"] >= steps for one in donors.get(taken[-1]["from"], ())):
+            assert own[:steps] == donor[:steps]
+
+
+@pytest.mark.parametrize("kind", [PBT, PB2])
+def test_best_json_repeats_a_winner_that_took_the_weights_of_others(tmp_path: Path, kind: type[PBT]) -> None:
+    """Both trials begin with a rate that learns nothing or little, so that the winner has changed it."""
+    if kind is PB2:
+        pytest.importorskip("sklearn")
+    few = Choice("optimizer.lr", (1e-9, 1e-4, 0.05)) if kind is PBT else LogUniform("optimizer.lr", 1e-9, 0.05)
+    base = dataclasses.replace(BASE, epochs=6, schedule=raytrain.Constant())
+    first = ({"optimizer.lr": 1e-9}, {"optimizer.lr": 1e-4 if kind is PBT else 1e-8})
+    random.seed(3)
+    scheduler = kind(every_epochs=1, quantile=0.5, resample=0.0)
+    found = run(Sweep(base, (few,), trials=2, first=first, scheduler=scheduler, keep=2), tmp_path)
+    best = found.trials[found.answer["best"]]
+    drawn = [one["values"]["optimizer.lr"] for trial in found.trials for one in trial.get("taken", ())]
+    assert all(1e-9 <= lr <= 0.05 for lr in drawn)
+    assert best["taken"] and found.best is not None and max(one["step"] for one in best["taken"]) < 6 * 23
+    value = experiment_file.load(found.path / "best.json")[0]
+    assert value == found.best.experiment and value.stages[-1].until == best["taken"][-1]["step"]
+    again = raytrain.train(value, out=str(tmp_path), name="again", quiet=True)
+    assert losses(again.path) == losses(found.best.path) and len(losses(again.path)) == 6 * 23
+    assert hashes(again.path) == hashes(found.best.path)
+    assert again.experiment == value
 
 
 def test_pbt_clone_continues_as_its_donor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,16 +345,6 @@ def test_pbt_clone_continues_as_its_donor(tmp_path: Path, monkeypatch: pytest.Mo
     still.stop()
     same.stop()
     assert losses(tmp_path / "same")[:69] == losses(tmp_path / "donor")[:69]
-
-
-@pytest.mark.slow
-def test_pb2_draws_new_values_between_the_ends(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    base = config.replace(config.replace(BASE, "epochs", 6), "schedule", raytrain.Constant())
-    found = run(Sweep(base, (LR,), trials=4, scheduler=PB2(every_epochs=2, quantile=0.5)), tmp_path)
-    assert {t["status"] for t in found.trials} == {"completed"}
-    taken = [one["values"]["optimizer.lr"] for t in found.trials for one in t.get("taken", [])]
-    assert taken and all(1e-4 <= lr <= 1.0 for lr in taken)
 
 
 @pytest.mark.slow

@@ -376,30 +376,9 @@ def test_no_trial_beats_the_best_one_in_all_objectives() -> None:
     assert Trials.ranked(ranking, records) == [2, 0, 3, 1]
 
 
-def test_history_of_a_trial_follows_its_donors(tmp_path: Path) -> None:
-    def keep(number: int, first: float, *taken: tuple[int, int, float]) -> None:
-        folder = record.folder(tmp_path, number)
-        folder.mkdir(parents=True)
-        values = [{"from": donor, "epoch": epoch, "values": {"optimizer.lr": lr}} for donor, epoch, lr in taken]
-        last = values[-1]["values"] if values else {"optimizer.lr": first}
-        record.update(folder, values=last, first={"optimizer.lr": first}, **({"taken": values} if values else {}))
-
-    keep(0, 0.1, (1, 2, 0.2), (2, 6, 0.3))
-    keep(1, 0.4)
-    keep(2, 0.5, (1, 4, 0.6), (0, 8, 0.7))  # the latter came after trial 0 took its weights
-    found = [(step["epoch"], step["trial"], step["values"]["optimizer.lr"]) for step in record.history(tmp_path, 0)]
-    assert found == [(0, 1, 0.4), (4, 2, 0.6), (6, 0, 0.3)]
-    assert record.history(tmp_path, 1) == [{"epoch": 0, "trial": 1, "values": {"optimizer.lr": 0.4}}]
-
-
-def test_best_json_with_a_history_repeats_no_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    value = Experiment(model=CNN(), data=Digits())
-    steps = [(0, 1, 0.4), (4, 0, 0.05)]
-    history = [{"epoch": e, "trial": n, "values": {"optimizer.lr": lr}} for e, n, lr in steps]
-    (tmp_path / "best.json").write_text(json.dumps(config.to_dict(value) | {"history": history}))
-    assert experiment_file.load(tmp_path / "best.json")[0] == value
-    said = capsys.readouterr().err
-    assert "from epoch 0 on optimizer.lr=0.4; from epoch 4 on optimizer.lr=0.05; its weights are in" in said
-    assert said.startswith("note: ") and said.rstrip().endswith("trials/0000")
-    (tmp_path / "best.json").write_text(json.dumps(config.to_dict(value) | {"history": ["x", {}]}))
-    assert experiment_file.load(tmp_path / "best.json")[0] == value, "what somebody wrote there does no harm"
+def test_best_json_of_an_older_version_with_a_history_is_refused(tmp_path: Path) -> None:
+    history = [{"epoch": 0, "trial": 1, "values": {"optimizer.lr": 0.4}}]
+    value = config.to_dict(Experiment(model=CNN(), data=Digits()))
+    (tmp_path / "best.json").write_text(json.dumps(value | {"history": history}))
+    with pytest.raises(UserError, match="would train other weights"):
+        experiment_file.load(tmp_path / "best.json")
