@@ -46,7 +46,8 @@ def interval(name: str, spread: Spread) -> str:
 
 def verdicts(results: Results) -> list[str]:
     """Return what can be said of the best configuration in each objective; nothing of a sweep without repeats."""
-    said = [_verdict(results, place) for place in range(len(results.objectives))]
+    places = range(len(results.objectives))
+    said = [line for place in places for line in (_verdict(results, place), _order(results, place))]
     if not any(said):
         return []
     level = f"{100 * results.confidence:g}%"
@@ -79,9 +80,23 @@ def _verdict(results: Results, place: int) -> str:
     return f"{said}; it {', and '.join(parts)}"
 
 
+def _order(results: Results, place: int) -> str:
+    """Return the groups of configurations that all differ from those of the other groups; nothing of a single one."""
+    members: dict[int, list[int]] = {}
+    for one in results.configurations:
+        if (group := one.spreads[place].group) is not None:
+            members.setdefault(group, []).append(one.number)
+    found = [numbers for _, numbers in sorted(members.items())]
+    if len(found) < 2:
+        return ""
+    more = f", and {len(found) - _MOST_NAMED} more groups" if len(found) > _MOST_NAMED else ""
+    shown = ", then ".join(_listed(group) for group in found[:_MOST_NAMED])
+    return f"{title_of(results.objectives[place].name)}, in groups that all differ: {shown}{more}"
+
+
 def _listed(numbers: Sequence[int]) -> str:
     more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
-    return ", ".join(map(str, sorted(numbers)[:_MOST_NAMED])) + more
+    return " and ".join(", ".join(map(str, sorted(numbers)[:_MOST_NAMED])).rsplit(", ", 0 if more else 1)) + more
 
 
 def section(results: Results, most: int, size: int) -> str:
@@ -94,7 +109,7 @@ def section(results: Results, most: int, size: int) -> str:
         cells = [cell for place, o in enumerate(results.objectives) for cell in _cells(o.name, one.spreads[place])]
         values = (_value(one, axis.path) or "-" for axis in _varied(results))
         body.append((str(one.number), *values, str(len(one.spreads[0].values)), *cells))
-    names = [title for o in results.objectives for title in (title_of(o.name), "interval", "differs from the best")]
+    names = [t for o in results.objectives for t in (title_of(o.name), "interval", "differs from the best", "group")]
     left = len(results.configurations) - len(rows)
     caption = f"Configurations, the best first{f' ({left:,} more are in sweep.json)' if left else ''}"
     heads = ("configuration", *(axis.name for axis in _varied(results)), "repeats", *names)
@@ -102,9 +117,9 @@ def section(results: Results, most: int, size: int) -> str:
     return scroll("Comparison", f"<pre>{safe(lines)}</pre>") + _spreads(results) + pages(caption, heads, body, size)
 
 
-def _cells(name: str, spread: Spread) -> tuple[str, str, str]:
+def _cells(name: str, spread: Spread) -> tuple[str, ...]:
     ends = "" if spread.low is None else f"{figure(name, spread.low)} to {figure(name, spread.high)}"
-    return figure(name, spread.mean), ends, _APART[spread.told_apart]
+    return figure(name, spread.mean), ends, _APART[spread.told_apart], str(spread.group or "")
 
 
 def _spreads(results: Results) -> str:

@@ -136,6 +136,8 @@ class Spread:
     """From the best configuration in this objective; None where that is not known, and of the best one itself."""
 
 
+    group: int | None = None
+    """The place of its group in the order of those that differ from each other, from 1 on; None where not tested."""
 @dataclass(frozen=True)
 class Configuration:
     """Trials that differ in their seeds alone."""
@@ -163,11 +165,12 @@ class Configuration:
 
 
 def _spread(column: dict[str, Any]) -> Spread:
-    values, apart = column.get("values"), column.get("told_apart")
+    values, apart, group = (column.get(name) for name in ("values", "told_apart", "group"))
     found = tuple(number(value) for value in values) if isinstance(values, list) else ()
     mean, low, high = (number(column.get(name)) for name in ("mean", "low", "high"))
     known = tuple(value for value in found if value is not None)
-    return Spread(known, mean, low, high, apart if isinstance(apart, bool) else None)
+    whole = isinstance(group, int) and not isinstance(group, bool)
+    return Spread(known, mean, low, high, apart if isinstance(apart, bool) else None, group if whole else None)
 
 
 Known = dict[int, tuple[dict[str, Any], Trial]]

@@ -50,27 +50,43 @@ def mean_of(values: Sequence[float], confidence: float) -> Mean:
     return Mean(n, mean, mean - half, mean + half)
 
 
-def apart(values: Sequence[Mapping[int, float]], best: int, confidence: float) -> list[bool | None]:
-    """Return which configurations differ from the best one, at a family-wise error rate of 1 - `confidence`.
+def differing(values: Sequence[Mapping[int, float]], confidence: float) -> dict[tuple[int, int], bool]:
+    """Return which configurations differ, at a family-wise error rate of 1 - `confidence`: in that share of sweeps all
+    that is said is true, also of which mean of a pair is the larger one.
 
     Two configurations with the same five repeats or more are compared by the paired test, since a repeat has the same
     seed and the same time of the sweep in both; others by Welch's test, which noise that both share makes cautious.
-    Which configuration is the best is not known beforehand, so that Holm's correction counts all pairs of
-    configurations: no difference is claimed wrongly in a share `confidence` of sweeps, however the best one was found.
+    Holm's correction counts all pairs: which configuration is the best is not known beforehand either.
 
     Args:
         values: of each configuration, by repeat.
-        best: the place of the best one.
 
     Returns:
-        For each configuration: True where it differs, False where it cannot be told apart; None for the best one, and
-        where one of the two has less than two values.
+        For each pair of places, the lower one first, that have two values or more each: True where they differ, False
+        where they cannot be told apart.
     """
     usable = [place for place, one in enumerate(values) if len(one) > 1]
     pairs = [(a, b) for a in usable for b in usable if a < b]
     found = holm([difference(values[a], values[b]) for a, b in pairs], 1 - confidence)
-    differs = {pair: one for pair, one in zip(pairs, found, strict=True) if best in pair}
-    return [differs.get((min(place, best), max(place, best))) for place in range(len(values))]
+    return dict(zip(pairs, found, strict=True))
+
+
+def groups(ordered: Sequence[int], differ: Mapping[tuple[int, int], bool]) -> list[list[int]]:
+    """Return the order that can be relied on: the smallest groups, in the order of the means, such that each place of a
+    group differs from each place of all others.
+
+    Args:
+        ordered: places in the order of their means.
+        differ: of each pair of them, as `differing` returns it.
+    """
+    found, members, least = list[list[int]](), list[int](), len(ordered)
+    for at in range(len(ordered) - 1, -1, -1):
+        here = ordered[at]
+        alike = (i for i, one in enumerate(ordered[:at]) if not differ[min(one, here), max(one, here)])
+        least, members = min(least, next(alike, at)), [here, *members]
+        if least == at:  # none from here on is like one before
+            found, members = [members, *found], []
+    return found
 
 
 def difference(a: Mapping[int, float], b: Mapping[int, float]) -> float:

@@ -12,11 +12,13 @@ from typing import Any
 
 from raytrain import order
 from raytrain.sweep import record
-from raytrain.sweep.compare import apart, mean_of
+from raytrain.sweep.compare import differing, groups, mean_of
 from raytrain.sweep.objective import Objective
 
 _REPEAT = 0x52455045
 """Keeps the seeds of repeats apart from other hashes of the experiment's seed."""
+_MOST_ALIKE = 100
+"""Configurations of which each lists those that it is like: the lists grow with the square of their number."""
 
 
 def seed_of(seed: int, repeat: int) -> int:
@@ -130,12 +132,15 @@ def described(
 
     Args:
         confidence: of the intervals, and of all differences that are claimed together.
-        tests: whether to compare each one with the best, which takes a time that grows with the square of their number.
+        tests: whether to compare each one with the others, which takes a time that grows with the square of their
+            number.
 
     Returns:
         Of each one its `number`, its `trials`, the `values` of the axes, `whole`, and its `objectives`: the name,
-        the `values` of the repeats, `n`, `mean`, `low` and `high` of the interval, and `told_apart` from the best
-        configuration in that objective (None for that one itself, or where it cannot be tested).
+        the `values` of the repeats, `n`, `mean`, `low` and `high` of the interval, `told_apart` from the best
+        configuration in that objective (None for that one itself, or where it cannot be tested), and where it was
+        tested `group`, its place in the order of groups that differ from each other, from 1 on, and `alike`, the
+        numbers of those that it cannot be told apart from (of up to 100 configurations).
     """
     first = ranked(found, objectives)
     rows = [*first, *(one for one in found if one.best is None)]
@@ -156,17 +161,23 @@ def _column(
     rows: Sequence[Configuration], place: int, objective: Objective, confidence: float, tests: bool
 ) -> list[dict[str, Any]]:
     values = [one.found[place] for one in rows]
-    differs: list[bool | None] = [None] * len(rows)
     sign = 1.0 if objective.mode == "min" else -1.0
-    order_of = {
-        at: (not one.whole, sign * mean) for at, one in enumerate(rows) if (mean := one.means[place]) is not None
-    }
-    if tests and order_of:
-        differs = apart(values, min(order_of, key=order_of.__getitem__), confidence)
+    means = {at: sign * mean for at, one in enumerate(rows) if (mean := one.means[place]) is not None}
+    best = min(means, key=lambda at: (not rows[at].whole, means[at]), default=None)
+    differ = differing(values, confidence) if tests else {}
+    tested = sorted({at for pair in differ for at in pair}, key=means.__getitem__)
+    group_of = {at: number for number, group in enumerate(groups(tested, differ), 1) for at in group}
+
+    def compared(a: int, b: int | None) -> bool | None:
+        return None if b is None else differ.get((min(a, b), max(a, b)))
+
     found = []
-    for known, apart_from_best in zip(values, differs, strict=True):
+    for at, known in enumerate(values):
         listed = [known[repeat] for repeat in sorted(known)]
         mean = mean_of(listed, confidence) if listed else None
         figures = {name: getattr(mean, name) for name in ("n", "mean", "low", "high")} if mean else {"n": 0}
-        found.append({"name": objective.name, "values": listed, **figures, "told_apart": apart_from_best})
+        more: dict[str, Any] = {"told_apart": compared(at, best)} | ({"group": group_of[at]} if at in group_of else {})
+        if at in group_of and len(rows) <= _MOST_ALIKE:
+            more["alike"] = [rows[other].number for other in tested if compared(at, other) is False]
+        found.append({"name": objective.name, "values": listed, **figures, **more})
     return found

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from raytrain.sweep.compare import apart, difference, holm, mean_of, paired, t_outside, t_quantile, welch
+from raytrain.sweep.compare import difference, differing, groups, holm, mean_of, paired, t_outside, t_quantile, welch
+from raytrain.sweep.objective import Objective
+from raytrain.sweep.repeats import configurations, described
 
 
 @pytest.fixture
 def random() -> np.random.Generator:
     return np.random.default_rng(0)
-
-
-def by_repeat(values: np.ndarray) -> list[dict[int, float]]:
-    return [dict(enumerate(map(float, row))) for row in values]
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3.7, 10, 99, 1e5])
@@ -63,33 +61,79 @@ def test_five_equal_repeats_are_paired_and_others_are_not() -> None:
     assert difference({**of_a, 5: 6.0}, of_b) == welch([*a, 6.0], b) > 0.5
     few = [{place: values[place] for place in range(3)} for values in (a, b)]
     assert difference(*few) == welch(a[:3], b[:3])
-    assert apart([few[0], of_b, {0: 9.0}], 0, 0.95) == [None, False, None]
-    assert apart([{0: 9.0}, of_a], 0, 0.95) == [None, None] and apart([], 0, 0.95) == []
+    assert differing([few[0], of_b, {0: 9.0}], 0.95) == {(0, 1): False}
+    assert differing([{0: 9.0}, of_a], 0.95) == {} == differing([], 0.95)
+
+
+def test_groups_are_the_smallest_that_all_differ_from_each_other(random: np.random.Generator) -> None:
+    assert groups([], {}) == [] and groups([4], {}) == [[4]]
+    for _ in range(200):
+        size = int(random.integers(1, 8))
+        order, density = [int(one) for one in random.permutation(size)], random.random()
+        differ = {(a, b): bool(random.random() < density) for a in range(size) for b in range(a + 1, size)}
+
+        def apart(cut: int, order: list[int] = order, differ: dict[tuple[int, int], bool] = differ) -> bool:
+            return all(differ[min(a, b), max(a, b)] for a in order[:cut] for b in order[cut:])
+
+        ends = [cut for cut in range(1, size) if apart(cut)]
+        assert groups(order, differ) == [order[a:b] for a, b in zip([0, *ends], [*ends, size], strict=True)]
+
+
+def simulated(random: np.random.Generator, truth: np.ndarray, seeds: float, repeats: int) -> list[dict[str, Any]]:
+    """What sweep.json says of a sweep over configurations of known means, with noise of 1 and seeds that shift all
+    configurations alike."""
+    values = truth[:, None] + seeds * random.normal(size=repeats) + random.normal(size=(len(truth), repeats))
+    records = [
+        {"number": c * repeats + r, "values": {}, "status": "completed", "objective": [float(value)]}
+        for c, row in enumerate(values)
+        for r, value in enumerate(row)
+    ]
+    goals = (Objective("val_accuracy", "val_accuracy", "max"),)
+    return described(configurations(records, goals, repeats), goals, 0.95, True)
+
+
+def claims(rows: list[dict[str, Any]]) -> set[tuple[int, int]]:
+    """The pairs of configurations, the better one first, of which the answer says that they differ."""
+    means = {row["number"]: row["objectives"][0]["mean"] for row in rows}
+    alike = {row["number"]: {row["number"], *row["objectives"][0]["alike"]} for row in rows}
+    found = {(a, b) for a in means for b in means if b not in alike[a] and means[a] > means[b]}
+    assert all((a in alike[b]) == (b in alike[a]) for a in alike for b in alike)
+    group = {row["number"]: row["objectives"][0]["group"] for row in rows}
+    assert {(a, b) for a in group for b in group if group[a] < group[b]} <= found, "groups say no more than pairs"
+    assert {(rows[0]["number"], row["number"]) for row in rows if row["objectives"][0]["told_apart"]} <= found
+    return found
 
 
 @pytest.mark.parametrize(("seeds", "repeats"), [(0.0, 3), (1.0, 3), (1.0, 6)])
-def test_ranking_recovers_the_true_order_at_the_stated_confidence(
+def test_all_that_is_said_of_the_order_is_true_in_95_of_100_sweeps(
     seeds: float, repeats: int, random: np.random.Generator
 ) -> None:
-    """100 sweeps over 5 configurations of known means and noise, whose seeds may shift all configurations alike."""
-    truth, right, claims = np.array([0.0, 0.5, 4.0, 8.0, 20.0]), 0, 0
+    truth, right, said = np.array([0.0, 0.5, 4.0, 8.0, 20.0]), 0, 0
     for _ in range(100):
-        shift = seeds * random.normal(size=repeats)
-        values = truth[:, None] + shift + random.normal(size=(5, repeats))
-        best = int(values.mean(axis=1).argmax())
-        claimed = [place for place, differs in enumerate(apart(by_repeat(values), best, 0.95)) if differs]
-        right += all(truth[best] > truth[place] for place in claimed)
-        claims += len(claimed)
+        found = claims(simulated(random, truth, seeds, repeats))
+        right += all(truth[a] > truth[b] for a, b in found)
+        said += len(found)
     assert right >= 95
-    assert claims > 200, "it can tell apart what is far apart"
+    assert said > 400, "it can tell apart what is far apart"
+
+
+@pytest.mark.parametrize(("gap", "repeats"), [(15.0, 3), (5.0, 6)])
+def test_the_true_order_is_recovered_where_the_noise_allows(
+    gap: float, repeats: int, random: np.random.Generator
+) -> None:
+    """All of the order, of five configurations whose means lie so many standard deviations apart."""
+    whole = 0
+    for _ in range(100):
+        truth = gap * random.permutation(5)
+        rows = simulated(random, truth, 0.5, repeats)
+        assert [row["number"] for row in rows] == sorted(range(5), key=lambda n: -truth[n])
+        whole += [row["objectives"][0]["group"] for row in rows] == [1, 2, 3, 4, 5]
+    assert whole >= 95
 
 
 def test_equal_configurations_are_told_apart_in_five_of_a_hundred_sweeps_at_most(random: np.random.Generator) -> None:
-    """The best of 8 equal ones is the best by chance, which the number of tests must allow for."""
-    wrong = 0
-    for _ in range(200):
-        values = random.normal(size=(8, 4)) + random.normal(size=4)
-        wrong += any(apart(by_repeat(values), int(values.mean(axis=1).argmax()), 0.95))
+    """Of 8 equal ones some differ much by chance, which the number of tests must allow for."""
+    wrong = sum(bool(claims(simulated(random, np.zeros(8), 1.0, 4))) for _ in range(200))
     assert wrong <= 10
 
 

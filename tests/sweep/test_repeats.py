@@ -121,7 +121,12 @@ def test_what_the_best_cannot_be_told_apart_from_is_said() -> None:
     goals = [{"name": "val_accuracy", "mode": "max"}]
     answer = {"trials": records, "objectives": goals, "configurations": rows, "sweep": {"confidence": 0.95}}
     said = verdicts(Results.of(answer))
-    assert said[1:] == ["val_accuracy: configuration 1 is the best; it cannot be told apart from 0"]
+    assert said[1:] == [
+        "val_accuracy: configuration 1 is the best; it cannot be told apart from 0",
+        "val_accuracy, in groups that all differ: 0 and 1, then 2",
+    ]
+    found = [(row["objectives"][0]["group"], row["objectives"][0]["alike"]) for row in rows]
+    assert found == [(1, [0]), (1, [1]), (2, [])]
     assert "95%" in said[0]
 
 
