@@ -13,8 +13,21 @@ from raytrain.report.coordinates import ABSENT, fraction, goal_axis, height_of, 
 from raytrain.report.html import details, safe, scroll, table
 from raytrain.report.importance import Explained, Share, column, explained
 from raytrain.report.scatter import Point, scatter
-from raytrain.report.sweep_figures import Learning, Slice, front_of, history, planes, points, reached, slices, steps
-from raytrain.report.trials import Axis, Results, Trial, cut, figure, text
+from raytrain.report.sweep_figures import (
+    Learning,
+    Slice,
+    by_configuration,
+    front_of,
+    half_of,
+    history,
+    planes,
+    points,
+    reached,
+    slices,
+    steps,
+)
+from raytrain.report.trials import Axis, Results, Spread, Trial, cut, figure, text
+from raytrain.sweep.compare import Mean
 
 _MOST_AXES, _MOST_PAIRS, _MOST_CURVES, _CURVE_POINTS = 12, 5, 300, 12_000
 _SHADES, _LEAST_WIDE, _LEAST_UNIT, _TALL = 8, 1100, 116, 330
@@ -33,53 +46,80 @@ def in_mebibytes(results: Results) -> Results:
 
     names = ["memory, MiB" if small else goal.name for goal, small in zip(results.objectives, memory, strict=True)]
     goals = tuple(replace(goal, name=name) for goal, name in zip(results.objectives, names, strict=True))
-    return replace(results, objectives=goals, trials=tuple(map(scaled, results.trials)))
+    configurations = tuple(
+        replace(one, spreads=tuple(_mebibytes(s) if small else s for s, small in zip(one.spreads, memory, strict=True)))
+        for one in results.configurations
+    )
+    trials = tuple(map(scaled, results.trials))
+    return replace(results, objectives=goals, trials=trials, configurations=configurations)
+
+
+def _mebibytes(spread: Spread) -> Spread:
+    ends = (None if value is None else value / 2**20 for value in (spread.mean, spread.low, spread.high))
+    mean, low, high = ends
+    return replace(spread, values=tuple(value / 2**20 for value in spread.values), mean=mean, low=low, high=high)
 
 
 def objectives(results: Results, learning: Learning) -> str:
     """Return the history of each objective, each pair of them, and the learning curves by how trials ended."""
-    found = ""
-    for place, goal in enumerate(results.objectives):
-        ended = history(results, place)
-        dots = [Point(one.at, one.value, _name(one.trial), one.trial.number in results.marked) for one in ended]
+    found, each = "", by_configuration(results)
+    for place, goal in enumerate(each.objectives):
+        ended = history(each, place)
+        dots = [Point(one.at, one.value, _name(each, one.trial), one.trial.number in each.marked) for one in ended]
+        bars = [bar for one in ended for bar in _bar(one.at, one.trial, place)]
         note = f"Line: the best so far; the {'highest' if goal.highest_is_best else 'lowest'} is the best."
-        title = f"{goal.name} as trials ended"
-        found += scatter(title, "trials that have ended", goal.name, dots, steps=steps(ended), what="which", note=note)
-    found += "".join(_plane(results, places) for places in planes(results))
+        title, x = f"{goal.name} as {each.each}s ended", f"{each.each}s that have ended"
+        note += _means_said(each)
+        found += scatter(title, x, goal.name, dots, steps=steps(ended), what="which", note=note, bars=bars)
+    found += "".join(_plane(each, places) for places in planes(each))
     return found + "".join(_curves(results, learning, metric) for metric in learning.metrics)
 
 
 def parameters(results: Results) -> str:
     """Return the importance of the axes, and each objective along each of them."""
     found = "".join(_importance(results, place) for place in range(len(results.objectives)))
+    results = by_configuration(results)
     for place, goal in enumerate(results.objectives):
         for axis in results.axes[:_MOST_AXES]:
             known, means = points(results, axis, place), slices(results, axis, place)
             if len({at for _, at, _ in known}) < 2:
                 continue
-            dots = [Point(at, value, _name(trial), trial.number in results.marked) for trial, at, value in known]
+            dots = [
+                Point(at, value, _name(results, trial), trial.number in results.marked) for trial, at, value in known
+            ]
             found += scatter(
                 *(f"{goal.name} by {axis.name}", axis.name, goal.name, dots),
                 names=axis.levels or (),
                 log=axis.log,
                 bars=[(one.at, one.mean) for one in means],
                 note=f"Bars: means with {100 * results.confidence:g}% confidence intervals, cut at the chart's edge.",
-                data=_means(axis, goal.name, means),
+                data=_means(axis, goal.name, means, results.each),
             )
     return found
 
 
-def _name(trial: Trial) -> str:
-    return f"trial {trial.number}"
+def _name(results: Results, trial: Trial) -> str:
+    return f"{results.each} {trial.number}"
 
 
-def _means(axis: Axis, goal: str, means: Sequence[Slice]) -> str:
+def _bar(at: float, trial: Trial, place: int) -> list[tuple[float, Mean]]:
+    """Return the interval of a configuration's mean; nothing of a trial."""
+    value, half = reached(trial, place), half_of(trial, place)
+    return [] if value is None or half is None else [(at, Mean(2, value, value - half, value + half))]
+
+
+def _means_said(results: Results) -> str:
+    level = f"{100 * results.confidence:g}%"
+    return f" Points: means of configurations, with {level} confidence intervals." if results.each != "trial" else ""
+
+
+def _means(axis: Axis, goal: str, means: Sequence[Slice], each: str) -> str:
     rows = []
     for one in means:
         of = axis.levels[int(one.at)] if axis.levels is not None else text(one.low, 4)
         of += f" to {text(one.high, 4)}" if axis.levels is None and one.low < one.high else ""
         rows.append((of, one.mean.n, one.mean.mean, one.mean.low, one.mean.high))
-    return table(f"{goal} by {axis.name}", (axis.name, "trials", "mean", "low", "high"), rows)
+    return table(f"{goal} by {axis.name}", (axis.name, f"{each}s", "mean", "low", "high"), rows)
 
 
 def _plane(results: Results, places: tuple[int, int]) -> str:
@@ -87,11 +127,12 @@ def _plane(results: Results, places: tuple[int, int]) -> str:
     up, across = (results.objectives[place] for place in places)
     trials = [trial for trial in results.trials if None not in (reached(trial, place) for place in places)]
     front = front_of(results, places, trials)
-    dots = []
+    dots, bars = list[Point](), list[tuple[float, Mean]]()
     for place, trial in enumerate(trials):
         y, x = (reached(trial, one) or 0.0 for one in places)
         on_front = trial.number in results.front
-        dots.append(Point(x, y, _name(trial), on_front and place in front, on_front and place not in front))
+        dots.append(Point(x, y, _name(results, trial), on_front and place in front, on_front and place not in front))
+        bars += _bar(x, trial, places[0])
     corners = list[tuple[float, float]]()
     for one in sorted((dots[place] for place in front), key=lambda point: (point.x, point.y)):
         if corners:
@@ -99,8 +140,8 @@ def _plane(results: Results, places: tuple[int, int]) -> str:
         corners.append((one.x, one.y))
     note = "Large: the Pareto front; line: what no trial dominates in this plane."
     note += " Rings: on the front, but dominated in this plane." if len(results.objectives) > 2 else ""
-    title = f"{up.name} and {across.name}"
-    return scatter(title, across.name, up.name, dots, steps=corners, what="which", note=note)
+    title, note = f"{up.name} and {across.name}", note + _means_said(results)
+    return scatter(title, across.name, up.name, dots, steps=corners, what="which", note=note, bars=bars)
 
 
 def _curves(results: Results, learning: Learning, metric: str) -> str:
@@ -127,7 +168,7 @@ def _curves(results: Results, learning: Learning, metric: str) -> str:
         line, (left_, top) = "L".join(f"{x:g} {y:g}" for x, y in places), places[-1]
         drawn.append(f'<path class="curve c{colour}{"" if best else " thin"}" d="M{line}"/>')
         mark = f'<circle class="d{colour}" cx="{left_:g}" cy="{top:g}" r="{6 if best else 3.5}">'
-        end = f"<title>{_name(trial)}, {safe(trial.word)}: {figure(metric, curve[-1][1])}</title>"
+        end = f"<title>{_name(results, trial)}, {safe(trial.word)}: {figure(metric, curve[-1][1])}</title>"
         if trial.status == "stopped":
             mark = f'<path class="d{colour}" d="M{left_ - 5:g} {top - 4:g}h10l-5 9z">{end}</path>'
         drawn.append(mark if trial.status == "stopped" else f"{mark}{end}</circle>")
@@ -152,6 +193,7 @@ def coordinates(results: Results) -> str:
         return ""
     if not results.objectives[0].highest_is_best:
         trials.reverse()
+    results = by_configuration(results)
     goals = [goal_axis(goal, place, trials) for place, goal in enumerate(results.objectives)]
     axes = [*results.axes[:_MOST_AXES], *goals]
     unit = max(_LEAST_UNIT, _LEAST_WIDE / len(axes))
@@ -164,15 +206,16 @@ def coordinates(results: Results) -> str:
         best = trial.number == results.best
         shade = "c1" if best else f"s{_SHADES * place // len(trials)}"
         line = "L".join(f"{x:g} {y:g}" for x, y in known)
-        said_ = f"{_name(trial)}: {figure(results.objectives[0].name, trial.goal)}"
+        said_ = f"{_name(results, trial)}: {figure(results.objectives[0].name, trial.goal)}"
         drawn.append(f'<path class="curve {shade}" d="M{line}"><title>{safe(said_)}</title></path>')
     for place, axis in enumerate(axes):
         absent = place < len(axes) - len(goals) and any(axis.path not in trial.values for trial in trials)
         drawn += _vertical(axis, unit * (place + 0.62), up, absent)
-    label = f"Parallel coordinates of {len(trials):,} trials: {', '.join(axis.name for axis in axes)}"
+    label = f"Parallel coordinates of {len(trials):,} {results.each}s: {', '.join(axis.name for axis in axes)}"
     svg = f'<svg viewBox="0 0 {width:g} {_TALL}" role="img" aria-label="{safe(label)}" style="min-width:{width:g}px">'
     goal, lines = results.objectives[0].name, "".join(drawn)
-    note = f"The stronger a line, the better its place by {goal}; thick: the best trial. The numbers are in the table."
+    note = f"The stronger a line, the better its place by {goal}; thick: the best {results.each}."
+    note += " The numbers are in the table."
     return (
         f"<figure><h3>From values to what was reached</h3>{scroll('Parallel coordinates', f'{svg}{lines}</svg>')}"
         f'<p class="muted">{safe(note)}</p></figure>\n'

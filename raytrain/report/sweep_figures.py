@@ -3,16 +3,59 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from raytrain.report.importance import column, grouped
-from raytrain.report.trials import ENDED_WELL, WITHOUT_RESULT, Axis, Results, Trial, number
+from raytrain.report.trials import ENDED_WELL, FIGURES, WITHOUT_RESULT, Axis, Configuration, Results, Trial, number
 from raytrain.run.metrics_log import VALIDATED, read_metrics, seconds_at
 from raytrain.sweep.compare import Mean, mean_of
 from raytrain.sweep.front import pareto_front
+
+
+def by_configuration(results: Results) -> Results:
+    """Return results with the configurations in place of their repeats, by number, with their means and intervals;
+    without repeats the results themselves."""
+    if not results.configurations:
+        return results
+    known = {trial.number: trial for trial in results.trials}
+    found, best, front = list[Trial](), None, list[int]()
+    for one in sorted(results.configurations, key=lambda one: one.number):
+        if repeats := [known[number] for number in one.trials if number in known]:
+            found.append(_averaged(one, repeats))
+            best = one.number if results.best in one.trials else best
+            front += [one.number] if {*one.trials} & {*results.front} else []
+    each = "configuration"
+    return replace(results, trials=tuple(found), best=best, front=tuple(front), configurations=(), each=each)
+
+
+def _averaged(one: Configuration, repeats: Sequence[Trial]) -> Trial:
+    """Return a configuration as if it were a trial: the means of its objectives and figures, and the end of the last
+    repeat. Without a mean it has the status of a repeat that failed."""
+
+    def mean(name: str) -> float | None:
+        seen = [value for trial in repeats if (value := getattr(trial, name)) is not None]
+        return statistics.fmean(seen) if len(seen) == len(repeats) else None
+
+    broken = tuple(dict.fromkeys(text for trial in repeats for text in trial.violates))
+    means = tuple(spread.mean for spread in one.spreads)
+    bad = next((trial for trial in repeats if trial.status not in ENDED_WELL), repeats[0])
+    good = bool(means) and means[0] is not None
+    ends = [trial.ended for trial in repeats if trial.ended is not None]
+    last = {"ended": max(ends) if len(ends) == len(repeats) else None}
+    return Trial(
+        one.number,
+        one.values,
+        "completed" if good else bad.status,
+        means,
+        **{name: mean(name) for name in FIGURES} | last,
+        error="" if good else bad.error,
+        violates=() if good else broken,
+        half=tuple(None if s.mean is None or s.high is None else s.high - s.mean for s in one.spreads),
+    )
 
 
 @dataclass(frozen=True)
@@ -52,6 +95,11 @@ def steps(ended: Sequence[Ended]) -> list[tuple[float, float]]:
 def reached(trial: Trial, place: int) -> float | None:
     """Return an objective of a trial; None of a trial that does not count."""
     return trial.objective[place] if trial.counts and place < len(trial.objective) else None
+
+
+def half_of(trial: Trial, place: int) -> float | None:
+    """Return half the width of the confidence interval of an objective of a configuration; None of a trial."""
+    return trial.half[place] if place < len(trial.half) else None
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ class Trial:
     configuration: float | None = None
     repeat: float | None = None
     """Which repeat of its configuration, where each has several."""
+    half: tuple[float | None, ...] = ()
+    """Of the mean of several repeats: half the width of the confidence interval of each objective."""
 
     @classmethod
     def of(cls, record: dict[str, Any], place: int) -> Trial:
@@ -134,10 +136,10 @@ class Spread:
     high: float | None
     told_apart: bool | None
     """From the best configuration in this objective; None where that is not known, and of the best one itself."""
-
-
     group: int | None = None
     """The place of its group in the order of those that differ from each other, from 1 on; None where not tested."""
+
+
 @dataclass(frozen=True)
 class Configuration:
     """Trials that differ in their seeds alone."""
@@ -195,6 +197,8 @@ class Results:
     confidence: float = 0.95
     limits: tuple[str, ...] = ()
     """The constraints of the sweep."""
+    each: str = "trial"
+    """What each of `trials` is: a trial, or a configuration; see `sweep_figures.by_configuration`."""
 
     @classmethod
     def of(cls, answer: dict[str, Any], known: Known | None = None) -> Results:

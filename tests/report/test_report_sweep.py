@@ -15,21 +15,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.collections import LineCollection
 from PIL import Image
 from rich.cells import cell_len
 from rich.console import Console
 
 from raytrain import UserError
 from raytrain.loggers import RunInfo
-from raytrain.report import sweep, sweep_page
+from raytrain.report import sweep, sweep_charts, sweep_page
 from raytrain.report.coordinates import ABSENT, height_of
 from raytrain.report.importance import LEAST_TRIALS, explained, importance
 from raytrain.report.plots import learning_curves, parallel_coordinates, pareto
-from raytrain.report.sweep_figures import Learning, history, slices, steps
+from raytrain.report.plots.history import draw as draw_history
+from raytrain.report.sweep_figures import Learning, by_configuration, history, slices, steps
 from raytrain.report.sweep_plots import write_plots
 from raytrain.report.trials import Known, Results
 from raytrain.run.lock import Lock
+from raytrain.sweep import repeats
 from raytrain.sweep.front import pareto_front
+from raytrain.sweep.objective import Objective
 
 PLOTS = [
     *("parallel_coordinates.png", "importance.png", "slices.png", "history.png"),
@@ -38,6 +42,7 @@ PLOTS = [
 OF_VALUES = ["parallel_coordinates.png", "slices.png", "history.png"]
 HOSTILE = "[red]x[/red]\x1b[2J\r\n\x00\u202e$\\frac{$ _☃名\ud800 a,b;\"'" + "long " * 40
 ACCURACY = [{"name": "val_accuracy", "mode": "max"}]
+SECONDS = {"name": "seconds", "mode": "min"}
 
 
 def trial(number: int, values: dict[str, Any], accuracy: float | None = None, **more: Any) -> dict[str, Any]:
@@ -320,6 +325,65 @@ def test_three_objectives_have_a_plane_for_each_pair() -> None:
     assert fronts == [[0.5, 1.0], [1e8, 9e8], [1e8, 9e8]]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "completed, on the front, dominated in this plane" in labels
+
+
+def repeated() -> dict[str, Any]:
+    """Three configurations of three repeats. The luckiest repeat is not of the best configuration."""
+    goals = (Objective("val_accuracy", "val_accuracy", "max"), Objective("seconds", "seconds", "min"))
+    accuracies = ((0.60, 0.70, 0.99), (0.88, 0.90, 0.92), (0.50, 0.51, 0.52))
+    records = [
+        trial(3 * c + r, {"batch_size": 32 << c}, one, objective=[one, 9.0 - 3 * c + r], ended=10.0 * r - c)
+        | {"configuration": c, "repeat": r}
+        for c, row in enumerate(accuracies)
+        for r, one in enumerate(row)
+    ]
+    rows = repeats.described(repeats.configurations(records, goals, 3), goals, 0.9, True)
+    axes = [{"class": "m:Grid", "path": "batch_size", "values": [32, 64, 128]}]
+    content = answer(records, axes, best=5, front=[5, 8], configurations=rows, objectives=[*ACCURACY, SECONDS])
+    content["sweep"]["confidence"] = 0.9
+    return content
+
+
+def test_with_repeats_pictures_have_the_means_and_intervals_of_the_table(tmp_path: Path) -> None:
+    results = Results.of(content := repeated())
+    found = by_configuration(results)
+    means = {row["number"]: row["objectives"] for row in content["configurations"]}
+    assert (found.best, found.front, found.each) == (1, (1, 2), "configuration")
+    assert [one.objective for one in found.trials] == [tuple(goal["mean"] for goal in means[n]) for n in range(3)]
+    t = 2.919986  # of 90 % with 2 degrees of freedom
+    assert found.trials[1].half == pytest.approx((t * 0.02 / math.sqrt(3), t / math.sqrt(3)), rel=1e-5)
+    assert [(one.at, one.trial.number) for one in history(found, 0)] == [(1, 2), (2, 1), (3, 0)], "by the last repeat"
+
+    figure = pareto.draw(results)
+    assert figure is not None
+    places = {tuple(map(float, at)) for dots in figure.axes[0].collections for at in np.asarray(dots.get_offsets())}
+    for goals in means.values():
+        assert (goals[1]["mean"], goals[0]["mean"]) in places
+    bars = [segment for lines in figure.axes[0].collections if isinstance(lines, LineCollection)
+            for segment in lines.get_segments()]  # fmt: skip
+    ends = {(round(float(a[0]), 6), round(float(b[0]), 6)) for a, b in bars if a[1] == b[1]}
+    assert ends == {(round(one[1]["low"], 6), round(one[1]["high"], 6)) for one in means.values()}
+    assert "bars: 90% confidence" in figure.axes[0].get_xlabel()
+
+    figure = draw_history(results)
+    assert figure is not None
+    assert [text.get_text() for plot in figure.axes for text in plot.texts] == ["configuration 1", "configuration 2"]
+    line = np.asarray(figure.axes[0].lines[0].get_ydata()).tolist()
+    assert line == [means[n][0]["mean"] for n in (2, 1, 0)]
+    assert len(write_plots(saved(tmp_path / "s", content), content)) >= 5
+    charts = sweep_charts.objectives(results, Learning.read(results, tmp_path / "s"))
+    assert "configurations that have ended" in charts and 'class="bar"' in charts
+    single = Results.of(searched(9))
+    assert by_configuration(single) is single
+
+
+def test_a_configuration_without_a_mean_has_the_status_of_the_repeat_that_failed() -> None:
+    goals = (Objective("val_accuracy", "val_accuracy", "max"),)
+    records = [trial(0, {}, 0.5), trial(1, {}, error="CUDA"), trial(2, {}, 0.7), trial(3, {}, 0.9, violates=["s < 1"])]
+    rows = repeats.described(repeats.configurations(records, goals, 2), goals, 0.95, True)
+    first, second = by_configuration(Results.of(answer(records, configurations=rows))).trials
+    assert (first.status, first.error, first.counts) == ("infeasible", "CUDA", False)
+    assert (second.word, second.counts) == ("over a limit", False)
 
 
 def test_curves_are_those_of_the_objective_and_say_how_trials_ended(tmp_path: Path) -> None:

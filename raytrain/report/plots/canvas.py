@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,6 +18,7 @@ BLUE, RED, GREY, LIGHT, INK = "#0072B2", "#D55E00", "#8c8c8c", "#c8d3dc", "#3333
 ORANGE, SKY = "#E69F00", "#56B4E9"
 LOG_RATIO = 30
 """Figures that span more are drawn on a logarithmic scale."""
+MEANS = "configurations with the means of their repeats; bars: {:g}% confidence intervals, cut at the edge"
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -69,6 +72,22 @@ def wrapped(path: str, width: int) -> list[str]:
             lines.append("")
         lines[-1] += part
     return [cut(line, width) for line in lines[:4]]
+
+
+def intervals(
+    plot: Axes,
+    x: np.ndarray,
+    y: np.ndarray,
+    across: Sequence[float | None] = (),
+    up: Sequence[float | None] = (),
+) -> None:
+    """Draw intervals around points, of which the halves are given, within the plot as it is: a mean of few values may
+    have one far beyond all points."""
+    halves = [np.array([0.0 if half is None else half for half in found]) for found in (across, up)]
+    if any(half.any() for half in halves):
+        wide, high = (half if half.any() else None for half in halves)
+        plot.set(xlim=plot.get_xlim(), ylim=plot.get_ylim())
+        plot.errorbar(x, y, high, wide, fmt="none", ecolor=GREY, elinewidth=1, capsize=2, alpha=0.7, zorder=1.5)
 
 
 def end(words: str, limit: int) -> str:

@@ -19,11 +19,13 @@ from matplotlib.ticker import MaxNLocator
 from raytrain.report.coordinates import ABSENT, fraction, goal_axis, height_of, said
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import GREY, INK, RED, safe
+from raytrain.report.sweep_figures import by_configuration
 from raytrain.report.trials import WITHOUT_RESULT, WORDS, Axis, Objective, Results, Trial
 
 
 def draw(results: Results) -> Figure | None:
     """Return the picture; None of fewer than two trials with a result."""
+    results = by_configuration(results)
     trials = [trial for trial in results.trials if trial.counts]
     if len(trials) < 2 or not results.axes:
         return None
@@ -69,7 +71,7 @@ def draw(results: Results) -> Figure | None:
     best = [curve for curve, trial in zip(curves[len(without) :], trials, strict=True) if trial.number == results.best]
     if best:
         plot.plot(best[0][:, 0], best[0][:, 1], color=RED, linewidth=3, solid_capstyle="round")
-        named.append(Line2D([], [], color=RED, linewidth=3, label=f"best: trial {results.best}"))
+        named.append(Line2D([], [], color=RED, linewidth=3, label=f"best: {results.each} {results.best}"))
     if without:
         named.append(Line2D([], [], color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="without a result"))
     bar = figure.colorbar(coloured, ax=plot, aspect=30, shrink=0.8, pad=0.01, extend=_extend(scores, bottom, top))
@@ -78,9 +80,8 @@ def draw(results: Results) -> Figure | None:
     bar.outline.set_visible(False)  # type: ignore[operator]
     if named:
         figure.legend(handles=named, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    figure.suptitle(
-        f"{len(trials)} trials, from their values to what they reached", x=0.01, ha="left", weight="bold", size=11
-    )
+    title = f"{len(trials)} {results.each}s, from their values to what they reached"
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=11)
     return figure
 
 

@@ -21,7 +21,7 @@ from matplotlib.transforms import Bbox
 
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, INK, LOG_RATIO, RED, safe
-from raytrain.report.sweep_figures import planes
+from raytrain.report.sweep_figures import by_configuration, half_of, planes
 from raytrain.report.trials import ENDED_WELL, UNITS, WORDS, Axis, Objective, Results, Trial, text
 from raytrain.sweep.front import pareto_front
 
@@ -50,10 +50,13 @@ class _Plane:
     """The places of the trials on the front of all objectives."""
     steps: list[int]
     """The places of the trials on the front of these two figures, from left to right."""
+    halves: tuple[list[float | None], list[float | None]]
+    """Of configurations: half the widths of the intervals across and upright."""
 
 
 def draw(results: Results) -> Figure | None:
     """Return the picture, a panel for each pair of objectives; None where no pair has two trials with both figures."""
+    results = by_configuration(results)
     found = [plane for places in planes(results) or [None] if (plane := _plane(results, places)) is not None]
     if not found:
         return None
@@ -92,7 +95,12 @@ def _plane(results: Results, places: tuple[int, int] | None) -> _Plane | None:
     mebibytes = np.array([math.nan if size is None else size / 2**20 for size in memory], dtype=np.float64)
     weighed = places is None and sum(size is not None for size in memory) > 1
     steps.sort(key=lambda i: x[i])
-    return _Plane(across, upright, trials, x, y, mebibytes if weighed else None, front, steps)
+    names = [goal.name for goal in results.objectives]
+    halves = [
+        [half_of(trial, names.index(goal.name)) if goal.name in names else None for trial in trials]
+        for goal in (across, upright)
+    ]
+    return _Plane(across, upright, trials, x, y, mebibytes if weighed else None, front, steps, (halves[0], halves[1]))
 
 
 def _panel(plot: Axes, results: Results, plane: _Plane) -> None:
@@ -117,6 +125,7 @@ def _panel(plot: Axes, results: Results, plane: _Plane) -> None:
     notes = [
         *([f"labels: {' × '.join(axis.name for axis in named)}"] if named else []),  # noqa: RUF001
         *([f"not shown: {', '.join(missing)}"] if missing else []),
+        *([canvas.MEANS.format(100 * results.confidence)] if results.each != "trial" else []),
     ]
     several = len(results.objectives) > 2
     below = "\n".join([_better(across), *textwrap.wrap("; ".join(notes), 60 if several else 90)])
@@ -124,6 +133,7 @@ def _panel(plot: Axes, results: Results, plane: _Plane) -> None:
     canvas.name(plot, "x", across.name, below)
     canvas.name(plot, "y", upright.name, _better(upright))
     plot.margins(x=0.16, y=0.12)
+    canvas.intervals(plot, x, y, *plane.halves)
     names = [upright.name, UNITS.get(across.name, across.name), *(["memory"] if plane.memory is not None else [])]
     title = f"{' and '.join(names)}" if several else f"Pareto front of {', '.join(names[:-1])} and {names[-1]}"
     plot.set_title(safe(title), loc="left", weight="bold", size=11)
@@ -139,7 +149,7 @@ def _name_points(figure: Figure, plot: Axes, results: Results, plane: _Plane) ->
     corners = [(x[i], y[j]) if right else (x[j], y[i]) for i, j in itertools.pairwise(steps)]
     staircase = [(x[i], y[i]) for i in steps]
     line = [place for pair in itertools.zip_longest(staircase, corners) for place in pair if place is not None]
-    labels = [(x[i], y[i], _name(named, plane.trials[i])) for i in by_value]
+    labels = [(x[i], y[i], _name(named, plane.trials[i], results.each)) for i in by_value]
     _label(figure, plot, labels, np.stack([x, y], axis=1), line)
 
 
@@ -218,9 +228,9 @@ def _naming(results: Results) -> list[Axis]:
     return chosen if len(chosen) <= 3 else []
 
 
-def _name(axes: Sequence[Axis], trial: Trial) -> str:
+def _name(axes: Sequence[Axis], trial: Trial, each: str) -> str:
     if not axes:
-        return f"trial {trial.number}"
+        return f"{each} {trial.number}"
     return " × ".join(canvas.middle(text(trial.values.get(axis.path)), 16) for axis in axes)  # noqa: RUF001
 
 

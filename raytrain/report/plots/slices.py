@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from raytrain.report.plots import canvas
 from raytrain.report.plots.canvas import BLUE, GREY, LOG_RATIO, RED, safe
-from raytrain.report.sweep_figures import points, slices
+from raytrain.report.sweep_figures import by_configuration, points, slices
 from raytrain.report.trials import Axis, Results
 
 MOST_AXES = 12
@@ -20,6 +20,7 @@ _COLUMNS, _MOST_NAMES = 4, 12
 def draw(results: Results) -> Figure | None:
     """Return the picture, a panel for each objective and axis that has at least two different values; None without
     any."""
+    results = by_configuration(results)
     panels = [(place, axis) for place in range(len(results.objectives)) for axis in results.axes[:MOST_AXES]]
     panels = [(place, axis) for place, axis in panels if len({x for _, x, _ in points(results, axis, place)}) > 1]
     if not panels:
@@ -37,8 +38,9 @@ def draw(results: Results) -> Figure | None:
         _panel(plots[row, column], results, axis, place)
         column += 1
     level = f"{100 * results.confidence:g}%"
-    words = f"Points: trials; bars: their mean with its {level} confidence interval, over trials with different values "
-    words += "of the other axes. Intervals beyond a panel are cut."
+    dots = "trials" if results.each == "trial" else "configurations, with the mean of their repeats"
+    words = f"Points: {dots}; bars: their mean with its {level} confidence interval, over {results.each}s with "
+    words += "different values of the other axes. Intervals beyond a panel are cut."
     canvas.note(figure, words, 16 * figure.get_figwidth())
     figure.suptitle("What was reached along each axis", x=0.01, ha="left", weight="bold", size=11)
     return figure
