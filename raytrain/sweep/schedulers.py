@@ -242,7 +242,7 @@ class PBT(Early):
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
         """Return Tune's PopulationBasedTraining."""
-        return tune.PopulationBasedTraining(
+        return _comparing_once(tune.PopulationBasedTraining, self.every_epochs)(
             time_attr=TIME,
             perturbation_interval=self.every_epochs,
             hyperparam_mutations={axis.path: _drawn(axis) for axis in axes},
@@ -272,13 +272,33 @@ class PB2(PBT):
         """Return Tune's PB2."""
         from ray.tune.schedulers.pb2 import PB2 as TunePB2  # scikit-learn: `tune` does not have it
 
-        return TunePB2(
+        return _comparing_once(TunePB2, self.every_epochs)(
             time_attr=TIME,
             perturbation_interval=self.every_epochs,
             hyperparam_bounds={axis.path: list(axis.examples()) for axis in axes},
             quantile_fraction=self.quantile,
             log_config=False,
         )
+
+
+def _comparing_once(kind: type[TrialScheduler], every: int) -> Callable[..., TrialScheduler]:
+    """Return a scheduler of Tune that copies nothing for reports that it or its predecessor had before a kill: their
+    scores are old, and copied are newer weights, over the progress that a trial has made since.
+
+    Args:
+        every: units of time between two comparisons.
+    """
+
+    class Population(kind):
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+            again: dict[Any, float] = vars(self).setdefault("again", {})
+            if result.get(AGAIN):
+                again[trial] = result[TIME]
+            if trial in again and result[TIME] // every == again[trial] // every:  # up to the next comparison
+                return kind.CONTINUE
+            return super().on_trial_result(tune_controller, trial, result)
+
+    return Population
 
 
 def _drawn(axis: Axis) -> list[Any] | Callable[[], Any]:

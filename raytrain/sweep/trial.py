@@ -21,7 +21,7 @@ from raytrain.sweep import record
 from raytrain.sweep.attempt import Attempt, Data, Ended, Limits
 from raytrain.sweep.objective import Objective
 from raytrain.sweep.pool import adopt, keep
-from raytrain.sweep.schedulers import SCORE, TIME, trained
+from raytrain.sweep.schedulers import AGAIN, SCORE, TIME, trained
 from raytrain.sweep.space import apply
 
 NUMBER = "trial"
@@ -100,6 +100,7 @@ class Trial(tune.Trainable):
             TIME: trained(last, self.steps_per_epoch, self.unit, self.unit_epochs),
             SCORE: float("nan") if score is None else score,
         }
+        found |= {AGAIN: True} if row is not None and self.attempt.again else {}
         return found if status is None else found | {"done": True, STATUS: status}
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
