@@ -6,9 +6,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from raytrain.report.fanova import fanova
 from raytrain.report.trials import Axis, Trial, number, text
 from raytrain.sweep.compare import f_quantile
 
@@ -38,8 +40,8 @@ class Explained:
     """One for each axis."""
     pairs: dict[tuple[int, int], Share]
     """The interactions of two axes, by their places, where they can be told."""
-    factorial: bool
-    """Whether the trials are a full factorial, whose shares are those of an analysis of variance."""
+    how: Literal["factorial", "forest", "groups"]
+    """Where shares come from: the analysis of variance of a full factorial, that of a forest, or groups of trials."""
 
 
 def column(axis: Axis, trials: Sequence[Trial]) -> list[float | str | None]:
@@ -50,13 +52,20 @@ def column(axis: Axis, trials: Sequence[Trial]) -> list[float | str | None]:
 
 
 def explained(columns: Sequence[Sequence[float | str | None]], results: np.ndarray) -> Explained:
-    """Return what the axes explain: of a full factorial by an analysis of variance, otherwise by `importance`.
+    """Return what the axes explain: of a full factorial by an analysis of variance, of a sampled space by that of a
+    random forest, and otherwise, as of few trials, by `importance`.
 
     Args:
         columns: for each axis the values of all trials: numbers, or texts; None where a trial has none.
         results: the objective of each trial, float64, shape (trials,).
     """
-    return _anova(columns, results) or Explained(importance(columns, results), {}, False)
+    if found := _anova(columns, results):
+        return found
+    if effects := fanova(columns, results):
+        chance, places = effects.chance, range(len(columns))
+        mains = [Share(effects.mains[n], chance[n]) if n in effects.mains else None for n in places]
+        return Explained(mains, {pair: Share(one, chance[pair]) for pair, one in effects.pairs.items()}, "forest")
+    return Explained(importance(columns, results), {}, "groups")
 
 
 def _anova(columns: Sequence[Sequence[float | str | None]], results: np.ndarray) -> Explained | None:
@@ -97,7 +106,7 @@ def _anova(columns: Sequence[Sequence[float | str | None]], results: np.ndarray)
         return Share(max(0.0, squares - free * noise) / (total + noise), by_chance / (total + noise))
 
     found = [share(mains[place], freedom[place]) if place in mains else None for place in range(len(columns))]
-    return Explained(found, {(a, b): share(one, freedom[a] * freedom[b]) for (a, b), one in pairs.items()}, True)
+    return Explained(found, {(a, b): share(one, freedom[a] * freedom[b]) for (a, b), one in pairs.items()}, "factorial")
 
 
 def _between(groups: np.ndarray, centred: np.ndarray) -> float:

@@ -31,6 +31,11 @@ from raytrain.sweep.compare import Mean
 
 _MOST_AXES, _MOST_PAIRS, _MOST_CURVES, _CURVE_POINTS = 12, 5, 300, 12_000
 _SHADES, _LEAST_WIDE, _LEAST_UNIT, _TALL = 8, 1100, 116, 330
+_HOW = {
+    "factorial": "analysis of variance of a full factorial",
+    "forest": "functional analysis of variance of a random forest",
+    "groups": "main effects between groups of trials",
+}
 _KINDS = {"completed": 0, "stopped": 4, "running": 2}
 
 
@@ -188,12 +193,12 @@ def _curves(results: Results, learning: Learning, metric: str) -> str:
 
 def coordinates(results: Results) -> str:
     """Return a line for each trial with a result, from its values to what it reached; nothing of fewer than two."""
+    results = by_configuration(results)
     trials = sorted((trial for trial in results.trials if trial.counts), key=lambda trial: trial.goal or 0.0)
     if len(trials) < 2 or not results.axes:
         return ""
     if not results.objectives[0].highest_is_best:
         trials.reverse()
-    results = by_configuration(results)
     goals = [goal_axis(goal, place, trials) for place, goal in enumerate(results.objectives)]
     axes = [*results.axes[:_MOST_AXES], *goals]
     unit = max(_LEAST_UNIT, _LEAST_WIDE / len(axes))
@@ -270,8 +275,7 @@ def _importance(results: Results, place: int) -> str:
         if own:
             drawn.append(f'<path class="upright" d="M{across(one.chance)} {top - 2}v22"/>')
     goal = results.objectives[place].name
-    kind = "analysis of variance of a full factorial" if found.factorial else "main effects between groups of trials"
-    note = f"Share of the variance ({kind}); upright lines: what chance exceeds once in twenty times."
+    note = f"Share of the variance ({_HOW[found.how]}); upright lines: what chance exceeds once in twenty times."
     data = table(goal, ("axis", "share", "by chance"), [(name, one.share, one.chance) for name, one in named])
     label = f"Importance for {goal}: {', '.join(f'{name} {100 * one.share:.0f}%' for name, one in named)}"
     return (

@@ -24,6 +24,7 @@ from raytrain import UserError
 from raytrain.loggers import RunInfo
 from raytrain.report import sweep, sweep_charts, sweep_page
 from raytrain.report.coordinates import ABSENT, height_of
+from raytrain.report.fanova import _of_tree, _points, fanova
 from raytrain.report.importance import LEAST_TRIALS, explained, importance
 from raytrain.report.plots import learning_curves, parallel_coordinates, pareto
 from raytrain.report.plots.history import draw as draw_history
@@ -216,7 +217,7 @@ def test_the_anova_of_a_factorial_adds_up_and_finds_an_interaction() -> None:
     noise = np.random.default_rng(1).standard_normal(64) * 0.05
     columns = [a.tolist(), ["xy"[int(x > 0)] for x in b], c.tolist(), ["same"] * 64]
     found = explained(columns, 2 * a + b + a * b + noise)
-    assert found.factorial and found.shares[3] is None
+    assert found.how == "factorial" and found.shares[3] is None
     shares = [share.share for share in found.shares if share]
     assert shares == pytest.approx([4 / 6, 1 / 6, 0.0], abs=0.01)
     assert found.pairs[0, 1].share == pytest.approx(1 / 6, abs=0.01)
@@ -224,7 +225,7 @@ def test_the_anova_of_a_factorial_adds_up_and_finds_an_interaction() -> None:
     assert found.pairs[0, 2].share < 0.01 and set(found.pairs) == {(0, 1), (0, 2), (1, 2)}
     assert sum(shares) + sum(pair.share for pair in found.pairs.values()) == pytest.approx(1, abs=0.01)
     one_less = [column[1:] for column in columns]
-    assert not explained(one_less, (2 * a + b)[1:]).factorial, "a combination has fewer trials"
+    assert explained(one_less, (2 * a + b)[1:]).how == "forest", "a combination has fewer trials"
 
 
 def test_eight_trials_of_a_factorial_are_enough_for_the_f_test() -> None:
@@ -246,6 +247,62 @@ def test_factorials_of_noise_claim_an_effect_once_in_twenty() -> None:
     shares = [[share for one in found if (share := one[place])] for place in (0, 1)]
     claims = [sum(share.share > share.chance for share in one) for one in shares]
     assert all(8 <= count <= 34 for count in claims), f"20 of 400 are expected: {claims}"
+
+
+def test_a_forest_finds_the_known_shares_of_a_sampled_space_and_its_interaction() -> None:
+    """2 a + b + 2 a b over uniform values: variances of 4/3, 1/3 and 4/9 of 19/9 and the noise; c does nothing."""
+    random = np.random.default_rng(5)
+    a, b, c = random.uniform(-1, 1, size=(3, 400))
+    word = np.array(["x", "y", "z"])[random.integers(3, size=400)]
+    results = 2 * a + b + 2 * a * b + 0.2 * random.standard_normal(400)
+    found = explained([np.exp(9 * a).tolist(), b.tolist(), c.tolist(), word.tolist(), ["same"] * 400], results)
+    total = 4 / 3 + 1 / 3 + 4 / 9 + 0.04
+    assert found.how == "forest" and found.shares[4] is None
+    assert None not in found.shares[:4]
+    first, second, third, fourth = (share for share in found.shares if share)
+    assert first.share == pytest.approx(4 / 3 / total, abs=0.08) and first.share > first.chance
+    assert second.share == pytest.approx(1 / 3 / total, abs=0.06) and second.share > second.chance
+    assert found.pairs[0, 1].share == pytest.approx(4 / 9 / total, abs=0.1)
+    beyond = {pair for pair, share in found.pairs.items() if share.share > share.chance}
+    assert (0, 1) in beyond and max(found.pairs, key=lambda pair: found.pairs[pair].share) == (0, 1)
+    assert third.share < 0.02 and fourth.share < 0.02
+    every = [share.share for share in (*found.shares, *found.pairs.values()) if share]
+    assert 0.75 < sum(every) <= 1.0
+
+
+def test_axes_without_effect_seldom_get_more_of_a_forest_than_chance() -> None:
+    random, claims = np.random.default_rng(6), 0
+    for _ in range(2):
+        values = random.random((4, 50))
+        effects = fanova(values.tolist(), 3 * values[0] + 0.3 * random.standard_normal(50))
+        assert effects is not None and effects.mains[0] > max(0.7, effects.chance[0])
+        claims += sum(effects.mains[place] > effects.chance[place] for place in (1, 2, 3))
+    assert claims <= 2, "of 6"
+    effects = fanova(random.random((3, 40)).tolist(), random.standard_normal(40))
+    assert effects is not None and sum(effects.mains.values()) < 0.1, "the forest predicts nothing of noise"
+
+
+def test_a_forest_s_shares_of_a_tree_are_those_of_its_prediction_on_all_combinations() -> None:
+    """By hand: the variances of means of the prediction over a grid of all values."""
+    sklearn = pytest.importorskip("sklearn.ensemble")
+    random = np.random.default_rng(7)
+    values = random.integers(4, size=(80, 3)).astype(np.float32)
+    results = values[:, 0] * values[:, 1] + values[:, 2]
+    (one,) = sklearn.RandomForestRegressor(1, random_state=0).fit(values, results).estimators_
+    axes = [_points(column) for column in values.T]
+    mains, pairs = _of_tree(one.tree_, axes, [(0, 1), (1, 2)])
+    grid = np.stack(np.meshgrid(*(at for at, _ in axes), indexing="ij"), axis=-1)
+    predicted = one.predict(grid.reshape(-1, 3)).reshape(grid.shape[:3])
+    weights = [w for _, w in axes]
+    predicted -= np.einsum("abc,a,b,c->", predicted, *weights)
+    total = np.einsum("abc,a,b,c->", predicted**2, *weights)
+    means = [np.einsum("abc,b,c->a", predicted, *weights[1:]), np.einsum("abc,a,c->b", predicted, *weights[::2]),
+             np.einsum("abc,a,b->c", predicted, *weights[:2])]  # fmt: skip
+    alone = [float(mean**2 @ w) / total for mean, w in zip(means, weights, strict=True)]
+    assert mains == pytest.approx(alone)
+    both = np.einsum("abc,c->ab", predicted, weights[2])
+    assert pairs[0, 1] == pytest.approx(np.einsum("ab,a,b->", both**2, *weights[:2]) / total - alone[0] - alone[1])
+    assert mains.sum() + sum(pairs.values()) <= 1 + 1e-9
 
 
 def test_an_axis_that_some_trials_lack_is_compared_among_the_others() -> None:

@@ -21,6 +21,11 @@ _SAMPLED = (
 _FACTORIAL = (
     "Analysis of variance of a full factorial (omega squared); | what noise alone would exceed once in 20 times (F)."
 )
+_FOREST = (
+    "Functional analysis of variance of a random forest (fANOVA), as far as the forest predicts trials that it has not "
+    "seen; | what an axis without effect exceeds once in 20 times."
+)
+_SAID = {"factorial": _FACTORIAL, "forest": _FOREST, "groups": _SAMPLED}
 _MOST_PAIRS = 5
 
 
@@ -49,7 +54,7 @@ def draw(results: Results) -> Figure | None:
     plots[0].set_yticks(range(len(rows)))
     plots[0].set_yticklabels(rows, size=9)
     plots[0].invert_yaxis()
-    said = _FACTORIAL if all(found.factorial for found, _ in known) else _SAMPLED
+    said = " ".join(dict.fromkeys(_SAID[found.how] for found, _ in known))
     canvas.note(figure, said + _stopped(trials), 16 * figure.get_figwidth())
     figure.suptitle("Which axes matter", x=0.01, ha="left", weight="bold", size=11)
     return figure
