@@ -229,6 +229,7 @@ __all__ = [
     "SystemMetrics",
     "Supervised",
     "Sweep",
+    "SweepRun",
     "Task",
     "TensorBoard",
     "TensorParallel",
@@ -347,7 +348,7 @@ def resume(
 
 
 def sweep(
-    value: Sweep,
+    value: Sweep | SweepRun | Path | str,
     *,
     out: str = "runs",
     name: str | None = None,
@@ -356,31 +357,31 @@ def sweep(
     quiet: bool = False,
     report: bool = True,
     verbose: bool = False,
+    **changes: object,
 ) -> SweepRun:
-    """Run a sweep, as `raytrain sweep` does.
+    """Run a sweep, or go on with the one of a directory, as `raytrain sweep` does.
 
     Args:
-        value: the sweep.
-        out: folder in which the sweep's directory is made.
-        name: the directory's name; by default a number.
-        address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
+        value: the sweep; or one that was begun, or its directory or URL. `out` and `name` are for a new sweep.
         loggers: follow the sweep as a whole; the experiment's loggers follow each trial.
-        quiet: print nothing.
-        report: write report.html at the end.
-        verbose: show Ray's own messages.
+        out, name, address, quiet, report, verbose: as for `train`.
+        changes: fields to change, such as `trials=30`, as for `resume`.
 
     Returns:
-        The sweep: `trials`, `best` (a run), `answer`.
+        The sweep; `SweepRun(DIR)` opens it again.
 
     Raises:
-        UserError: the sweep cannot be run; nothing has been started.
+        UserError: the sweep cannot be run, or a begun one cannot make the change; nothing has been started.
         raytrain.driver.endings.Interrupted: a signal asked the sweep to stop.
     """
     started = time.time()
     _refuse_while_loading()
     _, command = _commands()
     options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
-    done = command.swept(value, options, _source(value.experiment), started, loggers)
+    path, wanted = command.begun(value)
+    for field, change in changes.items():
+        wanted = _config.replace(wanted, field, change)
+    done = command.swept(wanted, options, None if path else _source(wanted.experiment), started, loggers, path)
     assert done is not None
     return done
 

@@ -45,14 +45,22 @@ class SweepRun:
         """The trials' values, what became of them, and their figures."""
         return self.answer["trials"]
 
+    @property
+    def configurations(self) -> list[dict[str, Any]]:
+        """With repeats, the configurations, the best first: `number`, `values`, `trials` (their numbers), `whole`
+        (whether all have ended) and `objectives`, of which each has `name`, the `values` of the repeats, `n`, `mean`,
+        and `low` and `high` of its confidence interval. Empty where each configuration has one trial."""
+        return self.answer.get("configurations", [])
+
     def table(self) -> pa.Table:
         """Return the trials as a table, a row each.
 
         Returns:
             `trial` (its number), `status`, `error`, `path` of its run; `config`, a struct of the axes' values;
             `result`, a struct of the objectives and figures; `curve`, a list of its validations, each a struct of the
-            figures that `metrics.jsonl` has. What a trial lacks is null. Values of an axis that are not all numbers,
-            all booleans or all strings are strings, of objects and lists in JSON.
+            figures that `metrics.jsonl` has; `violates`, a list of the constraints that it breaks; with repeats
+            `configuration` and `repeat`, two numbers. What a trial lacks is null. Values of an axis that are not all
+            numbers, all booleans or all strings are strings, of objects and lists in JSON.
         """
         answer = self.answer
         trials = answer["trials"]
@@ -72,6 +80,9 @@ class SweepRun:
             "curve": pa.array([[_numbers(row) for row in rows] for rows in curves]),
             "path": pa.array([self._run(one["number"]) for one in trials], pa.string()),
             "error": pa.array([one.get("error") for one in trials], pa.string()),
+            "violates": pa.array([one.get("violates") for one in trials], pa.list_(pa.string())),
+            "configuration": pa.array([one.get("configuration") for one in trials], pa.int64()),
+            "repeat": pa.array([one.get("repeat") for one in trials], pa.int64()),
         }
         return pa.table(columns)
 

@@ -10,13 +10,9 @@ from pathlib import Path
 import pytest
 
 import raytrain
-from raytrain import MLP, SGD, Digits, Experiment, Grid, Sweep, config
-from raytrain.driver.options import Options
-from raytrain.loggers import Logger
+from raytrain import MLP, SGD, Digits, Experiment, Grid, Sweep
 from raytrain.report import sweep_page
-from raytrain.report.sweep import write_files
 from raytrain.run import experiment_file
-from raytrain.sweep import driver
 
 pytestmark = pytest.mark.usefixtures("cluster")
 BASE = Experiment(model=MLP(hidden=(16,)), data=Digits(), optimizer=SGD(momentum=0.9), epochs=1, seed=3)
@@ -35,6 +31,9 @@ def test_repeats_rank_by_their_mean_and_best_json_is_the_best_repeat(tmp_path: P
     assert spread["values"] == [one["objective"][0] for one in trials[3:]] and len({*spread["values"]}) > 1
     assert spread["mean"] == pytest.approx(statistics.fmean(spread["values"])) and spread["n"] == 3
     assert spread["low"] < spread["mean"] < spread["high"] and worse["objectives"][0]["told_apart"] is True
+    table = found.table()
+    assert table["configuration"].to_pylist() == [0, 0, 0, 1, 1, 1] and table["repeat"].to_pylist() == [0, 1, 2] * 2
+    assert table["violates"].to_pylist() == [None] * 6 and found.configurations == answer["configurations"]
     seeds = [raytrain.Run(found.path / "trials" / f"{n:04d}").experiment.seed for n in range(6)]
     assert seeds[0] == 3 and seeds[:3] == seeds[3:] and len({*seeds}) == 3
 
@@ -49,10 +48,12 @@ def test_repeats_rank_by_their_mean_and_best_json_is_the_best_repeat(tmp_path: P
     page = sweep_page.whole(found.path, answer)
     assert "Configurations, the best first" in page and "differs from each of the 1 others" in page
 
-    stricter = config.replace(sweep, "confidence", 1 - 1e-12)
-    more = driver.resume(found.path, stricter, Options(), Logger(), 0.0, write_files)
-    assert more is not None and more.answer["trials"] == trials, "there was nothing left to do"
+    reopened = raytrain.SweepRun(found.path)
+    more = raytrain.sweep(reopened, confidence=1 - 1e-12, quiet=True)
+    assert more.answer["trials"] == trials and more.path == found.path, "there was nothing left to do"
     assert more.answer["configurations"][1]["objectives"][0]["told_apart"] is False
     with pytest.raises(raytrain.UserError, match="cannot change repeats"):
-        driver.resume(found.path, config.replace(sweep, "repeats", 4), Options(), Logger(), 0.0, write_files)
+        raytrain.sweep(str(found.path), repeats=4, quiet=True)
+    with pytest.raises(raytrain.UserError, match="no sweep there"):
+        raytrain.sweep(tmp_path / "again", quiet=True)
     assert json.loads((found.path / "best.json").read_text())["seed"] == value.seed

@@ -142,7 +142,8 @@ def test_tune_s_parts_work_together_and_go_on_after_a_kill(tmp_path: Path) -> No
 
 def check_table(found: SweepRun) -> None:
     table = found.table()
-    assert table.column_names == ["trial", "status", "config", "result", "curve", "path", "error"]
+    assert table.column_names[:7] == ["trial", "status", "config", "result", "curve", "path", "error"]
+    assert table.column_names[7:] == ["violates", "configuration", "repeat"] and found.configurations == []
     rows = table.to_pylist()
     for trial, row in zip(found.trials, rows, strict=True):
         assert row["config"] == trial["values"] and row["status"] == trial["status"] and row["trial"] == trial["number"]
@@ -176,6 +177,7 @@ def test_conditional_space_with_limits_trains_and_resumes(tmp_path: Path) -> Non
     assert found.table()["config"].to_pylist()[1] == {
         "optimizer": "AdamW", "optimizer.lr": second.lr, "optimizer.momentum": None,
     }  # fmt: skip
+    assert found.table()["violates"].to_pylist() == [["peak_memory_bytes <= 1 MiB"]] * 2
     shutil.rmtree(found.path / "trials" / "0001")
     with pytest.raises(RunFailed, match="no trial keeps"):
         driver.resume(found.path, load(found.path)[0], Options(), Logger(), 0.0, write_files)

@@ -1,0 +1,48 @@
+"""A sweep that has ended, opened again in a new Python process: what it found, and going on with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raytrain
+from raytrain import SweepRun, UserError
+
+OLD = Path(__file__).parents[1] / "old_runs" / "sweep"
+
+
+def test_a_sweep_is_opened_and_gone_on_with_by_its_directory(tmp_path: Path) -> None:
+    path = shutil.copytree(OLD, tmp_path / "sweep")
+    before = SweepRun(path)
+    assert before.best is not None and before.configurations == []
+    (path / "best.json").unlink()
+    found = raytrain.sweep(str(path), keep=2, quiet=True, report=False)  # nothing is left to train
+    assert found.trials and [one["status"] for one in found.trials] == ["completed", "completed"]
+    assert (path / "best.json").is_file() and found.answer["sweep"]["keep"] == 2
+    refused: list[tuple[dict[str, Any], str]]
+    refused = [({"repeats": 4}, "cannot change repeats"), ({"epochs": 3}, "unknown field 'epochs'")]
+    for change, message in refused:
+        with pytest.raises(UserError, match=message):
+            raytrain.sweep(found, quiet=True, **change)
+    with pytest.raises(UserError, match="no sweep there"):
+        raytrain.sweep(path / "trials" / "0000", quiet=True)
+
+
+def test_the_table_has_repeats_and_broken_limits(tmp_path: Path) -> None:
+    path = shutil.copytree(OLD, tmp_path / "sweep")
+    answer = json.loads((path / "sweep.json").read_text())
+    first, second = answer["trials"]
+    first |= {"configuration": 0, "repeat": 0, "violates": ["seconds < 1 s"]}
+    second |= {"configuration": 0, "repeat": 1}
+    objectives = [{"name": "val_accuracy", "values": [0.5, 0.7], "n": 2, "mean": 0.6, "low": 0.1, "high": 1.1}]
+    answer["configurations"] = [{"number": 0, "trials": [0, 1], "values": {}, "whole": True, "objectives": objectives}]
+    (path / "sweep.json").write_text(json.dumps(answer))
+    found = SweepRun(path)
+    table = found.table()
+    assert table["configuration"].to_pylist() == [0, 0] and table["repeat"].to_pylist() == [0, 1]
+    assert table["violates"].to_pylist() == [["seconds < 1 s"], None]
+    assert found.configurations[0]["objectives"][0]["mean"] == 0.6
