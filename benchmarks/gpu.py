@@ -2,9 +2,10 @@
 
     PYTHONPATH=. python3 benchmarks/gpu.py [--minutes 8] [--rows NAME ...] [--dry_run]
 
-Two sides take turns, and the ratio of their medians counts. The most telling rows come first; a row that does not fit
-into the time is "not run", and then the verdict is not "passed". `--dry_run` tries all rows with tiny sizes on a CPU,
-and its figures mean nothing. Images are generated: digits as PNG files, photographs as JPEG files of 500 x 375.
+Two sides take turns, and the ratio of their medians counts. The most telling rows come first. A row's windows share its
+seconds; one whose share is used up ends early. A row that does not fit into the time is "not run", and then the verdict
+is not "passed". `--dry_run` tries all rows with tiny sizes on a CPU, and its figures mean nothing. Images are made:
+digits as PNG files, photographs as JPEG files of 500 x 375.
 """
 
 from __future__ import annotations
@@ -54,22 +55,34 @@ Side = Callable[[], float]
 
 
 @dataclass(frozen=True)
+class Window:
+    """Steps that are timed at once, and those before."""
+
+    warm: int
+    steps: int
+
+
+@dataclass(frozen=True)
 class Sizes:
     """How much is measured."""
 
     digits: int = 60_000
-    png_files: int = 6_400
+    png_files: int = 9_600
     photographs: int = 4_096
     side: int = 224
     stored: int = 256
     batch: int = 128
-    steps: int = 150
-    warm: int = 60
-    rounds: int = 3
+    small: Window = Window(100, 1_500)
+    """Of a network for digits, whose step takes less than a millisecond."""
+    slow: Window = Window(0, 150)
+    """Of the tutorials' loop."""
+    large: Window = Window(8, 40)
+    """Of a ResNet."""
+    rounds: int = 2
 
 
 SIZES = Sizes()
-DRY = Sizes(640, 640, 16, 32, 40, 8, 3, 2, 1)
+DRY = Sizes(1_024, 1_024, 16, 32, 40, 8, Window(2, 3), Window(0, 3), Window(2, 3), 1)
 
 
 def wait() -> None:
@@ -78,14 +91,21 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+class Deadline:
+    """When the window that is measured must end, `time.monotonic()`."""
+
+    row = window = float("inf")
+
+
 def timed(steps: int, step: Callable[[], object]) -> float:
-    """Return seconds for each of some steps, after the GPU has finished all of them."""
+    """Return seconds for each of some steps, after the GPU has finished all of them; of fewer at the deadline."""
     wait()
-    started = time.perf_counter()
-    for _ in range(steps):
+    started, done = time.perf_counter(), 0
+    while done < steps and (not done or time.monotonic() < Deadline.window):
         step()
+        done += 1
     wait()
-    return (time.perf_counter() - started) / steps
+    return (time.perf_counter() - started) / max(1, done)
 
 
 # Data
@@ -126,6 +146,7 @@ def photographs() -> tuple[ImageFolder, Index]:
     return data, data.index()["train"]
 
 
+@cache
 def stored() -> tuple[ImageFolder, Index, dict[str, np.ndarray]]:
     """Return the photographs' source with random pixels in place of the decoded ones."""
     data, index = photographs()
@@ -177,13 +198,13 @@ def step_of(one: Trainer, batches: Iterator[Any]) -> None:
         one.flush()
 
 
-def ours(e: Experiment, index: Index, reader: Any) -> Side:
+def ours(e: Experiment, index: Index, reader: Any, window: Window) -> Side:
     """Measure raytrain's steps, from the reader to the reduced losses."""
 
     def run() -> float:
         with trainer(e, index, reader) as (one, batches):
-            timed(SIZES.warm, partial(step_of, one, batches))
-            return e.batch_size / timed(SIZES.steps, partial(step_of, one, batches))
+            timed(window.warm, partial(step_of, one, batches))
+            return e.batch_size / timed(window.steps, partial(step_of, one, batches))
 
     return run
 
@@ -191,22 +212,23 @@ def ours(e: Experiment, index: Index, reader: Any) -> Side:
 def tutorial(batch: int) -> Side:
     """Measure the tutorials' loop: ImageFolder, ToTensor, DataLoader, `.to(device)`, `loss.item()`."""
     steps = transforms.Compose([transforms.Grayscale(), transforms.ToTensor(), transforms.Normalize((0.13,), (0.31,))])
-    loader = DataLoader(datasets.ImageFolder(png_folder(), steps), batch_size=batch, shuffle=True)
+    loader = DataLoader(datasets.ImageFolder(png_folder(), steps), batch_size=batch, shuffle=True, drop_last=True)
     net = CNN(channels=(16, 32)).build((1, 28, 28), 10).to(DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    total = 0.0
 
-    def run() -> float:
-        started, total = time.perf_counter(), 0.0
-        for images, labels in loader:
-            images, labels = images.to(DEVICE), labels.to(DEVICE)
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(net(images), labels)
-            loss.backward()
-            optimizer.step()
-            total += loss.item()
-        return SIZES.png_files / (time.perf_counter() - started)
+    def step() -> None:
+        nonlocal total
+        images, labels = next(batches)
+        images, labels = images.to(DEVICE), labels.to(DEVICE)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(images), labels)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
 
-    return run
+    return lambda: batch / timed(SIZES.slow.steps, step)
 
 
 def plain(model: Model, shape: tuple[int, ...], batch: int, **fields: Any) -> tuple[Callable[[], None], Any]:
@@ -233,8 +255,8 @@ def plain(model: Model, shape: tuple[int, ...], batch: int, **fields: Any) -> tu
 def synthetic(model: Model, batch: int, **fields: Any) -> Side:
     """Measure such steps."""
     step, _ = plain(model, (3, SIZES.side, SIZES.side), batch, **fields)
-    timed(min(10, SIZES.warm), step)
-    return lambda: batch / timed(SIZES.steps, step)
+    timed(SIZES.large.warm, step)
+    return lambda: batch / timed(SIZES.large.steps, step)
 
 
 def by_hand(batch: int) -> Side:
@@ -248,22 +270,26 @@ def by_hand(batch: int) -> Side:
         with torch.cuda.graph(graph):
             step()
         step = graph.replay
-    return lambda: batch / timed(SIZES.steps, step)
+    return lambda: batch / timed(SIZES.small.steps, step)
 
 
 # Rows
 
 
 def compare(mine: Side, other: Side) -> tuple[float, float]:
-    """Return the medians of two sides in turns."""
-    turns = [(mine(), other()) for _ in range(SIZES.rounds)]
-    return statistics.median(one for one, _ in turns), statistics.median(two for _, two in turns)
+    """Return the medians of two sides in turns, each window in its share of the time that the row has left."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for turn in range(windows := 2 * SIZES.rounds):
+        Deadline.window = time.monotonic() + (Deadline.row - time.monotonic()) / (windows - turn)
+        found[turn % 2].append((mine, other)[turn % 2]())
+    return statistics.median(found[0]), statistics.median(found[1])
 
 
 def mnist(batch: int, against: Callable[[int], Side], **fields: Any) -> tuple[float, float]:
     """Digits on the device, in one process."""
     arrays, index = digits()
-    return compare(ours(experiment(CNN(channels=(16, 32)), batch, **fields), index, Resident(arrays)), against(batch))
+    e = experiment(CNN(channels=(16, 32)), batch, **fields)
+    return compare(ours(e, index, Resident(arrays), SIZES.small), against(batch))
 
 
 def resnet(name: str, where: str) -> tuple[float, float]:
@@ -271,7 +297,7 @@ def resnet(name: str, where: str) -> tuple[float, float]:
     data, index, arrays = stored()
     reader = {"device": Resident, "host": OnHost}[where](arrays) if where != "jpeg" else Direct(data, index)
     e = experiment(network(name), SIZES.batch, data=data, precision="bf16")
-    return compare(ours(e, index, reader), synthetic(e.model, SIZES.batch, **IMAGENET))
+    return compare(ours(e, index, reader, SIZES.large), synthetic(e.model, SIZES.batch, **IMAGENET))
 
 
 def decoding() -> tuple[float, float]:
@@ -284,8 +310,11 @@ def decoding() -> tuple[float, float]:
 
     def side(decoder: Decoder | None) -> float:
         direct = Direct(data, index, decoder=decoder)
-        started = time.perf_counter()
-        read = sum(len(ids) for ids, _ in direct.read(Epoch(shard, 0, 0)))
+        started, read = time.perf_counter(), 0
+        for ids, _ in direct.read(Epoch(shard, 0, 0)):
+            read += len(ids)
+            if time.monotonic() > Deadline.window:
+                break
         direct.close()
         return read / (time.perf_counter() - started)
 
@@ -294,10 +323,12 @@ def decoding() -> tuple[float, float]:
 
 
 def precision(**fields: Any) -> tuple[float, float]:
-    """A ResNet-50 on a synthetic batch, against float32 in contiguous memory."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fields.get("precision") != "fp32"
-    model = network("resnet50")
-    return compare(synthetic(model, SIZES.batch, **fields), synthetic(model, SIZES.batch, memory_format="contiguous"))
+    """A ResNet-50 of raytrain from the device's memory, against plain PyTorch on a synthetic batch in float32 and in
+    contiguous memory."""
+    data, index, arrays = stored()
+    e = experiment(network("resnet50"), SIZES.batch, data=data, **fields)
+    other = synthetic(e.model, SIZES.batch, memory_format="contiguous")
+    return compare(ours(e, index, Resident(arrays), SIZES.large), other)
 
 
 def augmented(augment: Augment) -> tuple[float, float]:
@@ -307,7 +338,7 @@ def augmented(augment: Augment) -> tuple[float, float]:
     images = torch.randint(0, 256, (SIZES.batch, *index.shape), dtype=torch.uint8, device=DEVICE)
     arrays = {"image": images, "label": torch.zeros(SIZES.batch, dtype=torch.int64, device=DEVICE)}
     keys, prepare, bare = np.arange(SIZES.batch), Prepare(changed, index, DEVICE), Prepare(data, index, DEVICE)
-    steps = max(2, SIZES.steps // 10)
+    steps = SIZES.large.steps
 
     def augmenting() -> object:
         return prepare.augmented(arrays, keys, 0, 0, mixed=True)
@@ -325,14 +356,15 @@ def checkpoint_stall() -> tuple[float, float]:
     ):
         timed(3, partial(step_of, one, batches))
         stalls, each = [], 0.0
-        for _ in range(SIZES.rounds):
+        assert one.writer is not None
+        for _ in range(4):
             each = timed(5, partial(step_of, one, batches))
-            assert one.writer is not None
             one.writer.wait()
             started = time.perf_counter()
             one.save()
             stalls.append(time.perf_counter() - started)
-    return 1000 * statistics.median(stalls), 1000 * each
+        one.writer.wait()
+    return 1000 * statistics.median(stalls[1:]), 1000 * each  # the first one pins memory
 
 
 class Wrapped(DDP):
@@ -359,8 +391,8 @@ def wrapped(parallel: Any) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("nccl" if CUDA else "gloo", init_method=f"file://{folder}/s", rank=0, world_size=1)
         try:
-            alone = ours(e, index, Resident(arrays))
-            return compare(ours(replace(e, parallel=parallel), index, Resident(arrays)), alone)
+            alone = ours(e, index, Resident(arrays), SIZES.large)
+            return compare(ours(replace(e, parallel=parallel), index, Resident(arrays), SIZES.large), alone)
         finally:
             dist.destroy_process_group()
 
@@ -405,7 +437,7 @@ def two_ranks() -> tuple[float, float]:
                 for rank in range(world)
             ]
             try:
-                said = [rank.communicate(timeout=90)[0] for rank in ranks]
+                said = [rank.communicate(timeout=20 if backend == "nccl" else 60)[0] for rank in ranks]
             finally:
                 for rank in ranks:
                     rank.kill()
@@ -422,29 +454,39 @@ def two_ranks() -> tuple[float, float]:
 def busy(e: Experiment, index: Index, reader: Any) -> tuple[float, float]:
     """Share of the time in which the GPU computes, by the profiler's kernels."""
     with trainer(e, index, reader) as (one, batches):
-        timed(SIZES.warm, partial(step_of, one, batches))
+        timed(SIZES.small.warm, partial(step_of, one, batches))
         activities = [torch.profiler.ProfilerActivity.CUDA if CUDA else torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities) as found:
-            seconds = timed(min(30, SIZES.steps), partial(step_of, one, batches)) * min(30, SIZES.steps)
+            started = time.perf_counter()
+            timed(SIZES.slow.steps, partial(step_of, one, batches))
+            seconds = time.perf_counter() - started
     kernels = sum(getattr(event, "self_device_time_total", 0.0) for event in found.key_averages())
     return kernels / 1e6 / seconds, 1.0
 
 
 def no_waiting() -> tuple[float, float]:
-    """Steps without one that makes the host wait for the GPU."""
-    arrays, index = digits()
-    steps = 200 if CUDA else SIZES.steps
-    with trainer(experiment(CNN(channels=(16, 32)), 64), index, Resident(arrays)) as (one, batches):
-        timed(5, partial(step_of, one, batches))
-        if CUDA:
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            for _ in range(steps):
-                one.losses.add(one.step(next(batches)))
-        finally:
+    """Steps without one that makes the host wait for the GPU: from its memory and from the host's, and augmented."""
+    (arrays, index), steps, done = digits(), 200 if CUDA else SIZES.small.steps, 0
+    ways = (
+        (Resident, Augment()),
+        (OnHost, Augment(crop="random", padding=4, flip=0.5)),
+        (OnHost, Augment(policy="randaugment")),
+        (Resident, Augment(crop="random_resized", erase=0.5, mixup=0.2)),
+    )
+    for reader, augment in ways:
+        e = experiment(CNN(channels=(16, 32)), 64, data=MNIST(root="-", augment=augment))
+        with trainer(e, index, reader(arrays)) as (one, batches):
+            timed(SIZES.small.warm, partial(step_of, one, batches))  # fills caches
             if CUDA:
-                torch.cuda.set_sync_debug_mode("default")
-    return steps, steps
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                for _ in range(steps):
+                    one.losses.add(one.step(next(batches)))
+                    done += 1
+            finally:
+                if CUDA:
+                    torch.cuda.set_sync_debug_mode("default")
+    return done, steps * len(ways)
 
 
 @dataclass(frozen=True)
@@ -465,28 +507,28 @@ def _digits(**fields: Any) -> tuple[Experiment, Index, Any]:
 
 
 ROWS: dict[str, Row] = {
-    "mnist-64": Row("tutorial", None, lambda: mnist(64, tutorial), 20),
-    "mnist-64 graph": Row("tutorial", 8.0, lambda: mnist(64, tutorial, graph="on"), 20),
-    "mnist-64 graph, resident": Row("graph by hand", 0.9, lambda: mnist(64, by_hand, graph="on"), 10),
-    "mnist-1024 graph": Row("tutorial", 30.0, lambda: mnist(1024, tutorial, graph="on"), 20),
-    "mnist-1024 graph, resident": Row("graph by hand", 0.9, lambda: mnist(1024, by_hand, graph="on"), 10),
-    "resnet50 device": Row("synthetic", 0.97, lambda: resnet("resnet50", "device"), 60),
-    "no waiting": Row("200 steps", 1.0, no_waiting, 5),
-    "checkpoint, ms": Row("5 ms", 5.0, lambda: (checkpoint_stall()[0], 1.0), 15, least=False),
-    "resnet50 host": Row("synthetic", 0.97, lambda: resnet("resnet50", "host"), 60),
-    "resnet50 jpeg": Row("synthetic", None, lambda: resnet("resnet50", "jpeg"), 60),
-    "nvjpeg, images/s": Row("cpus", None, decoding, 20),
-    "resnet18 device": Row("synthetic", 0.97, lambda: resnet("resnet18", "device"), 30),
-    "ddp, one rank": Row("none", 0.95, lambda: wrapped(Wrapped()), 40),
-    "fsdp, one rank": Row("none", None, lambda: wrapped(Sharded()), 40),
-    "two ranks, one gpu": Row("one rank", 1e-4, two_ranks, 40, least=False),
-    "busy, mnist graph": Row("all the time", None, lambda: busy(*_digits(graph="on")), 10),
-    "mnist-64 compiled": Row("graph by hand", None, lambda: mnist(64, by_hand, graph="on", compile=True), 40),
-    "bf16, channels_last": Row("fp32", None, lambda: precision(**IMAGENET), 40),
-    "bf16, compiled": Row("fp32", 2.5, lambda: precision(compile=True, **IMAGENET), 70),
-    "fp16, channels_last": Row("fp32", None, lambda: precision(precision="fp16", memory_format="channels_last"), 40),
+    "mnist-64": Row("tutorial", None, lambda: mnist(64, tutorial), 10),
+    "mnist-64 graph": Row("tutorial", 8.0, lambda: mnist(64, tutorial, graph="on"), 12),
+    "mnist-64 graph, resident": Row("graph by hand", 0.9, lambda: mnist(64, by_hand, graph="on"), 8),
+    "mnist-1024 graph": Row("tutorial", 30.0, lambda: mnist(1024, tutorial, graph="on"), 25),
+    "mnist-1024 graph, resident": Row("graph by hand", 0.9, lambda: mnist(1024, by_hand, graph="on"), 8),
+    "resnet50 device": Row("synthetic", 0.97, lambda: resnet("resnet50", "device"), 28),
+    "no waiting": Row("800 steps", 1.0, no_waiting, 12),
+    "checkpoint, ms": Row("5 ms", 5.0, lambda: (checkpoint_stall()[0], 1.0), 12, least=False),
+    "resnet50 host": Row("synthetic", 0.97, lambda: resnet("resnet50", "host"), 25),
+    "resnet50 jpeg": Row("synthetic", None, lambda: resnet("resnet50", "jpeg"), 25),
+    "nvjpeg, images/s": Row("cpus", None, decoding, 15),
+    "resnet18 device": Row("synthetic", 0.97, lambda: resnet("resnet18", "device"), 18),
+    "ddp, one rank": Row("none", 0.95, lambda: wrapped(Wrapped()), 25),
+    "fsdp, one rank": Row("none", None, lambda: wrapped(Sharded()), 25),
+    "two ranks, one gpu": Row("one rank", 1e-4, two_ranks, 50, least=False),
+    "busy, mnist graph": Row("all the time", None, lambda: busy(*_digits(graph="on")), 8),
+    "mnist-64 compiled": Row("graph by hand", None, lambda: mnist(64, by_hand, graph="on", compile=True), 30),
+    "bf16, channels_last": Row("fp32", None, lambda: precision(**IMAGENET), 25),
+    "fp16, channels_last": Row("fp32", None, lambda: precision(precision="fp16", memory_format="channels_last"), 25),
+    "bf16, compiled": Row("fp32", 2.5, lambda: precision(compile=True, **IMAGENET), 60),
     **{
-        f"augment {name}": Row("crop only", None, partial(augmented, augment), 8)
+        f"augment {name}": Row("crop only", None, partial(augmented, augment), 4)
         for name, augment in {
             "crop, flip": Augment(crop="random", padding=4, flip=0.5),
             "random_resized": Augment(crop="random_resized", flip=0.5),
@@ -512,6 +554,7 @@ def main() -> int:
     if not CUDA and not arguments.dry_run:
         parser.error("there is no GPU here; --dry_run tries the rows out on the CPU")
     SIZES = DRY if arguments.dry_run else Sizes()
+    torch.backends.cudnn.benchmark = True  # as raytrain has it: for both sides
     end = time.monotonic() + 60 * arguments.minutes
     name = torch.cuda.get_device_name() if CUDA else "CPU"
     dry = "; a dry run, whose figures mean nothing" if arguments.dry_run else ""
@@ -524,6 +567,7 @@ def main() -> int:
             failed.append(title)
             print(f"{place} not run: no time is left ||||", flush=True)
             continue
+        Deadline.row = Deadline.window = end if arguments.dry_run else min(end, time.monotonic() + row.seconds)
         try:
             mine, other = row.measure()
         except Exception as error:  # one row must not cost the others
