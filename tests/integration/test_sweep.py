@@ -305,28 +305,6 @@ def test_best_json_repeats_a_winner_that_took_the_weights_of_others(tmp_path: Pa
     assert again.experiment == value
 
 
-def test_a_population_that_goes_on_after_a_kill_copies_nothing_for_old_scores(tmp_path: Path) -> None:
-    base = dataclasses.replace(BASE, epochs=5, schedule=raytrain.Constant())
-    sweep = Sweep(
-        base, (Choice("optimizer.lr", (1e-9, 0.05)),), trials=4, scheduler=PBT(every_epochs=2, quantile=0.5), keep=4
-    )
-    found = run(sweep, tmp_path)
-    before = [
-        (t.get("taken"), t["values"], losses(raytrain.Run(found.path / f"trials/{n:04d}").path))
-        for n, t in enumerate(found.trials)
-    ]
-    assert any(taken for taken, _, _ in before)
-    for trial in sorted(found.path.glob("trials/*")):  # as after a kill in the last epoch
-        shutil.rmtree(trial / "checkpoints" / f"step_{5 * 23:08d}")
-        kept = json.loads((trial / "trial.json").read_text())
-        (trial / "trial.json").write_text(json.dumps(kept | {"status": "running"}))
-    more = driver.resume(found.path, sweep, Options(), Logger(), 0.0, write_files)
-    assert more is not None
-    assert before == [
-        (t.get("taken"), t["values"], losses(found.path / f"trials/{n:04d}")) for n, t in enumerate(more.trials)
-    ]
-
-
 def test_pbt_clone_continues_as_its_donor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
