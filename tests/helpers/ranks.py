@@ -1,4 +1,4 @@
-"""Ranks without Ray: four processes that live as long as the session, joined by gloo for each job."""
+"""Ranks without Ray: processes that live as long as their pool, joined by gloo for each job."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def _serve(number: int, jobs: Any, results: Any) -> None:
 class Ranks:
     """Runs a function on some ranks at once and returns what each returned, in the order of ranks."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, count: int = 4):
         context = mp.get_context("spawn")
-        self.folder, self.jobs, self.results = folder, [context.Queue() for _ in range(4)], context.Queue()
+        self.folder, self.jobs, self.results = folder, [context.Queue() for _ in range(count)], context.Queue()
         self.processes = [
             context.Process(target=_serve, args=(number, jobs, self.results), daemon=True)
             for number, jobs in enumerate(self.jobs)

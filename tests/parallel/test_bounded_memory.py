@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from helpers.ranks import Ranks, losses, new_run, on_workers, reference, train_rank
 from safetensors.torch import load_file
+from torch import nn
 
 from raytrain import (
     DDP,
@@ -31,6 +33,7 @@ from raytrain import (
     Digits,
     Experiment,
     Hook,
+    Model,
     ModelParallel,
     Parallel,
     Pipeline,
@@ -40,7 +43,24 @@ from raytrain import (
 from raytrain.tools.export import export
 from raytrain.training.memory import give_back
 
-pytestmark = pytest.mark.slow
+
+@dataclass(frozen=True)
+class Encoder(Model):
+    """torchvision's ViT, of one patch."""
+
+    layers: int = 1
+    width: int = 32
+
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        from torchvision.models import VisionTransformer
+
+        module = VisionTransformer(
+            sample[1], sample[1], self.layers, 4, self.width, 4 * self.width, num_classes=classes
+        )
+        module.conv_proj = nn.Conv2d(sample[0], self.width, sample[1], sample[1])
+        nn.init.normal_(module.heads[0].weight, std=0.1)  # type: ignore[arg-type]
+        return module
+
 
 SMALL = Experiment(
     model=MLP(hidden=(32, 32, 32)),
@@ -52,9 +72,15 @@ SMALL = Experiment(
     checkpoint=Checkpoint(every_steps=2),
 )
 LARGE = replace(SMALL, model=MLP(hidden=(768,) * 41))
-WEIGHTS = 4 * (40 * 768 * 768 + 64 * 768 + 10 * 768)
-STATE = 3 * WEIGHTS
-"""Bytes of weights, gradients and momentum."""
+SHORT = replace(SMALL, steps=2, validate_every_steps=None)
+VIT = replace(SHORT, model=Encoder(layers=24, width=272))
+DEEP = replace(SHORT, model=MLP(hidden=(512,) * 31))
+
+
+def state(e: Experiment) -> int:
+    """Bytes of weights, gradients and momentum."""
+    with torch.device("meta"):
+        return 12 * sum(parameter.numel() for parameter in e.model.build((1, 8, 8), 10).parameters())
 
 
 @dataclass(frozen=True)
@@ -105,45 +131,42 @@ def allowed(more: int) -> Iterator[None]:
 def limited_rank(rank: int, world: int, e: Experiment, run: Path, allowance: int, hooks: tuple[Hook, ...] = ()) -> str:
     """One rank with so many bytes for all that belongs to the run's model; a small run has loaded what it needs."""
     with tempfile.TemporaryDirectory() as folder:
-        small = replace(e, model=SMALL.model, steps=2, validate_every_steps=None)
+        model = Encoder() if isinstance(e.model, Encoder) else SMALL.model
+        small = replace(e, model=model, steps=2, validate_every_steps=None)
         assert train_rank(rank, world, small, new_run(Path(folder) / "run", small)) == "completed"
     gc.collect()
     with allowed(allowance):
         return train_rank(rank, world, e, run, hooks=hooks)
 
 
-def begin(folder: Path) -> Path:
-    new_run(folder, LARGE)
-    return folder
-
-
-def go_on(ranks: Ranks, run: Path, parallel: Parallel, world: int, allowance: int, *hooks: Hook) -> list[str]:
-    e = on_workers(replace(LARGE, parallel=parallel), world)
-    return ranks.run(world, limited_rank, e, run, allowance, hooks)
+def go_on(ranks: Ranks, run: Path, e: Experiment, world: int, share: float, *hooks: Hook) -> list[str]:
+    """Train on some workers that may each have a share of the model's state."""
+    return ranks.run(world, limited_rank, on_workers(e, world), run, int(share * state(e)), hooks)
 
 
 Expected = tuple[list[float], dict[str, torch.Tensor]]
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+@pytest.fixture
+def fresh(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """Processes whose heaps have no free memory from other tests, which the limit would not count."""
-    pool = Ranks(tmp_path_factory.mktemp("fresh"))
+    pool = Ranks(tmp_path, getattr(request, "param", 4))
     yield pool
     pool.close()
 
 
-@pytest.fixture(scope="module")
-def expected() -> Expected:
-    found, model = reference(LARGE, 6)
+@cache
+def expected(e: Experiment) -> Expected:
+    found, model = reference(e, e.steps or 0)
     return found, model.state_dict()
 
 
-def check(run: Path, expected: Expected) -> None:
-    np.testing.assert_allclose(losses(run), expected[0], rtol=1e-5)
-    weights = Run(run).model("last").state_dict()
-    for name, value in expected[1].items():
-        assert (weights[name] - value).norm() <= 1e-5 * value.norm()
+def check(run: Path, e: Experiment) -> None:
+    found, weights = expected(e)
+    np.testing.assert_allclose(losses(run), found, rtol=1e-5)
+    own = Run(run).model("last").state_dict()
+    for name, value in weights.items():
+        assert (own[name] - value).norm() <= 1e-5 * value.norm()
 
 
 def killed_rank(rank: int, world: int, e: Experiment, run: Path, allowance: int) -> None:
@@ -152,10 +175,10 @@ def killed_rank(rank: int, world: int, e: Experiment, run: Path, allowance: int)
     limited_rank(rank, world, e, run, allowance, (Kill(),))
 
 
-def begin_and_kill(run: Path, parallel: Parallel, world: int, allowance: int) -> None:
+def begin_and_kill(run: Path, e: Experiment, world: int, share: float) -> None:
     """Train in processes of their own, of which the first is killed after step 5."""
     context = mp.get_context("spawn")
-    arguments = (world, on_workers(replace(LARGE, parallel=parallel), world), run, allowance)
+    arguments = (world, on_workers(e, world), run, int(share * state(e)))
     processes = [context.Process(target=killed_rank, args=(rank, *arguments)) for rank in range(world)]
     for process in processes:
         process.start()
@@ -167,40 +190,51 @@ def begin_and_kill(run: Path, parallel: Parallel, world: int, allowance: int) ->
     assert Run(run).metrics("step").num_rows >= 3
 
 
-def test_fsdp_is_killed_resumes_on_other_numbers_of_workers_and_exports(
-    fresh: Ranks, tmp_path: Path, expected: Expected
-) -> None:
-    run = begin(tmp_path / "run")
-    begin_and_kill(run, FSDP(), 2, int(STATE / 1.5))
-    assert "interrupted" in go_on(fresh, run, FSDP(), 4, int(STATE / 2.4), Stop(5))
+@pytest.mark.slow
+def test_fsdp_is_killed_resumes_on_other_numbers_of_workers_and_exports(fresh: Ranks, tmp_path: Path) -> None:
+    e = replace(LARGE, parallel=FSDP())
+    run = new_run(tmp_path / "run", LARGE)
+    begin_and_kill(run, e, 2, 1 / 1.5)
+    assert "interrupted" in go_on(fresh, run, e, 4, 1 / 2.4, Stop(5))
     (run / "stop").unlink()
-    assert go_on(fresh, run, FSDP(), 2, int(STATE / 1.5)) == ["completed"] * 2
-    check(run, expected)
+    assert go_on(fresh, run, e, 2, 1 / 1.5) == ["completed"] * 2
+    check(run, LARGE)
     export(Run(run), tmp_path / "model.safetensors", "last")
     exported = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(value, exported[name]) for name, value in Run(run).model("last").state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("parallel", "world", "allowance"),
-    [
-        (Pipeline(), 2, int(STATE / 1.2)),
-        (TensorParallel(), 2, int(STATE / 1.2)),
-        (ModelParallel(), 1, STATE + WEIGHTS // 2),
-    ],
-    ids=["pipeline", "tensor", "model parallel"],
-)
-def test_stops_and_goes_on_within_its_memory(
-    fresh: Ranks, tmp_path: Path, expected: Expected, parallel: Parallel, world: int, allowance: int
+CASES = [
+    pytest.param(VIT, FSDP(), 2, 1 / 1.1, id="fsdp"),
+    pytest.param(DEEP, Pipeline(), 2, 1 / 1.2, id="pipeline"),
+    pytest.param(DEEP, ModelParallel(), 1, 1.1, id="model parallel"),
+    pytest.param(LARGE, Pipeline(), 2, 1 / 1.2, id="pipeline, large", marks=pytest.mark.slow),
+    pytest.param(LARGE, TensorParallel(), 2, 1 / 1.2, id="tensor, large", marks=pytest.mark.slow),
+    pytest.param(LARGE, ModelParallel(), 1, 1.1, id="model parallel, large", marks=pytest.mark.slow),
+]
+"""Of weights, gradients and momentum a process has room for a share. On CPUs all parts of model parallel lie in one
+process, which cannot train in less than all of them: it has room for nothing else."""
+
+
+@pytest.mark.parametrize("fresh", [2], indirect=True, ids=[""])
+@pytest.mark.parametrize(("e", "parallel", "world", "share"), CASES)
+def test_trains_and_goes_on_within_its_memory(
+    fresh: Ranks, tmp_path: Path, e: Experiment, parallel: Parallel, world: int, share: float
 ) -> None:
-    """On CPUs all parts of model parallel lie in one process: it has no room for a second copy of the weights."""
-    run = begin(tmp_path / "run")
-    assert "interrupted" in go_on(fresh, run, parallel, world, allowance, Stop(3))
-    (run / "stop").unlink()
-    assert go_on(fresh, run, parallel, world, allowance) == ["completed"] * world
-    check(run, expected)
+    run, spread = new_run(tmp_path / "run", e), replace(e, parallel=parallel)
+    for steps in ((e.steps or 0) // 2, e.steps):
+        assert go_on(fresh, run, replace(spread, steps=steps), world, share) == ["completed"] * world
+    check(run, e)
 
 
-def test_replicas_do_not_fit(fresh: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh", [2], indirect=True, ids=[""])
+@pytest.mark.parametrize(
+    ("e", "world", "share"),
+    [
+        pytest.param(DEEP, 2, 1 / 1.2, id="deep"),
+        pytest.param(LARGE, 2, 1 / 1.5, id="large", marks=pytest.mark.slow),
+    ],
+)
+def test_replicas_do_not_fit(fresh: Ranks, tmp_path: Path, e: Experiment, world: int, share: float) -> None:
     with pytest.raises(AssertionError, match=r"can't allocate memory|MemoryError"):
-        go_on(fresh, begin(tmp_path / "run"), DDP(reduction="torch"), 2, int(STATE / 1.5))
+        go_on(fresh, new_run(tmp_path / "run", e), replace(e, parallel=DDP(reduction="torch")), world, share)
