@@ -300,7 +300,7 @@ def _write_mask(mask: np.ndarray, file: Path) -> None:
 
 def device() -> torch.device:
     """Return the GPU, if there is one, or the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
 def file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:

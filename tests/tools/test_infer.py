@@ -242,3 +242,9 @@ def test_the_python_api_does_the_same(finished: Run, digit_files: Path, tmp_path
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 13
     export(finished, tmp_path / "m.pth")
     assert (tmp_path / "m.pth").is_file()
+
+
+def test_a_gpu_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of the loader name it to `torch.cuda.set_device`, which takes no device without one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert inference.device() == torch.device("cuda", 0)
