@@ -31,7 +31,7 @@ test: setup
 slow-test: setup
 	$(BIN)/python -m pytest -m slow
 
-# Kills N drivers of sweeps, and as many processes of trials, for each kind of search and scheduler; for 20 it takes two hours on two cores.
+# Kills N drivers of sweeps, and as many processes of trials, for each kind of search and scheduler; a kill takes one to two minutes on two cores.
 sweep-faults: setup
 	PYTHONPATH=tests $(BIN)/python -m harness.faults.sweeps_table $(or $(N),20) $(KINDS)
 

@@ -61,7 +61,7 @@ class FSDP(Parallel):
     def whole(self, module: nn.Module, micro_batches: int) -> tuple[int, str]:
         """Return the gathered weights and the gradients of the largest block; of several micro-batches the gradients of
         all blocks are kept whole until they are reduced."""
-        held = [weights for _, weights in _runtime()[0].units(module, self.block_parameters)]
+        held = [weights for _, weights in _runtime().units(module, self.block_parameters)]
         if micro_batches > 1:
             gradients = _bytes(tensor for tensor in module.parameters() if tensor.requires_grad)
             return max(map(_bytes, held)) + gradients, "the largest block and all gradients"
@@ -84,7 +84,7 @@ class FSDP(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the model sharded in place."""
-        runtime = _runtime()[1]
+        runtime = _runtime()
         parts = runtime.Parts(build, ranks)
         if ranks.world > 1:
             return runtime.FullySharded(parts, ranks, self)
@@ -97,7 +97,7 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _runtime():
-    """Return the modules of the runtime, imported late: they need torch, and `--help` the fields only."""
-    from raytrain.parallel import blocks, dtensors
+    """Return the module of the runtime, imported late: it needs torch, and `--help` the fields only."""
+    from raytrain.parallel import dtensors
 
-    return blocks, dtensors
+    return dtensors

@@ -202,7 +202,7 @@ class _Most:
 
     def __init__(self, planned: SweepPlan, together: bool):
         self.planned, self.together = planned, together
-        self.most, self.due = planned.concurrent, 0.0
+        self.most, self.due = planned.concurrent, time.monotonic() + _JOINED_SECONDS
 
     def __call__(self) -> int:
         """Return it; look at the nodes once in `_JOINED_SECONDS`."""

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.packs import packed
 
 from raytrain import Data, Field, Index, Packed
 from raytrain.data import byte_files, packs
 from raytrain.data.reader import Direct, Epoch
 from raytrain.order import Shard
 from raytrain.tools import pack as packing
-from raytrain.tools.pack_settings import Settings
 
 
 class Numbers(Data):
@@ -37,7 +37,7 @@ COUNTS = {"train": 1000, "val": 50}
 
 
 def write(dest: str) -> str:
-    packing.pack(Numbers(), dest, Settings(codec="raw"), lambda total, done: None, lambda count: None)
+    packed(Numbers(), dest, codec="raw")
     return dest
 
 

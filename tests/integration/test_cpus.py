@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import nodes
 
 from raytrain import Run
 
@@ -28,22 +27,6 @@ ray.get([holder.hold.remote() for holder in holders])
 print("held", flush=True)
 sys.stdin.read()
 """
-
-
-@contextlib.contextmanager
-def nodes(*cpus: int) -> Iterator[str]:
-    """The address of a cluster of nodes with so many CPUs each, on this machine."""
-    from ray.cluster_utils import Cluster
-
-    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
-    try:
-        for count in cpus[1:]:
-            cluster.add_node(num_cpus=count)
-        yield cluster.address
-    finally:
-        for node in [*cluster.worker_nodes, cluster.head_node]:
-            with contextlib.suppress(Exception):
-                node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +46,17 @@ def train(experiments: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_streaming_run_completes_without_a_whole_free_cpu(
     cpus: tuple[int, ...], workers: str, each: float, tmp_path: Path, experiments: Path
 ) -> None:
-    with nodes(*cpus) as address:
-        arguments = ("--scaling.workers", workers, "--address", address, "--out", str(tmp_path), "--name", "run")
+    with nodes.started(*cpus) as cluster:
+        arguments = (
+            "--scaling.workers",
+            workers,
+            "--address",
+            cluster.address,
+            "--out",
+            str(tmp_path),
+            "--name",
+            "run",
+        )
         said, _ = train(experiments, *arguments).communicate(timeout=240)
     assert "completed" in said and f"of {each:g} CPU" in said, said
     assert Run(tmp_path / "run").summary["steps"] == 46
@@ -72,7 +64,8 @@ def test_streaming_run_completes_without_a_whole_free_cpu(
 
 @pytest.mark.slow
 def test_run_says_that_another_job_holds_its_cpus(tmp_path: Path, experiments: Path) -> None:
-    with nodes(2) as address:
+    with nodes.started(2) as cluster:
+        address = cluster.address
         process = train(experiments, "--epochs", "4000", "--address", address, "--out", str(tmp_path), "--name", "run")
         metrics, notes = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "logs" / "notes.log"
         try:

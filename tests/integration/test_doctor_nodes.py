@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import nodes
 
 from raytrain.doctor import CHECKS
 
@@ -23,19 +23,10 @@ def address() -> Iterator[str]:
     """The address of a cluster of two nodes, which end with the module; another process has its agent's port."""
     with pytest.MonkeyPatch.context() as patch, socket.create_server(("", 0)) as taken:
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        from ray.cluster_utils import Cluster
-
         with socket.create_server(("", 0)) as free:
             options: dict[str, Any] = {"dashboard_port": free.getsockname()[1]}  # not that of another cluster here
-        options |= {"num_cpus": 2, "include_dashboard": False, "dashboard_agent_listen_port": taken.getsockname()[1]}
-        cluster: Any = Cluster(initialize_head=True, head_node_args=options)
-        try:
-            cluster.add_node(num_cpus=1)
+        with nodes.started(2, 1, **options, dashboard_agent_listen_port=taken.getsockname()[1]) as cluster:
             yield cluster.address
-        finally:
-            for node in [*cluster.worker_nodes, cluster.head_node]:
-                with contextlib.suppress(Exception):
-                    node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def doctor(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

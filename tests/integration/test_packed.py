@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.packs import packed
 from PIL import Image
 
 import raytrain
 from raytrain import CNN, SGD, Augment, Checkpoint, Deterministic, Experiment, ImageFolder, Packed, Run, config
 from raytrain.tools import pack as packing
-from raytrain.tools.pack_settings import Settings
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -27,8 +27,7 @@ def test_a_training_from_a_pack_is_that_from_the_folder(tmp_path: Path, monkeypa
     source = ImageFolder(str(tmp_path / "photos"), size=20, crop=16, augment=Augment(crop="random", flip=0.5))
     monkeypatch.setattr(packing, "SHARD_BYTES", 9_000)
     for name in ("tasks", "threads"):
-        settings = Settings(codec="raw", address="auto" if name == "tasks" else None)
-        packing.pack(source, str(tmp_path / name), settings, lambda total, done: None, lambda count: None)
+        packed(source, tmp_path / name, codec="raw", address="auto" if name == "tasks" else None)
     files = sorted(path.name for path in (tmp_path / "threads").iterdir())
     assert len(files) > 10 and files == sorted(path.name for path in (tmp_path / "tasks").iterdir())
     for name in files:

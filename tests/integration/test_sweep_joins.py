@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from helpers import nodes
 
 SWEEP = '''
     """Two trials that wait after their first epoch until both have come so far."""
@@ -49,29 +48,23 @@ SWEEP = '''
 
 @pytest.mark.slow
 def test_a_node_that_joins_takes_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.cluster_utils import Cluster
-
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     (came := tmp_path / "came").mkdir()
     file = tmp_path / "two.py"
     file.write_text(textwrap.dedent(SWEEP).replace("FOLDER", str(came)))
-    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    command = ["sweep", str(file), "--address", cluster.address, "--out", str(tmp_path), "--name", "sweep"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "raytrain.cli", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        deadline = time.monotonic() + 240
-        while not list(came.iterdir()) and process.poll() is None:
-            assert time.monotonic() < deadline, "the first trial does not begin"
-            time.sleep(0.1)
-        cluster.add_node(num_cpus=1)
-        said, _ = process.communicate(timeout=240)
-    finally:
-        process.kill()
-        for node in [*cluster.worker_nodes, cluster.head_node]:
-            with contextlib.suppress(Exception):
-                node.kill_all_processes(check_alive=False, allow_graceful=False)
+    with nodes.started(1) as cluster:
+        command = ["sweep", str(file), "--address", cluster.address, "--out", str(tmp_path), "--name", "sweep"]
+        command = [sys.executable, "-m", "raytrain.cli", *command]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            deadline = time.monotonic() + 240
+            while not list(came.iterdir()) and process.poll() is None:
+                assert time.monotonic() < deadline, "the first trial does not begin"
+                time.sleep(0.1)
+            cluster.add_node(num_cpus=1)
+            said, _ = process.communicate(timeout=240)
+        finally:
+            process.kill()
     assert process.returncode == 0 and "1 of 1 worker" in said, said
     trials = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["trials"]
     assert [one["status"] for one in trials] == ["completed", "completed"] and trials[1]["started"] < trials[0]["ended"]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from helpers.packs import packed
 from helpers.scenes import Scenes
 from PIL import Image
 from pyarrow import fs
@@ -29,14 +30,7 @@ from raytrain.tools.pack_settings import Settings
 
 AUGMENT = Augment(crop="random_resized", flip=0.5, policy="randaugment")
 
-
-def packed(data: Data, dest: Path | str, **settings: Any) -> str:
-    return packing.pack(data, str(dest), Settings(**settings), lambda total, done: None, lambda count: None)
-
-
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "SHARD_BYTES", 12_000)
+pytestmark = pytest.mark.usefixtures("small_shards")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.packs import packed
 from PIL import Image
 
 from raytrain import Augment, BadSample, Data, Field, ImageFolder, Index, Manifest, Packed, UserError
@@ -16,20 +17,11 @@ from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.loader import Loader
 from raytrain.data.packing import pack as resident
 from raytrain.data.reader import Direct, Resident
-from raytrain.tools import pack as packing
 from raytrain.tools.describe import describe
-from raytrain.tools.pack_settings import Settings
 
 AUGMENT = Augment(flip=0.5, policy="trivialaugment")
 
-
-def packed(data: Data, dest: Path, **settings: Any) -> str:
-    return packing.pack(data, str(dest), Settings(**settings), lambda total, done: None, lambda count: None)
-
-
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "SHARD_BYTES", 12_000)
+pytestmark = pytest.mark.usefixtures("small_shards")
 
 
 @pytest.fixture(scope="module")
