@@ -174,7 +174,8 @@ class Experiment:
     steps and takes the faster one. Not yet run on a GPU."""
     activation_checkpointing: str = "none"
     """Blocks of the model whose activations are computed again in the backward pass, and not kept for it: none, block
-    (all of them), or a number N for every N-th. Less memory, the same losses, about a third more time for `block`."""
+    (all of them), a number N for every N-th, or selective (all, but outputs of products, convolutions and attention are
+    kept). Less memory, the same losses; about a third more time for `block`, little for `selective`."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; larger gradients are scaled down to it. None does not clip."""
     freeze: tuple[str, ...] = ()
@@ -233,8 +234,8 @@ class Experiment:
             ),
             seed=at_least(0),
             activation_checkpointing=(
-                lambda text: text in ("none", "block") or (text.isdecimal() and int(text) > 0),
-                "of none, block, or a number of at least 1",
+                lambda text: text in ("none", "block", "selective") or (text.isdecimal() and int(text) > 0),
+                "of none, block, selective, or a number of at least 1",
             ),
         )
         self._check_recipe()

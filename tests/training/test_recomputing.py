@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from raytrain import (
     CNN,
@@ -26,6 +28,18 @@ from raytrain import (
     UserError,
 )
 from raytrain.training.recomputing import blocks, check, recompute
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(func)] = self.calls.get(str(func), 0) + 1
+        return func(*args, **(kwargs or {}))
 
 
 class Block(nn.Module):
@@ -50,14 +64,14 @@ BASE = Experiment(
 )
 
 
-@pytest.mark.parametrize("setting", ["block", "3"])
+@pytest.mark.parametrize("setting", ["block", "3", "selective"])
 def test_gradients_and_statistics_have_the_same_bits_and_less_is_kept(setting: str) -> None:
     found, kept = [], []
     for given in ("none", setting):
         torch.manual_seed(0)
         module = Residual().build((1, 8, 8), 10)
         names = list(module.state_dict())
-        assert recompute(module, given) == {"none": 0, "block": 4, "3": 2}[given]
+        assert recompute(module, given) == {"none": 0, "block": 4, "3": 2, "selective": 4}[given]
         assert list(module.state_dict()) == names
         sizes: list[int] = []
         images = torch.randn(16, 1, 8, 8)
@@ -78,6 +92,39 @@ def test_gradients_and_statistics_have_the_same_bits_and_less_is_kept(setting: s
     assert kept[1] < kept[0]
 
 
+class InPlace(nn.Module):
+    """A convolution whose output is changed in place, twice, and attention with dropout, before another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.attend = nn.Conv2d(4, 4, 3, padding=1), nn.MultiheadAttention(16, 2, dropout=0.2)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        found = self.layer(values)
+        found[:, 0].mul_(2.0)  # of a view
+        found += values
+        rows = found.reshape(16, 16, 16)
+        return self.drop(torch.relu_(self.attend(rows, rows, rows, need_weights=False)[0].reshape(found.shape)))
+
+
+def test_selective_computes_nothing_costly_again_and_stands_changes_in_place() -> None:
+    found, counts = [], []
+    for setting in ("none", "block", "selective"):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Sequential(InPlace(), InPlace()))
+        recompute(module, setting)
+        images = torch.randn(16, 4, 8, 8, requires_grad=True)
+        with Counted() as counted:
+            module(images).square().mean().backward()
+        found.append([images.grad, *(p.grad for p in module.parameters()), torch.rand(1)])
+        counts.append([counted.calls.get(name, 0) for name in ("aten.convolution.default", "aten.addmm.default")])
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+    plain, block, selective = counts
+    assert selective == plain and block[0] == 2 * plain[0]
+
+
 @pytest.mark.parametrize(
     ("parallel", "world"),
     [(DDP(), 1), (DDP(reduction="torch"), 2), (FSDP(block_parameters=500), 2), (ModelParallel(), 1)],
@@ -85,13 +132,14 @@ def test_gradients_and_statistics_have_the_same_bits_and_less_is_kept(setting: s
 )
 def test_losses_and_weights_are_the_same(ranks: Ranks, tmp_path: Path, parallel: Parallel, world: int) -> None:
     runs = []
-    for setting in ("none", "block"):
+    for setting in ("none", "block", "selective"):
         e = on_workers(replace(BASE, parallel=parallel, activation_checkpointing=setting), world)
         runs.append(new_run(tmp_path / setting, e))
         assert ranks.run(world, train_rank, e, runs[-1]) == ["completed"] * world
-    plain, recomputed = (Run(run).model("last").state_dict() for run in runs)
-    assert (losses(runs[0]) == losses(runs[1])).all()
-    assert all(torch.equal(value, recomputed[name]) for name, value in plain.items())
+    plain, *recomputed = (Run(run).model("last").state_dict() for run in runs)
+    for run, weights in zip(runs[1:], recomputed, strict=True):
+        assert (losses(runs[0]) == losses(run)).all()
+        assert all(torch.equal(value, weights[name]) for name, value in plain.items())
 
 
 def test_blocks_of_known_models_are_found() -> None:
@@ -100,6 +148,7 @@ def test_blocks_of_known_models_are_found() -> None:
     with torch.device("meta"):
         vit = Torchvision("vit_b_16").build((3, 224, 224), 10)
     assert [type(block).__name__ for block in blocks(vit)] == ["EncoderBlock"] * 12
+    assert check("selective", resnet)[0].endswith("but for the outputs of products, convolutions and attention")
     assert check("2", resnet) == ["activations of 4 of 8 blocks are computed again in the backward pass"]
 
 
