@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
+import importlib
 import multiprocessing as mp
+import os
+import pickle
+import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +33,22 @@ from raytrain.parallel.strategy import RankContext
 from raytrain.training import stages
 from raytrain.training.trainer import Trainer
 
+# Imported by most ranks at the first step: once before ranks are forked, and not by each of them.
+BEFOREHAND = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.utils._sympy.reference",
+    "torchvision",
+)
 
-def _serve(number: int, jobs: Any, results: Any) -> None:
-    torch.set_num_threads(1)
+
+def _serve(jobs: Any, results: Any) -> None:
     while (job := jobs.get()) is not None:
-        function, rank, world, store, arguments = job
+        store, rank, world, call = job
         try:
+            function, arguments = pickle.loads(call)
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
             results.put((store, rank, True, function(rank, world, *arguments)))
         except BaseException:
@@ -41,23 +58,51 @@ def _serve(number: int, jobs: Any, results: Any) -> None:
                 dist.destroy_process_group()
 
 
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _fork_ranks(calls: Any, results: Any, count: int) -> None:
+    """Hand calls to ranks that are forks of this process, and new ones where a call needs another module."""
+    _die_with_parent()
+    torch.set_num_threads(1)
+    for name in BEFOREHAND:
+        importlib.import_module(name)
+    ranks: list[Any] = []
+    known = 0
+    while (call := calls.get()) is not None:
+        with contextlib.suppress(Exception):  # the ranks fail alike, and tell
+            pickle.loads(call[2])
+        if len(sys.modules) > known:
+            for jobs in ranks:
+                jobs.put(None)
+            gc.collect()
+            gc.freeze()  # a collection in a fork would copy every page
+            ranks, known = [mp.SimpleQueue() for _ in range(count)], len(sys.modules)
+            for jobs in ranks:
+                if not os.fork():
+                    _die_with_parent()
+                    _serve(jobs, results)
+                    results.close()
+                    results.join_thread()
+                    os._exit(0)
+        store, world, pickled = call
+        for rank, jobs in enumerate(ranks[:world]):
+            jobs.put((store, rank, world, pickled))
+
+
 class Ranks:
     """Runs a function on some ranks at once and returns what each returned, in the order of ranks."""
 
     def __init__(self, folder: Path, count: int = 4):
         context = mp.get_context("spawn")
-        self.folder, self.jobs, self.results = folder, [context.Queue() for _ in range(count)], context.Queue()
-        self.processes = [
-            context.Process(target=_serve, args=(number, jobs, self.results), daemon=True)
-            for number, jobs in enumerate(self.jobs)
-        ]
-        for process in self.processes:
-            process.start()
+        self.folder, self.calls, self.results = folder, context.Queue(), context.Queue()
+        self.process = context.Process(target=_fork_ranks, args=(self.calls, self.results, count), daemon=True)
+        self.process.start()
 
     def run(self, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         store = self.folder / f"store-{time.time_ns()}"
-        for rank in range(world):
-            self.jobs[rank].put((function, rank, world, store, arguments))
+        self.calls.put((store, world, pickle.dumps((function, arguments))))
         found: list[tuple[int, bool, Any]] = []
         while len(found) < world:
             of, rank, good, result = self.results.get(timeout=300)
@@ -68,10 +113,8 @@ class Ranks:
         return [result for _, _, result in sorted(found, key=lambda one: one[0])]
 
     def close(self) -> None:
-        for jobs in self.jobs:
-            jobs.put(None)
-        for process in self.processes:
-            process.join(10)
+        self.calls.put(None)
+        self.process.join(10)
 
 
 def train_rank(
