@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from raytrain import config, errors
 from raytrain.config import above, at_least, within
@@ -48,13 +51,14 @@ class Scheduler:
             UserError: it cannot.
         """
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler | None:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler | None:
         """Return Tune's scheduler; None for its default.
 
         Args:
             tune: the module `ray.tune.schedulers`, which only a sweep that runs imports.
             axes: the sweep's axes.
             length: of a whole trial, in units of time.
+            seed: of what it draws.
         """
         return None
 
@@ -121,7 +125,7 @@ class ASHA(Early):
             how = f"change that, set grace_steps to fewer steps than {grace} epochs have, or use another scheduler"
         raise _scheduler_misfit(kind, f"has nothing to save: all trials get {given} and have no more", where, how)
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's AsyncHyperBandScheduler with one bracket."""
         return tune.ASHAScheduler(
             time_attr=TIME, max_t=length, grace_period=self.grace_epochs, reduction_factor=self.reduction_factor
@@ -143,7 +147,7 @@ class HyperBand(ASHA):
         """Trials of a rung wait for each other."""
         return True
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's HyperBandScheduler."""
         return tune.HyperBandScheduler(time_attr=TIME, max_t=length, reduction_factor=self.reduction_factor)
 
@@ -170,7 +174,7 @@ class MedianStopping(Early):
         """The steps that every trial gets."""
         return self.grace_steps
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's MedianStoppingRule."""
         return tune.MedianStoppingRule(
             time_attr=TIME,
@@ -240,9 +244,9 @@ class PBT(Early):
                     kind, f"cannot turn {axis.path} from {' into '.join(sorted(classes))} on the way", "Sweep.axes"
                 )
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's PopulationBasedTraining."""
-        return _comparing_once(tune.PopulationBasedTraining, self.every_epochs)(
+        return _population(tune.PopulationBasedTraining, self.every_epochs, seed)(
             time_attr=TIME,
             perturbation_interval=self.every_epochs,
             hyperparam_mutations={axis.path: _drawn(axis) for axis in axes},
@@ -268,11 +272,11 @@ class PB2(PBT):
                 why = f"takes Uniform and LogUniform without steps alone, not {axis.path}"
                 raise _scheduler_misfit("PB2", why, "axes")
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> TrialScheduler:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's PB2."""
         from ray.tune.schedulers.pb2 import PB2 as TunePB2  # scikit-learn: `tune` does not have it
 
-        return _comparing_once(TunePB2, self.every_epochs)(
+        return _population(TunePB2, self.every_epochs, seed)(
             time_attr=TIME,
             perturbation_interval=self.every_epochs,
             hyperparam_bounds={axis.path: list(axis.examples()) for axis in axes},
@@ -281,9 +285,10 @@ class PB2(PBT):
         )
 
 
-def _comparing_once(kind: type[TrialScheduler], every: int) -> Callable[..., TrialScheduler]:
-    """Return a scheduler of Tune that copies nothing for reports that it or its predecessor had before a kill: their
-    scores are old, and copied are newer weights, over the progress that a trial has made since.
+def _population(kind: type[TrialScheduler], every: int, seed: int) -> Callable[..., TrialScheduler]:
+    """Return a scheduler of Tune that draws the same for the same comparison of a trial, and copies nothing for reports
+    that it or its predecessor had before a kill: their scores are old, and copied are newer weights, over the progress
+    that a trial has made since.
 
     Args:
         every: units of time between two comparisons.
@@ -296,9 +301,23 @@ def _comparing_once(kind: type[TrialScheduler], every: int) -> Callable[..., Tri
                 again[trial] = result[TIME]
             if trial in again and result[TIME] // every == again[trial] // every:  # up to the next comparison
                 return kind.CONTINUE
-            return super().on_trial_result(tune_controller, trial, result)
+            with _seeded(f"{seed} {trial} {result[TIME]}"):
+                return super().on_trial_result(tune_controller, trial, result)
 
     return Population
+
+
+@contextlib.contextmanager
+def _seeded(words: str) -> Iterator[None]:
+    """Let Tune's schedulers, which draw from the generators of the process, draw what follows from some words."""
+    kept, kept_numpy = random.getstate(), numpy.random.get_state()
+    random.seed(words)
+    numpy.random.seed(random.getrandbits(32))
+    try:
+        yield
+    finally:
+        random.setstate(kept)
+        numpy.random.set_state(kept_numpy)
 
 
 def _drawn(axis: Axis) -> list[Any] | Callable[[], Any]:

@@ -60,7 +60,7 @@ class TuneScheduler(Wrapped, Early):
             how = "leave metric and mode out: the objective of the sweep is its metric, and has a direction"
             raise errors.UserError(f"{type(self).__name__} has a metric or a mode of its own", where, how)
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], length: int) -> Any:
+    def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> Any:
         """Return Tune's scheduler."""
         return self._made(length)
 

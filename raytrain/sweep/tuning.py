@@ -301,7 +301,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     tune_recovery.recover_from_all()
     tune_recovery.spare_lost_hosts(_lost_its_host)
     s = trials.sweep
-    scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length)
+    scheduler = s.scheduler.build(schedulers, s.axes, trials.planned.length, s.experiment.seed)
     trials.replay()
     notes += [trials.search.note] if trials.search.note else []
     told, callbacks = Told(trials.path, len(s.callbacks)), forwarded(trials, notes.append)

@@ -342,7 +342,7 @@ def test_searcher_that_takes_numbers_alone_refuses_a_choice() -> None:
 def test_hyperband_decides_nothing_before_its_grace_epochs(grace: int, rungs: set[int]) -> None:
     """Every other of ten trials of 9 epochs, which fill all brackets of Tune, up to its first pause."""
     scheduler, seen = HyperBand(grace_epochs=grace), set()
-    made: Any = scheduler.build(tune.schedulers, (), math.ceil(9 / scheduler.unit_epochs))
+    made: Any = scheduler.build(tune.schedulers, (), math.ceil(9 / scheduler.unit_epochs), 0)
     made.set_search_properties(SCORE, "max")
     trials = [object() for _ in range(10)]
     for trial in trials:
@@ -366,9 +366,9 @@ def test_trial_reports_its_time_in_the_units_of_the_scheduler() -> None:
 
 def test_schedulers_get_the_length_of_a_trial_and_pause_only_together() -> None:
     halving = TuneScheduler(AsyncHyperBandScheduler, grace_period=2)
-    made = halving.build(None, (), 7)
+    made = halving.build(None, (), 7, 0)
     assert (made._max_t, made._time_attr) == (7, "trained") and not halving.together
-    assert TuneScheduler(AsyncHyperBandScheduler, max_t=3).build(None, (), 7)._max_t == 3
+    assert TuneScheduler(AsyncHyperBandScheduler, max_t=3).build(None, (), 7, 0)._max_t == 3
     assert TuneScheduler(HyperBandScheduler).together and TuneScheduler(MedianStoppingRule).together
     assert not TuneScheduler(FIFOScheduler).together and TuneScheduler(FIFOScheduler, pauses=True).together
     assert TuneScheduler(AsyncHyperBandScheduler, unit_steps=5).unit_steps == 5 and halving.unit_steps is None
