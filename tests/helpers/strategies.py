@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,7 +32,8 @@ BASE = Experiment(
     epochs=2,
     clip_norm=1.0,
 )
-
+SHORT = replace(BASE, batch_size=128, micro_batch_size=16, optimizer=SGD(lr=0.1, momentum=0.9))
+"""Of 12 steps an epoch, of which the last has 29 samples."""
 
 BLOCKS = FSDP(block_parameters=500)
 

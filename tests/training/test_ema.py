@@ -12,7 +12,7 @@ import torch
 from helpers.cut_runs import BASE as DROPOUT
 from helpers.cut_runs import cut_between_steps_rank, cut_rank, rows, weights
 from helpers.ranks import Ranks, losses, new_run, on_workers, reference, train_rank
-from helpers.strategies import BASE, BLOCKS, Eventful
+from helpers.strategies import BLOCKS, SHORT, Eventful
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -22,7 +22,7 @@ from raytrain.tools.inference import evaluate
 from raytrain.training.trainer import Trainer
 
 DECAY = 0.9
-E = replace(BASE, ema_decay=DECAY, micro_batch_size=None)
+E = replace(SHORT, ema_decay=DECAY, micro_batch_size=None)
 WAYS: dict[str, tuple[Parallel, int]] = {
     "one": (DDP(), 1),
     "shared": (DDP(), 2),
@@ -103,7 +103,7 @@ def test_averages_go_from_ddp_to_fsdp_and_back(ranks: Ranks, tmp_path: Path) -> 
     e = replace(E, model=MLP(hidden=(32, 32)), checkpoint=Checkpoint(every_steps=5), epochs=3)
     whole, moved = new_run(tmp_path / "whole", e), new_run(tmp_path / "moved", e)
     ranks.run(1, train_rank, e, whole)
-    for way, call in (("shared", 13), ("fsdp", 30)):
+    for way, call in (("shared", 13), ("fsdp", 15)):
         parallel, world = WAYS[way]
         ranks.run(world, cut_rank, on_workers(replace(e, parallel=parallel), world), moved, call)
     ranks.run(2, train_rank, on_workers(e, 2), moved)

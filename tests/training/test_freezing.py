@@ -12,7 +12,7 @@ import torch
 from helpers.commands import fails, no_runs, without_ray
 from helpers.cut_runs import cut_rank, rows, weights
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
-from helpers.strategies import BASE, BLOCKS
+from helpers.strategies import BLOCKS, SHORT
 from torch import nn
 
 from raytrain import (
@@ -46,10 +46,10 @@ STAGED = Experiment(
     freeze=("1.*", "5.*"),
     unfreeze=((1, "4.*"), (2, "0.*")),
     checkpoint=Checkpoint(keep=9),
-    batch_size=64,
+    batch_size=128,
     epochs=3,
 )
-STEPS = 23
+STEPS = 12
 FACTORS = {"0": 0.8**4, "4": 0.8**2, "9": 1.0}
 
 
@@ -71,7 +71,9 @@ def plain(e: Experiment) -> tuple[list[float], nn.Module]:
                 parameters = [*model.get_submodule(layer).requires_grad_().parameters()]
                 lr = 0.05 * FACTORS[layer]
                 optimizers[layer] = torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=0.1)
-        ids = order.samples(e.seed, epoch, len(index), np.arange(k * 64, min((k + 1) * 64, len(index))))
+        ids = order.samples(
+            e.seed, epoch, len(index), np.arange(k * e.batch_size, min((k + 1) * e.batch_size, len(index)))
+        )
         loss = nn.functional.cross_entropy(model(images[ids]), labels[ids])
         model.zero_grad()
         loss.backward()
@@ -111,7 +113,7 @@ def test_layers_wait_for_their_epoch_under_every_strategy(
     ranks: Ranks, tmp_path: Path, parallel: Parallel, optimizer: Optimizer
 ) -> None:
     optimizer = replace(optimizer, layer_decay=0.9, lr_factors=(("0.*", 0.5),), weight_decays=(("*.bias", 0.0),))
-    e = replace(BASE, parallel=parallel, optimizer=optimizer, micro_batch_size=None, ema_decay=0.9)
+    e = replace(SHORT, parallel=parallel, optimizer=optimizer, micro_batch_size=None, ema_decay=0.9)
     e = on_workers(replace(e, unfreeze=((1, "0.*"),), freeze=("3.*",), checkpoint=Checkpoint(keep=9)), 2)
     if isinstance(parallel, Pipeline):
         e = replace(e, freeze=("3.bias",))
@@ -131,7 +133,7 @@ def test_a_run_resumes_in_every_stage(ranks: Ranks, tmp_path: Path, world: int, 
     e = on_workers(replace(e, checkpoint=Checkpoint(every_steps=5)), world)
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(world, train_rank, e, whole)
-    for call in (13, 22, 25):  # in the first, the second and the third stage
+    for call in (8, 12, 14):  # in the first, the second and the third stage
         ranks.run(world, cut_rank, e, cut, call)
     ranks.run(world, train_rank, e, cut)
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
