@@ -10,7 +10,7 @@ import gzip
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,19 @@ def check(cluster: Cluster) -> Iterator[Finding]:
         if form is None or place.empty:
             continue
         known = _aws().get(place.name, ()) if cluster.provider == "aws" else ()
-        close = difflib.get_close_matches(place.text, known, n=1)
-        how = f"write {close[0]}" if close else "look it up in the provider's console"
         family = place.text.partition(".")[0] + "."
         if not re.fullmatch(form, place.text):
-            yield place.error(f"{cluster.provider} has no {place.name} {place.text}", how)
+            yield place.error(f"{cluster.provider} has no {place.name} {place.text}", _nearest(place.text, known))
         elif known and place.text not in known:  # the whole family may be newer than the installed botocore
             older = place.name == "region" or any(name.startswith(family) for name in known)
-            level = place.error if older else place.warning
-            yield level(f"the installed botocore knows no {place.name} {place.text}", f"{how}, or update botocore")
+            level, how = place.error if older else place.warning, f"{_nearest(place.text, known)}, or update botocore"
+            yield level(f"the installed botocore knows no {place.name} {place.text}", how)
+
+
+def _nearest(text: str, known: Iterable[str]) -> str:
+    """Return a remedy for a name that is not known."""
+    close = difflib.get_close_matches(text, known, n=1)
+    return f"write {close[0]}" if close else "look it up in the provider's console"
 
 
 def gpus(cluster: Cluster, kind: Place) -> int | None:
