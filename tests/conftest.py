@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.ranks import Ranks
 from helpers.s3_server import Server, settings
 
 # A shell that runs tests in the background has SIGINT ignored, nohup SIGHUP, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Two processes with tests share two cores: threads that spin until another one has its turn take six times as long.
+torch.set_num_threads(1)
 # pytest-xdist and some shells set it; raytrain's lines would wrap there though they go into a pipe.
 os.environ.pop("COLUMNS", None)
 

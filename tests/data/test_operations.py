@@ -233,7 +233,7 @@ def step(name: str, magnitude: float, n: int) -> policies.Step:
 
 
 def test_policies_are_torchvisions_functions() -> None:
-    values = images(8, 3, 20, 24)
+    values = images(2, 3, 20, 24)
     spaces = (
         policies.rand_augment_space(31, 20, 24),
         policies.trivial_augment_space(31),
@@ -251,7 +251,7 @@ def test_policies_are_torchvisions_functions() -> None:
                 assert magnitudes is None or magnitude in [float(one) for one in expected]
                 for signed in (magnitude, -magnitude) if theirs_signed else (magnitude,):
                     for each in (values, values[:, :1]):
-                        found = policies.change(each, [step(name, signed, 8)], "nearest", 0.0)
+                        found = policies.change(each, [step(name, signed, 2)], "nearest", 0.0)
                         other = their()._apply_image_or_video_transform
                         expected_ = [other(one, name, signed, "nearest", {}) for one in each]
                         assert torch.equal(found, torch.stack(expected_)), (name, signed)
