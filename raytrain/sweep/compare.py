@@ -46,7 +46,7 @@ def mean_of(values: Sequence[float], confidence: float) -> Mean:
     n, mean = len(values), statistics.fmean(values)
     if n < 2:
         return Mean(n, mean, None, None)
-    half = t_quantile(confidence, n - 1) * math.sqrt(_variance(values) / n)
+    half = t_quantile(confidence, n - 1) * math.sqrt(_variance((*values,)) / n)
     return Mean(n, mean, mean - half, mean + half)
 
 
@@ -110,7 +110,7 @@ def paired(a: Sequence[float], b: Sequence[float]) -> float:
         b: as many.
     """
     differences = [x - y for x, y in zip(a, b, strict=True)]
-    return _p(statistics.fmean(differences), _variance(differences) / len(differences), len(differences) - 1)
+    return _p(statistics.fmean(differences), _variance((*differences,)) / len(differences), len(differences) - 1)
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> float:
@@ -120,7 +120,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float:
         a: at least two values.
         b: at least two values.
     """
-    of_a, of_b = _variance(a) / len(a), _variance(b) / len(b)
+    of_a, of_b = _variance((*a,)) / len(a), _variance((*b,)) / len(b)
     below = of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1)
     freedom = (of_a + of_b) ** 2 / below if below else 1.0
     return _p(statistics.fmean(a) - statistics.fmean(b), of_a + of_b, freedom)
@@ -184,7 +184,8 @@ def f_quantile(below: float, above: float, under: float) -> float:
     return (low + high) / 2
 
 
-def _variance(values: Sequence[float]) -> float:
+@lru_cache(1024)  # each configuration is in many pairs
+def _variance(values: tuple[float, ...]) -> float:
     """Return the sample variance, exactly 0 for equal values."""
     return statistics.variance(values) if len({*values}) > 1 else 0.0
 
