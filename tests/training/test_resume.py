@@ -36,13 +36,16 @@ from raytrain.run import writer
 from raytrain.training.losses import Step
 from raytrain.training.trainer import Trainer
 
+SHORT = replace(BASE, batch_size=128)
+"""Of 12 steps an epoch."""
+
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_resume_is_bit_equal_under_ddp(ranks: Ranks, tmp_path: Path, world: int) -> None:
-    e = on_workers(replace(BASE, optimizer=SGD(lr=0.05, momentum=0.9), parallel=DDP(reduction="torch")), world)
+    e = on_workers(replace(SHORT, optimizer=SGD(lr=0.05, momentum=0.9), parallel=DDP(reduction="torch")), world)
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(world, train_rank, e, whole)
-    for call in (13, 4, 19):
+    for call in (8, 4, 12):
         ranks.run(world, cut_rank, e, cut, call)
     ranks.run(world, train_rank, e, cut)
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
@@ -95,25 +98,25 @@ def test_auto_leaves_no_trace_and_skips_nonfinite_precisions(ranks: Ranks, tmp_p
 def test_a_resumed_run_is_bit_identical(
     ranks: Ranks, tmp_path: Path, world: int, optimizer: Optimizer, precision: str
 ) -> None:
-    e = on_workers(replace(BASE, optimizer=optimizer, precision=precision), world)  # type: ignore[arg-type]
+    e = on_workers(replace(SHORT, optimizer=optimizer, precision=precision), world)  # type: ignore[arg-type]
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(world, train_rank, e, whole)
-    for call in (13, 4, 19):  # in the first epoch, then right after a resume, then in the second epoch
+    for call in (8, 4, 12):  # in the first epoch, then right after a resume, then in the second epoch
         ranks.run(world, cut_rank, e, cut, call)
     assert layout.newest(cut / "checkpoints") is not None
     ranks.run(world, train_rank, e, cut)
     assert rows(cut) == rows(whole)
-    assert [row["step"] for row in rows(cut) if row["kind"] == "step"] == list(range(1, 47))
+    assert [row["step"] for row in rows(cut) if row["kind"] == "step"] == list(range(1, 25))
     assert weights(cut) == weights(whole)
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_run_with_every_augmentation_resumes_bit_identical(ranks: Ranks, tmp_path: Path, world: int) -> None:
     augment = Augment(crop="random_resized", flip=0.5, policy="randaugment", erase=0.5, mixup=0.4, cutmix=1.0)
-    e = on_workers(replace(BASE, data=Digits(augment=augment), optimizer=SGD(lr=0.05, momentum=0.9)), world)
+    e = on_workers(replace(SHORT, data=Digits(augment=augment), optimizer=SGD(lr=0.05, momentum=0.9)), world)
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
     ranks.run(world, train_rank, e, whole)
-    for call in (13, 4, 19):
+    for call in (8, 4, 12):
         ranks.run(world, cut_rank, e, cut, call)
     ranks.run(world, train_rank, e, cut)
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)

@@ -170,7 +170,7 @@ def test_deterministic_validates_alike_on_1_2_and_4_ranks(ranks: Ranks, tmp_path
 # Kills and resumes
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_killed_20_times_ends_with_equal_bits(ranks: Ranks, tmp_path: Path, world: int) -> None:
     e, draw = on_workers(RISING, world), random.Random(world)
     whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
@@ -209,15 +209,15 @@ def stopped_rank(rank: int, world: int, e: Experiment, run: Path, step: int) -> 
     return status
 
 
-@pytest.mark.parametrize("step", [9, 14, 23, 59])
-def test_a_stop_at_any_step_leaves_out_no_validation(ranks: Ranks, tmp_path: Path, step: int) -> None:
+def test_a_stop_at_any_step_leaves_out_no_validation(ranks: Ranks, tmp_path: Path) -> None:
     e = on_workers(replace(RISING, checkpoint=Checkpoint()), 2)
-    whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
-    ranks.run(2, train_rank, e, whole)
-    assert ranks.run(2, stopped_rank, e, cut, step) == ["interrupted"] * 2
-    assert pointer(cut, "last.json")["step"] == step
-    ranks.run(2, train_rank, e, cut)
-    assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
+    ranks.run(2, train_rank, e, whole := new_run(tmp_path / "whole", e))
+    for step in (9, 14, 23, 59):
+        cut = new_run(tmp_path / f"cut-{step}", e)
+        assert ranks.run(2, stopped_rank, e, cut, step) == ["interrupted"] * 2
+        assert pointer(cut, "last.json")["step"] == step
+        ranks.run(2, train_rank, e, cut)
+        assert rows(cut) == rows(whole) and weights(cut) == weights(whole), step
 
 
 def test_a_longer_run_goes_on_with_equal_bits(ranks: Ranks, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def timed_rank(rank: int, world: int, e: Experiment, run: Path) -> str:
         return train_rank(rank, world, e, run)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_out_of_time_ends_whole_and_goes_on_with_equal_bits(ranks: Ranks, tmp_path: Path, world: int) -> None:
     base = on_workers(replace(BASE, parallel=DDP(reduction="torch")), world)
     whole, late = new_run(tmp_path / "whole", base), new_run(tmp_path / "late", base)
