@@ -13,28 +13,28 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
-import time
-import uuid
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from raytrain.data import budget
 from raytrain.data.source import Index
+from raytrain.files import existing
 
 FORMAT = 1
 """Number of the entries' format; a reader takes no other."""
 LIMIT = 20 << 30
-"""Bytes that all entries of a folder may take, or a tenth of the disk's free space if that is less. The least recently
-used entries are removed first."""
+"""Bytes that all entries of a folder may take by default, or a tenth of the disk's free space if that is less."""
 
 _ALONE = ".json"
 """Suffix of an entry without arrays."""
 _EOS = b"\xff\xff\xff\xff\0\0\0\0"
 _DIGEST = 32
-_ABANDONED = 24 * 3600.0
-"""Seconds after which a partial file belongs to no living writer."""
+_OURS = re.compile(r"\.?[0-9a-f]{32}\.(arrows|json|files|tars|.+\.partial)")
+"""Names of the files that count: entries, and the tables of `kept.py`. Others in the folder are the user's."""
 
 Bad = list[tuple[int, str, str]]
 """(row, path, reason) of the samples that cannot be read."""
@@ -43,6 +43,21 @@ Bad = list[tuple[int, str, str]]
 def default_folder() -> Path:
     """Return $XDG_CACHE_HOME/raytrain, or ~/.cache/raytrain."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raytrain"
+
+
+def folder(name: str) -> Path:
+    """Return the folder that a source's `cache` names; `auto` is the default one."""
+    return default_folder() if name == "auto" else Path(name).expanduser()
+
+
+def limit(folder: Path, gib: float | None) -> int:
+    """Return the bytes that the entries of a folder may take: so many GiB, or by default `LIMIT`, if the disk has
+    them."""
+    used, free = 0, shutil.disk_usage(existing(folder)).free
+    for path in _files(folder):
+        with contextlib.suppress(FileNotFoundError):  # another run has removed it
+            used += path.stat().st_size
+    return min(LIMIT, (free + used) // 10) if gib is None else min(int(gib * 2**30), int(0.9 * free) + used)
 
 
 def entry(folder: Path, index: Index, recipe: str) -> Path:
@@ -84,29 +99,26 @@ def load_bad(path: Path, index: Index) -> Bad | None:
         return None
 
 
-def store(path: Path, index: Index, arrays: dict[str, np.ndarray] | None, bad: Bad) -> bool:
+def store(path: Path, index: Index, arrays: dict[str, np.ndarray] | None, bad: Bad, gib: float | None = None) -> bool:
     """Store the arrays of a split, if given, and the samples that could not be read. Write the entry atomically, and
-    return whether it was stored."""
-    path = path if arrays is not None else path.with_suffix(_ALONE)
-    partial = path.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex}.partial")
+    return whether it was stored.
+
+    Args:
+        gib: as for `limit`.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if arrays is None:
-            text = json.dumps(bad).encode()
-            partial.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
-        else:
-            if not _make_room(path, sum(array.nbytes for array in arrays.values())):
-                return False
-            _write(partial, index, arrays, bad)
+            with budget.appearing(path.with_suffix(_ALONE)) as partial:
+                text = json.dumps(bad).encode()
+                partial.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+            return True
+        with budget.appearing(path) as partial:
+            _write(partial, path, index, arrays, bad, gib)
             if _open(partial, index) is None:
-                return False
-        os.replace(partial, path)
+                raise OSError("the disk returns other bytes")
         return True
     except OSError:
         return False
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def _open(path: Path, index: Index) -> tuple[dict[str, np.ndarray], Bad] | None:
@@ -132,7 +144,7 @@ def _open(path: Path, index: Index) -> tuple[dict[str, np.ndarray], Bad] | None:
     return arrays, [(row, path, reason) for row, path, reason in header["bad"]]
 
 
-def _write(path: Path, index: Index, arrays: dict[str, np.ndarray], bad: Bad) -> None:
+def _write(partial: Path, path: Path, index: Index, arrays: dict[str, np.ndarray], bad: Bad, gib: float | None) -> None:
     columns = []
     for field in index.fields:
         buffers = [None, pa.py_buffer(np.ascontiguousarray(arrays[field.name]))]
@@ -140,16 +152,22 @@ def _write(path: Path, index: Index, arrays: dict[str, np.ndarray], bad: Bad) ->
     header = {"classes": index.classes, "split": index.split, "bad": bad}
     named = [pa.field(field.name, column.type) for field, column in zip(index.fields, columns, strict=True)]
     schema = pa.schema(named, {"raytrain": json.dumps(header)})
-    with pa.OSFile(str(path), "wb") as file:
+    size = sum(array.nbytes for array in arrays.values())
+    with budget.locked(path.parent / budget.LOCK):
+        others = (one for one in _files(path.parent) if one != path)
+        budget.make_room(size, limit(path.parent, gib), others, lambda _: False, path.parent)
+        file = pa.OSFile(str(partial), "wb")
+        os.truncate(partial, size)  # it counts from now on
+    with file:
         with pa.ipc.new_stream(file, schema) as stream:
             stream.write_batch(pa.record_batch(columns, schema))
         head = file.tell() - len(_EOS) - sum(_padded(len(index) * field.bytes) for field in index.fields)
-    with open(path, "r+b") as file:
-        digest = hashlib.sha256(file.read(head)).digest()
-        file.seek(0, os.SEEK_END)
-        file.write(digest)
-        file.flush()
-        os.fsync(file.fileno())
+    with open(partial, "r+b") as written:
+        digest = hashlib.sha256(written.read(head)).digest()
+        written.seek(0, os.SEEK_END)
+        written.write(digest)
+        written.flush()
+        os.fsync(written.fileno())
 
 
 def _padded(size: int) -> int:
@@ -157,23 +175,5 @@ def _padded(size: int) -> int:
     return -(-size // 8) * 8
 
 
-def _make_room(path: Path, size: int) -> bool:
-    """Remove entries until one of `size` bytes fits; return whether it fits."""
-    entries = []
-    for other in path.parent.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another run has removed it
-            status = other.stat()
-            if other.suffix == ".partial" and status.st_mtime < time.time() - _ABANDONED:
-                other.unlink()
-            elif other.suffix in (".arrows", ".files", ".tars", _ALONE) and other != path:
-                entries.append((status.st_mtime, status.st_size, other))
-    used = sum(taken for _, taken, _ in entries)
-    limit = min(LIMIT, (shutil.disk_usage(path.parent).free + used) // 10)
-    if size > limit:
-        return False
-    for _, taken, other in sorted(entries):
-        if used + size <= limit:
-            break
-        other.unlink(missing_ok=True)  # processes that have mapped it keep it
-        used -= taken
-    return True
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if _OURS.fullmatch(path.name)] if folder.is_dir() else []

@@ -136,11 +136,6 @@ def string_array(names: list[str]) -> pa.StringArray:
     return pa.array(names)
 
 
-def cache_folder(name: str) -> Path:
-    """Return the folder of the disk cache; `auto` is the default one."""
-    return cache.default_folder() if name == "auto" else Path(name).expanduser()
-
-
 def cache_entry(folder: Path, index: Index, root: str, size: int, channels: int, resampling: str) -> Path:
     """Return the cache entry for the pixels of some files, decoded to one size."""
     named = (root, size, channels, decode.VERSION, decode.libraries())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from raytrain import errors
-from raytrain.config import at_least, check
+from raytrain.config import above, at_least, check
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Data, Index
 
@@ -83,8 +83,10 @@ class Images(Data):
     RandomResizedCrop. Images are then decoded again in every epoch."""
     cache: str = "auto"
     """Folder that caches the decoded images, so that the next run on the same files starts without decoding. `auto` is
-    $XDG_CACHE_HOME/raytrain or ~/.cache/raytrain; `off` caches nothing. It holds at most 20 GiB, or a tenth of the free
-    disk, and may be removed at any time."""
+    $XDG_CACHE_HOME/raytrain or ~/.cache/raytrain; `off` caches nothing. It may be removed at any time."""
+    cache_size: float | None = field(default=None, kw_only=True)  # type: ignore[override]
+    """GiB that decoded images may take in the folder `cache`, of all runs together. Those used least recently are
+    removed first. None takes 20, or a tenth of the free disk if that is less."""
     mean: tuple[float, ...] | None = field(default=None, kw_only=True)  # type: ignore[override]
     """Mean of the pixels. None takes ImageNet's: (0.485, 0.456, 0.406) for RGB, 0.449 for grey."""
     std: tuple[float, ...] | None = field(default=None, kw_only=True)  # type: ignore[override]
@@ -102,7 +104,7 @@ class Images(Data):
             lambda values: len(values) in (1, self.channels or len(values)),  # a subclass may leave channels open
             f"of 1 number or one per channel ({self.channels}), or None for ImageNet's",
         )
-        check(self, size=at_least(1), mean=per_channel, std=per_channel)
+        check(self, size=at_least(1), cache_size=above(0), mean=per_channel, std=per_channel)
         super().__post_init__()
 
     @property
@@ -242,7 +244,7 @@ class Images(Data):
         return with_pillow().cache_entry(self._cache_folder(), index, root, self.size, self.channels, self.resampling)
 
     def _cache_folder(self) -> Path:
-        return with_pillow().cache_folder(self.cache)
+        return with_pillow().cache.folder(self.cache)
 
     def _base(self) -> str:
         """Return the folder or URL that the samples' paths are relative to."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import uuid
 from pathlib import Path
 
 import pyarrow as pa
+
+from raytrain.data import budget
 
 _DIGEST = 32
 
@@ -33,22 +34,13 @@ def load(path: Path) -> list[pa.RecordBatch] | None:
 
 def store(path: Path, batches: list[pa.RecordBatch]) -> None:
     """Store batches of one schema, atomically. Where they cannot be stored, do nothing."""
-    partial = path.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex}.partial")
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     body = sink.getvalue()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "xb") as file:
-            file.write(hashlib.sha256(body).digest())
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        pass
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError), budget.appearing(path) as partial, open(partial, "xb") as file:
+        file.write(hashlib.sha256(body).digest())
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())

@@ -57,7 +57,7 @@ def pack(
         arrays = index.empty(len(index)) if keep else None
         failed = _read_all(data, index, arrays, waits)
         if entry is not None and len(failed) < len(index) and all(bad.lasting for bad in failed):
-            cache.store(entry, index, arrays, [bad[:3] for bad in failed])
+            cache.store(entry, index, arrays, [bad[:3] for bad in failed], data.cache_size)
     index, good, skipped = _without(index, failed, before)
     return arrays if arrays is None or good is None else rows_of(arrays, good), index, skipped
 

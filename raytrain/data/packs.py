@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from raytrain import errors
+from raytrain.data import budget as budgets
 from raytrain.data import cache
 from raytrain.data.byte_files import FIRST_SECONDS, SECONDS, TRIES, is_url, located, refused, retried
 from raytrain.data.shards import MANIFEST, Pack, damaged_file, file_digest, parsed
@@ -30,8 +29,6 @@ _EARNEST, _AT_ONCE = 256, 8
 thread fetches at once."""
 _FULL = 60.0
 """Seconds after which room is looked for again."""
-_ABANDONED = 3600.0
-"""Seconds after which a partial file or a lock belongs to nobody."""
 _PACKS: dict[tuple[Any, ...], Pack] = {}
 _LOCK = threading.Lock()
 
@@ -122,7 +119,7 @@ def _no_pack(path: Path) -> errors.UserError:
 
 
 def _at_url(url: str, folder: str, budget: float, first: bool) -> Pack:
-    base = cache.default_folder() if folder in ("auto", "off") else Path(folder).expanduser()
+    base = cache.folder("auto" if folder == "off" else folder)
     key = (url, str(base), budget)
     with _LOCK:
         if first or key not in _PACKS:
@@ -196,25 +193,21 @@ class _Fetched:
         if name.endswith(".bin") and time.monotonic() < self._full:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder / f".{name}.lock", wait) as ours:
+        with budgets.locked(self.folder / f".{name}.lock", wait) as ours:
             if _have(path, size):
                 return path
             if not ours:
                 return None
-            partial = self.folder / f".{name}.{uuid.uuid4().hex}.partial"
-            try:
-                with _locked(self.base / ".room.lock"):
-                    if not self._room(size) and name.endswith(".bin"):
-                        self._full = time.monotonic() + _FULL
-                        return None
+            with budgets.appearing(path) as partial:
+                with budgets.locked(self.base / budgets.LOCK):
+                    if name.endswith(".bin"):
+                        # Shards of this pack stay: an epoch needs all of them, each as much as any other.
+                        others = self.base.glob("*/*")
+                        budgets.make_room(size, self.budget, others, lambda one: one.parent == self.folder, self.base)
                     with open(partial, "xb") as file:
                         os.posix_fallocate(file.fileno(), 0, max(1, size))  # it counts from now on
                         os.truncate(file.fileno(), size)
                 retried(lambda sign: self._fetch(name, partial, size, sha256, sign))
-                os.replace(partial, path)
-            finally:
-                with contextlib.suppress(OSError):
-                    partial.unlink(missing_ok=True)
         return path
 
     def room(self) -> int:
@@ -268,25 +261,6 @@ class _Fetched:
             self._wrong.add(name)
             raise kind(f"{self.where}/{name} is damaged: its checksum is not the manifest's")  # fetched twice at most
 
-    def _room(self, size: int) -> bool:
-        """Make room for a file: remove shards of other packs, the least recently used first. Those of this pack stay:
-        an epoch needs all of them, each as much as any other."""
-        found, used = [], 0
-        for path in self.base.glob("*/*"):
-            with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                status = path.stat()
-                used += status.st_size
-                old = status.st_mtime < time.time() - _ABANDONED
-                if old if path.name.startswith(".") else path.parent != self.folder:
-                    found.append((status.st_mtime, status.st_size, path))
-        for _, taken, path in sorted(found):
-            if used + size <= self.budget:
-                break
-            path.unlink(missing_ok=True)
-            used -= taken
-        free = os.statvfs(self.base).f_bavail * os.statvfs(self.base).f_frsize
-        return used + size <= self.budget and size < 0.9 * free
-
 
 def _have(path: Path, size: int) -> bool:
     try:
@@ -296,20 +270,3 @@ def _have(path: Path, size: int) -> bool:
         return True
     except FileNotFoundError:
         return False
-
-
-@contextlib.contextmanager
-def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock that all processes and threads of this machine share; yield whether it is held."""
-    with open(path, "w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not wait:
-                    yield False
-                    return
-                doing.tick()  # another fetches it, and gives up by itself
-                time.sleep(0.02)
-        yield True

@@ -286,6 +286,11 @@ class Data:
         values; None, the default, caches nothing."""
         return None
 
+    @property
+    def cache_size(self) -> float | None:
+        """GiB that cached samples may take; None is the default (`cache.limit`)."""
+        return None
+
     def notes(self) -> list[str]:
         """Return lines that the plan shows about this data."""
         return []

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from raytrain import errors
-from raytrain.data import byte_files, cache, kept
+from raytrain.data import byte_files, kept
 from raytrain.data.source import Index
 from raytrain.data.trees import EXTENSIONS
 
@@ -83,13 +83,6 @@ def members(files: list[byte_files.File], label: str, image: str, folder: Path |
     if path is not None and len(table):
         kept.store(path, table.combine_chunks().to_batches())
     return table
-
-
-def cache_folder(name: str) -> Path | None:
-    """Return the folder of the cache; None for `off`."""
-    if name == "off":
-        return None
-    return cache.default_folder() if name == "auto" else Path(name).expanduser()
 
 
 def _samples(path: str, label: str, image: str) -> pa.Table:

@@ -52,7 +52,7 @@ class WebDataset(Images):
         tars = with_pillow().tars
         files = tars.shards(self.root)
         image = self.image.lower().lstrip(".")
-        table = tars.members(files, self.label, image, tars.cache_folder(self.cache))
+        table = tars.members(files, self.label, image, None if self.cache == "off" else self._cache_folder())
         if not len(table):
             how = "give shards with members such as 000.jpg and 000.cls"
             raise errors.UserError("no shard holds an image", tars.byte_files.shown(self.root), how)

@@ -17,8 +17,9 @@ from raytrain.run.run import Run
 from raytrain.user_code import sources
 
 RESUMABLE = (
-    *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "data.root", "data.mode", "data.cache"),
-    *("clip_norm", "on_nonfinite", "patience", "loggers", "steps", "validate_every_steps", "max_hours"),
+    *("epochs", "micro_batch_size", "scaling", "parallel", "checkpoint", "clip_norm", "on_nonfinite", "patience"),
+    *("data.root", "data.mode", "data.cache", "data.cache_size"),
+    *("loggers", "steps", "validate_every_steps", "max_hours"),
 )
 """The values that a run which goes on may change, with all that is below them."""
 

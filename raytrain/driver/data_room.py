@@ -84,7 +84,8 @@ def notes(
     data = experiment.data
     more = [*_large_groups(data), *_elsewhere(data, resources)]
     if mode == "resident":
-        return [*_shared_memory(sum(indices[split].bytes for split in ("train", "val")), resources), *more]
+        total = sum(indices[split].bytes for split in ("train", "val"))
+        return [*_shared_memory(total, resources), *_cached(data, indices["train"], total), *more]
     return [*_streamed(experiment, indices, resources, module), *more, *([] if resumed else _read_first(data, indices))]
 
 
@@ -187,6 +188,17 @@ def _shared_memory(total: int, resources: Resources) -> list[str]:
         f"{size(total)} of resident samples do not fit into {_SHM} ({size(free)} free), so Ray keeps them on the disk: "
         "give it more (docker run --shm-size), or use --data.mode streaming"
     ]
+
+
+def _cached(data: Data, index: Index, total: int) -> list[str]:
+    """Return a note where the disk cache has no room for all decoded images of a run."""
+    if not isinstance(data, Images) or data.cache == "off":
+        return []
+    most = cache.limit(cache.folder(data.cache), data.cache_size)
+    if total <= most or data.cache_entry(index) is None:
+        return []
+    how = "--data.cache_size gives it more"
+    return [f"not all of {size(total)} of decoded images fit into the cache, which may take {size(most)}: {how}"]
 
 
 def _remote(data: Data, index: Index) -> bool:

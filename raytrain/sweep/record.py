@@ -63,7 +63,8 @@ def reads(experiment: Experiment) -> str:
     for name, defaults in added:
         if values.get(name) in defaults:
             del values[name]
-    values.pop("verify", None)  # it decides how changes are noticed, not what is read
+    for name in ("verify", "cache_size"):  # how changes are noticed and what is kept, not what is read
+        values.pop(name, None)
     for name in ("operations", "progressive"):
         del values["augment"][name]
     return json.dumps(values, sort_keys=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +21,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from raytrain.data import Data, Digits, ImageFolder, Images, Index, cache, decode, packing
+from raytrain.data import Data, Digits, ImageFolder, Images, Index, budget, cache, decode, packing
 from raytrain.errors import UserError
 
 N, SHAPE = 37, (3, 5, 7)
@@ -65,7 +67,12 @@ def pack(data: ImageFolder) -> tuple[np.ndarray, Index, list[tuple[str, str]]]:
 
 
 def entries(root: Path) -> list[Path]:
-    return sorted((root / "cache").iterdir()) if (root / "cache").is_dir() else []
+    return inside(root / "cache")
+
+
+def inside(folder: Path) -> list[Path]:
+    """The files of a cache, without its lock."""
+    return sorted(path for path in folder.iterdir() if path.name != budget.LOCK) if folder.is_dir() else []
 
 
 @pytest.mark.parametrize("bad", [[], BAD])
@@ -77,7 +84,7 @@ def test_what_is_stored_is_loaded_from_a_map_of_the_file(entry: Path, bad: cache
     images, samples = found[0]["image"], found[1]
     assert np.array_equal(images, IMAGES) and images.dtype == np.uint8 and samples == bad
     assert not images.flags.writeable and not images.flags.owndata
-    assert list(entry.parent.iterdir()) == [entry]  # and no partial file
+    assert inside(entry.parent) == [entry]  # and no partial file
 
 
 def test_an_entry_is_an_arrow_stream_that_others_can_read(entry: Path) -> None:
@@ -145,7 +152,7 @@ def test_a_full_disk_leaves_no_entry_and_no_partial_file(
     name = {"makedirs": "mkdir", "write": "OSFile"}.get(where, where)
     monkeypatch.setattr(target, name, full)
     assert not cache.store(entry, INDEX, ARRAYS, [])
-    assert not entry.parent.is_dir() or list(entry.parent.iterdir()) == []
+    assert inside(entry.parent) == []
 
 
 def test_a_disk_that_fills_up_for_real_leaves_no_entry(entry: Path) -> None:
@@ -162,7 +169,7 @@ def test_a_disk_that_fills_up_for_real_leaves_no_entry(entry: Path) -> None:
         timeout=60,
     )
     assert done.stdout == "False\n", done.stderr
-    assert list(entry.parent.iterdir()) == []
+    assert inside(entry.parent) == []
 
 
 def test_concurrent_writers_leave_one_whole_entry(entry: Path) -> None:
@@ -173,7 +180,7 @@ def test_concurrent_writers_leave_one_whole_entry(entry: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(write, range(40)))
-    assert list(entry.parent.iterdir()) == [entry]
+    assert inside(entry.parent) == [entry]
 
 
 def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +189,15 @@ def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path, mo
         cache.store(name, INDEX, ARRAYS, [])
         os.utime(name, (0, time.time() - 100 + age))
     assert cache.load(names[0], INDEX) is not None  # now it is the youngest
-    (tmp_path / "notes.txt").write_text("not ours")
+    for name in ("notes.txt", "labels.json"):
+        (tmp_path / name).write_bytes(bytes(1 << 20))  # the user's
+        os.utime(tmp_path / name, (0, 0))
     size = names[0].stat().st_size
     monkeypatch.setattr(cache, "LIMIT", 3 * size + IMAGES.nbytes)
     last = cache.entry(tmp_path, INDEX, "5")
     assert cache.store(last, INDEX, ARRAYS, [])
     assert {name for name in names if name.exists()} == {names[0], names[3], names[4]}
-    assert last.exists() and (tmp_path / "notes.txt").exists()
+    assert last.exists() and (tmp_path / "notes.txt").exists() and (tmp_path / "labels.json").exists()
 
 
 def test_what_is_larger_than_the_limit_is_not_kept(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,14 +211,61 @@ def test_what_is_larger_than_the_limit_is_not_kept(entry: Path, monkeypatch: pyt
     assert not cache.store(entry, INDEX, ARRAYS, []) and other.exists()
 
 
+def test_the_field_sets_the_size_and_runs_at_once_stay_within_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, asked, new_stream = 3 * IMAGES.nbytes, threading.Barrier(8), pa.ipc.new_stream
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.2)  # the others make room meanwhile
+        return new_stream(*arguments)
+
+    monkeypatch.setattr(pa.ipc, "new_stream", slow)
+    assert cache.limit(tmp_path, size / 2**30) == size
+
+    def write(number: int) -> bool:
+        asked.wait()
+        return cache.store(cache.entry(tmp_path, INDEX, str(number)), INDEX, ARRAYS, [], size / 2**30)
+
+    with ThreadPoolExecutor(8) as pool:
+        stored = list(pool.map(write, range(8)))
+    left = [path for path in tmp_path.glob("*.arrows") if cache.load(path, INDEX) is not None]
+    assert any(stored) and 0 < len(left) <= 3, "the heads of files, of some hundred bytes, are counted later"
+    with pytest.raises(UserError, match=r"cache_size = -1 is out of range, in ImageFolder; give a value above 0"):
+        ImageFolder(cache_size=-1)
+    data = folder(tmp_path / "data", cache_size=1e-6)
+    pack(data)
+    assert entries(tmp_path) == []
+    pack(replace(data, cache_size=1e-3))
+    assert len(entries(tmp_path)) == 1
+
+
+def test_a_disk_limits_the_size_that_the_field_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.store(cache.entry(tmp_path, INDEX, ""), INDEX, ARRAYS, [])
+    used = sum(path.stat().st_size for path in inside(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert cache.limit(tmp_path, 50) == 900 + used and cache.limit(tmp_path, None) == (1000 + used) // 10
+    assert not cache.store(cache.entry(tmp_path, INDEX, "2"), INDEX, ARRAYS, [], 50)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_caches_too(entry: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    assert cache.store(entry, INDEX, ARRAYS, BAD) and cache.load(entry, INDEX) is not None
+
+
 def test_partial_files_of_dead_writers_are_removed(entry: Path) -> None:
     entry.parent.mkdir()
-    old, young = entry.parent / "x.1.partial", entry.parent / "x.2.partial"
-    for path in (old, young):
+    old, before = entry.parent / f".{entry.name}.1.partial", entry.with_suffix(".7-1.partial")  # of an older version
+    young, users = entry.parent / f".{entry.name}.2.partial", entry.parent / "x.partial"
+    for path in (old, before, young, users):
         path.touch()
-    os.utime(old, (0, 0))
+        os.utime(path, None if path == young else (0, 0))
     cache.store(entry, INDEX, ARRAYS, [])
-    assert sorted(entry.parent.iterdir()) == sorted([entry, young])
+    assert inside(entry.parent) == sorted([entry, young, users])
 
 
 def test_the_folder_is_xdgs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -265,6 +265,18 @@ def test_the_room_for_shards_on_other_nodes_is_said_to_be_unknown() -> None:
     assert data_room._elsewhere(pack, own) == data_room._elsewhere(Packed("/pack"), machine(1 << 30)) == []
 
 
+def test_decoded_images_that_the_cache_has_no_room_for_are_said(tmp_path: Path) -> None:
+    for name in ("a/1", "a/2", "b/1", "b/2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / f"{name}.png")
+    data = ImageFolder(str(tmp_path), size=64, cache=str(tmp_path / "cache"), cache_size=40_000 / 2**30)
+    (note,) = said(data, HERE, "resident")
+    begins = "not all of 48.0 KiB of decoded images fit into the cache, which may take 39.1 KiB"
+    assert note == f"{begins}: --data.cache_size gives it more"
+    for other in ({"cache_size": 49_152 / 2**30}, {"cache_size": None}, {"cache": "off"}):
+        assert said(dataclasses.replace(data, **other), HERE, "resident") == []
+
+
 def test_storage_at_a_url_and_bad_samples_are_not_measured() -> None:
     assert (
         said(Slow(root="s3://bucket/x", mode="streaming"), machine(1 << 30))

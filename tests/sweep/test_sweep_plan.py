@@ -260,6 +260,7 @@ def test_ways_to_read_the_data_share_the_room_of_resident_samples(tmp_path: Path
 def test_sweeps_of_versions_without_an_interpolation_find_their_data() -> None:
     keys = [record.reads(Experiment(MLP(), ImageFolder("x", interpolation=how))) for how in ("auto", "bicubic")]
     assert "interpolation" not in json.loads(keys[0]) and json.loads(keys[1])["interpolation"] == "bicubic"
+    assert record.reads(Experiment(MLP(), ImageFolder("x", cache_size=3.0))) == keys[0], "what is kept is no other data"
 
 
 @pytest.mark.parametrize("scheduler", [PBT(), HyperBand()])
