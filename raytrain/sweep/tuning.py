@@ -314,6 +314,8 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     most = _Most(trials.planned, together)
     space: dict[str, Any] = {}
     proposed: dict[str, Any] = {"search_alg": _Proposed(trials, waiting, most), "num_samples": len(waiting)}
+    if together and not s.search.learns:  # of a searcher Tune otherwise asks for the next trial when one has started
+        proposed["max_concurrent_trials"] = s.count
     if s.scheduler.mutates:  # Tune takes no search beside such a scheduler: the whole population is there at once
         space, proposed = _population(trials, waiting), {"max_concurrent_trials": most()}
     metric: dict[str, Any] = {} if scheduler is None else {"metric": trial.SCORE, "mode": trials.objectives[0].mode}

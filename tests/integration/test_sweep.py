@@ -362,6 +362,22 @@ def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, schedul
         assert trial["epochs"] * 23 <= count <= (trial["epochs"] + 1) * 23
 
 
+@pytest.mark.slow
+def test_hyperband_compares_all_trials_of_a_bracket_one_at_a_time(tmp_path: Path) -> None:
+    """Of 9 epochs, Tune's first bracket is 3 whole trials, its second one the best 2 of 5 after 3 epochs."""
+    base, axes = config.replace(BASE, "epochs", 9), (LogUniform("optimizer.lr", 1e-3, 0.1),)
+    found = run(Sweep(base, axes, "val_loss", trials=8, concurrent=1, scheduler=HyperBand()), tmp_path)
+    at_3 = {}
+    for trial in found.trials[3:]:
+        rows = (found.path / "trials" / f"{trial['number']:04d}" / "metrics.jsonl").read_text().splitlines()
+        epochs = [row for row in map(json.loads, rows) if row["kind"] == "epoch"]
+        at_3[trial["number"]] = epochs[2]["val_loss"]
+    best = sorted(at_3, key=lambda number: at_3[number])[:2]
+    assert [trial["epochs"] for trial in found.trials] == [
+        9 if number < 3 or number in best else 3 for number in range(8)
+    ]
+
+
 def test_trials_of_1_and_2_workers_train_as_alone(tmp_path: Path) -> None:
     base = dataclasses.replace(BASE, model=CNN(channels=(8,)), epochs=1)  # which the plan trains with channels last
     found = run(Sweep(base, (Grid("scaling.workers", (2, 1)),)), tmp_path)

@@ -44,7 +44,7 @@ _KINDS = {
     "two_workers": "four_gated",
 }
 """The file of each kind."""
-_BY_TIME = ("asha", "hyperband", "pbt", "pb2")
+_BY_TIME = ("pbt", "pb2")
 """Kinds whose outcome depends on which trial comes first."""
 _LIKELY = (2, 2, 2, 10, 1)
 _HEAD = "| kind | drivers killed | processes killed | sweeps | made good | equal | gone after, at most |"
