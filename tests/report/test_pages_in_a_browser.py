@@ -116,7 +116,8 @@ def test_a_page_fits_and_axe_core_finds_nothing_serious(browser: Browser, files:
         assert len(tops) >= 3 and all(one < other for one, other in pairwise(tops))
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)
-            found = axe.run(page).response["violations"]
+            rules = {"runOnly": ["color-contrast"]} if theme == "dark" else None  # a theme changes colours alone
+            found = axe.run(page, options=rules).response["violations"]
             assert not [
                 (one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")
             ]
@@ -201,12 +202,11 @@ def test_the_largest_pages_are_below_5_mb_and_fit(
     texts = [run_page.single(run, limit=None), run_page.comparison([run] * 10), sweep_page.whole(tmp_path, big)]
     for number, text in enumerate(texts):
         assert len(text.encode()) < 5_000_000, (number, len(text.encode()))
-        Page(text)
         (tmp_path / f"{number}.html").write_text(text)
         page = browser.new_page(viewport={"width": 390, "height": 800})
         page.goto((tmp_path / f"{number}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.close()
-    rows = Page(texts[2])
-    assert "Rows 901 to 1,000 of 1,000" in "".join(rows.texts) and "more are in trials.csv" not in texts[2]
+    pages = [Page(text) for text in texts]
+    assert "Rows 901 to 1,000 of 1,000" in "".join(pages[2].texts) and "more are in trials.csv" not in texts[2]
     assert "metric_63_of_many" in texts[0] and "more metrics are in metrics.jsonl" in texts[0]
