@@ -41,12 +41,19 @@ def write(dest: str) -> str:
     return dest
 
 
+@pytest.fixture(scope="module")
+def written(s3: str) -> str:
+    """A pack that no test changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "SHARD_BYTES", 1_000)
+        return write(f"{s3}/fetching/pack")
+
+
 @pytest.fixture
-def url(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(packing, "SHARD_BYTES", 1_000)
+def url(written: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(byte_files, "_PAUSE", 0.0)
     packs._PACKS.clear()
-    return write(f"{s3}/{tmp_path.name}/pack")
+    return written
 
 
 def all_of(pack: Packed) -> list[int]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchmetrics
-from helpers.commands import fails, succeeds
+from helpers.commands import fails
+from helpers.ranks import new_run, train_rank
 from torch import nn
 from torchmetrics import classification, regression
 
 from raytrain import CNN, Batch, Classification, Digits, Experiment, Regression, Run, Supervised, TorchMetric, UserError
 from raytrain import config as config_module
+from raytrain.run import experiment_file
 from raytrain.tasks.metrics import Sums
 
 CODE = """
@@ -95,11 +98,11 @@ def test_direction_is_declared_and_never_guessed() -> None:
 
 def test_a_run_monitors_it_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "exp.py").write_text(CODE)
-    where = ("--out", tmp_path, "--scaling.workers", "0")
-    succeeds(capsys, "train", tmp_path / "exp.py", *where, "--name", "run", "--epochs", "2")
-    succeeds(capsys, "resume", tmp_path / "run", "--epochs", "3")
-    run = Run(tmp_path / "run")
+    e = replace(experiment_file.load(tmp_path / "exp.py")[0], epochs=2)
+    run = Run(new_run(tmp_path / "run", e))
+    train_rank(0, 1, e, run.path)
+    train_rank(0, 1, replace(run.experiment, epochs=3), run.path)
     best = max(run.metrics()["val_kappa"].to_pylist())
     assert run.metrics().num_rows == 3 and run.summary["val_kappa"] == best > 0
-    said = fails(capsys, "train", tmp_path / "exp.py", *where, "--task.monitor", "val_kapa")
+    said = fails(capsys, "train", tmp_path / "exp.py", "--out", tmp_path, "--task.monitor", "val_kapa")
     assert "did you mean val_kappa?" in said
