@@ -87,12 +87,29 @@ def settle_home() -> None:
 
 
 def give_token() -> None:
-    """Create a token for this process's cluster if Ray cannot write one into the home directory."""
+    """Create the token of local clusters where there is none; one for this process alone if Ray cannot write into the
+    home directory."""
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH") or os.environ.get("RAY_AUTH_MODE"):
         return
     token = Path.home() / ".ray" / "auth_token"
     if not (_writable(token.parent) or os.access(token, os.R_OK)):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    elif not token.exists():
+        _write_token(token)
+
+
+def _write_token(token: Path) -> None:
+    """Write a token in place of Ray, which does so in place: of two commands that start at once, one would have half of
+    a token, or another one than its workers."""
+    with contextlib.suppress(OSError):  # Ray writes it then
+        token.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, new = tempfile.mkstemp(dir=token.parent)  # which nobody else can read
+        try:
+            os.write(descriptor, secrets.token_hex(32).encode())
+            os.link(new, token)  # fails where another command was faster
+        finally:
+            os.close(descriptor)
+            os.unlink(new)
 
 
 def _writable(folder: Path) -> bool:

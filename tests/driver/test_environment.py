@@ -6,6 +6,8 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,25 @@ def test_writable_home_keeps_rays_token(tmp_path: Path, monkeypatch: pytest.Monk
     limits.settle_home()
     limits.give_token()
     assert "RAY_AUTH_TOKEN" not in os.environ and "MPLCONFIGDIR" not in os.environ
+
+
+def test_commands_that_start_at_once_share_a_token_of_this_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    token, together = tmp_path / ".ray" / "auth_token", threading.Barrier(8)
+
+    def start(_: int) -> str:
+        together.wait()
+        limits.give_token()
+        return token.read_text()
+
+    with ThreadPoolExecutor(8) as pool:
+        found = {*pool.map(start, range(8))}
+    assert len(found) == 1 and len(found.pop()) == 64
+    assert [*token.parent.iterdir()] == [token] and token.stat().st_mode & 0o777 == 0o600
 
 
 # The one line
