@@ -37,7 +37,7 @@ T = TypeVar("T")
 _LEAST_SPEED = 1 << 17
 """Bytes a second: a slower upload is given up, since S3 answers only once it has the whole object."""
 ENVIRONMENT = "environment.json"
-_FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
+FOLLOWING = ("metrics.jsonl", "experiment.json", "best.json", "last.json")
 """The files that rank 0 writes. The metrics are uploaded before a checkpoint's manifest."""
 
 
@@ -287,7 +287,7 @@ class Storage:
         finally:
             self.sending = ""
         self.push_metrics(run)
-        for name in _FOLLOWING[1:]:
+        for name in FOLLOWING[1:]:
             if (run / name).is_file():
                 self.write(name, run / name)
             else:

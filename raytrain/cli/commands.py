@@ -68,7 +68,7 @@ def read(name: str, arguments: list[str]) -> tuple[str, Any]:
     path = first_argument(arguments)
     if path is not None and "://" in path and name in ("resume", "sweep", "folds", "report"):
         at_url = importlib.import_module("raytrain.sweep.at_url")
-        if found := at_url.opened(path, weights=name != "report"):
+        if found := at_url.opened(path):
             path, arguments = str(found), [str(found), *arguments[1:]]
     if name == "resume" and path is not None and Path(path, "sweep.json").is_file():
         name = "sweep"

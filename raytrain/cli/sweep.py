@@ -83,7 +83,7 @@ def begun(found: Sweep | SweepRun | Path | str) -> tuple[Path | None, Sweep]:
     if isinstance(found, Sweep):
         return None, found
     where = found.where if isinstance(found, SweepRun) else str(found)
-    path = at_url.opened(where, weights=True) if location.is_url(where) else Path(where)
+    path = at_url.opened(where) if location.is_url(where) else Path(where)
     if path is None or not (path / "sweep.json").is_file():
         raise errors.not_a_sweep(where)
     return path, load(path)[0]

@@ -233,6 +233,7 @@ class GrowingCSV:
 
     def __init__(self) -> None:
         self._written: set[int] | None = None
+        self._hosts = False
 
     def update(self, path: Path, answer: dict[str, Any]) -> None:
         """Append the trials that have ended since the last call; the first call writes the file anew.
@@ -246,12 +247,15 @@ class GrowingCSV:
             OSError: it cannot be appended to.
         """
         written = self._written or set()
+        hosts = any(one.get("host") for one in answer["trials"])
+        if hosts != self._hosts:  # a column more
+            self._written, self._hosts, written = None, hosts, set()
         new = [one for one in answer["trials"] if one["status"] in ENDED and one["number"] not in written]
         rows = answer | {"trials": new}
         if self._written is None:
-            write_csv(path, rows)
+            write_file(path / "trials.csv", _csv(rows, hosts=hosts).encode(errors="backslashreplace"))
         elif new:
-            append(path / "trials.csv", _csv(rows, head=False))
+            append(path / "trials.csv", _csv(rows, head=False, hosts=hosts))
         self._written = written | {one["number"] for one in new}
 
 
@@ -271,18 +275,21 @@ def write_csv(path: Path, answer: dict[str, Any]) -> Path:
         UserError: it cannot be written.
     """
     file = path / "trials.csv"
-    write_file(file, _csv(answer).encode(errors="backslashreplace"))
+    hosts = any(one.get("host") for one in answer["trials"])
+    write_file(file, _csv(answer, hosts=hosts).encode(errors="backslashreplace"))
     return file
 
 
-def _csv(answer: dict[str, Any], head: bool = True) -> str:
-    """Return the rows of trials.csv, after the names of its columns if those are wanted."""
+def _csv(answer: dict[str, Any], head: bool = True, hosts: bool = False) -> str:
+    """Return the rows of trials.csv, after the names of its columns if those are wanted; with a column of hosts or
+    without."""
     results, sweep = Results.of(answer), answer.get("sweep")
     sweep = sweep if isinstance(sweep, dict) else {}
     axes, goals = [axis.path for axis in results.axes], [objective.name for objective in results.objectives]
     figures = [name for name in FIGURES if name not in goals]
     repeats = (number(sweep.get("repeats")) or 1) > 1 or any(trial.repeat is not None for trial in results.trials)
     figures += ["configuration", "repeat"] if repeats else []
+    figures += ["host"] if hosts else []
     limits = sweep.get("constraints") or any(trial.violates for trial in results.trials)
     last = ("error", "violates") if limits else ("error",)
     own = [f"trial.{name}" if name in axes else name for name in ("number", "status", *goals, *figures, *last)]

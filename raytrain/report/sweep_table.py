@@ -90,6 +90,7 @@ def line(trial: Trial, results: Results) -> str:
         *(f"{title_of(o.name)} {figure(o.name, x)}" for o, x in goals if x is not None),
         *(done, *([] if "samples_per_second" in {o.name for o in results.objectives} else [rate]), seconds),
         figure("peak_memory_bytes", trial.peak_memory_bytes),
+        f"on {trial.host}" if trial.host else "",
         f"attempt {trial.attempts:g}" if (trial.attempts or 1) > 1 else "",
         cut("; ".join(trial.violates), _LONGEST),
         cut(trial.error, _LONGEST),
@@ -209,6 +210,7 @@ def _columns(results: Results, rows: Sequence[Trial]) -> list[Column]:
         Column(unit, done, keep=10),
         *goals,
         *reversed(figures),
+        Column("host", [t.host for t in rows]),
     ]
     return [column for column in columns if column.keep >= 500 or any(column.cells)]
 

@@ -73,6 +73,8 @@ class Trial:
     configuration: float | None = None
     repeat: float | None = None
     """Which repeat of its configuration, where each has several."""
+    host: str = ""
+    """Where its last attempt ran, in a cluster of several nodes."""
     half: tuple[float | None, ...] = ()
     """Of the mean of several repeats: half the width of the confidence interval of each objective."""
 
@@ -94,6 +96,7 @@ class Trial:
             violates=tuple(plain(str(one)) for one in broken) if isinstance(broken, list) else (),
             configuration=number(record.get("configuration")),
             repeat=number(record.get("repeat")),
+            host=plain(str(record.get("host") or "")),
         )
 
     @property

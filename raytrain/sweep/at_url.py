@@ -18,7 +18,7 @@ from typing import Any
 
 from raytrain import errors
 from raytrain.checkpoint import layout, location
-from raytrain.checkpoint.storage import Storage, answered
+from raytrain.checkpoint.storage import FOLLOWING, Storage, answered
 from raytrain.driver import gate
 from raytrain.files import write_atomically
 from raytrain.run.lock import LOCK, WRITER_LOCK, held
@@ -30,7 +30,9 @@ _LOCKS = (LOCK, WRITER_LOCK, record.LOCK)
 _UNSENT = "unsent"
 """Is in the mirror until all is uploaded. It has the digests of the sweep.json that was uploaded last, and of the one
 before: another one at the URL is of another machine."""
-_LOCAL = (*_LOCKS, _UNSENT, location.URL, "stop", gate.GO)
+HOLDER = "holder.json"
+"""Is in a trial's folder in the mirror while an actor on a node has the trial: which one."""
+_LOCAL = (*_LOCKS, _UNSENT, HOLDER, location.URL, "stop", gate.GO)
 """Files that mean something on this machine alone."""
 _TREES = ("logs", "modules", "plots")
 """Folders of a sweep and of a trial whose files are uploaded with it."""
@@ -39,14 +41,12 @@ _RECIPE = "experiment.json"
 _ROUND_SECONDS = 1.0
 
 
-def opened(url: str, weights: bool = False) -> Path | None:
-    """Return the mirror of a sweep at a URL with the files that are there; None where there is none.
+def opened(url: str) -> Path | None:
+    """Return the mirror of a sweep at a URL with the files that are there, except for checkpoints; None where there is
+    none.
 
     While a process of this machine runs the sweep, or has left something that is not uploaded, its mirror is newer than
     the URL, and stays as it is.
-
-    Args:
-        weights: download the trials' checkpoints too, which a sweep needs to go on.
 
     Raises:
         UserError: storage does not answer.
@@ -68,12 +68,6 @@ def opened(url: str, weights: bool = False) -> Path | None:
     location.note_url(path, url)
     small = [name for name in names if not ({"..", "checkpoints"} & {*name.split("/")})]
     _each(lambda name: location.replace_file(path / name, storage.read(name)), small, url)
-    kept = {name.split("/")[1] for name in names if name.startswith("trials/") and "/checkpoints/" in name}
-    for trial in sorted(kept) if weights else ():
-        there, run = storage.below(f"trials/{trial}"), path / "trials" / trial
-        for name in answered(url, there.committed):
-            with contextlib.suppress(errors.UserError):  # it does not verify: the trial goes on from an older one
-                there.fetch(name, run / "checkpoints")
     return path
 
 
@@ -101,7 +95,7 @@ def conclude(path: Path) -> None:
     url = location.url_of(path)
     if url is not None:
         storage = Storage(url)
-        for name in _files(path):
+        for name in files(path):
             if name in _REPORTED or name.startswith("plots/"):  # of the rest, a driver elsewhere may have newer ones
                 answered(url, lambda name=name: storage.write(name, path / name))
 
@@ -120,7 +114,7 @@ class Uploads:
         self.url = location.url_of(path)
         self.storage = Storage(self.url) if self.url else None
         self._sent: dict[str, tuple[int, int]] = {}
-        """The files at the URL, and their `_mark`s when they were uploaded."""
+        """The files at the URL, and their `mark`s when they were uploaded."""
         self._weights: dict[str, int] = {}
         """How many checkpoints of each trial are at the URL."""
         self._over: set[int] = set()
@@ -166,35 +160,44 @@ class Uploads:
     def push_sweep(self) -> None:
         """Upload the sweep's own files that have changed; sweep.json last."""
         assert self.storage is not None
-        for name in _files(self.path):
+        for name in files(self.path):
             if name != "sweep.json":
                 self._send(self.storage, self.path, name, name)
-        mark, content = _mark(self.path / "sweep.json"), (self.path / "sweep.json").read_bytes()
-        if self._sent.get("sweep.json") != mark:
+        marked, content = mark(self.path / "sweep.json"), (self.path / "sweep.json").read_bytes()
+        if self._sent.get("sweep.json") != marked:
             self._note(content)
             self.storage.write("sweep.json", content)
-            self._sent["sweep.json"] = mark
+            self._sent["sweep.json"] = marked
 
     def assume(self) -> None:
-        """Take files that have just been downloaded for uploaded. Remove what a killed command has left of a first
-        checkpoint.
+        """Take files that have just been downloaded for uploaded, and download the checkpoints. Remove what a killed
+        command has left of a first checkpoint.
 
         Raises:
             UserError: storage does not answer.
         """
         if self.url is None or self.storage is None:
             return
-        if not _digests(self.path):
+        here = bool(_digests(self.path))
+        if not here:
             trials = {self._below(number): record.folder(self.path, number) for number in self.begun()}
             for below, folder in ({"": self.path} | trials).items():
-                self._sent |= {f"{below}{name}": _mark(folder / name) for name in _files(folder)}
+                self._sent |= {f"{below}{name}": mark(folder / name) for name in files(folder)}
             self._note((self.path / "sweep.json").read_bytes())
         names = answered(self.url, self.storage.names)
-        for below in {name.partition("checkpoints/")[0] for name in names if "/checkpoints/" in name}:
+        for below in sorted({name.partition("checkpoints/")[0] for name in names if "/checkpoints/" in name}):
             there = self.storage.below(below.rstrip("/"))
-            self._weights[below] = len(answered(self.url, there.committed))
-            if not self._weights[below]:
+            found = answered(self.url, there.committed)
+            self._weights[below] = len(found)
+            if not found:
                 answered(self.url, lambda there=there: there.drop_after(-1))
+            for name in () if here else self._wanted(found):
+                with contextlib.suppress(errors.UserError):  # it does not verify: the trial goes on from an older one
+                    there.fetch(name, self.path / below / "checkpoints")
+
+    def _wanted(self, names: Iterable[str]) -> Iterable[str]:
+        """Return the checkpoints of a trial that a sweep needs here to go on."""
+        return names
 
     def _note(self, content: bytes) -> None:
         """Note the sweep.json that is at the URL, or will be there in a moment."""
@@ -207,8 +210,8 @@ class Uploads:
         there = self.storage.below(below.rstrip("/"))
         known = (run / record.FILE).read_bytes()  # before the files that it speaks of
         ended = (record.read(run) or {}).get("status") in record.ENDED
-        mark, here = _mark(run / record.FILE), {*layout.committed(run / "checkpoints")}
-        changed = [name for name in _files(run) if self._sent.get(f"{below}{name}") != _mark(run / name)]
+        marked, here = mark(run / record.FILE), {*layout.committed(run / "checkpoints")}
+        changed = [name for name in files(run) if self._sent.get(f"{below}{name}") != mark(run / name)]
         if not changed and len(here) == self._weights.get(below, 0):
             self._over |= {number} if ended else set()  # a round after its end: loggers and callbacks note it later
             return
@@ -227,7 +230,7 @@ class Uploads:
                 self._send(there, run, name, f"{below}{name}")
         there.write(record.FILE, known)
         if known == (run / record.FILE).read_bytes():
-            self._sent[f"{below}{record.FILE}"] = mark
+            self._sent[f"{below}{record.FILE}"] = marked
 
     def _has_dropped(self, number: int) -> bool:
         """Return whether an ended trial has lost the checkpoints that it has at the URL."""
@@ -238,12 +241,12 @@ class Uploads:
         return f"{record.folder(Path(), number).as_posix()}/"
 
     def _send(self, storage: Storage, folder: Path, name: str, key: str) -> None:
-        mark = _mark(folder / name)
-        if mark == self._sent.get(key):
+        marked = mark(folder / name)
+        if marked == self._sent.get(key):
             return
         try:
             storage.write(name, folder / name)
-            self._sent[key] = mark
+            self._sent[key] = marked
         except FileNotFoundError:
             if (folder / name).exists():  # else it was removed meanwhile
                 raise
@@ -263,7 +266,87 @@ class Uploads:
                 self.say(f"{self.url}: {error}; files wait in {self.path} until storage answers, or for {later}")
 
 
-def _files(folder: Path) -> list[str]:
+class NodeUploads(Uploads):
+    """Uploads the files of a sweep whose trials run on the nodes of a cluster (`on_nodes`), which upload checkpoints
+    and metrics. The URL is the state: what the mirror has beyond it does not count for the next command.
+
+    Args:
+        bare: returns the numbers of the ended trials whose weights are not kept.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        begun: Callable[[], Iterable[int]],
+        say: Callable[[str], None],
+        bare: Callable[[], Iterable[int]],
+    ):
+        super().__init__(path, begun, say)
+        self.where, self.bare = str(self.url), bare
+        self.collect: Callable[[int], None] = lambda number: None
+        """Takes over what a process on another node has left of a trial; set while Ray runs."""
+        self.notes: Callable[[], list[str]] = list
+        """Returns what trials have to say to the user; set while Ray runs."""
+
+    def __exit__(self, *failed: object) -> None:
+        """Take over what is left on the nodes, and upload what is left here."""
+        if failed[0] is None:
+            for number in self.begun():
+                if (record.read(record.folder(self.path, number)) or {}).get("status") in record.ENDED:
+                    self.collect(number)
+        super().__exit__(*failed)
+
+    def assume(self) -> None:
+        """As above, after all that a sweep on this machine has left to upload."""
+        if _digests(self.path):
+            alone = Uploads(self.path, self.begun, self.say)
+            alone.assume()
+            answered(self.where, alone.push)
+            (self.path / _UNSENT).unlink()
+        super().assume()
+
+    def _wanted(self, names: Iterable[str]) -> Iterable[str]:
+        return ()
+
+    def _note(self, content: bytes) -> None:
+        """The mirror does not count."""
+
+    def _push_trial(self, number: int) -> None:
+        """Upload what has changed of a trial: its files, except for those that its node uploads, then its record."""
+        assert self.storage is not None
+        run, below = record.folder(self.path, number), self._below(number)
+        there, marked = self.storage.below(below.rstrip("/")), mark(run / record.FILE)
+        known, status = (run / record.FILE).read_bytes(), (record.read(run) or {}).get("status")
+        held = (run / HOLDER).exists()
+        if self._has_dropped(number):
+            there.drop_after(-1)
+            self._weights[below] = 0
+        known_there = (*FOLLOWING,) if below + _RECIPE in self._sent else (*FOLLOWING[:1], *FOLLOWING[2:])
+        own = [name for name in files(run) if name not in known_there]
+        changed = [name for name in own if self._sent.get(f"{below}{name}") != mark(run / name)]
+        self._over |= {number} if status in record.ENDED and not changed and not held else set()
+        if not changed:
+            return
+        self._weights.setdefault(below, 1)
+        for name in changed:
+            if name != record.FILE:
+                self._send(there, run, name, f"{below}{name}")
+        if status in record.ENDED and held:  # its node has not uploaded all of it
+            return
+        there.write(record.FILE, known)
+        self._sent[f"{below}{record.FILE}"] = marked
+
+    def _has_dropped(self, number: int) -> bool:
+        held = (record.folder(self.path, number) / HOLDER).exists()
+        return bool(self._weights.get(self._below(number))) and number in self.bare() and not held
+
+    def _try(self) -> None:
+        super()._try()
+        for line in self.notes():
+            self.say(line)
+
+
+def files(folder: Path) -> list[str]:
     """Return the files that are uploaded, by their path below a folder."""
     found = [one for one in folder.iterdir() if one.is_file()]
     found += [one for tree in _TREES for one in (folder / tree).rglob("*") if one.is_file()]
@@ -272,7 +355,7 @@ def _files(folder: Path) -> list[str]:
     return sorted(name for name in kept if "__pycache__" not in name)
 
 
-def _mark(file: Path) -> tuple[int, int]:
+def mark(file: Path) -> tuple[int, int]:
     """Return what changes with a file that is replaced or appended to."""
     with contextlib.suppress(OSError):
         found: Any = file.stat()

@@ -12,6 +12,7 @@ import faulthandler
 import json
 import os
 import queue
+import socket
 import threading
 import time
 import traceback
@@ -84,10 +85,11 @@ class Attempt:
         value: its experiment.
         data: its images.
         limits: what it may take.
+        named: whether its record names the host.
     """
 
-    def __init__(self, run: Path, value: Experiment, data: Data, limits: Limits):
-        self.run, self.value, self.data, self.limits = run, value, data, limits
+    def __init__(self, run: Path, value: Experiment, data: Data, limits: Limits, named: bool = False):
+        self.run, self.value, self.data, self.limits, self.named = run, value, data, limits, named
         self.skip, self._validated = 0, 0
         self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._go, self._stop = threading.Semaphore(0), threading.Event()
@@ -221,6 +223,7 @@ class Attempt:
             attempts=found.get("attempts", 0) + (found.get("status") != "paused"),
             pid=os.getpid(),
             started=found.get("started") or time.time(),
+            **({"host": socket.gethostname()} if self.named else {}),
         )
         (self.run / "stop").unlink(missing_ok=True)
         (self.run / "summary.json").unlink(missing_ok=True)

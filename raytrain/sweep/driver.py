@@ -28,7 +28,7 @@ from raytrain.run import copies
 from raytrain.run.begin import begin, check_writable
 from raytrain.run.lock import Lock
 from raytrain.sweep import record
-from raytrain.sweep.at_url import Uploads
+from raytrain.sweep.at_url import NodeUploads, Uploads
 from raytrain.sweep.sweep import Sweep, impossible, load, to_dict
 from raytrain.sweep.sweep_plan import SweepPlan, make
 from raytrain.sweep.sweep_run import SweepRun
@@ -72,8 +72,8 @@ def sweep(
         shown = location.join(str(options.out), options.name or f"{stem}-N")
         here = location.is_url(options.out)
         planned = make(value, session.resources, location.mirror(shown) if here else Path(options.out))
-        if here:
-            _check_one_machine(planned, shown)
+        if here and not session.own:
+            _check_one_node(planned, shown)
         if options.dry_run:
             observer.planned(planned.lines(shown))
             return None
@@ -84,7 +84,7 @@ def sweep(
 
         path, lock = begin(options.out, options.name, stem, fill)
         with lock:
-            driver = _Driver(path, planned, observer, command_started, report)
+            driver = _Driver(path, planned, observer, command_started, report, not session.own)
             observer.planned(planned.lines(driver.info.where))
             try:
                 return driver.run(session, options)
@@ -130,10 +130,10 @@ def resume(
             planned = make(value, session.resources, path)
             if SweepRun(path).answer.get("data_fingerprint") != planned.fingerprints:
                 raise errors.data_changed(path)
-            driver = _Driver(path, planned, observer, command_started, report)
+            driver = _Driver(path, planned, observer, command_started, report, not session.own)
             observer.planned(planned.lines(driver.info.where))
-            if driver.uploads.url is not None:
-                _check_one_machine(planned, driver.uploads.url)
+            if driver.trials.away is not None:
+                _check_one_node(planned, driver.info.where)
             if options.dry_run:
                 return None
             driver.uploads.assume()
@@ -150,12 +150,27 @@ def resume(
 
 
 class _Driver:
-    """One session of a sweep."""
+    """One session of a sweep.
 
-    def __init__(self, path: Path, planned: SweepPlan, observer: Logger, command_started: float, report: Report):
+    Args:
+        cluster: whether the trials run on the nodes of a cluster.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        planned: SweepPlan,
+        observer: Logger,
+        command_started: float,
+        report: Report,
+        cluster: bool,
+    ):
         self.path, self.sweep, self.observer, self.report = path, planned.sweep, observer, report
         self.trials = Trials(path, planned, command_started)
-        self.uploads = Uploads(path, lambda: self.trials.begun.copy(), observer.note)
+        begun = self.trials.begun.copy
+        self.uploads = Uploads(path, begun, observer.note)
+        if cluster and self.uploads.url is not None:
+            self.uploads = self.trials.away = NodeUploads(path, begun, observer.note, lambda: self.trials.bare)
         self.info = RunInfo(path, self.uploads.url or str(path), planned.sweep.experiment)
 
     def run(self, session: Session, options: Options) -> SweepRun:
@@ -168,7 +183,7 @@ class _Driver:
             try:
                 self.observer.status("starting Ray")
                 with interrupts.while_ray_starts():
-                    session.start(self.path / "sweep.json")
+                    session.start(None if self.uploads.url else self.path / "sweep.json")
                 _settle()
                 from raytrain.sweep import tuning  # Ray Tune, which reads those settings when it is imported
 
@@ -234,19 +249,26 @@ class _Driver:
         return answer
 
 
-def _check_one_machine(planned: SweepPlan, url: str) -> None:
-    """Check that all trials run on one machine, whose mirror of the sweep they share.
+def _check_one_node(planned: SweepPlan, url: str) -> None:
+    """Check that the workers of each trial have room on one node, whose folder of the trial they share.
 
     Raises:
-        UserError: the cluster has more nodes.
+        UserError: those of the widest trial have not.
     """
-    if (count := len(planned.share.by_node)) > 1:
-        what = f"a sweep at a URL runs on one machine, and the cluster has {count} nodes"
-        raise errors.UserError(what, url, "give a folder that all nodes share with --out DIR")
+    scaling, workers = planned.base.experiment.scaling, max(planned.widths)
+    cpus, gpus = scaling.cpus_per_worker or 0.0, scaling.gpus_per_worker or 0.0
+    if workers > 1 and workers > max(node.room(cpus, gpus) for node in planned.share.by_node):
+        what = f"the {workers} workers of a trial fit on no single node, as they must in a sweep at a URL"
+        raise errors.UserError(what, url, "give a folder that all nodes share with --out DIR, or use fewer workers")
 
 
 def _settle() -> None:
-    """Set what Tune reads when it is imported: no logs and no snapshots of Tune's state."""
+    """Set what Tune reads: no logs, no snapshots of Tune's state, and no Ray of its own.
+
+    Tune's thread may outlive the session of a sweep that was stopped at once, and would start or join another Ray,
+    which the next sweep of this process would take for the user's.
+    """
+    os.environ["TUNE_DISABLE_AUTO_INIT"] = "1"
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1000000")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 
 from raytrain import config
@@ -20,6 +22,7 @@ from raytrain.run import experiment_file
 from raytrain.sweep import record
 from raytrain.sweep.attempt import Attempt, Data, Ended, Limits
 from raytrain.sweep.objective import Objective
+from raytrain.sweep.on_nodes import Node
 from raytrain.sweep.pool import adopt, keep
 from raytrain.sweep.schedulers import AGAIN, SCORE, TIME, trained
 from raytrain.sweep.space import apply
@@ -61,6 +64,7 @@ class Trial(tune.Trainable):
         limits: Limits,
         unit: int | None,
         unit_epochs: int,
+        away: tuple[str, Any] | None,
     ) -> None:
         """Begin the first trial.
 
@@ -71,14 +75,18 @@ class Trial(tune.Trainable):
             shelf: the data, by the part of the experiment that decides what is read.
             limits: what a trial may take.
             unit, unit_epochs: the scheduler's `unit_steps` and `unit_epochs`.
+            away: the URL and the desk of a sweep whose directory is on the driver's node alone.
         """
-        self.folder, self.objective, self.shelf, self.limits = Path(folder), objective, shelf, limits
+        self.node = None if away is None else Node(*away)
+        self.folder = self.node.folder if self.node else Path(folder)
+        self.named = sum(node["Alive"] for node in ray.nodes()) > 1
+        self.objective, self.shelf, self.limits = objective, shelf, limits
         self.unit, self.unit_epochs = unit, unit_epochs
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """End the trial and begin another one."""
-        self.attempt.stop()
+        self._end()
         if self.attempt.spoiled:
             os._exit(1)  # Tune begins the next trial again in a new process
         self._begin(new_config)
@@ -91,7 +99,10 @@ class Trial(tune.Trainable):
             The time that is trained by then, the objective, the validation's figures, and at the end what became of the
             trial.
         """
+        self._hold()
         row, status = self.attempt.next()
+        if self.node and status is not None:
+            self.node.finish()
         if row is not None:
             self.rows.append(row)
         score, last = self.objective.now(self.rows), self.rows[-1] if self.rows else None
@@ -113,22 +124,28 @@ class Trial(tune.Trainable):
             keep(self.run, path, pool)
             for old in sorted(pool.parent.glob(f"{self.number:04d}_*"))[:-2]:
                 shutil.rmtree(old, ignore_errors=True)
+        if self.node:
+            self.node.share(pool)
         return {"pool": pool.name, "from": self.number}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
         """Load what a trial kept: this one before a pause, or one with better weights."""
         if not checkpoint or isinstance(self.attempt, Ended):
             return
+        self._hold()
         pool, other = self.folder / "pool" / checkpoint["pool"], checkpoint["from"] != self.number
         found = record.read(self.run) or {}
+        if self.node:
+            self.node.shared(pool)
         if not pool.is_dir() or (other and self._has_taken(pool, found)):
             return  # its process died since, and its own checkpoint is as new or newer
         if self.attempt.begun:
             self.attempt.stop()
-        if other:
-            self._take(pool, checkpoint["from"], found)
-        else:
-            adopt(self.run, pool)
+        with self.node.quiet() if self.node else contextlib.nullcontext():
+            if other:
+                self._take(pool, checkpoint["from"], found)
+            else:
+                adopt(self.run, pool)
         self.attempt = self._attempt()
         self.rows = record.validations(self.run)
         self.attempt.skip = len(self.rows)
@@ -153,13 +170,22 @@ class Trial(tune.Trainable):
 
     def cleanup(self) -> None:
         """End the trial."""
+        self._end()
+        if self.node:
+            self.node.close()
+
+    def _end(self) -> None:
         self.attempt.stop()
+        if self.node:
+            self.node.finish()
 
     def _begin(self, given: dict[str, Any]) -> None:
         self.number, self.rows = number_of(self.trial_name), []
         self.attempt: Attempt | Ended
         self.values = {name: value for name, value in given.items() if name not in (NUMBER, ROOM, VALUES)}
         self.run = record.folder(self.folder, self.number)
+        if self.node:
+            self.node.begin(self.number)
         found, value = record.read(self.run) or {}, experiment_file.load(self.run / "experiment.json")[0]
         self.steps_per_epoch = self.shelf[record.reads(value)].steps_per_epoch(value)
         if found.get("status") in record.ENDED:  # before the sweep was interrupted, or before a scheduler chose it
@@ -172,7 +198,12 @@ class Trial(tune.Trainable):
             compiler.defer_compiler()
         self.attempt = self._attempt()
 
+    def _hold(self) -> None:
+        """Take the trial from whoever had it, on this node or another, with its checkpoints."""
+        if self.node and isinstance(self.attempt, Attempt) and self.node.take():
+            self.attempt = self._attempt()
+
     def _attempt(self) -> Attempt:
         value = experiment_file.load(self.run / "experiment.json")[0]
         value = apply(value, (record.read(self.run) or {}).get("planned", {}))
-        return Attempt(self.run, value, self.shelf[record.reads(value)], self.limits)
+        return Attempt(self.run, value, self.shelf[record.reads(value)], self.limits, self.named)

@@ -21,6 +21,7 @@ from raytrain.experiment import Scaling
 from raytrain.files import known_json, write_atomically
 from raytrain.run import copies, experiment_file
 from raytrain.sweep import record, repeats
+from raytrain.sweep.at_url import NodeUploads
 from raytrain.sweep.front import pareto_front
 from raytrain.sweep.points import decided
 from raytrain.sweep.space import present
@@ -39,6 +40,7 @@ class Trials:
     Attributes:
         leaving: the trials are to stop, each with a checkpoint.
         hurried: Tune is not to wait for them.
+        away: uploads the files of a sweep whose trials run on nodes that share no folder with the driver's.
         begun: the trials that have a record.
         scalings: the planned scaling of each trial that this object has proposed.
     """
@@ -58,12 +60,13 @@ class Trials:
         self._chosen: dict[int, dict[str, Any]] = {}
         """The values of configurations, where each has several trials."""
         self.leaving = self.hurried = False
+        self.away: NodeUploads | None = None
         self.ended: dict[int, dict[str, Any]] = {}
         self.count = self.sweep.count
         self.begun = {int(found.parent.name) for found in path.glob("trials/[0-9]*/trial.json")}
         self._texts: dict[int, str] = {}
         """The records of ended trials as sweep.json has them."""
-        self._bare: set[int] = set()
+        self.bare: set[int] = set()
         """Ended trials whose checkpoints are removed."""
         self.scalings: dict[int, Scaling] = {}
         before = known_json(path / "sweep.json")
@@ -293,8 +296,8 @@ class Trials:
         else:
             kept = {*self.ranked(records)[: self.sweep.keep]}
         for one in records:
-            if one["status"] in record.ENDED and one["number"] not in kept and one["number"] not in self._bare:
-                self._bare.add(one["number"])
+            if one["status"] in record.ENDED and one["number"] not in kept and one["number"] not in self.bare:
+                self.bare.add(one["number"])
                 shutil.rmtree(record.folder(self.path, one["number"]) / "checkpoints", ignore_errors=True)
 
     def replay(self) -> None:

@@ -17,20 +17,21 @@ from ray.exceptions import RayTaskError
 from ray.tune import schedulers
 from ray.tune.search import Searcher
 
+from raytrain.checkpoint import location
 from raytrain.data.reader import Part
-from raytrain.driver import failures, ray_cluster, reading
+from raytrain.driver import failures, reading
 from raytrain.driver.endings import HostLost
 from raytrain.driver.interrupts import Interrupts
 from raytrain.driver.ray_internals import ray_train, tune_recovery, tune_start
 from raytrain.driver.room import why_no_room
 from raytrain.driver.sizing import reading_threads
 from raytrain.driver.skipped import write_skipped
-from raytrain.experiment import Scaling
 from raytrain.loggers import Logger
-from raytrain.sweep import fold_data, record, trial
+from raytrain.sweep import desk, fold_data, record, trial
 from raytrain.sweep.attempt import Data
 from raytrain.sweep.callbacks import forwarded
 from raytrain.sweep.repeats import in_turn
+from raytrain.sweep.reserved import Most, room_for
 from raytrain.sweep.search import NoValues
 from raytrain.sweep.sweep_plan import SweepPlan
 from raytrain.sweep.trial import number_of
@@ -43,8 +44,6 @@ _LEAVE_SECONDS = 5.0
 _WRITING = 0.05
 """The share of the time that the driver may spend writing sweep.json, which grows with the sweep. The records of the
 trials are the state; sweep.json repeats them for readers."""
-_JOINED_SECONDS = 5.0
-"""Seconds between two looks for nodes that have joined the cluster."""
 _ROOM_SECONDS = 30.0
 """Seconds without a running trial after which the sweep says what it waits for."""
 
@@ -193,26 +192,6 @@ class _Waiting:
             self.observer.status(f"waiting for trial {waits[0]}: {why_no_room(self.trials.scalings[waits[0]])}")
 
 
-class _Most:
-    """How many trials may run at once: as planned, and more where nodes have joined since.
-
-    Args:
-        together: whether all may, as only their reservations hold them back.
-    """
-
-    def __init__(self, planned: SweepPlan, together: bool):
-        self.planned, self.together = planned, together
-        self.most, self.due = planned.concurrent, time.monotonic() + _JOINED_SECONDS
-
-    def __call__(self) -> int:
-        """Return it; look at the nodes once in `_JOINED_SECONDS`."""
-        if self.together:
-            return self.planned.sweep.count
-        if time.monotonic() >= self.due:
-            self.most, self.due = self.planned.at_once(ray_cluster.resources()), time.monotonic() + _JOINED_SECONDS
-        return self.most
-
-
 class _Proposed(Searcher):
     """Gives Tune the trials' numbers; their values are in their directories by then.
 
@@ -240,7 +219,7 @@ class _Proposed(Searcher):
                 self.live.add(trial_id)
                 return {
                     trial.NUMBER: number,
-                    trial.ROOM: room_for(self.trials.scalings[number]),
+                    trial.ROOM: room_for(self.trials.scalings[number], self.trials.away is not None),
                     trial.VALUES: self.trials.labels(values),
                 }
         return Searcher.FINISHED  # type: ignore[return-value]
@@ -271,6 +250,8 @@ class _Watch(tune.Callback):
 
     def _ended(self, trial: Any, error: Any) -> None:
         number = number_of(str(trial))
+        if error is not None and self.trials.away:
+            self.trials.away.collect(number)
         self.trials.ended_by_tune(number, error)
         self.trials.tell(number)
 
@@ -311,7 +292,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
         return None
     # Where trials wait for each other, Tune must have all at once: only their reservations hold them back.
     together = s.scheduler.together and (max(trials.planned.widths) == 1 or ray_train.shares_groups())
-    most = _Most(trials.planned, together)
+    most = Most(trials.planned, together)
     space: dict[str, Any] = {}
     proposed: dict[str, Any] = {"search_alg": _Proposed(trials, waiting, most), "num_samples": len(waiting)}
     if together and not s.search.learns:  # of a searcher Tune otherwise asks for the next trial when one has started
@@ -319,8 +300,9 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     if s.scheduler.mutates:  # Tune takes no search beside such a scheduler: the whole population is there at once
         space, proposed = _population(trials, waiting), {"max_concurrent_trials": most()}
     metric: dict[str, Any] = {} if scheduler is None else {"metric": trial.SCORE, "mode": trials.objectives[0].mode}
+    away, kept = _away(trials)
     return tune.Tuner(
-        _trainable(trials, shelf),
+        _trainable(trials, shelf, away),
         param_space=space,
         tune_config=tune.TuneConfig(
             **proposed,
@@ -332,7 +314,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
         ),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str((trials.path / "logs").absolute()),
+            **kept,
             stop=_Stop(trials),
             failure_config=tune.FailureConfig(max_failures=s.retries),
             callbacks=[_Watch(trials), *callbacks],
@@ -341,8 +323,27 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     )
 
 
-def _trainable(trials: Trials, shelf: dict[str, Any]) -> Any:
-    """Return the class of Tune's actors, with what all trials have in common."""
+def _away(trials: Trials) -> tuple[tuple[str, Any] | None, dict[str, Any]]:
+    """Return the URL and the desk of a sweep whose directory is on this node alone, and where Tune keeps what trials
+    save: at a pause for themselves, or for others."""
+    uploads = trials.away
+    if uploads is None:
+        return None, {"storage_path": str((trials.path / "logs").absolute())}
+    there = desk.open_desk(trials.path)
+    uploads.collect = partial(desk.collect, trials.path, uploads.where)
+    uploads.notes = partial(desk.said, there)
+    if trials.sweep.scheduler.together:
+        return (uploads.where, there), {"storage_path": location.join(uploads.where, "logs")}
+    nothing = tune.CheckpointConfig(checkpoint_at_end=False)
+    return (uploads.where, there), {"storage_path": str(trials.path / "logs"), "checkpoint_config": nothing}
+
+
+def _trainable(trials: Trials, shelf: dict[str, Any], away: tuple[str, Any] | None) -> Any:
+    """Return the class of Tune's actors, with what all trials have in common.
+
+    Args:
+        away: the URL and the desk of a sweep whose directory is on this node alone.
+    """
     scaling, gib = trials.planned.base.experiment.scaling, trials.sweep.memory_gib
     share = min(1.0, scaling.gpus_per_worker or 1.0)
     limits = trial.Limits(None if gib is None else int(gib * 2**30), trials.sweep.timeout_seconds, share)
@@ -350,14 +351,14 @@ def _trainable(trials: Trials, shelf: dict[str, Any]) -> Any:
     s = trials.sweep.scheduler
     units = {"unit": s.unit_steps, "unit_epochs": s.unit_epochs}
     return tune.with_parameters(
-        trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits, **units
+        trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits, away=away, **units
     )
 
 
 def _population(trials: Trials, waiting: list[int]) -> dict[str, Any]:
     """Propose all trials, and return them as Tune's space."""
     population = {number: values for number in waiting if (values := trials.propose(number)) is not None}
-    rooms = {number: room_for(trials.scalings[number]) for number in population}
+    rooms = {number: room_for(trials.scalings[number], trials.away is not None) for number in population}
     space: dict[str, Any] = {
         trial.NUMBER: tune.grid_search(list(population)),
         trial.ROOM: tune.sample_from(lambda spec: rooms[spec["config"][trial.NUMBER]]),
@@ -365,20 +366,6 @@ def _population(trials: Trials, waiting: list[int]) -> dict[str, Any]:
     for axis in trials.sweep.axes:
         space[axis.path] = tune.sample_from(lambda spec, path=axis.path: population[spec["config"][trial.NUMBER]][path])
     return space
-
-
-def room_for(scaling: Scaling) -> dict[str, Any]:
-    """Return what a trial with a planned scaling reserves: the bundles of its placement group, and how they are placed.
-
-    A trial of one worker trains in the actor, which takes the first bundle. The actor of a larger one takes nothing,
-    so that Tune holds the trial back until all of its workers have room.
-    """
-    bundle = {"CPU": scaling.cpus_per_worker, "GPU": scaling.gpus_per_worker or 0.0}
-    if scaling.ranks <= 1:
-        return {"bundles": [bundle], "strategy": "PACK"}
-    if not ray_train.shares_groups():  # Ray Train makes a group of its own, and Tune refuses an empty request
-        return {"bundles": [{"memory": 1}], "strategy": "PACK"}
-    return {"bundles": [{}, *[bundle] * scaling.ranks], "strategy": scaling.placement.upper()}
 
 
 def _lost_its_host(error: Any) -> bool:

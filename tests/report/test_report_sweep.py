@@ -699,6 +699,24 @@ def test_rows_of_trials_are_appended_to_the_csv_as_they_end(tmp_path: Path) -> N
     growing.update(tmp_path / "gone", content)  # nothing new: nothing is written
 
 
+def test_hosts_of_trials_are_named_where_there_are_several(tmp_path: Path) -> None:
+    content: dict[str, Any] = searched(4, fail=False) | {"status": "running"}
+    first, *rest = content["trials"]
+    growing, whole = sweep.GrowingCSV(), [first, *(one | {"host": f"node{one['number'] % 2}"} for one in rest)]
+    growing.update(tmp_path, content | {"trials": [first]})
+    assert "host" not in (tmp_path / "trials.csv").read_text()
+    for count in (2, 4):  # a node joins
+        growing.update(tmp_path, content | {"trials": whole[:count]})
+        rows = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))
+        assert [row["host"] for row in rows] == ["", "node1", "node0", "node1"][:count]
+    text = io.StringIO()
+    table = sweep.Table(Console(file=text, width=200))
+    table.trials(whole, content["objectives"], 0.0)
+    assert "trial 1 completed" in text.getvalue() and "  on node1" in text.getvalue()
+    table.finish(RunInfo(tmp_path, str(tmp_path)), content | {"trials": whole, "status": "completed"})
+    assert "memory  host" in text.getvalue()
+
+
 def test_report_beside_a_running_sweep_leaves_its_rows_alone(tmp_path: Path) -> None:
     content: dict[str, Any] = searched(4, fail=False) | {"status": "running"}
     ended = content["trials"]

@@ -1,9 +1,11 @@
-"""The actors of Tune start with any path of Python."""
+"""The actors of Tune start with any path of Python, and Tune starts no Ray."""
 
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
+import textwrap
 
 import pytest
 from ray.tune.execution import class_cache
@@ -35,3 +37,24 @@ def test_plain_path_of_python_is_left_to_tune(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "executable", "/opt/env/bin/python3.11")
     quote_python()
     assert class_cache._ActorClassCache.get is own and "py_executable" not in environment_of_actor()
+
+
+def test_tune_neither_starts_nor_joins_a_ray_when_that_of_the_sweep_is_gone() -> None:
+    script = """
+        import ray
+        from raytrain.driver import session
+        from raytrain.sweep import driver
+
+        session._settle()
+        driver._settle()
+        from ray import tune
+
+        ray.init = lambda *arguments, **named: print("started")
+        try:
+            tune.Tuner(lambda config: None).fit()
+        except Exception as error:
+            print(type(error).__name__)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert said.stdout.split() == ["RaySystemError"], said

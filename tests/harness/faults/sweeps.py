@@ -275,7 +275,7 @@ def _without(values: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in without_times(values).items()
-        if name not in ("attempts", "pid", "started", "ended", "peak_memory_bytes", "first_step_seconds")
+        if name not in ("attempts", "pid", "host", "started", "ended", "peak_memory_bytes", "first_step_seconds")
     }
 
 

@@ -1,0 +1,134 @@
+"""Sweeps at a URL on the nodes of a cluster that share nothing but the URL."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import nodes
+from helpers.killed_runs import command, rows
+
+from raytrain import Run
+from raytrain.checkpoint.storage import Storage
+from raytrain.sweep import record
+from raytrain.sweep.sweep_run import SweepRun
+
+FILE = '''
+    """Two trials wait for each other in their first epoch, so that both nodes train, and take some seconds."""
+
+    import time
+    from dataclasses import dataclass
+    from pathlib import Path
+
+    from raytrain import MLP, SGD, Digits, Experiment, Grid, Hook, Scaling, Sweep
+
+
+    @dataclass(frozen=True)
+    class Slow(Hook):
+        folder: str
+
+        def after_epoch(self, trainer, row):
+            Path(self.folder, str(trainer.experiment.optimizer.lr)).touch()
+            while len(list(Path(self.folder).iterdir())) < 2:
+                time.sleep(0.1)
+            time.sleep(0.3)
+
+
+    sweep = Sweep(
+        experiment=Experiment(
+            model=MLP(hidden=(16,)),
+            data=Digits(),
+            optimizer=SGD(lr=0.05),
+            epochs=12,
+            scaling=Scaling(threads_per_worker=1),
+            hooks=(Slow("FOLDER"),),
+        ),
+        axes=(Grid("optimizer.lr", (0.01, 0.1, 0.3, 0.2)),),
+        keep=2,
+        retries=0,
+    )
+'''
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A node without CPUs, for the driver, and two for a trial each. Each has a cache of its own."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with nodes.started(0) as found:
+        found.caches = [tmp_path / "cache0", tmp_path / "cache1", tmp_path / "cache2"]
+        variables = [{"XDG_CACHE_HOME": str(cache)} for cache in found.caches[1:]]
+        found.workers = [found.add_node(num_cpus=1, env_vars=one) for one in variables]
+        monkeypatch.setenv("XDG_CACHE_HOME", str(found.caches[0]))
+        yield found
+
+
+def known(trials: list[dict]) -> list[tuple]:
+    return [(one["number"], one["status"], one["values"], one["objective"], one["epochs"]) for one in trials]
+
+
+def held_by(cluster: Any, number: int) -> Any:
+    """The node that has a trial; None before it trains."""
+    for file in cluster.caches[0].glob(f"raytrain/runs/*/nodes/trials/{number:04d}/holder.json"):
+        found = json.loads(file.read_text())["node"]
+        return next((node for node in cluster.workers if node.node_id == found), None)
+    return None
+
+
+def started(file: Path, folder: Path, *arguments: str) -> subprocess.Popen:
+    """The sweep, whose trials meet in a new folder."""
+    folder.mkdir()
+    own = file.with_name(f"{folder.name}.py")
+    own.write_text(file.read_text().replace("FOLDER", str(folder)))
+    return subprocess.Popen(
+        command("sweep", str(own), *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.slow
+def test_sweep_at_a_url_loses_no_trial_with_a_node(s3: str, tmp_path: Path, cluster: Any) -> None:
+    file, url = tmp_path / "lr.py", f"{s3}/sweeps/nodes"
+    file.write_text(textwrap.dedent(FILE))
+    process = started(file, tmp_path / "whole_met", "--out", str(tmp_path), "--name", "whole", "--concurrent", "2")
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    whole = SweepRun(tmp_path / "whole")
+    at = ("--address", cluster.address, "--out", f"{s3}/sweeps", "--name", "nodes")
+    process, storage, deadline = started(file, tmp_path / "met", *at), Storage(url), time.monotonic() + 400
+    try:
+        while not storage.below("trials/0001").committed():
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)
+            time.sleep(0.5)
+        lost = held_by(cluster, 1)
+        assert lost is not None and held_by(cluster, 0) not in (None, lost), "both nodes train"
+        before = {n: storage.read(f"trials/{n:04d}/trial.json") for n in (0, 1)}
+        cluster.remove_node(lost, allow_graceful=False)
+        said, _ = process.communicate(timeout=400)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert {json.loads(one)["status"] for one in before.values()} == {"running"}
+    found = SweepRun(url)
+    assert known(found.trials) == known(whole.trials) and found.answer["best"] == whole.answer["best"]
+    assert [one["attempts"] for one in found.trials] == [1, 2, 1, 1], "it went on on the other node"
+    for number in range(4):
+        own, expected = (record.folder(one.path, number) for one in (found, whole))
+        assert rows(own) == rows(expected), "each step once, and each loss bit for bit"
+    kept = {name.split("/")[1] for name in storage.names() if "/checkpoints/" in name}
+    assert kept == {one.parent.name for one in whole.path.glob("trials/*/checkpoints")}
+    for name in kept:
+        ours, theirs = Run(f"{url}/trials/{name}").model(), Run(whole.path / "trials" / name).model()
+        assert {n: t.tolist() for n, t in ours.state_dict().items()} == {
+            n: t.tolist() for n, t in theirs.state_dict().items()
+        }
+    left = [one for one in cluster.caches[0].rglob("model.safetensors") if "/workers/" not in str(one)]
+    assert {one.parents[2].name for one in left} <= kept, "the driver's node has only what the test has read"
+    assert all((cache / "raytrain" / "trials").is_dir() for cache in cluster.caches[1:]), "both nodes trained"
+    assert {one["host"] for one in found.trials} == {socket.gethostname()}
+    assert "host" in (found.path / "trials.csv").read_text().splitlines()[0].split(",")
