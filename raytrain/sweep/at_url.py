@@ -66,7 +66,7 @@ def opened(url: str) -> Path | None:
         file.unlink(missing_ok=True)  # locks stay: trials of a killed driver may still hold them while they end
     path.mkdir(parents=True, exist_ok=True)
     location.note_url(path, url)
-    small = [name for name in names if not ({"..", "checkpoints"} & {*name.split("/")})]
+    small = [name for name in names if not ({"..", "checkpoints", "pool"} & {*name.split("/")})]
     _each(lambda name: location.replace_file(path / name, storage.read(name)), small, url)
     return path
 
@@ -262,8 +262,12 @@ class Uploads:
         except (OSError, errors.UserError) as error:
             if not self._silent:
                 self._silent = True
-                later = f"{errors.command('resume', self.url)} on this machine"
-                self.say(f"{self.url}: {error}; files wait in {self.path} until storage answers, or for {later}")
+                self.say(f"{self.url}: {error}; {self._waits()}")
+
+    def _waits(self) -> str:
+        """Return what becomes of files that storage refuses."""
+        later = f"{errors.command('resume', self.url)} on this machine"
+        return f"files wait in {self.path} until storage answers, or for {later}"
 
 
 class NodeUploads(Uploads):
@@ -295,6 +299,13 @@ class NodeUploads(Uploads):
                 if (record.read(record.folder(self.path, number)) or {}).get("status") in record.ENDED:
                     self.collect(number)
         super().__exit__(*failed)
+        with contextlib.suppress(OSError, errors.UserError):
+            there = Storage(self.where)
+            for name in there.names("pool"):
+                there.remove(name)
+
+    def _waits(self) -> str:
+        return f"trials wait with their weights until storage answers; {errors.command('resume', self.url)} goes on"
 
     def assume(self) -> None:
         """As above, after all that a sweep on this machine has left to upload."""

@@ -38,7 +38,7 @@ FILE = '''
             Path(self.folder, str(trainer.experiment.optimizer.lr)).touch()
             while len(list(Path(self.folder).iterdir())) < 2:
                 time.sleep(0.1)
-            time.sleep(0.3)
+            time.sleep(0.5)
 
 
     sweep = Sweep(
@@ -100,7 +100,7 @@ def test_sweep_at_a_url_loses_no_trial_with_a_node(s3: str, tmp_path: Path, clus
     assert process.returncode == 0, said
     whole = SweepRun(tmp_path / "whole")
     at = ("--address", cluster.address, "--out", f"{s3}/sweeps", "--name", "nodes")
-    process, storage, deadline = started(file, tmp_path / "met", *at), Storage(url), time.monotonic() + 400
+    process, storage, deadline = started(file, tmp_path / "met", *at), Storage(url), time.monotonic() + 900
     try:
         while not storage.below("trials/0001").committed():
             assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)
@@ -109,7 +109,7 @@ def test_sweep_at_a_url_loses_no_trial_with_a_node(s3: str, tmp_path: Path, clus
         assert lost is not None and held_by(cluster, 0) not in (None, lost), "both nodes train"
         before = {n: storage.read(f"trials/{n:04d}/trial.json") for n in (0, 1)}
         cluster.remove_node(lost, allow_graceful=False)
-        said, _ = process.communicate(timeout=400)
+        said, _ = process.communicate(timeout=900)
     finally:
         process.kill()
     assert process.returncode == 0, said

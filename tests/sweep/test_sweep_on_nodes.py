@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from raytrain import MLP, Digits, Experiment, Scaling, UserError
 from raytrain.checkpoint import checkpoints, layout, location
 from raytrain.checkpoint.storage import Storage
-from raytrain.sweep import at_url, on_nodes, record
+from raytrain.driver.resources import Node as machine
+from raytrain.driver.resources import Resources
+from raytrain.sweep import at_url, driver, on_nodes, record
 from raytrain.sweep.desk import Desk
 
 
@@ -152,11 +155,39 @@ def test_driver_uploads_an_end_once_its_node_has_let_the_trial_go(s3: str) -> No
     uploads.push()
     assert json.loads(there.read("trial.json"))["status"] == "stopped"
     assert there.read("metrics.jsonl") == rows and [*there.committed()] == ["step_00000003"]
+    shutil.rmtree(path)
+    assert at_url.opened(url) == path and (record.read(mirror) or {})["status"] == "stopped"
+    assert not (mirror / "checkpoints").exists()
+    at_url.Uploads(path, lambda: [0], print).assume()
+    assert layout.committed(mirror / "checkpoints") == ["step_00000003"], "a sweep on one machine goes on with them"
     bare.add(0)
     uploads.push()
     assert not there.committed(), "weights that are not kept"
-    shutil.rmtree(path)
-    assert at_url.opened(url) == path and (record.read(mirror) or {})["status"] == "stopped"
+
+
+def test_what_one_machine_could_not_upload_is_uploaded_before_nodes_go_on(s3: str) -> None:
+    path, _ = begun(f"{s3}/sweeps/unsent-{id(object())}")
+    mirror, url = record.folder(path, 0), str(location.url_of(path))
+    at_url.Uploads(path, lambda: [0], print).push()  # then its driver is killed
+    rows = train(mirror, 3)
+    there = Storage(url).below("trials/0000")
+    assert at_url.opened(url) == path and not there.committed()
+    at_url.NodeUploads(path, lambda: [0], print, lambda: ()).assume()
+    assert [*there.committed()] == ["step_00000003"] and there.read("metrics.jsonl") == rows
+    assert json.loads(there.read("trial.json"))["status"] == "running"
+    assert not (path / at_url._UNSENT).exists(), "from now on the URL alone counts"
+
+
+def test_workers_that_fit_on_no_single_node_are_refused() -> None:
+    value = Experiment(MLP(), Digits(), scaling=Scaling(workers=2, cpus_per_worker=1.0))
+    nodes = Resources((machine("a", 2.0, 0.0, 1 << 30), machine("b", 1.0, 0.0, 1 << 30)), "there")
+
+    def planned(*widths: int) -> Any:
+        return SimpleNamespace(base=SimpleNamespace(experiment=value), widths=widths, share=nodes)
+
+    driver._check_one_node(planned(1, 2), "s3://bucket/sweep")
+    with pytest.raises(UserError, match="the 3 workers of a trial fit on no single node"):
+        driver._check_one_node(planned(2, 3), "s3://bucket/sweep")
 
 
 def test_what_a_pool_has_is_found_on_other_nodes(s3: str) -> None:
