@@ -45,13 +45,14 @@ def _averaged(one: Configuration, repeats: Sequence[Trial]) -> Trial:
     bad = next((trial for trial in repeats if trial.status not in ENDED_WELL), repeats[0])
     good = bool(means) and means[0] is not None
     ends = [trial.ended for trial in repeats if trial.ended is not None]
-    last = {"ended": max(ends) if len(ends) == len(repeats) else None}
+    figures: dict[str, Any] = {name: mean(name) for name in FIGURES}
+    figures["ended"] = max(ends) if len(ends) == len(repeats) else None
     return Trial(
         one.number,
         one.values,
         "completed" if good else bad.status,
         means,
-        **{name: mean(name) for name in FIGURES} | last,
+        **figures,
         error="" if good else bad.error,
         violates=() if good else broken,
         half=tuple(None if s.mean is None or s.high is None else s.high - s.mean for s in one.spreads),
