@@ -290,7 +290,8 @@ class NodeUploads(Uploads):
         self.collect: Callable[[int], None] = lambda number: None
         """Takes over what a process on another node has left of a trial; set while Ray runs."""
         self.notes: Callable[[], list[str]] = list
-        """Returns what trials have to say to the user; set while Ray runs."""
+        """Returns what trials have said to the user; set while Ray runs."""
+        self._noted = 0
 
     def __exit__(self, *failed: object) -> None:
         """Take over what is left on the nodes, and upload what is left here."""
@@ -353,7 +354,8 @@ class NodeUploads(Uploads):
 
     def _try(self) -> None:
         super()._try()
-        for line in self.notes():
+        for line in self.notes()[self._noted :]:
+            self._noted += 1
             self.say(line)
 
 

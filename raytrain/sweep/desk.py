@@ -18,7 +18,12 @@ from raytrain.driver.ray_cluster import ask
 from raytrain.files import known_json, write_atomically
 from raytrain.sweep import record
 from raytrain.sweep.at_url import HOLDER, files
-from raytrain.sweep.on_nodes import ANSWER_SECONDS, got, push
+from raytrain.sweep.on_nodes import got, push
+
+_COLLECT_SECONDS = 60.0
+"""How long a node may take to send what a process has left there."""
+_NOTES_SECONDS = 1.0
+"""How long the desk may take for its notes: it may be starting."""
 
 
 class Desk:
@@ -86,9 +91,8 @@ class Desk:
         self._said.append(line)
 
     def said(self) -> list[str]:
-        """Return the notes since the last call."""
-        found, self._said = self._said, []
-        return found
+        """Return all notes."""
+        return self._said
 
 
 def open_desk(path: Path) -> Any:
@@ -107,15 +111,15 @@ def collect(path: Path, url: str, number: int) -> None:
     with contextlib.suppress(RayError, OSError):
         for node in ray.nodes():
             if node["Alive"] and node["NodeID"] == holder["node"]:
-                for name, content in got(ask(node, _left, url, holder["folder"], number)).items():
+                for name, content in got(ask(node, _left, url, holder["folder"], number), _COLLECT_SECONDS).items():
                     replace_file(run / name, content)
     (run / HOLDER).unlink(missing_ok=True)
 
 
 def said(desk: Any) -> list[str]:
-    """Return the notes that a desk has kept."""
+    """Return the notes that a desk has kept; none while it does not answer."""
     with contextlib.suppress(RayError):
-        return ray.get(desk.said.remote(), timeout=ANSWER_SECONDS)
+        return ray.get(desk.said.remote(), timeout=_NOTES_SECONDS)
     return []
 
 

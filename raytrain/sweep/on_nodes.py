@@ -38,8 +38,6 @@ _ROUND_SECONDS = 0.5
 """Seconds between two looks for something new in a trial's folder."""
 _PAUSE_SECONDS = 1.0
 """Seconds between two tries where storage does not answer."""
-ANSWER_SECONDS = 60.0
-"""How long another process may take to send files."""
 _ABANDONED_SECONDS = 600.0
 """Age from which a folder without a process is removed: until then its driver may collect what is left in it."""
 
@@ -309,11 +307,11 @@ def push(there: Storage, run: Path) -> list[str]:
     return names
 
 
-def got(asked: Any) -> dict[str, bytes]:
+def got(asked: Any, seconds: float | None = None) -> dict[str, bytes]:
     """Return files by name, from a reference.
 
     Raises:
         RayError: the process that has them is gone, or they are not there in time.
     """
-    found: Any = ray.get(asked, timeout=ANSWER_SECONDS)
+    found: Any = ray.get(asked, timeout=seconds)
     return found
