@@ -40,7 +40,7 @@ from raytrain.parallel.strategy import Strategy
 from raytrain.training.trainer import Trainer
 
 ALL = (GradientNorm(), UpdateRatio(every=3), LearningRates(), StopOnDivergence(factor=1e6))
-PLAIN = replace(strategies.BASE, clip_norm=None, epochs=1, hooks=ALL)
+PLAIN = replace(strategies.SHORT, clip_norm=None, epochs=1, hooks=ALL)
 CUT = replace(cut_runs.BASE, parallel=DDP(reduction="torch"))
 WAYS: dict[str, tuple[Parallel, int]] = {
     "one rank": (DDP(), 1),
