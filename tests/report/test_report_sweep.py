@@ -909,7 +909,7 @@ def test_no_foreign_trials_break_the_table(trials: list, axes: list, objectives:
 FIGURES = [*(0, -1, 1, 5e-324, 1e-30, 1 + 1e-15, 0.5, 12_000, 1e30, -1e30, 1e99, 1.7e308, 10**400), math.nan, None]
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_no_foreign_figures_break_the_pictures(tmp_path: Path, seed: int) -> None:
     random = np.random.default_rng(seed)
 
