@@ -34,7 +34,7 @@ def small(tmp_path: Path) -> Path:
         count = 12 if name.startswith("train") else 5
         shape = (count, 28, 28) if "idx3" in name else (count,)
         array = generator.integers(0, 10, shape).astype(np.uint8)
-        (raw / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+        (raw / f"{name}.gz").write_bytes(gzip.compress(idx(array), mtime=0))
     return tmp_path
 
 
@@ -108,12 +108,12 @@ IMAGES, LABELS = np.zeros((12, 28, 28), np.uint8), np.arange(12, dtype=np.uint8)
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        (FILES[0], gzip.compress(idx(IMAGES))[:-20], "truncated or damaged gzip"),
+        (FILES[0], gzip.compress(idx(IMAGES), mtime=0)[:-20], "truncated or damaged gzip"),
         (FILES[0], b"\x1f\x8b not gzip at all", "truncated or damaged gzip"),
-        (FILES[0], gzip.compress(idx(IMAGES))[:-8] + bytes(8), "truncated or damaged gzip"),
+        (FILES[0], gzip.compress(idx(IMAGES), mtime=0)[:-8] + bytes(8), "truncated or damaged gzip"),
         (FILES[0], b"", "IDX magic missing instead of 00000803"),
         (FILES[0], b"<html>404</html>", "IDX magic 3c68746d instead of 00000803"),
-        (FILES[0], gzip.compress(idx(LABELS)), "IDX magic 00000801 instead of 00000803"),
+        (FILES[0], gzip.compress(idx(LABELS), mtime=0), "IDX magic 00000801 instead of 00000803"),
         (FILES[0], idx(IMAGES)[:-1], "its length 9,423 does not fit its header"),
         (FILES[0], idx(IMAGES)[:10], "its length 10 does not fit its header"),
         (FILES[0], idx(IMAGES) + b"!", "its length 9,425 does not fit its header"),
@@ -180,8 +180,8 @@ def test_download_fetches_what_is_missing_and_no_more(
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (gzip.compress(idx(IMAGES)), "its sha256 is not the known one"),
-        (gzip.compress(idx(IMAGES))[:-20], "ended before"),
+        (gzip.compress(idx(IMAGES), mtime=0), "its sha256 is not the known one"),
+        (gzip.compress(idx(IMAGES), mtime=0)[:-20], "ended before"),
         (b"<html>404</html>", "[Nn]ot a gzipped file"),
         (b"", "its sha256 is not the known one"),
         (urllib.error.URLError("no route to host"), "no route to host"),
