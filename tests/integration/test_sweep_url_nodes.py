@@ -132,3 +132,41 @@ def test_sweep_at_a_url_loses_no_trial_with_a_node(s3: str, tmp_path: Path, clus
     assert all((cache / "raytrain" / "trials").is_dir() for cache in cluster.caches[1:]), "both nodes trained"
     assert {one["host"] for one in found.trials} == {socket.gethostname()}
     assert "host" in (found.path / "trials.csv").read_text().splitlines()[0].split(",")
+
+
+POPULATION = """
+    from raytrain import *
+
+    sweep = Sweep(
+        Experiment(
+            MLP(hidden=(16,)), Digits(), optimizer=SGD(lr=0.05), epochs=12, scaling=Scaling(threads_per_worker=1)
+        ),
+        axes=(LogUniform("optimizer.lr", 0.0005, 0.5), Uniform("optimizer.momentum", 0.0, 0.9)),
+        scheduler=PBT(every_epochs=4),
+        trials=4,
+    )
+"""
+
+
+@pytest.mark.slow
+def test_population_takes_weights_from_other_nodes(s3: str, tmp_path: Path, cluster: Any) -> None:
+    file, url = tmp_path / "population.py", f"{s3}/sweeps/population"
+    file.write_text(textwrap.dedent(POPULATION))
+    start = command("sweep", str(file), "--address", cluster.address, "--out", f"{s3}/sweeps", "--name", "population")
+    done = subprocess.run(start, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = SweepRun(url)
+    assert [(one["status"], one["epochs"]) for one in found.trials] == [("completed", 12)] * 4
+    taken = [one for one in found.trials if one.get("taken")]
+    assert taken and all(1 <= len(one["taken"]) <= 2 for one in taken), "the worst one, at each comparison but the last"
+    for number in range(4):
+        steps = [row["step"] for row in rows(record.folder(found.path, number)) if row["kind"] == "step"]
+        assert steps == list(range(1, 12 * 23 + 1))
+    assert not any(name.startswith("pool/") for name in Storage(url).names())
+    again = command("train", str(found.path / "best.json"), "--out", str(tmp_path), "--name", "again")
+    subprocess.run(again, check=True, capture_output=True, timeout=600)
+    assert found.best is not None
+    ours, theirs = found.best.model(), Run(tmp_path / "again").model()
+    assert {n: t.tolist() for n, t in ours.state_dict().items()} == {
+        n: t.tolist() for n, t in theirs.state_dict().items()
+    }
