@@ -30,7 +30,7 @@ from raytrain.sweep.space import apply
 NUMBER = "trial"
 """The trial's number in Tune's configuration, beside the values of its axes."""
 ROOM = "room"
-"""What the trial reserves, in Tune's configuration: as `tuning.room_for` returns it."""
+"""What the trial reserves, in Tune's configuration: as `reserved.room_for` returns it."""
 VALUES = "values"
 """The labels of the axes' values, in Tune's configuration, for the callbacks of users."""
 STATUS = "status"
