@@ -72,7 +72,11 @@ def make_room(size: int, limit: int, others: Iterable[Path], stays: Callable[[Pa
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Hold a lock that all processes and threads of this machine share; yield whether it is held."""
-    with open(path, "w") as lock:
+    try:
+        lock = open(path, "a")
+    except PermissionError:  # another user's
+        lock = open(path)
+    with lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +88,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
                 doing.tick()  # another holds it, and gives up by itself
                 time.sleep(0.02)
             except OSError as error:  # a file system without locks: a file may be written twice, and is whole
-                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF):
                     raise
                 break
         yield True

@@ -78,7 +78,8 @@ def load(path: Path, index: Index) -> tuple[dict[str, np.ndarray], Bad] | None:
     try:
         found = _open(path, index)
         if found is not None:
-            os.utime(path)  # the time of its last use
+            with contextlib.suppress(PermissionError):  # another user's
+                os.utime(path)  # the time of its last use
         return found
     except OSError:
         return None

@@ -266,7 +266,8 @@ def _have(path: Path, size: int) -> bool:
     try:
         if path.stat().st_size != size:
             return False
-        os.utime(path)  # the time of its last use
+        with contextlib.suppress(PermissionError):  # another user's
+            os.utime(path)  # the time of its last use
         return True
     except FileNotFoundError:
         return False

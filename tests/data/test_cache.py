@@ -248,7 +248,23 @@ def test_a_disk_limits_the_size_that_the_field_asks_for(tmp_path: Path, monkeypa
     assert not cache.store(cache.entry(tmp_path, INDEX, "2"), INDEX, ARRAYS, [], 50)
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_folder_that_users_share_serves_each(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = cache.entry(entry.parent, INDEX, "other")
+    assert cache.store(other, INDEX, ARRAYS, BAD)
+    (entry.parent / budget.LOCK).chmod(0o444)
+
+    def refused(path: Any, *_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    def opened(path: Any, mode: str = "r", **more: Any) -> Any:
+        return refused(path) if mode == "a" else open(path, mode, **more)  # root may open what others may not
+
+    monkeypatch.setattr(os, "utime", refused)
+    monkeypatch.setattr(budget, "open", opened, raising=False)
+    assert cache.load(other, INDEX) is not None and cache.store(entry, INDEX, ARRAYS, BAD)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_caches_too(entry: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise OSError(code, os.strerror(code))
