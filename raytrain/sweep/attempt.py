@@ -31,6 +31,7 @@ from raytrain.driver.interrupts import Leave
 from raytrain.driver.job import Job
 from raytrain.driver.worker import work
 from raytrain.experiment import Experiment
+from raytrain.files import known_json
 from raytrain.hooks import Hook
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.sweep import record
@@ -223,7 +224,7 @@ class Attempt:
             attempts=found.get("attempts", 0) + (found.get("status") != "paused"),
             pid=os.getpid(),
             started=found.get("started") or time.time(),
-            **({"host": socket.gethostname()} if self.named else {}),
+            **({"host": socket.gethostname()} if self.named or "host" in found else {}),
         )
         (self.run / "stop").unlink(missing_ok=True)
         (self.run / "summary.json").unlink(missing_ok=True)
@@ -257,9 +258,13 @@ class Attempt:
         finally:
             self._trainer = None
         if status != "interrupted":
-            here = self.value.scaling.ranks <= 1
-            peak = {"peak_memory_bytes": _peak(bool(self.value.scaling.gpus_per_worker))} if here else {}
-            record.update(self.run, status=status, error=error, ended=time.time(), **peak)
+            more: dict[str, Any] = {}
+            if self.value.scaling.ranks <= 1:
+                more["peak_memory_bytes"] = _peak(bool(self.value.scaling.gpus_per_worker))
+            places = [known_json(file).get("host") for file in sorted((self.run / "logs").glob("place_*.json"))]
+            if self.named and (hosts := dict.fromkeys(filter(None, places))):  # of several workers
+                more["host"] = ", ".join(hosts)
+            record.update(self.run, status=status, error=error, ended=time.time(), **more)
         self._said.put(("end", status))
 
     def _job(self) -> Job:

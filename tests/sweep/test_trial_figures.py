@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from raytrain import MLP, SGD, Digits, Experiment, Scaling
 from raytrain.run import metrics_log
+from raytrain.sweep import attempt as attempts
 from raytrain.sweep import objective, record
 from raytrain.sweep.attempt import Attempt, Limits
 
@@ -124,6 +126,24 @@ def test_threads_share_the_looks(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert looks.of(run)["epochs"] == 200
+
+
+def test_record_names_the_host_of_the_last_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts.Attempt, "_job", lambda self: None)
+    monkeypatch.setattr(attempts, "work", lambda *_: (_ for _ in ()).throw(ValueError("a trial that fails")))
+    value, nothing, here = Experiment(model=MLP(), data=Digits()), cast(Any, None), socket.gethostname()
+    for number, (named, before, found) in enumerate(
+        ((False, {}, None), (True, {}, here), (True, {"host": "lost"}, here), (False, {"host": "lost"}, here))
+    ):
+        (run := tmp_path / str(number)).mkdir()
+        record.update(run, status="interrupted", **before)
+        Attempt(run, value, nothing, Limits(None, 60.0), named)._train()
+        assert (record.read(run) or {}).get("host") == found
+    (run := tmp_path / "workers" / "logs").mkdir(parents=True)
+    for rank, host in enumerate(("b", "a", "b")):
+        (run / f"place_{rank}.json").write_text(json.dumps({"host": host}))
+    Attempt(run.parent, value, nothing, Limits(None, 60.0), True)._train()
+    assert (record.read(run.parent) or {})["host"] == "b, a"
 
 
 def test_trial_of_several_workers_reads_each_row_once(tmp_path: Path, reads: list[tuple[str, int]]) -> None:
