@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,3 +61,28 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip(f"the real data is not at {root}: set RAYTRAIN_TEST_DATA to a folder with mnist and hymenoptera")
     return root
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """One Ray for all trainings in this process, with this machine's CPUs; `raytrain.train` and the commands use it as
+    it is."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+        import ray.data
+
+        from raytrain.driver import limits
+        from raytrain.driver.ray_internals import own_node
+        from raytrain.driver.resources import local_resources
+
+        cpus = int(local_resources().cpus)
+        limits.give_token()
+        with own_node.small_node():
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        ray.data.DataContext.get_current()  # which warns of its own defaults when it is made
+        yield
+        ray.shutdown()

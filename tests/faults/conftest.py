@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,21 +34,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
-    """A Ray that the commands of this process use, so that one takes a part of a second."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import ray
-
-        ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def every_write_told(ray_here: None) -> Iterator[None]:
+def every_write_told(cluster: None) -> Iterator[None]:
     """Tells `harness.faults.writes` of each write of this process."""
     with audited():
         yield

@@ -100,13 +100,13 @@ STATUSES: list[int] = []
 
 
 @pytest.fixture(scope="module")
-def half(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one epoch, which has ended."""
     return trained(tmp_path_factory.mktemp("half"), 1)
 
 
 @pytest.fixture(scope="module")
-def whole(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same for two."""
     return trained(tmp_path_factory.mktemp("whole"), EPOCHS)
 
@@ -205,7 +205,7 @@ def test_second_resume_is_refused_and_changes_nothing(
 
 
 def test_a_finished_run_whose_experiment_has_gone_stays(
-    ray_here: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing loads the experiment again in order to say how the run ended."""
     (tmp_path / "settings.txt").write_text("2")

@@ -63,7 +63,7 @@ class NoRay:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ray_here() -> None:
+def cluster() -> None:
     """No Ray: it stands for the fixture of that name."""
 
 

@@ -33,10 +33,16 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(Session, name, lambda self: started.append(self))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = _connected()
     yield
     sys.modules.pop(config.EXPERIMENT_MODULE, None)
+    assert not started and _connected() == before
+
+
+def _connected() -> bool:
+    """Whether this process has a Ray: that of other tests may be there."""
     ray = sys.modules.get("ray")
-    assert not started and (ray is None or not ray.is_initialized())
+    return ray is not None and ray.is_initialized()
 
 
 @pytest.fixture

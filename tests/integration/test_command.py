@@ -21,6 +21,7 @@ def test_training_completes_after_a_broken_pipe(tmp_path: Path, experiments: Pat
     read, write = os.pipe()
     os.close(read)
     train = [*COMMAND, "train", str(experiments / "digits.py"), "--epochs", "2", "--out", tmp_path, "--name", "run"]
+    train += ["--scaling.workers", "1"]
     done = subprocess.run(train, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(write)
     assert done.stderr == "note: standard output is gone (Broken pipe); the command goes on\n"

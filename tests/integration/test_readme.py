@@ -130,7 +130,7 @@ def test_a_first_run_and_what_is_done_with_it(home: Path, cluster: None, here: C
     here(the("raytrain train runs/first/experiment.json"))
     both = [Run(home / f"runs/{name}").metrics("step")["loss"].to_pylist() for name in ("first", "again")]
     assert both[0] == both[1] and len(both[0]) == 115
-    here(the("raytrain resume runs/first --epochs"))
+    here(the("raytrain resume runs/first --epochs") + " --scaling.workers 0")
     assert Run(home / "runs/first").summary["epochs"] == 8
     assert (home / "runs/first/metrics.jsonl").read_text().startswith(first)
     (home / "exp.py").write_text((home / "experiments/digits.py").read_text())
@@ -196,7 +196,7 @@ def test_a_micro_batch_is_found(home: Path) -> None:
 
 
 def test_a_sweep_its_best_trial_and_its_report(home: Path, cluster: None, here: Command) -> None:
-    output = here(the("raytrain sweep experiments/sweep_amp_batch.py --name") + " --epochs 1 --trials 3")
+    output = here(the("raytrain sweep experiments/sweep_amp_batch.py --name") + " --steps 60 --trials 3 --concurrent 1")
     assert "completed: 3 trials (3 completed)" in output and "raytrain train runs/amp/best.json" in output
     found = SweepRun(home / "runs/amp")
     assert [trial["values"]["batch_size"] for trial in found.trials] == [64, 128, 256]
@@ -214,14 +214,15 @@ def test_a_sweep_its_best_trial_and_its_report(home: Path, cluster: None, here: 
 
 
 def test_mnist(home: Path, cluster: None, here: Command) -> None:
-    here(the("raytrain train experiments/mnist.py") + " --epochs 1 --batch_size 256")
+    command = the("raytrain train experiments/mnist.py").replace("--scaling.workers 2", "--scaling.workers 0")
+    here(f"{command} --epochs 1 --batch_size 256")
     assert Run(home / "runs/mnist-1").summary["val_accuracy"] > 0.93
 
 
 def test_fine_tuning(home: Path, cluster: None, here: Command) -> None:
     command = the("raytrain train experiments/finetune.py")
     assert command.endswith("--model.weights hub")
-    short = command.replace("hub", "none") + " --epochs 1 --data.size 64 --data.crop 56"
+    short = command.replace("hub", "none") + " --epochs 1 --data.size 64 --data.crop 56 --scaling.workers 0"
     output = here(short)
     assert "21,285,698 parameters, 1,026 of them trained" in output
     assert Run(home / "runs/finetune-1").summary["status"] == "completed"
@@ -243,7 +244,7 @@ def test_a_running_cluster_is_used_and_left_running(home: Path, monkeypatch: pyt
         doctor = the("raytrain doctor").replace("auto", "127.0.0.1:6399").replace("/shared", str(home / "shared"))
         assert "Ray counts 3 of" in sh(doctor, home) and not (home / "shared").exists()
         command = the("raytrain train experiments/digits.py --address auto").replace("/shared", str(home / "shared"))
-        output = sh(command.replace("auto", "127.0.0.1:6399") + " --epochs 2", home)
+        output = sh(command.replace("auto", "127.0.0.1:6399") + " --epochs 2 --scaling.workers 1", home)
         assert ":6399 (3 CPUs" in output
         assert Run(home / "shared/runs/digits-1").summary["status"] == "completed"
         plan = sh("raytrain train experiments/digits.py --dry_run", home, RAY_ADDRESS="127.0.0.1:6399")
@@ -297,7 +298,7 @@ def listens(port: int) -> bool:
 
 def test_own_model_and_task_are_trained_and_kept(home: Path, cluster: None, here: Command) -> None:
     (home / "own.py").write_text(next(block for block in BLOCKS if "class AutoEncoder" in block))
-    here("raytrain train own.py --epochs 2 --scaling.workers 2 --model.width 8 --name own")
+    here("raytrain train own.py --epochs 2 --scaling.workers 1 --model.width 8 --name own")
     summary = Run(home / "runs/own").summary
     assert summary["status"] == "completed" and summary["val_loss"] > 0 and "val_accuracy" not in summary
     (home / "own.py").unlink()

@@ -282,7 +282,7 @@ def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
             assert own[:steps] == donor[:steps]
 
 
-@pytest.mark.parametrize("kind", [PBT, PB2])
+@pytest.mark.parametrize("kind", [PBT, pytest.param(PB2, marks=pytest.mark.slow)])
 def test_best_json_repeats_a_winner_that_took_the_weights_of_others(tmp_path: Path, kind: type[PBT]) -> None:
     """Both trials begin with a rate that learns nothing or little, so that the winner has changed it."""
     if kind is PB2:

@@ -33,7 +33,7 @@ def test_folds_are_plain_runs_of_their_splits_and_resume(
     base = Experiment(
         MLP(hidden=(32,)), Digits(folds=Folds(3)), optimizer=SGD(lr=0.05, momentum=0.9), sampler=Balanced(), epochs=2
     )
-    sweep = Sweep(base, (Grid("data.folds.fold", (0, 1, 2)),), "val_accuracy", keep=3)
+    sweep = Sweep(base, (Grid("data.folds.fold", (0, 1, 2)),), "val_accuracy", keep=3, concurrent=1)
     found = driver.sweep(sweep, Options(str(tmp_path), "cv"), Logger(), None, 0.0, write_files)
     assert found is not None
     assert read == [1438], "all folds share one copy of the samples"

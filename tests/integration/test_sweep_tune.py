@@ -165,7 +165,7 @@ def test_conditional_space_with_limits_trains_and_resumes(tmp_path: Path) -> Non
         first=({"optimizer": "SGD", "optimizer.lr": 0.05, "optimizer.momentum": 0.9}, {"optimizer": "AdamW"}),
         constraints=("peak_memory_bytes <= 1 MiB",),
         trials=2,
-        concurrent=2,
+        concurrent=1,
     )
     with pytest.raises(RunFailed, match="no trial keeps the constraints: peak_memory_bytes"):
         raytrain.sweep(sweep, out=str(tmp_path), name="sweep", quiet=True)

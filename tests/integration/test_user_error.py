@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import succeeds, without_ray
-from helpers.killed_runs import command, rows, weights
+from helpers.commands import succeeds
+from helpers.killed_runs import rows, weights
 from helpers.projects import write
 
-from raytrain import order
-
-__all__ = ["without_ray"]
+from raytrain import cli, order
 
 EXPERIMENT = """
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ class Mine(Classification):
         return loss * grown(batch.ids), count
 
 experiment = Experiment(
-    CNN((8,)), Digits(), task=Mine(), epochs=2, scaling=Scaling(workers=2), checkpoint=Checkpoint(every_steps=5)
+    CNN((8,)), Digits(), task=Mine(), epochs=2, scaling=Scaling(workers=1), checkpoint=Checkpoint(every_steps=5)
 )
 """
 FIXED = "def grown(ids):\n    return 1.0\n"
@@ -36,13 +33,7 @@ STEP = 16
 """The step that fails first."""
 
 
-def answer(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*map(str, arguments)), cwd=cwd, capture_output=True, text=True, check=False, timeout=300
-    )
-
-
-@pytest.mark.usefixtures("without_ray")
+@pytest.mark.usefixtures("cluster")
 def test_corrected_code_resumes_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,26 +41,25 @@ def test_corrected_code_resumes_bit_for_bit(
     broken = f"def grown(ids):\n    return 1.0 / ({sample} not in ids.tolist())\n"
     project = write(tmp_path / "project", {"exp.py": EXPERIMENT, "shapes.py": broken})
     right = write(tmp_path / "right", {"exp.py": EXPERIMENT, "shapes.py": FIXED})
-    failed = answer(project, "train", "exp.py", "--name", "run")
-    assert failed.returncode == 1 and failed.stderr.count("\n") == 1
-    assert f"ZeroDivisionError: float division by zero ({project}/shapes.py:2)" in failed.stderr
-    assert "correct shapes.py:2, then go on with `raytrain resume runs/run --experiment exp.py`" in failed.stderr
+    monkeypatch.chdir(project)
+    assert cli.run(["train", "exp.py", "--name", "run"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"ZeroDivisionError: float division by zero ({project}/shapes.py:2)" in said
+    assert "correct shapes.py:2, then go on with `raytrain resume runs/run --experiment exp.py`" in said
     run = project / "runs" / "run"
     assert len(rows(run)) in (10, STEP - 1) and weights(run)
 
     (project / "shapes.py").write_text(FIXED)
-    train = command("train", "exp.py", "--name", "whole")
-    with subprocess.Popen(train, cwd=right, stdout=subprocess.DEVNULL) as whole:  # beside the resumed one
-        done = answer(project, "resume", "runs/run", "--experiment", "exp.py")
-    assert done.returncode == 0, done.stderr
-    assert "code replaced after step 15: shapes.py" in done.stdout.splitlines()
-    assert whole.returncode == 0
+    said = succeeds(capsys, "resume", "runs/run", "--experiment", "exp.py")
+    assert "code replaced after step 15: shapes.py" in said.splitlines()
+    monkeypatch.chdir(right)
+    succeeds(capsys, "train", "exp.py", "--name", "whole")
     assert rows(run) == rows(right / "runs" / "whole") and weights(run) == weights(right / "runs" / "whole")
 
-    (project / "shapes.py").unlink()  # what follows takes the run's own code, which is the new one
-    longer = answer(project, "resume", "runs/run", "--epochs", 3)
-    assert longer.returncode == 0 and "code replaced after step 15" in longer.stdout, longer.stderr
     monkeypatch.chdir(project)
+    (project / "shapes.py").unlink()  # what follows takes the run's own code, which is the new one
+    assert "code replaced after step 15" in succeeds(capsys, "resume", "runs/run", "--epochs", 3)
     assert json.loads(succeeds(capsys, "evaluate", "runs/run", "--json"))["count"] == 359
     assert succeeds(capsys, "export", "runs/run", "model.pth")
     assert (run / "modules" / "shapes.py").read_text() == FIXED and not (run / "replacing.json").exists()
