@@ -44,7 +44,9 @@ BEFOREHAND = (
 )
 
 
-def _serve(jobs: Any, results: Any) -> None:
+def serve(jobs: Any, results: Any) -> None:
+    """Answer the calls of a rank."""
+    torch.set_num_threads(1)
     while (job := jobs.get()) is not None:
         store, rank, world, call = job
         try:
@@ -65,7 +67,6 @@ def _die_with_parent() -> None:
 def _fork_ranks(calls: Any, results: Any, count: int) -> None:
     """Hand calls to ranks that are forks of this process, and new ones where a call needs another module."""
     _die_with_parent()
-    torch.set_num_threads(1)
     for name in BEFOREHAND:
         importlib.import_module(name)
     ranks: list[Any] = []
@@ -82,7 +83,7 @@ def _fork_ranks(calls: Any, results: Any, count: int) -> None:
             for jobs in ranks:
                 if not os.fork():
                     _die_with_parent()
-                    _serve(jobs, results)
+                    serve(jobs, results)
                     results.close()
                     results.join_thread()
                     os._exit(0)
@@ -102,7 +103,7 @@ class Ranks:
 
     def run(self, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         store = self.folder / f"store-{time.time_ns()}"
-        self.calls.put((store, world, pickle.dumps((function, arguments))))
+        self.send(store, world, pickle.dumps((function, arguments)))
         found: list[tuple[int, bool, Any]] = []
         while len(found) < world:
             of, rank, good, result = self.results.get(timeout=300)
@@ -111,6 +112,9 @@ class Ranks:
             assert good, f"rank {rank}:\n{result}"  # at once: the others may wait for it in vain
             found.append((rank, good, result))
         return [result for _, _, result in sorted(found, key=lambda one: one[0])]
+
+    def send(self, store: Path, world: int, call: bytes) -> None:
+        self.calls.put((store, world, call))
 
     def close(self) -> None:
         self.calls.put(None)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.ranks import Ranks, losses, new_run, on_workers, reference, train_rank
+from helpers.ranks import Ranks, losses, new_run, on_workers, reference, serve, train_rank
 from safetensors.torch import load_file
 from torch import nn
 
@@ -147,10 +147,28 @@ def go_on(ranks: Ranks, run: Path, e: Experiment, world: int, share: float, *hoo
 Expected = tuple[list[float], dict[str, torch.Tensor]]
 
 
+class Spawned(Ranks):
+    """Ranks that are no forks of a process, whose free memory the limit would not count."""
+
+    def __init__(self, folder: Path, count: int):
+        context = mp.get_context("spawn")
+        self.folder, self.jobs, self.results = folder, [context.SimpleQueue() for _ in range(count)], context.Queue()
+        for jobs in self.jobs:
+            context.Process(target=serve, args=(jobs, self.results), daemon=True).start()
+
+    def send(self, store: Path, world: int, call: bytes) -> None:
+        for rank, jobs in enumerate(self.jobs[:world]):
+            jobs.put((store, rank, world, call))
+
+    def close(self) -> None:
+        for jobs in self.jobs:
+            jobs.put(None)
+
+
 @pytest.fixture
 def fresh(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """Processes whose heaps have no free memory from other tests, which the limit would not count."""
-    pool = Ranks(tmp_path, getattr(request, "param", 4))
+    pool = Spawned(tmp_path, getattr(request, "param", 4))
     yield pool
     pool.close()
 
