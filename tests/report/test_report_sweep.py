@@ -714,7 +714,7 @@ def test_hosts_of_trials_are_named_where_there_are_several(tmp_path: Path) -> No
     table.trials(whole, content["objectives"], 0.0)
     assert "trial 1 completed" in text.getvalue() and "  on node1" in text.getvalue()
     table.finish(RunInfo(tmp_path, str(tmp_path)), content | {"trials": whole, "status": "completed"})
-    assert "memory  host" in text.getvalue()
+    assert "memory   host" in text.getvalue(), "as wide as node1"
 
 
 def test_report_beside_a_running_sweep_leaves_its_rows_alone(tmp_path: Path) -> None:
