@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from helpers.ranks import Ranks
@@ -18,6 +19,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Two processes with tests share two cores: threads that spin until another one has its turn take six times as long.
 torch.set_num_threads(1)
+# A busy machine takes a second for what takes a millisecond.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 # pytest-xdist and some shells set it; raytrain's lines would wrap there though they go into a pipe.
 os.environ.pop("COLUMNS", None)
 

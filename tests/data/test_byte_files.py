@@ -179,14 +179,14 @@ def test_files_of_a_pattern_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_pattern_names_the_file_that_is_missing(s3: str) -> None:
-    files, root = fs.FileSystem.from_uri(f"{s3}/shards")
+    files, root = fs.FileSystem.from_uri(f"{s3}/braces")
     for number in (0, 1, 3):
         with files.open_output_stream(f"{root}/{number}.tar") as file:
             file.write(bytes(number))
-    found = byte_files.files(f"{s3}/shards/{{0,1,3}}.tar", (".tar",))
-    assert [(one.path, one.size) for one in found] == [(f"{s3}/shards/{number}.tar", number) for number in (0, 1, 3)]
-    with pytest.raises(FileNotFoundError, match=r"shards/2\.tar"):
-        byte_files.files(f"{s3}/shards/{{0..3}}.tar", (".tar",))
+    found = byte_files.files(f"{s3}/braces/{{0,1,3}}.tar", (".tar",))
+    assert [(one.path, one.size) for one in found] == [(f"{s3}/braces/{number}.tar", number) for number in (0, 1, 3)]
+    with pytest.raises(FileNotFoundError, match=r"braces/2\.tar"):
+        byte_files.files(f"{s3}/braces/{{0..3}}.tar", (".tar",))
 
 
 def test_a_missing_object_is_a_bad_sample(folder: Path, url: str) -> None:
