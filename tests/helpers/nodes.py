@@ -16,9 +16,15 @@ from ray.cluster_utils import Cluster
 
 cluster = Cluster(initialize_head=True, head_node_args=json.loads(sys.argv[1]))
 print("address", cluster.address, flush=True)
-for line in sys.stdin:
-    cluster.add_node(num_cpus=int(line))
-    print("added", flush=True)
+nodes = {}
+for word, given in map(json.loads, sys.stdin):
+    if word == "add":
+        node = cluster.add_node(**given)
+        nodes[node.node_id] = node
+        print("added", node.node_id, flush=True)
+    else:
+        cluster.remove_node(nodes[given], allow_graceful=False)
+        print("killed", flush=True)
 for node in [*cluster.worker_nodes, cluster.head_node]:
     with contextlib.suppress(Exception):
         node.kill_all_processes(check_alive=False, allow_graceful=False)
@@ -32,10 +38,18 @@ class Nodes:
     process: subprocess.Popen[str]
     address: str
 
-    def add_node(self, num_cpus: int) -> None:
+    def add_node(self, num_cpus: int, **more: Any) -> str:
+        """Start a node; return its id."""
+        return self._ask("add", {"num_cpus": num_cpus, **more}, "added")
+
+    def kill_node(self, node: str) -> None:
+        """Kill all processes of a node that was added."""
+        self._ask("kill", node, "killed")
+
+    def _ask(self, word: str, given: Any, answer: str) -> str:
         assert self.process.stdin
-        print(num_cpus, file=self.process.stdin, flush=True)
-        _wait_for(self.process, "added")
+        print(json.dumps([word, given]), file=self.process.stdin, flush=True)
+        return _wait_for(self.process, answer)
 
 
 @contextlib.contextmanager

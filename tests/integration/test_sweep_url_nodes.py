@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,22 +63,21 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A node without CPUs, for the driver, and two for a trial each. Each has a cache of its own."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with nodes.started(0) as found:
-        found.caches = [tmp_path / "cache0", tmp_path / "cache1", tmp_path / "cache2"]
-        variables = [{"XDG_CACHE_HOME": str(cache)} for cache in found.caches[1:]]
-        found.workers = [found.add_node(num_cpus=1, env_vars=one) for one in variables]
-        monkeypatch.setenv("XDG_CACHE_HOME", str(found.caches[0]))
-        yield found
+        caches = [tmp_path / "cache0", tmp_path / "cache1", tmp_path / "cache2"]
+        for cache in caches[1:]:
+            found.add_node(num_cpus=1, env_vars={"XDG_CACHE_HOME": str(cache)})
+        monkeypatch.setenv("XDG_CACHE_HOME", str(caches[0]))
+        yield SimpleNamespace(address=found.address, kill_node=found.kill_node, caches=caches)
 
 
 def known(trials: list[dict]) -> list[tuple]:
     return [(one["number"], one["status"], one["values"], one["objective"], one["epochs"]) for one in trials]
 
 
-def held_by(cluster: Any, number: int) -> Any:
-    """The node that has a trial; None before it trains."""
+def held_by(cluster: Any, number: int) -> str | None:
+    """The id of the node that has a trial; None before it trains."""
     for file in cluster.caches[0].glob(f"raytrain/runs/*/nodes/trials/{number:04d}/holder.json"):
-        found = json.loads(file.read_text())["node"]
-        return next((node for node in cluster.workers if node.node_id == found), None)
+        return json.loads(file.read_text())["node"]
     return None
 
 
@@ -108,7 +108,7 @@ def test_sweep_at_a_url_loses_no_trial_with_a_node(s3: str, tmp_path: Path, clus
         lost = held_by(cluster, 1)
         assert lost is not None and held_by(cluster, 0) not in (None, lost), "both nodes train"
         before = {n: storage.read(f"trials/{n:04d}/trial.json") for n in (0, 1)}
-        cluster.remove_node(lost, allow_graceful=False)
+        cluster.kill_node(lost)
         said, _ = process.communicate(timeout=900)
     finally:
         process.kill()
