@@ -149,7 +149,8 @@ class HyperBand(ASHA):
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's HyperBandScheduler."""
-        return tune.HyperBandScheduler(time_attr=TIME, max_t=length, reduction_factor=self.reduction_factor)
+        kind = _keeping_brackets(tune.HyperBandScheduler)
+        return kind(time_attr=TIME, max_t=length, reduction_factor=self.reduction_factor)
 
 
 @dataclass(frozen=True)
@@ -305,6 +306,24 @@ def _population(kind: type[TrialScheduler], every: int, seed: int) -> Callable[.
                 return super().on_trial_result(tune_controller, trial, result)
 
     return Population
+
+
+def _keeping_brackets(kind: type[TrialScheduler]) -> Callable[..., TrialScheduler]:
+    """Return Tune's HyperBand, under which a trial whose process was lost stays in its bracket. Tune would move it to
+    the newest one, so that what is stopped would depend on what was lost."""
+
+    class Brackets(kind):
+        def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+            known: set[Any] = vars(self).setdefault("known", set())
+            if trial not in known:
+                known.add(trial)
+                super().on_trial_add(tune_controller, trial)
+
+        def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+            if trial.status != trial.ERROR:  # it has that already where Tune starts it again
+                super().on_trial_error(tune_controller, trial)
+
+    return Brackets
 
 
 @contextlib.contextmanager

@@ -46,6 +46,7 @@ class NoRay:
     """Stands for the session with Ray."""
 
     resources = staticmethod(resources.local_resources)
+    own = True
 
     def __init__(self, *_: object):
         """As the session."""

@@ -354,6 +354,25 @@ def test_hyperband_decides_nothing_before_its_grace_epochs(grace: int, rungs: se
     assert seen == rungs
 
 
+def test_hyperband_keeps_a_trial_whose_process_was_lost_in_its_bracket() -> None:
+    """Of 9 epochs, the first bracket is 3 whole trials, the second one decides after 3 epochs."""
+    made: Any = HyperBand().build(tune.schedulers, (), 9, 0)
+    made.set_search_properties(SCORE, "max")
+    trials: list[Any] = [type("Trial", (), {"status": "RUNNING", "ERROR": "ERROR"})() for _ in range(8)]
+    for trial in trials:
+        made.on_trial_add(None, trial)
+    trials[0].status = trials[7].status = "ERROR"  # Tune starts them again
+    for trial in (trials[0], trials[7]):
+        made.on_trial_error(None, trial)
+        trial.status = "PENDING"
+        made.on_trial_add(None, trial)
+    said = [
+        [made.on_trial_result(None, trial, {TIME: t, SCORE: 0.5}) for t in (1, 2, 3)]
+        for trial in (*trials[:3], trials[7])
+    ]
+    assert said == [["CONTINUE"] * 3] * 3 + [["CONTINUE", "CONTINUE", "PAUSE"]]
+
+
 def test_trial_reports_its_time_in_the_units_of_the_scheduler() -> None:
     trial: Any = object.__new__(Trial)
     row = {"kind": "epoch", "epoch": 2, "step": 46, "val_loss": 0.5}
