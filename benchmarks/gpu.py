@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -573,6 +574,7 @@ def main() -> int:
         except Exception as error:  # one row must not cost the others
             failed.append(title)
             print(f"{place} {type(error).__name__}: {' '.join(str(error).split())[:120]} ||||", flush=True)
+            traceback.print_exc()
             continue
         ratio = mine / other
         met = row.goal is None or (ratio >= row.goal if row.least else ratio <= row.goal)
