@@ -135,8 +135,9 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
 def pixels_for_gpu(raw: bytes) -> int:
     """Return the number of pixels of a JPEG that a GPU may decode in place of `pixels`; 0 for one that it may not.
 
-    Left to the CPU are other formats, CMYK, RGB that is stored as such, what EXIF turns, and what `pixels` refuses, as
-    far as the header and the ends of the file tell.
+    Left to the CPU are other formats, CMYK, RGB that is stored as such, grey images whose header has a factor of
+    subsampling, which have no meaning there and for which nvJPEG returns zeros, what EXIF turns, and what `pixels`
+    refuses, as far as the header and the ends of the file tell.
     """
     if not raw.startswith(_JPEG) or suspicious(raw[:32], raw[-64:]):
         return 0
@@ -144,7 +145,9 @@ def pixels_for_gpu(raw: bytes) -> int:
         with _open(io.BytesIO(raw)) as image:
             count = image.width * image.height
             converted = image.info.get("adobe_transform", 1) == 1 and [one[0] for one in image.layer] != [*b"RGB"]  # type: ignore[attr-defined]
-            plain = image.mode in ("L", "RGB") and converted and image.getexif().get(_ORIENTATION, 1) == 1
+            even = image.mode == "RGB" or image.layer[0][1:3] == (1, 1)  # type: ignore[attr-defined]
+            upright = image.getexif().get(_ORIENTATION, 1) == 1
+            plain = image.mode in ("L", "RGB") and even and converted and upright
     except Exception:  # Pillow's parsers raise many types on damaged bytes; `pixels` says what is wrong
         return 0
     return count if plain and count <= MAX_PIXELS and raw.count(_SCAN) * count <= _MAX_SCANNED else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,21 @@ class Graph(Protocol):
     def replay(self) -> None:
         """Do the work."""
         ...
+
+
+@contextlib.contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Return the context in which a GPU does this thread's work on a stream of its own, where graphs are captured too:
+    what autograd has kept of earlier passes refers to it. A capture on another stream would end with the first such
+    reference, since no graph may hold work of CUDA's default stream."""
+    if device.type != "cuda":
+        yield
+        return
+    before, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    own.wait_stream(before)
+    with torch.cuda.stream(own):
+        yield
+    before.wait_stream(own)
 
 
 class CUDAGraph:
@@ -42,8 +57,9 @@ class CUDAGraph:
             Exception: the work's own error, in place of that of the end of a capture that has failed.
         """
         stream, failed = torch.cuda.current_stream(), list[Exception]()
+        own = None if stream == torch.cuda.default_stream() else stream  # CUDA captures nothing on the default one
         try:
-            with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, pool=self.pool, stream=own, capture_error_mode="thread_local"):
                 try:
                     return work()
                 except Exception as error:

@@ -27,6 +27,7 @@ from raytrain.run.run import Run
 from raytrain.run.writer import CheckpointWriter
 from raytrain.training import averages, building, freezing, graph, resume, summary
 from raytrain.training.auto_precision import choose_precision
+from raytrain.training.cuda_graph import own_stream
 from raytrain.training.evaluation import evaluate
 from raytrain.training.hooks import Hooks, read
 from raytrain.training.losses import LossLog, Reduced, Step, diverged
@@ -103,20 +104,21 @@ class Trainer:
     def started(self) -> Iterator[None]:
         """Restore the newest checkpoint, if there is one, and make everything that a step needs. The end of the context
         writes what is pending."""
-        e, saved = self.experiment, resume.restore(self)
-        if e.compile:
-            torch.compiler.reset()  # what a process compiled before counts towards torch's limit of graphs
-        e.task.start(open_model, self.ranks.device)
-        self.strategy = building.start(self)
-        self.loaders = {split: self._loader(split) for split in self.readers}
-        self.steps_per_epoch = self.loaders["train"].steps
-        self.epochs = e.all_epochs(self.steps_per_epoch)
-        self.loaders["train"].epochs = math.ceil(self.epochs)
-        self.timing = Timing(e, self.steps_per_epoch, self.progress.spent)
-        self.history = self.progress.validations(e.task)
-        self.losses = LossLog(self.strategy, e.task)
-        self.losses.unit = saved.unit if saved else None
         with contextlib.ExitStack() as stack:
+            stack.enter_context(own_stream(self.ranks.device))
+            e, saved = self.experiment, resume.restore(self)
+            if e.compile:
+                torch.compiler.reset()  # what a process compiled before counts towards torch's limit of graphs
+            e.task.start(open_model, self.ranks.device)
+            self.strategy = building.start(self)
+            self.loaders = {split: self._loader(split) for split in self.readers}
+            self.steps_per_epoch = self.loaders["train"].steps
+            self.epochs = e.all_epochs(self.steps_per_epoch)
+            self.loaders["train"].epochs = math.ceil(self.epochs)
+            self.timing = Timing(e, self.steps_per_epoch, self.progress.spent)
+            self.history = self.progress.validations(e.task)
+            self.losses = LossLog(self.strategy, e.task)
+            self.losses.unit = saved.unit if saved else None
             resume.open_logs(self, saved)
             if self.log and self.writer:
                 stack.callback(self.log.close)

@@ -29,8 +29,9 @@ class Device:
                 device.resets += 1
 
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
-        patch.setattr(torch.cuda, "graph", lambda graph, pool=None, **_: begun(pool))
+        patch.setattr(torch.cuda, "graph", lambda graph, pool=None, **more: begun(pool, more.get("stream")))
         patch.setattr(torch.cuda, "current_stream", lambda: self.stream)
+        patch.setattr(torch.cuda, "default_stream", lambda: "the default one")
         patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "stream", stream))
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: self.end(pool), raising=False)
@@ -42,8 +43,9 @@ class Device:
             raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
         self.underway.remove(pool)
 
-    def begun(self, pool: Any) -> Any:
+    def begun(self, pool: Any, stream: str | None) -> Any:
         device = self
+        assert stream == ("training's" if pool else None), "what autograd has kept refers to the stream of training"
 
         class Capture:
             def __enter__(self) -> None:
