@@ -105,7 +105,7 @@ class Loaded:
     def micro_batches(self, size: int) -> Iterator[Batch]:
         """Yield batches of at most `size` samples."""
         for start in range(0, len(self.ids), size):
-            part = self.rows(slice(start, start + size))
+            part = self.rows(slice(start, start + size)) if size < len(self.ids) else self
             if self.recorder:
                 yield self.recorder.batch(part.arrays, part.ids, part.keys, self.prepare)
                 continue
@@ -250,8 +250,9 @@ class Loader:
         return copies, torch.cuda.current_stream(self.device).record_event()
 
     def _ahead(self, batches: Iterator[tuple[np.ndarray, Tensors]]) -> Iterator[tuple[np.ndarray, Tensors]]:
-        """Copy the next batch to a GPU on a separate stream while the model computes with this one."""
-        if self.device.type != "cuda":
+        """Copy the next batch to a GPU on a separate stream while the model computes with this one; what is there
+        already needs no stream, whose switches take the host longer than the GPU gathers."""
+        if self.device.type != "cuda" or self.on_device is not None:
             yield from batches
             return
         side = self._side = self._side or torch.cuda.Stream(

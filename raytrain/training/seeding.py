@@ -13,7 +13,9 @@ def seed(parts: Sequence[int], gpus: Sequence[torch.device]) -> None:
     """Seed torch's generators on the CPU and on a rank's GPUs by a hash of integers."""
     found = order.key(*parts) >> 1
     torch.default_generator.manual_seed(found)  # torch.manual_seed also visits all other backends, at every step
+    if gpus:
+        torch.cuda.init()
     for number, device in enumerate(gpus):
-        with torch.cuda.device(device):
-            # Each GPU draws its own numbers: replicas or layers on two GPUs must not drop the same units.
-            torch.cuda.manual_seed(order.key(found, number) >> 1 if number else found)
+        # Each GPU draws its own numbers: replicas or layers on two GPUs must not drop the same units.
+        generator = torch.cuda.default_generators[device.index]  # torch.cuda.manual_seed switches the device for this
+        generator.manual_seed(order.key(found, number) >> 1 if number else found)

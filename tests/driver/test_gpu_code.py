@@ -101,20 +101,16 @@ class Seeded(Trainer):
 
 def test_each_gpu_of_a_rank_is_seeded_with_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: dict[str, list[int]] = {}
-    current: list[torch.device] = []
 
-    class On:
-        def __init__(self, device: torch.device):
-            self.device = device
+    class Generator:
+        def __init__(self, name: str):
+            self.name = name
 
-        def __enter__(self) -> None:
-            current.append(self.device)
+        def manual_seed(self, seed: int) -> None:
+            seeds.setdefault(self.name, []).append(seed)
 
-        def __exit__(self, *_: object) -> None:
-            current.pop()
-
-    monkeypatch.setattr(torch.cuda, "device", On)
-    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: seeds.setdefault(str(current[-1]), []).append(seed))
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "default_generators", [Generator(f"cuda:{number}") for number in range(4)])
     worker = Seeded(RankContext(0, 1, GPUS[1], (GPUS[3],)))
     for step in range(2):
         worker.seed(1, step, 0)
