@@ -346,6 +346,11 @@ class Trials:
             found[path] = value if known is None else config.plain(config.labels(known)[known.index(value)])
         return found
 
+    def names(self, number: int) -> dict[str, Any]:
+        """Return the values of a trial that was proposed, as its record has them: one that goes on has its experiment
+        for values, in which other axes have changed an axis' object."""
+        return (record.read(record.folder(self.path, number)) or {}).get("values", {})
+
     def modes(self) -> list[dict[str, Any]]:
         """Return the name and the direction of each objective, as sweep.json has them."""
         return [{"name": objective.name, "mode": objective.mode} for objective in self.objectives]

@@ -220,7 +220,7 @@ class _Proposed(Searcher):
                 return {
                     trial.NUMBER: number,
                     trial.ROOM: room_for(self.trials.scalings[number], self.trials.away is not None),
-                    trial.VALUES: self.trials.labels(values),
+                    trial.VALUES: self.trials.names(number),
                 }
         return Searcher.FINISHED  # type: ignore[return-value]
 

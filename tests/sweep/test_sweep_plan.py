@@ -19,6 +19,8 @@ from raytrain import (
     ASHA,
     MLP,
     PBT,
+    SGD,
+    AdamW,
     Choice,
     Complete,
     Data,
@@ -30,6 +32,7 @@ from raytrain import (
     ImageFolder,
     Index,
     Int,
+    LogUniform,
     Scaling,
     Sweep,
     UserError,
@@ -39,6 +42,7 @@ from raytrain.driver.resources import Node, Resources
 from raytrain.sweep import record, sweep_plan
 from raytrain.sweep.space import Axis
 from raytrain.sweep.trials import Trials
+from raytrain.sweep.tuning import _Proposed
 
 __all__ = ["no_runs", "without_ray"]
 
@@ -95,6 +99,19 @@ def test_objects_are_known_by_their_labels_and_by_those_of_older_sweeps(tmp_path
         {"model": models[1]}
     ] * 2
     assert "model=MLP(hidden=(8,))" in str(trials.planned.lines("runs/sweep"))
+
+
+def test_a_trial_that_goes_on_has_the_names_of_its_objects(tmp_path: Path) -> None:
+    """Beside axes that change these objects."""
+    choice, rate = Choice("optimizer", (SGD(), AdamW())), LogUniform("optimizer.lr", 0.005, 0.1)
+    plan = planned(tmp_path, nodes(2), choice, rate, trials=4)
+    found: list[Any] = []
+    for _ in range(2):  # the second driver finds the trials of the first
+        trials = Trials(tmp_path, plan, 0.0)
+        asked = _Proposed(trials, [0, 1, 2, 3], lambda: 4)
+        found.append([asked.suggest(str(number)) for number in range(4)])
+    assert found[0] == found[1]
+    assert {one["values"]["optimizer"] for one in found[0]} == {"SGD", "AdamW"}
 
 
 def test_what_killed_processes_were_writing_goes_with_their_trials(tmp_path: Path) -> None:
