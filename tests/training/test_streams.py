@@ -113,7 +113,11 @@ def flat(value: Any) -> list[Any]:
     return [one for each in value for one in flat(each)] if isinstance(value, list | tuple) else [value]
 
 
-def test_checkpoints_hold_the_state_of_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("small", [0, 500, 1 << 16])
+def test_checkpoints_hold_the_state_of_their_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(host_copies, "_SMALL", small)
     e = replace(E, checkpoint=Checkpoint(every_steps=3, keep=99))
     plain = states(tmp_path / "plain", e)
     streams = Streams(monkeypatch)
@@ -156,7 +160,10 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-def test_without_the_fence_a_copy_would_be_of_what_came_later(streams: Streams, fenced: bool) -> None:
+def test_without_the_fence_a_copy_would_be_of_what_came_later(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch, fenced: bool
+) -> None:
+    monkeypatch.setattr(host_copies, "_SMALL", 0)
     module = nn.BatchNorm1d(3)
     weight, buffer, copies = module.weight.detach(), module.running_mean, HostCopies(module, CPU)
     assert buffer is not None
@@ -172,7 +179,10 @@ def test_without_the_fence_a_copy_would_be_of_what_came_later(streams: Streams, 
     assert streams.recorded == 1, "the buffer's copy on the GPU"
 
 
-def test_copies_are_made_of_what_the_gpu_has_still_to_compute(streams: Streams) -> None:
+def test_copies_are_made_of_what_the_gpu_has_still_to_compute(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_copies, "_SMALL", 0)
     weight, copies = torch.zeros(3), HostCopies(nn.Identity(), CPU)
     streams.main.later(lambda: weight.fill_(1))
     (found,) = copies.begin([weight])
@@ -180,13 +190,18 @@ def test_copies_are_made_of_what_the_gpu_has_still_to_compute(streams: Streams) 
     assert found.tolist() == [1.0] * 3
 
 
-def test_copies_of_a_model_take_one_block_for_each_type(streams: Streams) -> None:
+@pytest.mark.parametrize("small", [0, 64, 1 << 16])
+def test_copies_of_a_model_take_one_block_for_each_type(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(host_copies, "_SMALL", small)
     layout = torch.channels_last
     tensors = [torch.randn(size, 3, 2, 2).to(memory_format=layout) for size in range(5)]
     tensors += [torch.tensor(3.0), torch.arange(4), torch.tensor(7), torch.randn(6)[::2], torch.zeros(0, 2)]
     copies = HostCopies(nn.Identity(), CPU)
     found = copies.begin(tensors)
     assert (streams.made, streams.pinned) == (1, 2) and all(each.isnan().all() for each in found[:5])
+    assert small <= 64 or streams.recorded == 2, "one copy of each type"
     copies.wait()
     for mine, theirs in zip(found, tensors, strict=True):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
