@@ -4,8 +4,9 @@
 
 Two sides take turns, and the ratio of their medians counts. The most telling rows come first. A row's windows share its
 seconds; one whose share is used up ends early. Making a side and its first steps, in which libraries load and choose
-kernels, do not count. A row that does not fit into the time is "not run", and then the verdict is not "passed". `--dry_run` tries all rows with tiny sizes on a CPU, and its figures mean nothing. Images are made:
-digits as PNG files, photographs as JPEG files of 500 x 375.
+kernels, do not count. A row that does not fit into the time is "not run", and then the verdict is not "passed".
+`--dry_run` tries all rows with tiny sizes on a CPU, and its figures mean nothing. Images are made: digits as PNG files,
+photographs as JPEG files of 500 x 375.
 """
 
 from __future__ import annotations

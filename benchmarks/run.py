@@ -30,7 +30,8 @@ INTRODUCTION = (
     "# Benchmarks",
     "Written by `benchmarks/run.py --write`. Only ratios count: the sides alternate A B A B. A ratio is the "
     "median of the rounds' ratios, its spread their range. Losses are ours/theirs, of the first and the last epoch; "
-    "each side shuffles its own way. Sweeps have [a page of their own](benchmarks-sweeps.md).",
+    "each side shuffles its own way. Sweeps have [a page of their own](benchmarks-sweeps.md), "
+    "and so do [GPUs](gpus.md#measured).",
     "The MLP is 784-512-512-10 and the CNN has 16 and 32 channels; MNIST, batch 64 a rank, fp32 and one rank where the "
     "row does not say otherwise. Rows that name no model train the MLP, *-small rows one of 32 hidden units, on images "
     "that are in memory already; streaming-jpeg decodes photographs and trains nothing.",

@@ -171,7 +171,7 @@ class Experiment:
     """Replay preparation, forward and backward pass of a batch as one CUDA graph, and the update of SGD, Adam and AdamW
     as another, which saves a small model the launches of its kernels. For one worker or ddp, with one GPU each, and
     steps of one micro-batch; the task's loss must not read batch.ids. auto times both ways of the pass on the first
-    steps and takes the faster one. Not yet run on a GPU."""
+    steps and takes the faster one."""
     activation_checkpointing: str = "none"
     """Blocks of the model whose activations are computed again in the backward pass, and not kept for it: none, block
     (all of them), a number N for every N-th, or selective (all, but outputs of products, convolutions and attention are

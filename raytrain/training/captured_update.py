@@ -1,5 +1,4 @@
-"""The captured update: gradients are unscaled and clipped and the weights updated by one CUDA graph. Not yet run on a
-GPU."""
+"""The captured update: gradients are unscaled and clipped and the weights updated by one CUDA graph."""
 
 from __future__ import annotations
 

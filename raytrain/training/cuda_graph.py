@@ -1,4 +1,4 @@
-"""A CUDA graph: its capture, what a capture that fails leaves behind, and its replay. Not yet run on a GPU."""
+"""A CUDA graph: its capture, what a capture that fails leaves behind, and its replay."""
 
 from __future__ import annotations
 

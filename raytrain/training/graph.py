@@ -5,7 +5,7 @@ A small model's pass is some thirty kernels, and to launch them takes longer tha
 once. It reads from memory of its own which samples it gathers and how it changes them (`data/recorded.py`), or else the
 prepared batch, and writes loss and gradients to the same memory each time. Between the two graphs several workers
 exchange their gradients, and hooks see them. Averages of the weights run as without graphs. All ranks decide together
-what is replayed. Not yet run on a GPU.
+what is replayed. Not yet run on several GPUs.
 """
 
 from __future__ import annotations

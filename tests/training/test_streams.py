@@ -114,9 +114,7 @@ def flat(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("small", [0, 500, 1 << 16])
-def test_checkpoints_hold_the_state_of_their_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
-) -> None:
+def test_checkpoints_hold_the_state_of_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
     monkeypatch.setattr(host_copies, "_SMALL", small)
     e = replace(E, checkpoint=Checkpoint(every_steps=3, keep=99))
     plain = states(tmp_path / "plain", e)
