@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from helpers.on_gpu import CPU, trained
 
-from raytrain import Run
+from raytrain import CNN, SGD, Augment, Cosine, DataParallel, Deterministic, Digits, Experiment, Run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 DIGITS = Path(__file__).parents[2] / "experiments" / "digits.py"
@@ -19,31 +22,47 @@ DIGITS = Path(__file__).parents[2] / "experiments" / "digits.py"
 
 def train(folder: Path, name: str, *flags: str) -> Run:
     command = [sys.executable, "-m", "raytrain.cli", "train", str(DIGITS), "--out", str(folder), "--name", name]
-    command += ["--scaling.workers", "1", "--epochs", "3", *flags]
+    command += ["--scaling.workers", "1", "--epochs", "3", *flags]  # the last one counts
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     return Run(folder / name)
 
 
+E = Experiment(
+    CNN(channels=(32, 64)),
+    Digits(augment=Augment(flip=0.5)),
+    optimizer=SGD(lr=0.05, momentum=0.9),
+    schedule=Cosine(warmup_epochs=1),
+    epochs=3,
+)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-def test_a_worker_trains_on_the_gpu_as_on_the_cpu(tmp_path: Path, precision: str) -> None:
-    gpu = train(tmp_path, "gpu", "--precision", precision, "--data.augment.flip", "0.5")
-    cpu = train(tmp_path, "cpu", "--scaling.gpus_per_worker", "0", "--data.augment.flip", "0.5")
+def test_a_gpu_trains_as_a_cpu_does(tmp_path: Path, precision: Any) -> None:
+    gpu = trained(tmp_path / "gpu", replace(E, precision=precision))
+    cpu = trained(tmp_path / "cpu", E, device=CPU)
     assert gpu.summary["device"] == "cuda" and cpu.summary["device"] == "cpu"
     there, here = (run.metrics()["train_loss"].to_pylist() for run in (gpu, cpu))
     assert there == pytest.approx(here, rel=0.02 if precision == "fp32" else 0.1)
 
 
 def test_auto_tries_all_precisions_of_the_gpu(tmp_path: Path) -> None:
-    run = train(tmp_path, "auto", "--precision", "auto")
+    run = trained(tmp_path / "auto", replace(E, precision="auto"))
     times = run.summary["precision_milliseconds"]
     assert set(times) - {"tf32", "bf16"} == {"fp32", "fp16"} and times[run.summary["precision"]] <= times["fp32"]
+
+
+@pytest.mark.parametrize("parallel", [DataParallel(), Deterministic()], ids=["data_parallel", "deterministic"])
+def test_a_strategy_of_one_gpu_trains_as_a_cpu_does(tmp_path: Path, parallel: Any) -> None:
+    gpu = trained(tmp_path / "gpu", replace(E, parallel=parallel))
+    cpu = trained(tmp_path / "cpu", E, device=CPU)
+    there, here = (run.metrics()["train_loss"].to_pylist() for run in (gpu, cpu))
+    assert there == pytest.approx(here, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("gpus", "flags"),
     [
-        (1, ["--parallel.strategy", "data_parallel"]),
         (1, ["--graph", "on"]),
         (2, ["--graph", "on", "--scaling.workers", "2"]),
         (2, ["--parallel.strategy", "data_parallel", "--scaling.gpus_per_worker", "2"]),
@@ -58,7 +77,7 @@ def test_auto_tries_all_precisions_of_the_gpu(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value[1::2]) if isinstance(value, list) else str(value),
 )
-def test_a_strategy_trains_on_gpus_as_one_cpu_does(tmp_path: Path, gpus: int, flags: list[str]) -> None:
+def test_workers_train_on_gpus_as_one_cpu_does(tmp_path: Path, gpus: int, flags: list[str]) -> None:
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"needs {gpus} GPUs")
     gpu = train(tmp_path, "gpu", *flags)
@@ -68,51 +87,6 @@ def test_a_strategy_trains_on_gpus_as_one_cpu_does(tmp_path: Path, gpus: int, fl
     assert there == pytest.approx(here, rel=0.02)
     notes = gpu.path / "logs" / "notes.log"
     assert not notes.is_file() or "not captured" not in notes.read_text()
-
-
-WAITS = """
-from dataclasses import dataclass
-
-import torch
-from torch import nn
-
-from raytrain import SGD, Digits, Experiment, Model, Scaling
-
-
-@dataclass(frozen=True)
-class Waits(Model):
-    def build(self, sample, classes):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, classes))
-
-            def forward(self, images):
-                return self.head(images) * (1.0 if images.mean().item() < 1e9 else 0.0)
-
-        return Net()
-
-
-experiment = Experiment(Waits(), Digits(), optimizer=SGD(lr=0.05), scaling=Scaling(workers=1), epochs=2)
-"""
-
-
-def test_a_model_that_reads_numbers_is_not_captured_and_trains_on(tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text(WAITS)
-    runs = {}
-    for graph in ("on", "off"):
-        command = [sys.executable, "-m", "raytrain.cli", "train", str(tmp_path / "waits.py"), "--out", str(tmp_path)]
-        done = subprocess.run(
-            [*command, "--name", graph, "--graph", graph], capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        runs[graph] = Run(tmp_path / graph)
-    there, here = (run.metrics()["train_loss"].to_pylist() for run in (runs["on"], runs["off"]))
-    assert there == pytest.approx(here, rel=1e-3), "also the random numbers of dropout"
-    assert "the pass is not captured as a CUDA graph: " in (
-        said := (tmp_path / "on" / "logs" / "notes.log").read_text()
-    )
-    assert "capturing" in said, "the reason is that of the work, not that of the end of the capture"
 
 
 SWEEP = """
