@@ -26,6 +26,7 @@ from raytrain.parallel import host_copies
 from raytrain.parallel.host_copies import HostCopies
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.writer import CheckpointWriter
+from raytrain.training.cuda_graph import own_stream
 from raytrain.training.trainer import Trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -76,6 +77,18 @@ def test_a_pass_that_ends_early_leaves_nothing_to_its_thread(monkeypatch: pytest
         steps.close()  # type: ignore[attr-defined]
     found = [one.arrays["image"].clone() for one in loader.epoch(0)]
     assert all(torch.equal(one, other) for one, other in zip(found, plain, strict=True))
+
+
+def test_training_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins with what was computed before, and what comes after waits for it."""
+    streams, done = Streams(monkeypatch), []
+    streams.main.later(lambda: done.append("before"))
+    with own_stream(GPU):
+        assert streams.current is not streams.main and streams.made == 1
+        streams.current.later(lambda: done.append("training"))
+    assert streams.current is streams.main and done == ["before", "training"]
+    with own_stream(CPU):
+        assert streams.current is streams.main
 
 
 def test_an_error_of_a_reader_reaches_training(monkeypatch: pytest.MonkeyPatch) -> None:
