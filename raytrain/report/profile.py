@@ -18,6 +18,9 @@ from raytrain.run.run import Run
 from raytrain.training.phases import PHASES, grouped, read
 from raytrain.training.profiling import FIGURES, FOLDER, WARM_UP
 
+_IDLE = 0.3
+"""Share of the time for which a GPU may wait for its host, above which the profile says what to change."""
+
 
 def show_profile(run: Run, value: Experiment) -> None:
     """Print a run's profile: the share of each phase, the operators that take longest, and what to change.
@@ -55,7 +58,20 @@ def show_profile(run: Run, value: Experiment) -> None:
         show(console, "", f"a validation takes {took:.2f} s, {share:.0%} of the time if it follows {between:,} steps")
     if slow := bottleneck(seconds, value, found["device"]):
         show(console, "bottleneck: ", slow.line)
+        if device and slow.phase == "compute" and (share := device["idle"] / busy) >= _IDLE:
+            show(
+                console,
+                "            ",
+                f"the GPU waits for its host {share:.0%} of the time: {_launched(value, found)}",
+            )
     show(console, "", f"traces for Perfetto or chrome://tracing: {run.where}/{FOLDER}/rank*.json.gz")
+
+
+def _launched(value: Experiment, found: Mapping[str, Any]) -> str:
+    """Return what to change where a host launches a GPU's work too slowly."""
+    if value.graph == "off" and value.accumulation == 1 and not value.parallel.uncaptured(len(found["ranks"])):
+        return "launch a step at once with --graph auto, or give it more work with a larger --batch_size"
+    return f"give it more work with a larger --batch_size, such as {2 * value.batch_size}"
 
 
 def epoch_of(rank: Mapping[str, Any], between: int, validation: float) -> dict[str, float]:

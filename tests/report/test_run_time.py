@@ -114,6 +114,30 @@ def test_a_profile_prints_the_rank_that_the_others_wait_for(tmp_path: Path, caps
     assert any(line.startswith("bottleneck: waiting for data takes 60% of the time: ") for line in said)
 
 
+@pytest.mark.parametrize(
+    ("idle", "value", "advice"),
+    [
+        (0.06, BASE, "the GPU waits for its host 60% of the time: launch a step at once with --graph auto"),
+        (0.06, replace(BASE, graph="auto"), "with a larger --batch_size, such as 64"),
+        (0.06, replace(BASE, micro_batch_size=8), "with a larger --batch_size, such as 64"),
+        (0.01, BASE, None),
+    ],
+)
+def test_a_profile_says_that_a_host_launches_too_slowly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], idle: float, value: Experiment, advice: str | None
+) -> None:
+    run = Run(new_run(tmp_path / "run", value))
+    device = {"compute": 0.03, "exchange": 0.0, "copies": 0.01, "idle": idle}
+    rank = {"rank": 0, "activities": {"in a forward pass": 0.1}, "steps": 10, "operators": [], "device": device}
+    (run.path / "logs").mkdir()
+    figures = {"first": 11, "ranks": [rank], "device": "cuda", "steps_per_epoch": 100}
+    (run.path / "logs" / "profile.json").write_text(json.dumps(figures))
+    (run.path / "metrics.jsonl").write_text(json.dumps({"kind": "epoch", "epoch": 1, "step": 5}) + "\n")
+    show_profile(run, value)
+    said = " ".join(capsys.readouterr().out.split())
+    assert advice in said if advice else "waits for its host" not in said
+
+
 @pytest.mark.parametrize("steps", ["0", "-3", "many"])
 def test_a_wrong_number_of_steps_is_one_line(capsys: pytest.CaptureFixture[str], steps: str) -> None:
     assert "--steps must be a whole number from 1 on" in fails(capsys, "profile", DIGITS, "--steps", steps)
