@@ -256,6 +256,17 @@ def outcome(sweep: Path) -> dict[str, Any]:
     }
 
 
+def apart(mine: Any, other: Any, where: str = "") -> str:
+    """Where two outcomes differ first; empty where they do not."""
+    if isinstance(mine, dict) and isinstance(other, dict):
+        pairs = [(str(key), mine.get(key), other.get(key)) for key in sorted({*mine, *other}, key=str)]
+    elif isinstance(mine, list) and isinstance(other, list) and len(mine) == len(other):
+        pairs = [(str(number), *pair) for number, pair in enumerate(zip(mine, other, strict=True))]
+    else:
+        return "" if mine == other else f"{where}: {str(mine)[:300]} and not {str(other)[:300]}"
+    return next(filter(None, (apart(one, two, f"{where}/{name}") for name, one, two in pairs)), "")
+
+
 def run(path: Path) -> dict[str, Any]:
     """The same of one trial, down to the bits of each loss and of the weights that are kept."""
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

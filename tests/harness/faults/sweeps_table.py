@@ -23,6 +23,7 @@ from harness.faults.sweeps import (
     Kill,
     Pace,
     Story,
+    apart,
     check_heard,
     killed,
     outcome,
@@ -89,8 +90,8 @@ def _some(out: Path, kills: int, kind: str, file: Path, pace: Pace, whole: dict)
             story = killed(story.sweep, seed, wanted, pace, _LIKELY, file)
             if kind == "tune":
                 check_heard(story.sweep, len(story.kills) + story.lost)
-            if whole and outcome(story.sweep) != whole:
-                complaint = "the outcome is another one"
+            if whole and (difference := apart(outcome(story.sweep), whole)):
+                complaint = f"the outcome is another one: {difference}"
         except AssertionError as error:
             complaint = str(error.args[0])
             story = error.args[1] if len(error.args) > 1 else story
