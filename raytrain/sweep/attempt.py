@@ -260,7 +260,7 @@ class Attempt:
         if status != "interrupted":
             more: dict[str, Any] = {}
             if self.value.scaling.ranks <= 1:
-                more["peak_memory_bytes"] = _peak(bool(self.value.scaling.gpus_per_worker))
+                more["peak_memory_bytes"] = self._peak()
             places = [known_json(file).get("host") for file in sorted((self.run / "logs").glob("place_*.json"))]
             if self.named and (hosts := dict.fromkeys(filter(None, places))):  # of several workers
                 more["host"] = ", ".join(hosts)
@@ -289,12 +289,17 @@ class Attempt:
         """Hand a validation's row over and wait until the next one is wanted; return whether to stop instead."""
         self._trainer, last = trainer, trainer.over
         faulthandler.cancel_dump_traceback_later()
-        record.update(self.run, peak_memory_bytes=_peak(bool(self.value.scaling.gpus_per_worker)))
+        record.update(self.run, peak_memory_bytes=self._peak())
         self._said.put(("row", {**row} | ({"last": True} if last else {"live": True})))
         if not last:
             self._go.acquire()
         self.alive()
         return self._stop.is_set()
+
+    def _peak(self) -> int:
+        """Return the most memory that the trial has taken, in bytes, in this process or in an earlier one."""
+        known = (record.read(self.run) or {}).get("peak_memory_bytes") or 0
+        return max(known, _peak(bool(self.value.scaling.gpus_per_worker)))
 
     def alive(self) -> None:
         """Start the clock of `_watched` anew."""

@@ -10,7 +10,7 @@ from ray import tune
 from raytrain import errors
 from raytrain.sweep import record
 from raytrain.sweep.schedulers import TIME
-from raytrain.sweep.trial import number_of
+from raytrain.sweep.trial import VALUES, number_of
 from raytrain.sweep.trials import Trials
 from raytrain.sweep.tune_callback import Told
 from raytrain.user_code import places
@@ -95,6 +95,9 @@ class _Forward(tune.Callback):
             self.told.note(number, self.place, ended=True)
 
     def _of_trial(self, event: str, iteration: int, trials: list, trial: Any, *more: Any, **info: Any) -> None:
+        if self.trials.sweep.scheduler.mutates:  # a population's values are in Tune's config without names
+            axes = [axis.path for axis in self.trials.sweep.axes]
+            trial.config[VALUES] = self.trials.labels({path: trial.config[path] for path in axes})
         if not self._known(number_of(str(trial)))["ended"]:
             self._call(event, iteration, trials, trial, *more, **info)
 

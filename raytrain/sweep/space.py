@@ -83,8 +83,9 @@ class _Range(Axis):
             raise _empty_axis(self.path, type(self).__name__, self.low, self.high)
 
     def clip(self, value: float) -> float:
-        """Return the nearest of [low, high]."""
-        return min(max(value, self.low), self.high)
+        """Return the nearest of [low, high]. A float, also where an end is written as a whole number: Tune goes on with
+        the type that it is given, and would round all that follows."""
+        return float(min(max(value, self.low), self.high))
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,13 @@ def apply(experiment: Experiment, values: dict[str, Any]) -> Experiment:
     return dataclasses.replace(experiment, **changes)
 
 
+def longest(experiment: Experiment, axes: Iterable[Axis]) -> int:
+    """Return the most epochs of a trial."""
+    over = [axis for axis in axes if axis.path == "epochs"]
+    base = [] if any(axis.when is None for axis in over) else [experiment.epochs]
+    return max([*base, *(epochs for axis in over for epochs in axis.examples())])
+
+
 def check_path(experiment: Experiment, path: str) -> None:
     """Check that an axis can be of this field.
 
@@ -275,13 +283,13 @@ def check_path(experiment: Experiment, path: str) -> None:
 
 
 def _is_open(found: Any, path: str) -> bool:
-    """Return whether the path is of a field that holds a dataclass, such as `optimizer`, which an axis may replace
-    whole."""
+    """Return whether the path is of a field that holds a dataclass, such as `optimizer`, or several, such as `hooks`,
+    which an axis may replace whole."""
     for part in path.split("."):
         if not dataclasses.is_dataclass(found) or part not in {field.name for field in dataclasses.fields(found)}:
             return False
         found = getattr(found, part)
-    return dataclasses.is_dataclass(found)
+    return any(map(dataclasses.is_dataclass, found if isinstance(found, tuple) else (found,)))
 
 
 def _empty_axis(path: str, kind: str, low: float | None = None, high: float | None = None) -> errors.UserError:

@@ -21,7 +21,7 @@ from raytrain.sweep.points import check_points
 from raytrain.sweep.repeats import seed_of
 from raytrain.sweep.schedulers import Complete, Scheduler
 from raytrain.sweep.search import RandomSearch, Search
-from raytrain.sweep.space import Axis, Grid, apply, check_conditions, check_path, combinations, present
+from raytrain.sweep.space import Axis, Grid, apply, check_conditions, check_path, combinations, longest, present
 from raytrain.sweep.tune_callback import TuneCallback
 from raytrain.user_code import hints
 
@@ -137,7 +137,8 @@ class Sweep:
         self._check_repeats(known)
         steps, unit = self.experiment.steps, self.scheduler.unit_steps
         # Only the plan knows how many steps an epoch has: until then a trial is as long as it can be.
-        length = math.ceil((self.experiment.epochs if steps is None else steps) / self.scheduler.unit_epochs)
+        most = longest(self.experiment, self.axes) if steps is None else steps
+        length = math.ceil(most / self.scheduler.unit_epochs)
         if unit is not None:
             length = math.inf if steps is None else math.ceil(steps / unit)
         self.scheduler.check(self.axes, objectives, self.count, length)

@@ -18,7 +18,7 @@ from raytrain.driver.resources import Resources
 from raytrain.experiment import Experiment, Scaling
 from raytrain.sweep import fold_data, record
 from raytrain.sweep.schedulers import Complete
-from raytrain.sweep.space import Axis, Grid, check_path, combinations, present
+from raytrain.sweep.space import Axis, Grid, check_path, combinations, longest, present
 from raytrain.sweep.sweep import Sweep
 
 _TAKES = 1 << 24
@@ -69,7 +69,8 @@ class SweepPlan:
         """Length of a whole trial, in the scheduler's units of time."""
         e, unit = self.sweep.experiment, self.sweep.scheduler.unit_steps
         if unit is None:
-            return math.ceil((e.epochs if e.steps is None else self.base.epochs) / self.sweep.scheduler.unit_epochs)
+            epochs = longest(e, self.sweep.axes) if e.steps is None else self.base.epochs
+            return math.ceil(epochs / self.sweep.scheduler.unit_epochs)
         return math.ceil(e.all_steps(self.base.steps_per_epoch) / unit)
 
     @property

@@ -160,6 +160,8 @@ class Trial(tune.Trainable):
         what that trial trained with up to here."""
         theirs = config.from_dict(Experiment, json.loads((pool / "experiment.json").read_text()), pool)
         own = apply(experiment_file.load(self.run / "experiment.json")[0], self.values)
+        if self.objective.every_epoch and "task.monitor" not in self.values:  # as in `Sweep.trial`; a task may be new
+            own = config.replace(own, "task.monitor", self.objective.name)
         step = layout.step_of(max(pool.glob("step_*")).name) or 0
         adopt(self.run, pool, switched(theirs, step, own, self.values))
         epochs, rest = divmod(step, self.steps_per_epoch)
@@ -192,7 +194,8 @@ class Trial(tune.Trainable):
             self.attempt = Ended(self.run, found["status"])
             return
         # Values that a scheduler has changed come with the weights of another trial, in `load_checkpoint`.
-        if "parallel" in self.values:  # a later trial of this process may need it
+        if any(path.partition(".")[0] in ("parallel", "deterministic") for path in found.get("values", {})):
+            # A later trial of this process may need it.
             fix_workspace()
         if not (value.compile or value.parallel.sharded):
             compiler.defer_compiler()

@@ -27,6 +27,7 @@ from raytrain.sweep.points import decided
 from raytrain.sweep.space import present
 from raytrain.sweep.sweep import to_dict
 from raytrain.sweep.sweep_plan import SweepPlan
+from raytrain.user_code import json_types
 
 
 class Trials:
@@ -116,7 +117,12 @@ class Trials:
             one = experiment_file.load(folder / "experiment.json")[0]
             self.scalings[number] = scaling = self.planned.scaling(one)
             record.update(folder, planned=found.get("planned", {}) | _reserved(scaling))
-            return {axis.path: config.get(one, axis.path) for axis in self.sweep.axes if axis.path in found["values"]}
+            values = self._values(found)
+            if values is None:  # a scheduler has changed them
+                values = {
+                    axis.path: config.get(one, axis.path) for axis in self.sweep.axes if axis.path in found["values"]
+                }
+            return values
         configuration, repeat = divmod(number, self.sweep.repeats)
         values, told = self._choose(configuration)
         if self.sweep.repeats > 1:
@@ -327,11 +333,13 @@ class Trials:
                 continue
             name = found["values"][axis.path]
             if axis.finite is None:
-                values[axis.path] = name
+                values[axis.path] = json_types.tuples(name)
                 continue
             names = [config.plain(label) for label in config.labels(axis.finite)]
             if name not in names:  # of an older version
                 names = [config.plain(label) for label in config.labels(axis.finite, whole=True)]
+            if name not in names:  # from a population
+                names = [config.plain(value) for value in axis.finite]
             if name not in names:  # a scheduler has changed it
                 return None
             values[axis.path] = axis.finite[names.index(name)]
@@ -343,7 +351,10 @@ class Trials:
         found = {}
         for path, value in values.items():
             known = finite[path]
-            found[path] = value if known is None else config.plain(config.labels(known)[known.index(value)])
+            if known is None or value in known:
+                found[path] = value if known is None else config.plain(config.labels(known)[known.index(value)])
+            else:  # what a scheduler has made
+                found[path] = config.plain(value)
         return found
 
     def names(self, number: int) -> dict[str, Any]:

@@ -27,8 +27,10 @@ from raytrain import (
     Choice,
     Digits,
     Experiment,
+    GradientNorm,
     Grid,
     Int,
+    LearningRates,
     LogUniform,
     RandomSearch,
     Sweep,
@@ -401,3 +403,15 @@ def test_trial_that_breaks_a_constraint_is_neither_best_nor_on_the_front(tmp_pat
 def test_random_search_of_a_condition_is_a_function_of_seed_and_number() -> None:
     one, other = (RandomSearch().start(SPACE, (), 3) for _ in range(2))
     assert [one.propose(n, {}) for n in range(9)] == [other.propose(n, {}) for n in reversed(range(9))][::-1]
+
+
+def test_a_range_stays_one_of_floats() -> None:
+    """Tune multiplies what it is given, and rounds whole numbers."""
+    for axis in (LogUniform("optimizer.lr", 0.001, 1), Uniform("optimizer.momentum", 0, 1)):
+        assert [type(axis.clip(value)) for value in (-1, 0.5, 1, 2)] == [float] * 4
+
+
+def test_an_axis_may_replace_a_tuple_of_objects() -> None:
+    base = Experiment(MLP(), Digits(), hooks=(GradientNorm(),), epochs=2)
+    sweep = Sweep(base, (Choice("hooks", ((), (GradientNorm(), LearningRates()))),), trials=2)
+    assert {len(sweep.trial({"hooks": value}).hooks) for value in sweep.axes[0].finite or ()} == {0, 2}

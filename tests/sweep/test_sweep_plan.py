@@ -22,6 +22,7 @@ from raytrain import (
     SGD,
     AdamW,
     Choice,
+    Classification,
     Complete,
     Data,
     Digits,
@@ -36,6 +37,7 @@ from raytrain import (
     Scaling,
     Sweep,
     UserError,
+    config,
 )
 from raytrain.driver.endings import RunFailed
 from raytrain.driver.resources import Node, Resources
@@ -112,6 +114,52 @@ def test_a_trial_that_goes_on_has_the_names_of_its_objects(tmp_path: Path) -> No
         found.append([asked.suggest(str(number)) for number in range(4)])
     assert found[0] == found[1]
     assert {one["values"]["optimizer"] for one in found[0]} == {"SGD", "AdamW"}
+
+
+@dataclass(frozen=True)
+class Widths(Axis):
+    """An axis of one's own that draws tuples."""
+
+    def draw(self, quantile: float) -> Any:
+        return (8 + int(8 * quantile), 8)
+
+
+def test_a_repeat_of_a_trial_has_its_tuple(tmp_path: Path) -> None:
+    """Also where another driver has proposed the first one."""
+    plan = planned(tmp_path, nodes(2), Widths("model.hidden"), trials=2, repeats=2)
+    assert (first := Trials(tmp_path, plan, 0.0).propose(0)) is not None
+    again = Trials(tmp_path, plan, 0.0)
+    again.replay()
+    assert again.propose(1) == first and isinstance(first["model.hidden"], tuple)
+
+
+def test_values_of_a_population_are_the_axis_own_after_a_kill(tmp_path: Path) -> None:
+    """Though the sweep lets each task watch its objective."""
+    tasks = (Classification(), Classification(label_smoothing=0.1))
+    axes = (Choice("task", tasks), LogUniform("optimizer.lr", 0.01, 0.1))
+    plan = planned(tmp_path, nodes(2), *axes, trials=4, objective="val_loss", scheduler=PBT())
+    found = [[Trials(tmp_path, plan, 0.0).propose(number) for number in range(4)] for _ in range(2)]
+    assert found[0] == found[1] and all(one and one["task"] in tasks for one in found[1])
+    trials = Trials(tmp_path, plan, 0.0)
+    taken = {"values": config.plain({"task": tasks[1], "optimizer.lr": 0.05})}
+    assert trials._values(taken) == {"task": tasks[1], "optimizer.lr": 0.05}
+    assert trials.labels({"task": Classification(label_smoothing=0.3)})["task"]["label_smoothing"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("axes", "length"),
+    [
+        ((Grid("epochs", (4, 12)),), 12),
+        ((Grid("batch_size", (8, 16)), Choice("epochs", (2, 3), when=("batch_size", 8))), 6),
+        ((Grid("batch_size", (8, 16)),), 6),
+    ],
+    ids=["all", "some", "none"],
+)
+def test_a_scheduler_knows_the_longest_trial(tmp_path: Path, axes: tuple[Axis, ...], length: int) -> None:
+    base = replace(BASE, epochs=6, data=Digits(mode="resident"))
+    more = {"trials": 4} if len(axes) > 1 else {}
+    plan = sweep_plan.make(Sweep(base, axes, scheduler=ASHA(), **more), lambda: nodes(2), tmp_path)  # type: ignore[arg-type]
+    assert plan.length == length
 
 
 def test_what_killed_processes_were_writing_goes_with_their_trials(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ import pytest
 
 from raytrain import (
     MLP,
+    PBT,
     SGD,
     AdamW,
     Choice,
+    Classification,
     Digits,
     Experiment,
     Grid,
@@ -24,6 +26,7 @@ from raytrain import (
     Int,
     LogUniform,
     RandomSearch,
+    Scaling,
     Sweep,
     TuneCallback,
     TuneScheduler,
@@ -33,11 +36,14 @@ from raytrain import (
 )
 from raytrain.run import experiment_file
 from raytrain.sweep import record
+from raytrain.sweep.attempt import Attempt
+from raytrain.sweep.callbacks import _Forward
 from raytrain.sweep.schedulers import SCORE, TIME, trained
 from raytrain.sweep.search import NoValues
 from raytrain.sweep.sweep import load, to_dict
 from raytrain.sweep.trial import Trial
 from raytrain.sweep.trials import Trials
+from raytrain.sweep.tune_callback import Told
 
 tune = pytest.importorskip("ray.tune")
 from ray.tune.logger import CSVLoggerCallback  # noqa: E402
@@ -394,3 +400,43 @@ def test_schedulers_get_the_length_of_a_trial_and_pause_only_together() -> None:
     value = sweep(TuneSearch(Climber), scheduler=halving, callbacks=(TuneCallback(CSVLoggerCallback),))
     assert to_dict(value)["scheduler"]["class"] == "raytrain:TuneScheduler(ray.tune.schedulers:AsyncHyperBandScheduler)"
     assert replace(value, trials=3).callbacks == value.callbacks
+
+
+class Notes(tune.Callback):
+    """Notes the names of trials' values."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.seen.append(trial.config["values"])
+
+
+class OfTune(SimpleNamespace):
+    """A trial of Tune's."""
+
+    def __str__(self) -> str:
+        return f"trial_{self.number:04d}"
+
+
+def test_a_callback_has_the_values_of_a_population(tmp_path: Path) -> None:
+    tasks = (Classification(), Classification(label_smoothing=0.1))
+    value = Sweep(BASE, (Choice("task", tasks), AXES[0]), scheduler=PBT(), trials=4)
+    planned: Any = SimpleNamespace(sweep=value, concurrent=1, fingerprints={})
+    said: list[str] = []
+    forward = _Forward(notes := Notes(), 0, Trials(tmp_path, planned, 0.0), Told(tmp_path, 1), said.append)
+    of_tune = OfTune(number=2, config={"task": tasks[1], "optimizer.lr": 0.03})
+    forward.on_trial_start(0, [], of_tune)
+    of_tune.config = of_tune.config | {"optimizer.lr": 0.02}  # as an exploit does
+    forward.on_trial_start(0, [], of_tune)
+    label = "Classification(label_smoothing=0.1)"
+    assert not said and notes.seen == [{"task": label, "optimizer.lr": rate} for rate in (0.03, 0.02)]
+
+
+def test_the_memory_of_a_trial_is_that_of_all_its_processes(tmp_path: Path) -> None:
+    record.update(tmp_path, peak_memory_bytes=2**50)
+    attempt = object.__new__(Attempt)
+    attempt.run, attempt.value = tmp_path, replace(BASE, scaling=Scaling(gpus_per_worker=0))
+    assert attempt._peak() == 2**50
+    record.update(tmp_path, peak_memory_bytes=1)
+    assert attempt._peak() > 2**20
