@@ -242,7 +242,7 @@ class _Driver:
 
     def close(self, status: str) -> dict[str, Any]:
         """Finish the sweep's directory, show the result and return it."""
-        self.trials.tidy()
+        self.trials.tidy(final=True)
         answer = self.trials.write(status)
         self.report(self.path, answer)
         self.observer.finish(self.info, answer)

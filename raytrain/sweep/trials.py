@@ -20,7 +20,7 @@ from raytrain.driver.fit import with_threads
 from raytrain.experiment import Scaling
 from raytrain.files import known_json, write_atomically
 from raytrain.run import copies, experiment_file
-from raytrain.sweep import record, repeats
+from raytrain.sweep import record, repeats, stopped
 from raytrain.sweep.at_url import NodeUploads
 from raytrain.sweep.front import pareto_front
 from raytrain.sweep.points import decided
@@ -91,6 +91,8 @@ class Trials:
             folder = record.folder(self.path, number)
             if (record.read(folder) or {}).get("status") in ("running", "paused"):
                 record.update(folder, status="interrupted")
+        for number in sorted(self.begun):
+            stopped.conclude(self, number)
 
     def sweep_up(self) -> None:
         """Remove files that only running trials need: requests to stop or train on, and weights for other trials; and
@@ -293,8 +295,14 @@ class Trials:
         whole = json.dumps(answer | {"trials": []}, indent=2)
         return whole.removesuffix("[]\n}") + "[\n" + ",\n".join(texts) + "\n  ]\n}" if texts else whole
 
-    def tidy(self) -> None:
-        """Remove the checkpoints of trials that have ended and are not among the best."""
+    def tidy(self, final: bool = False) -> None:
+        """Remove the checkpoints of trials that have ended and are not among the best.
+
+        Args:
+            final: whether no trial's process is left.
+        """
+        for number in sorted(self.begun) if final else ():
+            stopped.conclude(self, number)
         records, count = self.records(), self.sweep.repeats
         if count > 1:
             groups = repeats.configurations(records, self.objectives, count)
@@ -302,9 +310,11 @@ class Trials:
         else:
             kept = {*self.ranked(records)[: self.sweep.keep]}
         for one in records:
-            if one["status"] in record.ENDED and one["number"] not in kept and one["number"] not in self.bare:
-                self.bare.add(one["number"])
-                shutil.rmtree(record.folder(self.path, one["number"]) / "checkpoints", ignore_errors=True)
+            number, folder = one["number"], record.folder(self.path, one["number"])
+            if one["status"] in record.ENDED and number not in kept and number not in self.bare:
+                if final or self.away is not None or stopped.concluded(folder, one):
+                    self.bare.add(number)
+                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def replay(self) -> None:
         """Tell the search of the trials that earlier sessions proposed and of their results, in the order in which it

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from raytrain.training import memory
+from raytrain.training.progress import Progress
 
 if TYPE_CHECKING:
+    from raytrain.experiment import Experiment
     from raytrain.training.trainer import Trainer
 
 
@@ -38,4 +41,27 @@ def of(trainer: Trainer, status: str) -> dict[str, Any]:
         "precision": trainer.experiment.precision,
         "peak_memory_bytes": int(peak.item()),
         **({"baseline": trainer.baseline} if trainer.baseline else {}),
+    }
+
+
+def of_checkpoint(
+    state: Mapping[str, Any], e: Experiment, device: str, baseline: Mapping[str, float] | None
+) -> dict[str, Any]:
+    """Return the summary of a run that was stopped, but whose processes were killed before they wrote it.
+
+    Args:
+        state: that of its last checkpoint.
+        device: `cuda` or `cpu`.
+
+    Raises:
+        ValueError: the state has no progress.
+    """
+    return {
+        "status": "interrupted",
+        "monitor": e.task.monitor,
+        **Progress.from_state(state.get("progress")).summary(),
+        "workers": state.get("workers"),
+        "device": device,
+        "precision": e.precision,
+        **({"baseline": dict(baseline)} if baseline else {}),
     }

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.commands import fails, no_runs, without_ray
+from helpers.ranks import train_rank
+from helpers.times import without_times
 from ray.exceptions import RayTaskError
 
 from raytrain import (
@@ -21,6 +23,7 @@ from raytrain import (
     PBT,
     SGD,
     AdamW,
+    Checkpoint,
     Choice,
     Classification,
     Complete,
@@ -41,7 +44,8 @@ from raytrain import (
 )
 from raytrain.driver.endings import RunFailed
 from raytrain.driver.resources import Node, Resources
-from raytrain.sweep import record, sweep_plan
+from raytrain.run import experiment_file
+from raytrain.sweep import record, stopped, sweep_plan
 from raytrain.sweep.space import Axis
 from raytrain.sweep.trials import Trials
 from raytrain.sweep.tuning import _Proposed
@@ -160,6 +164,29 @@ def test_a_scheduler_knows_the_longest_trial(tmp_path: Path, axes: tuple[Axis, .
     more = {"trials": 4} if len(axes) > 1 else {}
     plan = sweep_plan.make(Sweep(base, axes, scheduler=ASHA(), **more), lambda: nodes(2), tmp_path)  # type: ignore[arg-type]
     assert plan.length == length
+
+
+def test_a_stopped_trial_has_a_summary_though_its_process_was_killed(tmp_path: Path) -> None:
+    base = replace(BASE, data=Digits(mode="resident"), epochs=2, validate_every_steps=10, checkpoint=Checkpoint(keep=9))
+    plan = sweep_plan.make(Sweep(base, (LR,), scheduler=ASHA(), trials=2), lambda: nodes(2), tmp_path)
+    trials = Trials(tmp_path, plan, 0.0)
+    assert trials.propose(0) is not None
+    run = record.folder(tmp_path, 0)
+    e, (variant,) = experiment_file.load(run / "experiment.json")[0], plan.variants.values()
+    train_rank(0, 1, e, run)
+    known = json.loads((run / "summary.json").read_text())
+    record.update(run, status="stopped")
+    assert stopped.concluded(run, record.read(run) or {})
+    (run / "summary.json").unlink()
+    assert not stopped.concluded(run, record.read(run) or {}), "its process may still write: its checkpoints stay"
+    trials.clear()
+    found = json.loads((run / "summary.json").read_text())
+    assert (found["status"], found.pop("baseline")) == ("interrupted", variant.baseline.scores)
+    left = {"first_step_seconds", "peak_memory_bytes"}
+    assert without_times(known | {"status": "interrupted"}).keys() - left == without_times(found).keys() - left
+    assert {name: known[name] for name in ("steps", "epochs", "val_loss", "best_step", "stalled", "precision")} == {
+        name: found[name] for name in ("steps", "epochs", "val_loss", "best_step", "stalled", "precision")
+    }
 
 
 def test_what_killed_processes_were_writing_goes_with_their_trials(tmp_path: Path) -> None:
