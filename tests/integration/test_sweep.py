@@ -36,6 +36,7 @@ from raytrain import (
     HyperBand,
     LogUniform,
     MedianStopping,
+    RandomSearch,
     Scaling,
     Sweep,
     config,
@@ -348,11 +349,17 @@ def test_pbt_clone_continues_as_its_donor(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", [HyperBand(grace_epochs=2), MedianStopping(samples=2)])
-def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, scheduler: Any) -> None:
-    found = run(
-        Sweep(config.replace(BASE, "epochs", 9), (LR,), trials=12, scheduler=scheduler, search=TPE(startup=4)), tmp_path
-    )
+@pytest.mark.parametrize(
+    ("scheduler", "search"),
+    [
+        (HyperBand(grace_epochs=2), RandomSearch()),  # a search that learns proposes too few at once for full brackets
+        (MedianStopping(samples=2), TPE(startup=4)),
+    ],
+    ids=["HyperBand", "MedianStopping"],
+)
+def test_other_schedulers_end_trials_early_and_lose_none(tmp_path: Path, scheduler: Any, search: Any) -> None:
+    base = config.replace(BASE, "epochs", 9)
+    found = run(Sweep(base, (LR,), trials=12, scheduler=scheduler, search=search), tmp_path)
     assert {t["status"] for t in found.trials} == {"completed", "stopped"} and len(found.trials) == 12
     assert found.answer["best"] is not None
     for trial in found.trials:
