@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import glob
 import os
 import random
 import re
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
@@ -26,6 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from raytrain import errors
+from raytrain.data import patterns
 from raytrain.watchdog import doing
 
 T = TypeVar("T")
@@ -148,15 +147,17 @@ def files(root: str, suffixes: tuple[str, ...]) -> list[File]:
     """Return files with their paths or URLs, in the order of these.
 
     Args:
-        root: a file, a folder whose files with some suffixes are taken, or a pattern: `*` for any characters of a name,
-            {a,b} for either and {000..010} for numbers.
+        root: a file, a folder whose files with some suffixes are taken, with those of linked folders, or a pattern: `*`
+            for any characters of a name, {a,b} for either and {000..010} for numbers. What is there under the name of
+            the pattern itself is taken as it is.
 
     Raises:
         FileNotFoundError: there is none, or one that the braces name is missing.
         OSError: it cannot be read.
     """
     path, mark, options = root.partition("?") if is_url(root) else (os.path.expanduser(root), "", "")
-    first, *others = dict.fromkeys(expanded(path))
+    folder, pattern = ("", path) if is_url(path) else patterns.parted(path)
+    first, *others = (patterns.below(folder, one) for one in dict.fromkeys(patterns.expanded(pattern)))
     found = _matching(first, mark + options, suffixes, first=True)
     for some in at_once(lambda one: _matching(one, mark + options, suffixes), others):
         found += some
@@ -165,27 +166,13 @@ def files(root: str, suffixes: tuple[str, ...]) -> list[File]:
     return sorted(found)
 
 
-def expanded(pattern: str) -> list[str]:
-    """Return a pattern with its braces replaced: {a,b} by each text, {08..11} by each number, with its zeros."""
-    braces = re.search(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}", pattern)
-    if not braces:
-        return [pattern]
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
-    parts = braces[1].split(",")
-    if numbers:
-        first, last = int(numbers[1]), int(numbers[2])
-        parts = [f"{number:0{len(numbers[1])}}" for number in range(first, last + 1)]
-    before, after = pattern[: braces.start()], pattern[braces.end() :]
-    return [one for part in parts for one in expanded(f"{before}{part}{after}")]
-
-
 def _matching(path: str, options: str, suffixes: tuple[str, ...], first: bool = False) -> list[File]:
     """Return the files that a path, or a pattern without braces, names. `first` is as for `listed`."""
     folder, _, name = path.rpartition("/")
     if is_url(path):
         if "*" in name:
             there = [one for one in listed(folder + options, first=first) if one.size is not None]
-            there = [one for one in there if fnmatch.fnmatchcase(one.path, name)]
+            there = [one for one in there if fnmatch.fnmatchcase(one.path, patterns.escaped(name))]
         else:
             one = _information(path + options, first)
             if one.size is not None:
@@ -193,10 +180,7 @@ def _matching(path: str, options: str, suffixes: tuple[str, ...], first: bool = 
             folder = path.rstrip("/")
             there = [one for one in listed(path + options, recursive=True) if one.path.endswith(suffixes)]
         return [one._replace(path=joined(folder + options, one.path)) for one in there]
-    if os.path.isdir(path):
-        names = sorted(str(one) for one in Path(path).rglob("*") if one.name.endswith(suffixes) and one.is_file())
-    else:
-        names = sorted(glob.glob(path)) if "*" in path else [path]
+    names = patterns.files_below(path, suffixes) if os.path.isdir(path) else patterns.matching(path)
     return [File(one, (status := os.stat(one)).st_size, status.st_ctime_ns) for one in names]
 
 

@@ -231,3 +231,28 @@ def test_storage_that_never_answers_is_given_up(s3: str, monkeypatch: pytest.Mon
     finally:
         gate.close()
     assert time.monotonic() - start < 5
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    for name in ("set/train/0.tar", "set/train/deep/1.tar", "elsewhere/0.tar", "elsewhere/0.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    links = {"a": "train/deep", "val": "../elsewhere", "latest": "train", "train/up": "..", "train/none": "nowhere"}
+    for name, target in links.items():
+        (tmp_path / "set" / name).symlink_to(target)
+    found = [one.path for one in byte_files.files(f"{tmp_path}/set", (".tar",))]
+    assert found == [f"{tmp_path}/set/{name}" for name in ("train/0.tar", "train/deep/1.tar", "val/0.tar")]
+
+
+def test_names_that_look_like_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my [old] data", "runs{1..2}", "runs1", "star*", "starry", "{a,b}"):
+        Path(name).mkdir()
+        for file in ("0.tar", "1.tar", "[2].tar"):
+            Path(name, file).write_bytes(b"")
+    for folder in ("my [old] data", "runs{1..2}", "star*", "{a,b}"):
+        every = [f"{folder}/{file}" for file in ("0.tar", "1.tar", "[2].tar")]
+        for root in (folder, f"{folder}/*", f"{folder}/{{0,1,[2]}}.tar", f"{tmp_path}/{folder}/*.tar"):
+            assert [one.path.removeprefix(f"{tmp_path}/") for one in byte_files.files(root, (".tar",))] == every
+        assert [one.path for one in byte_files.files(f"{folder}/[*", (".tar",))] == every[2:]
+        assert [one.path for one in byte_files.files(f"{folder}/1.tar", (".tar",))] == every[1:2]
