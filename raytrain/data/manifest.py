@@ -17,7 +17,7 @@ from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow")
-_VAL = list(SPLITS).index("val")
+_TRAIN, _VAL, _TEST = map(list(SPLITS).index, ("train", "val", "test"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,23 +99,23 @@ class Manifest(FileImages):
             raise errors.UserError("only Parquet and Arrow files hold bytes", root, "leave --data.bytes out")
         schema = tables.schema(files[0])
         has_split = bool(self.split) and (self.split in schema.names or self.split != "split")
-        coded = [*([] if self.target else [self.label]), *([self.split] if has_split else [])]
-        wanted = [*coded, *self.target, *self.columns, *([] if self.bytes else [self.path])]
-        for name in [*wanted, *([self.bytes] if self.bytes else [])]:
+        kinds = self._kinds(has_split)
+        for name in [*kinds, *([self.bytes] if self.bytes else [])]:
             if name not in schema.names:
                 raise self._no_column(name, schema)
-        text = [*([self.split] if has_split else []), *([] if self.bytes else [self.path])]
-        table, counts = tables.joined(files, list(dict.fromkeys(wanted)), text, coded)
+        table, counts, schemas = tables.joined(files, kinds)
         if not table.num_rows:
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
         self._check_flat(table)
         table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used
-        splits = self._splits(table) if has_split else np.repeat(self._named_splits(files), counts)
+        by_name = self._named_splits(files)
+        splits = self._splits(table) if has_split else np.repeat(by_name, counts)
         if self.target:
             whole = self._with_targets(table, len(splits))
         else:
-            labels, classes = self._labels(table, tables.class_names(schema, self.label))
-            whole = self._whole(table, Index(labels, classes, (self.channels, self.size, self.size)))
+            train = [has_split or split == _TRAIN for split in by_name]
+            whole, splits = self._with_labels(table, splits, self._named_classes(files, counts, schemas, train))
+        whole = self._whole(table, whole)
         found = {
             split: replace(whole.take(np.flatnonzero(splits == number)), split=split)
             for number, split in enumerate(SPLITS)
@@ -124,12 +124,7 @@ class Manifest(FileImages):
         if "train" not in found:
             raise errors.UserError("no row is in the split train", root, f"name it in column {self.split!r}")
         if "val" not in found:
-            train = found["train"]
-            labels = np.zeros(len(train), np.int64) if train.labels is None else train.labels
-            rest, held_out = order.stratified(labels, self.val_fraction, self.split_seed)
-            if not len(held_out):
-                raise errors.UserError("no class has two images", root, "add rows of the split val, or more images")
-            found |= {"train": train.take(rest), "val": replace(train.take(held_out), split="val")}
+            found |= self._held_out(found["train"], has_split)
         return {split: found[split] for split in SPLITS if split in found}
 
     def further(self, index: Any, samples: np.ndarray) -> dict[str, np.ndarray]:  # type: ignore[override]
@@ -165,18 +160,21 @@ class Manifest(FileImages):
         files = tables.files(self._file())
         if self.split in tables.schema(files[0]).names or _VAL in self._named_splits(files):
             return super().notes()
-        held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
-        return [f"{self.root} has no column of splits: {held_out}", *super().notes()]
+        return [f"{self.root} has no column of splits: {self._share}", *super().notes()]
 
     def size_notes(self, index: Index) -> list[str]:
-        """Return what becomes of the images' pixels, and why decoded images are not cached."""
+        """Return what is held out or left out, what becomes of the pixels, and why decoded images are not cached."""
         why = (
             "their bytes are in a table"
             if index.paths is None
             else "there are more than 200,000 files, or they are at a URL"
         )
         uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
-        return [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
+        return [
+            *index.notes,
+            *super().size_notes(index),
+            *(uncached if self.cache != "off" and index.times is None else []),
+        ]
 
     def _file(self) -> str:
         if not self.root:
@@ -187,6 +185,14 @@ class Manifest(FileImages):
         """Return the number of each file's split in SPLITS by its name, int64 [files]: train for a single file."""
         found = splits_of([with_pillow().byte_files.shown(file) for file in files]) if len(files) > 1 else None
         return np.zeros(len(files), np.int64) if found is None else found
+
+    def _kinds(self, has_split: bool) -> dict[str, Any]:
+        """Return what each column is for, by its name."""
+        kinds = {} if self.target else {self.label: "label"}
+        kinds |= {self.split: "split"} if has_split else {}
+        kinds |= dict.fromkeys(self.target, "number")
+        kinds |= {name: "group" if name == self.folds.group else "value" for name in self.columns if name not in kinds}
+        return kinds if self.bytes else {**kinds, self.path: "path"}
 
     def _kept(self) -> list[str]:
         """Return the columns that the index is made of, besides labels and splits."""
@@ -229,28 +235,39 @@ class Manifest(FileImages):
             raise errors.UserError(f"{what} in column {self.split!r}", self._file(), f"{how}write train, val or test")
         return np.array([known[name.strip().lower()] for name in names], np.int8)[codes]
 
-    def _labels(self, table: dict[str, Any], named: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return each row's label, int64 [n], and the classes."""
-        tables = with_pillow().tables
+    def _named_classes(
+        self, files: tuple[str, ...], counts: list[int], schemas: list[Any], train: list[bool]
+    ) -> list[Any]:
+        """Return the tables with the names that they give their classes."""
+        pillow = with_pillow()
+        names = [pillow.hugging_face.class_names(schema, self.label) for schema in schemas]
+        shown = map(pillow.byte_files.shown, files)
+        return list(map(pillow.table_labels.Table, shown, counts, names, train))
+
+    def _with_labels(self, table: dict[str, Any], splits: np.ndarray, files: list[Any]) -> tuple[Index, np.ndarray]:
+        """Return the index of samples with classes, and the splits without a test that has no labels."""
         column = table[self.label] if self.label in self._kept() else table.pop(self.label)
-        numbers = tables.integers(column)
-        labels, names = (numbers, ()) if numbers is not None else tables.coded(column)
-        if (labels < 0).any():
-            row = int(labels.argmin())
-            raise errors.UserError(
-                f"row {row} has no label in column {self.label!r}", self._file(), "give it one, or remove the row"
-            )
-        if numbers is None:
-            return labels, tuple(names)
-        present, count = np.unique(labels), len(named) if named else int(labels.max()) + 1
-        if named and present[-1] < count:
-            return labels, named
-        if named or len(present) < count:
-            seen = errors.listed(present.tolist())
-            what = f"the labels in column {self.label!r} must be 0 to n - 1 without gaps, got {seen}"
-            what = f"label {present[-1]} in column {self.label!r}, which names {count} classes" if named else what
-            raise errors.UserError(what, self._file(), "number the classes from 0, or write their names")
-        return labels, tuple(str(number) for number in range(count))
+        test = splits == _TEST
+        of_rows = with_pillow().table_labels.of_rows
+        labels, classes, unlabelled = of_rows(column, self.label, files, test, self._file())
+        notes = (f"{self.root}: no row of test has a label, so test is left out",) if unlabelled else ()
+        whole = Index(labels, classes, (self.channels, self.size, self.size), notes=notes)
+        return whole, np.where(test, -1, splits) if unlabelled else splits
+
+    def _held_out(self, train: Index, has_split: bool) -> dict[str, Index]:
+        """Return train and val, a part of each class of train."""
+        labels = np.zeros(len(train), np.int64) if train.labels is None else train.labels
+        rest, held_out = order.stratified(labels, self.val_fraction, self.split_seed)
+        if not len(held_out):
+            how = "add rows of the split val, or more images"
+            raise errors.UserError("no class has two images", self._file(), how)
+        notes = (f"{self.root} has no row of the split val: {self._share}",) if has_split else ()
+        kept = replace(train.take(rest), notes=(*notes, *train.notes))
+        return {"train": kept, "val": replace(train.take(held_out), split="val")}
+
+    @property
+    def _share(self) -> str:
+        return f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
 
     def _with_targets(self, table: dict[str, Any], count: int) -> Index:
         """Return the index of samples with numbers as targets."""
@@ -265,7 +282,7 @@ class Manifest(FileImages):
             raise errors.UserError(what, self._file(), "fill it, or remove the row")
         image = Field("image", (self.channels, self.size, self.size), kind="image")
         fields = (image, Field(self._target_name, targets.shape[1:], "float32"))
-        return self._whole(table, TargetIndex(rows=np.arange(count), fields=fields, targets=targets))
+        return TargetIndex(rows=np.arange(count), fields=fields, targets=targets)
 
     @property
     def _target_name(self) -> str:

@@ -77,6 +77,7 @@ class Index:
             `Weighted`, groups for `Folds`.
         shares: the shares that the parts of the samples have of an epoch, for the values 0, 1, ... of the column
             `source`; set by `Mixed`.
+        notes: lines that the plan shows about the samples.
     """
 
     # Typed as if they were never None, so that a source that sets them need not check.
@@ -93,6 +94,7 @@ class Index:
     count: int | None = None
     columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     shares: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.shape is not None:  # also in a copy by dataclasses.replace()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
 from raytrain import errors
-from raytrain.data import byte_files
+from raytrain.data import byte_files, spelling
 from raytrain.data.row_groups import RowGroups
 from raytrain.machine import host_memory
 
@@ -29,6 +28,8 @@ _KEPT = RowGroups(1 << 30)
 _MOST_OF_MEMORY = 0.5
 """Share of this machine's memory up to which a row group is read."""
 _CODES = pa.dictionary(pa.int32(), pa.string())
+Kind = Literal["label", "split", "path", "group", "value", "number"]
+"""What a column is for: few texts or numbers; few texts; texts; names; names or numbers; numbers."""
 _FILES: dict[str, tuple[str, ...]] = {}
 _LOCK = threading.Lock()
 _OPENING: dict[str, threading.Lock] = {}
@@ -103,64 +104,106 @@ def _schema(root: str) -> pa.Schema:
         return file.schema
 
 
-def _columns(root: str, names: list[str], strings: list[str], coded: list[str]) -> pa.Table:
+def _columns(root: str, kinds: dict[str, Kind]) -> pa.Table:
+    names, is_json = list(kinds), _name(root).endswith(_JSON)
+    known = arrow_json.read_json(_source(root)) if is_json else _schema(root)
+    found: list[str] = known.column_names if is_json else known.names
+    _check_names(found, root, names)
+    if is_json:
+        return known.select(names)
     if _name(root).endswith(_ARROW):
         return _mapped(root, _stamp(root)).select(names)
-    known = _schema(root) if _name(root).endswith((*_PARQUET, *_CSV)) else ()
     texts = {field.name for field in known if pa.types.is_string(field.type)}
+    coded = [name for name, kind in kinds.items() if kind in ("label", "split")]
     few = [name for name in coded if name in texts]  # as numbers, many rows of them take a fraction of the memory
     if _name(root).endswith(_PARQUET):
         source = byte_files.opened(root)
         return parquet.ParquetFile(source, read_dictionary=few, pre_buffer=byte_files.is_url(root)).read(names)
-    source = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else root
-    if _name(root).endswith(_CSV):
-        types = dict.fromkeys(strings, pa.string()) | dict.fromkeys([*few, *({*coded} & {*strings})], _CODES)
-        convert = csv.ConvertOptions(include_columns=names, column_types=types)
-        return csv.read_csv(source, parse_options=_delimiter(root), convert_options=convert)
-    return arrow_json.read_json(source).select(names)
+    types = {name: pa.string() for name, kind in kinds.items() if kind == "path"}
+    return _read_csv(root, names, types | {name: _CODES for name in coded if name in few or kinds[name] == "split"})
 
 
-def joined(
-    tables: tuple[str, ...], names: list[str], strings: list[str], coded: list[str]
-) -> tuple[pa.Table, list[int]]:
-    """Return columns of several tables, one after the other, and the number of rows of each.
+def _source(root: str) -> Any:
+    return pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else root
+
+
+def _read_csv(root: str, names: list[str], types: dict[str, pa.DataType]) -> pa.Table:
+    convert = csv.ConvertOptions(include_columns=names, column_types=types)
+    return csv.read_csv(_source(root), parse_options=_delimiter(root), convert_options=convert)
+
+
+def _check_names(found: list[str], root: str, names: list[str]) -> None:
+    lacking = [name for name in names if name not in found]
+    if lacking:
+        what, how = f"the manifest has no column {lacking[0]!r}", "give all tables the same columns"
+        raise errors.UserError(what, byte_files.shown(root), how)
+
+
+def joined(tables: tuple[str, ...], kinds: dict[str, Kind]) -> tuple[pa.Table, list[int], list[pa.Schema]]:
+    """Return columns of several tables, one after the other, and the number of rows and the columns of each.
 
     Args:
-        strings: those that are text even where a CSV file has numbers in them.
-        coded: those with few different texts.
+        kinds: what each column is for. Paths and splits are text even where a CSV file has numbers in them.
 
     Raises:
         UserError: a file is no table, or lacks a column or has it in another type.
     """
 
     def read(one: str) -> pa.Table:
-        return _opened(one, lambda: _columns(one, names, strings, coded))
+        found = _opened(one, lambda: _columns(one, kinds))
+        for name, kind in kinds.items():
+            _check(found[name], name, kind, byte_files.shown(one))
+        return found
 
     found = list(byte_files.at_once(read, list(tables)))
     try:
-        return pa.concat_tables(found, promote_options="default"), [len(one) for one in found]
+        whole = pa.concat_tables(found, promote_options="default")
     except pa.ArrowException as error:
         what = f"the tables have different columns: {errors.one_line(str(error), 200)}"
         raise errors.UserError(what, byte_files.shown(tables[0]), "give all the same columns") from None
+    return _spelled(tables, whole, kinds), [len(one) for one in found], [one.schema for one in found]
 
 
-def class_names(found: pa.Schema, column: str) -> tuple[str, ...] | None:
-    """Return the names of a column's classes by Hugging Face's metadata; None without it."""
+def _check(column: pa.ChunkedArray, name: str, kind: Kind, where: str) -> None:
+    """Check that text is in UTF-8, and that labels fit int64."""
+    wanted = pa.string() if "binary" in str(column.type) and not column.type.num_fields else None
+    wanted = pa.int64() if kind == "label" and pa.types.is_uint64(column.type) else wanted
+    if wanted is None or kind == "number":
+        return
     try:
-        features = json.loads((found.metadata or {})[b"huggingface"])["info"]["features"]
-        return tuple(str(name) for name in features[column]["names"])
-    except (KeyError, TypeError, ValueError):
-        return None
+        column.cast(wanted)
+    except pa.ArrowException:
+        what = "must be text in UTF-8" if wanted == pa.string() else "must be whole numbers of at most 2**63 - 1"
+        how = "write the file again, in UTF-8" if wanted == pa.string() else "write the classes' names"
+        raise errors.UserError(f"column {name!r} {what}", where, how) from None
+
+
+def _spelled(tables: tuple[str, ...], found: pa.Table, kinds: dict[str, Kind]) -> pa.Table:
+    """Return columns with the texts of CSV files, where numbers or times do not tell all of them apart."""
+    ways = {"label": spelling.names, "group": spelling.names, "value": spelling.values}
+    read = [one.name for one in found.schema if spelling.is_read(one.type) and kinds[one.name] in ways]
+    if not read or not all(_name(one).endswith(_CSV) for one in tables):
+        return found
+    types = dict.fromkeys(read, pa.string())
+    parts = byte_files.at_once(lambda one: _opened(one, lambda: _read_csv(one, read, types)), list(tables))
+    texts = pa.concat_tables(list(parts))
+    for name in read:
+        column = ways[kinds[name]](found[name], texts[name])
+        found = found.set_column(found.column_names.index(name), name, column)
+    return found
 
 
 def coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
-    """Return the number of each row's text among the sorted texts, int64 [n], and these; -1 for null and for empty
-    text."""
+    """Return the number of each row's text among the sorted texts, int64 [n], and these; -1 for null, NaN and empty
+    text. Floats that are all whole are written as whole numbers, and sorted as such."""
+    whole = pa.types.is_floating(column.type)
+    if whole:
+        column, whole = spelling.whole(column)
     chunks = column if column.type == _CODES else column.cast(pa.string()).dictionary_encode()
     encoded = chunks.unify_dictionaries().combine_chunks()
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     texts = encoded.dictionary.to_pylist()
-    names = sorted(text for text in texts if text)
+    names = sorted((text for text in texts if text), key=int if whole else None)
     places = {name: place for place, name in enumerate(names)}
     return np.array([*(places.get(text, -1) for text in texts), -1], np.int64)[codes], names
 

@@ -1,0 +1,101 @@
+"""The labels of a Manifest's rows: names, or numbers that its files may name in different orders."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from raytrain import errors
+from raytrain.data import tables
+
+
+class Table(NamedTuple):
+    """One file of a manifest.
+
+    Attributes:
+        path: for messages.
+        rows: how many it has.
+        classes: the names that it gives its numbers; None if it gives none.
+        trains: whether rows of it are in train.
+    """
+
+    path: str
+    rows: int
+    classes: tuple[str, ...] | None
+    trains: bool
+
+
+def of_rows(
+    column: pa.ChunkedArray, name: str, files: list[Table], test: np.ndarray, where: str
+) -> tuple[np.ndarray, tuple[str, ...], bool]:
+    """Return each row's label, int64 [n], the classes, and whether no row of test has a label; these then have any.
+
+    Args:
+        name: the column's.
+        test: whether each row is of test, bool [n].
+        where: the manifest, for messages.
+
+    Raises:
+        UserError: a row of train or val has no label, or the labels or classes are not right.
+    """
+    numbers = tables.integers(column)
+    labels, names = (numbers, ()) if numbers is not None else tables.coded(column)
+    known = _by_name(labels, name, files) if numbers is not None else None
+    unlabelled = bool(test.any() and (labels[test] < 0).all())
+    if unlabelled:
+        labels[test] = max(labels.max(), 0)
+    if (labels < 0).any():
+        what = f"row {int(labels.argmin())} has no label in column {name!r}"
+        raise errors.UserError(what, where, "give it one, or remove the row")
+    if numbers is None or known is not None:
+        return labels, known or tuple(names), unlabelled
+    present, count = np.unique(labels), int(labels.max()) + 1
+    if len(present) < count:
+        what = f"the labels in column {name!r} must be 0 to n - 1 without gaps, got {errors.listed(present.tolist())}"
+        raise errors.UserError(what, where, "number the classes from 0, or write their names")
+    return labels, tuple(str(number) for number in range(count)), unlabelled
+
+
+def _by_name(labels: np.ndarray, name: str, files: list[Table]) -> tuple[str, ...] | None:
+    """Return the classes of all files; None if the numbers have no names. `labels` become places among them."""
+    if len({one.classes for one in files if one.classes}) < 2:
+        known = files[0].classes
+        if known:
+            _check(labels, name, files[0]._replace(classes=known))
+        return known
+    known, start = _common(name, files), 0
+    for one in files:
+        part = labels[start : start + one.rows]
+        _check(part, name, one)
+        places = np.array([*map(known.index, one.classes or ()), -1], np.int64)
+        part[:] = places[np.maximum(part, -1)]
+        start += one.rows
+    return known
+
+
+def _common(name: str, files: list[Table]) -> tuple[str, ...]:
+    """Return the classes of the first file of train that has those of all files."""
+    how = "write the tables again, with the same classes in all"
+    for one in files:
+        if not one.classes:
+            what = f"the file does not name the classes of column {name!r}, and those of others differ"
+            raise errors.UserError(what, one.path, how)
+    every = {known for one in files for known in one.classes or ()}
+    train = [one for one in files if one.trains] or files
+    for one in train:
+        if one.classes and every.issubset(one.classes):
+            return one.classes
+    known = train[0].classes or ()
+    other = next(one for one in files if not set(one.classes or ()).issubset(known))
+    more = [repr(one) for one in other.classes or () if one not in known]
+    what = f"column {name!r} names classes that {train[0].path} does not: {errors.listed(more)}"
+    raise errors.UserError(what, other.path, how)
+
+
+def _check(labels: np.ndarray, name: str, table: Table) -> None:
+    count = len(table.classes or ())
+    if len(labels) and labels.max() >= count:
+        what = f"label {labels.max()} in column {name!r}, which names {count} classes"
+        raise errors.UserError(what, table.path, "number the classes from 0, or write their names")
