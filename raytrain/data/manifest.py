@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
 from raytrain import errors, order
 from raytrain.config import check
+from raytrain.data import patterns
 from raytrain.data.images import SPLITS, FileImages, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow")
+_BYTES = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary")
+"""What Arrow's types of bytes are called."""
 _TRAIN, _VAL, _TEST = map(list(SPLITS).index, ("train", "val", "test"))
 
 
@@ -103,6 +108,7 @@ class Manifest(FileImages):
         for name in [*kinds, *([self.bytes] if self.bytes else [])]:
             if name not in schema.names:
                 raise self._no_column(name, schema)
+        self._check_bytes(schema)
         table, counts, schemas = tables.joined(files, kinds)
         if not table.num_rows:
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
@@ -115,7 +121,7 @@ class Manifest(FileImages):
         else:
             train = [has_split or split == _TRAIN for split in by_name]
             whole, splits = self._with_labels(table, splits, self._named_classes(files, counts, schemas, train))
-        whole = self._whole(table, whole)
+        whole = self._whole(table, whole, self._prefixes(files, counts))
         found = {
             split: replace(whole.take(np.flatnonzero(splits == number)), split=split)
             for number, split in enumerate(SPLITS)
@@ -202,16 +208,42 @@ class Manifest(FileImages):
         if self.folder:
             return self.folder if "://" in self.folder else os.path.expanduser(self.folder)
         path, mark, options = self._file().partition("?") if "://" in self.root else (self._file(), "", "")
-        if path.lower().endswith(_TABLES):
+        fixed, pattern = patterns.parted(path)
+        if "*" in pattern or len(patterns.expanded(pattern)) > 1:
+            path = fixed or "."
+        elif path.lower().endswith(_TABLES):
             path = os.path.dirname(path) or "."
         return path + mark + options
 
+    def _prefixes(self, files: tuple[str, ...], counts: list[int]) -> np.ndarray | None:
+        """Return the folder of each row's table below `_base`, which relative paths begin with, str [n]; None where no
+        table of a pattern is deeper."""
+        base, shown = self._base(), with_pillow().byte_files.shown
+        pattern = patterns.parted(shown(self._file()))[1]
+        if self.folder or self.bytes or "/" not in pattern:
+            return None
+        start = "" if base == "." else f"{shown(base).rstrip('/')}/"
+        folders = [os.path.dirname(shown(one).removeprefix(start)) for one in files]
+        folders = list(map(unquote, folders)) if "://" in base else folders
+        return np.repeat(np.array(folders, object), counts) if any(folders) else None
+
     def _no_column(self, name: str, schema: Any) -> errors.UserError:
-        how = f"{errors.nearest(name, schema.names)}the columns are {errors.listed(schema.names, 12)}"
+        names = [one if one and one == one.strip() else repr(one) for one in schema.names]  # spaces would not be seen
+        how = f"{errors.nearest(name, names)}the columns are {errors.listed(names, 12)}"
         images = [field.name for field in schema if "binary" in str(field.type)]
         if name == self.path and not self.bytes and images:
             how = f"did you mean --data.bytes {images[0]}?"
         return errors.UserError(f"the manifest has no column {name!r}", self._file(), how)
+
+    def _check_bytes(self, schema: Any) -> None:
+        """Check that the column `bytes` has bytes."""
+        if not self.bytes:
+            return
+        kind = schema.field(self.bytes).type
+        inner = [one.type for one in kind if one.name == "bytes"] if str(kind).startswith("struct<") else [kind]
+        if not inner or not _BYTES.match(str(inner[0])):
+            what = f"column {self.bytes!r} must have bytes, or Hugging Face's struct of bytes and path, got {kind}"
+            raise errors.UserError(errors.one_line(what, 200), self._file(), "name another: --data.bytes COLUMN")
 
     def _check_flat(self, table: Any) -> None:
         """Check that only columns of targets have lists."""
@@ -290,7 +322,7 @@ class Manifest(FileImages):
         taken = ("image", "bad", "label", "target")
         return name if len(self.target) == 1 and name.isidentifier() and name not in taken else "value"
 
-    def _whole(self, table: dict[str, Any], whole: Index) -> Index:
+    def _whole(self, table: dict[str, Any], whole: Index, folders: np.ndarray | None) -> Index:
         """Return the index of all rows with its columns, and paths or rows."""
         tables, where = with_pillow().tables, self._file()
         for name in self._kept():
@@ -300,5 +332,6 @@ class Manifest(FileImages):
         if self.bytes:
             return replace(whole, rows=np.arange(len(whole)))
         paths = tables.strings(table.pop(self.path))
+        paths = paths if folders is None else tables.below(folders, paths)
         sizes, times = tables.status(self._base(), paths) or (None, None)
         return replace(whole, paths=paths, sizes=sizes, times=times)

@@ -15,7 +15,7 @@ from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
 from raytrain import errors
-from raytrain.data import byte_files, spelling
+from raytrain.data import byte_files, hugging_face, spelling
 from raytrain.data.row_groups import RowGroups
 from raytrain.machine import host_memory
 
@@ -27,6 +27,7 @@ _KEPT = RowGroups(1 << 30)
 """The row groups that this process has read last: at most 1 GiB, or a single one."""
 _MOST_OF_MEMORY = 0.5
 """Share of this machine's memory up to which a row group is read."""
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _CODES = pa.dictionary(pa.int32(), pa.string())
 Kind = Literal["label", "split", "path", "group", "value", "number"]
 """What a column is for: few texts or numbers; few texts; texts; names; names or numbers; numbers."""
@@ -47,7 +48,7 @@ def files(root: str, fresh: bool = False) -> tuple[str, ...]:
         if not byte_files.is_url(root) and not os.path.exists(root) and "*" not in root and "{" not in root:
             raise errors.no_such_file(root, "file")
         try:
-            found = tuple(one.path for one in byte_files.files(root, (*_PARQUET, *_ARROW)))
+            found = hugging_face.data_files(root, [one.path for one in byte_files.files(root, (*_PARQUET, *_ARROW))])
         except (OSError, ValueError) as error:
             if byte_files.is_url(root):
                 raise byte_files.refused(root, error) from None
@@ -55,7 +56,7 @@ def files(root: str, fresh: bool = False) -> tuple[str, ...]:
         for one in found:
             if not _name(one).endswith((*_CSV, *_JSON, *_PARQUET, *_ARROW)):
                 raise errors.UserError("the manifest is not a table", byte_files.shown(one), how)
-        _FILES[root] = found
+        _FILES[root] = tuple(found)
     return _FILES[root]
 
 
@@ -221,6 +222,15 @@ def strings(column: pa.ChunkedArray) -> pa.StringArray:
     return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
 
 
+def below(folders: np.ndarray, paths: pa.StringArray) -> pa.StringArray:
+    """Return paths with the folder of each (str [n]) before them; absolute paths and URLs stay as they are."""
+    found = (
+        path if not folder or byte_files.is_url(path) else os.path.join(folder, path)
+        for folder, path in zip(folders, paths.to_pylist(), strict=True)
+    )
+    return pa.array(found, pa.string())
+
+
 def values(column: pa.ChunkedArray) -> np.ndarray:
     """Return numbers as they are, and any other type as text, [n]."""
     kind = column.type
@@ -233,7 +243,7 @@ def numbers(columns: list[pa.ChunkedArray]) -> np.ndarray | None:
     """Return one or more columns of numbers, or a column of equally long lists of them, float32 [n] or [n, k]; None
     for other columns. An empty cell becomes NaN."""
     first = columns[0]
-    if len(columns) == 1 and (pa.types.is_list(first.type) or pa.types.is_fixed_size_list(first.type)):
+    if len(columns) == 1 and any(kind(first.type) for kind in _LISTS):
         flat = first.combine_chunks()
         values = numbers([pa.chunked_array([flat.flatten()])]) if len(flat) else None
         equal = values is not None and not flat.null_count and len(set(flat.value_lengths().unique().to_pylist())) == 1

@@ -308,3 +308,55 @@ def test_lists_of_numbers_are_targets_and_others_are_refused(folder: Path, tmp_p
     for column, message in (("odd", "equally long"), ("who", "must hold numbers"), ("gap", "row 1 has no number")):
         with pytest.raises(UserError, match=message):
             replace(data, target=(column,)).index()
+
+
+def test_lists_of_any_kind_are_targets(folder: Path, tmp_path: Path):
+    for kind in (pa.list_(pa.int8()), pa.large_list(pa.float32()), pa.list_(pa.float64(), 2)):
+        whole = rows(folder).append_column("tags", pa.array([[1, 0]] * 12).cast(kind))
+        data = Manifest(write(whole, tmp_path / "a.parquet"), size=8, folder=str(folder), target=("tags",))
+        assert checked_read(data, data.index()["val"], np.array([2]))["tags"].tolist() == [[1, 0]]
+
+
+def arrow(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.ipc.new_stream(str(path), table.schema) as file:
+        file.write_table(table)
+
+
+def test_arrow_files_that_hold_no_data_are_left_out(tmp_path: Path, s3: str):
+    table = pa.table({"image": [b"x"] * 4, "label": [0, 1] * 2})
+    for split in ("train", "test"):
+        arrow(tmp_path / "set" / split / "data-00000-of-00001.arrow", table)
+        arrow(tmp_path / "set" / split / "cache-0123.arrow", pa.table({"indices": [0]}))
+    arrow(tmp_path / "set/train/data-00000-of-00002.arrow", table)  # from an earlier save_to_disk
+    files = [{"filename": "data-00000-of-00001.arrow"}]
+    (tmp_path / "set/train/state.json").write_text(json.dumps({"_data_files": files}))
+    (tmp_path / "set/test/state.json").write_text("{")
+    system, root = fs.FileSystem.from_uri(f"{s3}/caches")
+    fs.copy_files(f"{tmp_path}/set", root, destination_filesystem=system)
+    for place in (f"{tmp_path}/set", f"{tmp_path}/set/*/*.arrow", f"{s3}/caches"):
+        found = Manifest(place, bytes="image", val_fraction=0.5).index()
+        assert {split: len(index) for split, index in found.items()} == {"train": 2, "val": 2, "test": 4}
+    arrow(tmp_path / "cache-1.arrow", table)
+    for place in (f"{tmp_path}/cache-1.arrow", f"{tmp_path}/cache-*.arrow", f"{tmp_path}/{{cache-1,cache-1}}.arrow"):
+        assert sum(len(index) for index in Manifest(place, bytes="image").index().values()) == 4
+
+
+@pytest.mark.parametrize("pattern", ["*/labels.csv", "{one,two 2}/labels.csv", "{one,two 2}/label*"])
+def test_paths_are_relative_to_the_folder_of_each_table(tmp_path: Path, s3: str, pattern: str):
+    for number, name in enumerate(("one", "two 2")):
+        (tmp_path / name).mkdir()
+        for image in range(2):
+            Image.new("RGB", (8, 8), (100 * number + image, 0, 0)).save(tmp_path / name / f"{image}.png")
+        (tmp_path / name / "labels.csv").write_text("path,label\n0.png,a\n1.png,a\n")
+    system, root = fs.FileSystem.from_uri(f"{s3}/relative")
+    fs.copy_files(str(tmp_path), root, destination_filesystem=system)
+    places = [f"{tmp_path}/{pattern}", *([] if pattern[0] == "*" else [f"{s3}/relative/{pattern}".replace(" ", "%20")])]
+    for place in places:
+        data, found = Manifest(place, size=8, val_fraction=0.25, cache="off"), list[int]()
+        for index in checked_indices(data).values():
+            assert data.probe(index) == []
+            found += checked_read(data, index, np.arange(len(index)))["image"][:, 0, 0, 0].tolist()
+        assert sorted(found) == [0, 1, 100, 101]
+    images = replace(data, root=f"{tmp_path}/{pattern}", folder=str(tmp_path / "one"))
+    assert images.index()["train"].name(0) == "0.png"

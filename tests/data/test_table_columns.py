@@ -51,3 +51,25 @@ def test_the_table_whose_column_is_wrong_is_named(
         write(pa.table({"path": ["0.png"], **table}), tmp_path / name)
     with pytest.raises(UserError, match=re.escape(message.format(tmp_path))):
         checked_indices(Manifest(f"{tmp_path}/*{Path(name).suffix}"))
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["0.png"], "string"),
+        ([[1, 2]], "list<element: int64>"),
+        ([{"path": "0.png"}], "struct<path: string>"),
+        ([[{"bytes": b"x"}]], "list<element: struct<bytes: binary>>"),
+    ],
+)
+def test_a_column_without_bytes_is_one_line(cells: list[object], kind: str, tmp_path: Path):
+    root = write(pa.table({"image": cells * 2, "label": [0, 0]}), tmp_path / "a.parquet")
+    message = f"column 'image' must have bytes, or Hugging Face's struct of bytes and path, got {kind}, {root}; "
+    with pytest.raises(UserError, match=re.escape(message)):
+        Manifest(root, bytes="image").index()
+
+
+def test_a_name_with_a_space_is_quoted(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("path, label\n0.png, a\n")
+    with pytest.raises(UserError, match=r"did you mean ' label'\? the columns are path, ' label'"):
+        Manifest(str(tmp_path / "a.csv")).index()
