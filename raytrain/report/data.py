@@ -64,7 +64,7 @@ def to_json(found: Description) -> str:
 
 def _lines(found: Description) -> list[tuple[str, str]]:
     counts = ", ".join(f"{split} {count:,}" for split, count in found.counts.items())
-    lines = [("source", found.source), ("samples", f"{found.count:,}: {counts}")]
+    lines = [("source", errors.one_line(found.source)), ("samples", f"{found.count:,}: {counts}")]
     if found.bytes is not None:
         ignored = f"; files that are not images: {found.ignored:,}" if found.ignored else ""
         lines.append(("files", f"{size(found.bytes)}{ignored}"))
@@ -88,7 +88,7 @@ def _lines(found: Description) -> list[tuple[str, str]]:
     equal += f", {differ} with different classes" if differ else ""
     lines.append(("equal", equal))
     for group in found.equal[:_LISTED]:
-        lines.append(("", " = ".join(f"{split}: {name}" for split, name, _ in group[:3])))
+        lines.append(("", " = ".join(f"{split}: {errors.one_line(name)}" for split, name, _ in group[:3])))
     return lines
 
 
@@ -114,7 +114,7 @@ def _class_lines(found: Description) -> list[tuple[str, str]]:
 def _bad(found: Description) -> str:
     if not found.bad:
         return "none"
-    shown = "; ".join(f"{path}: {reason}" for path, reason in found.bad[:_LISTED])
+    shown = "; ".join(f"{errors.one_line(path)}: {reason}" for path, reason in found.bad[:_LISTED])
     more = f" and {len(found.bad) - _LISTED} more" if len(found.bad) > _LISTED else ""
     return f"{len(found.bad)}: {shown}{more}"
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -124,6 +127,31 @@ def test_folders_of_classes_stay_so_beside_other_files(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
         where = str(tmp_path / name.partition("/")[0])
         assert source_of(where) == ImageFolder(where)
+
+
+def test_images_of_splits_beside_their_archives_are_a_folder_of_images(tmp_path: Path) -> None:
+    image = tmp_path / "imagenet" / "train" / "n01440764" / "n01440764_10026.JPEG"
+    image.parent.mkdir(parents=True)
+    image.write_bytes(b"")
+    for name in ("ILSVRC2012_img_train.tar", "ILSVRC2012_devkit_t12.tar.gz", "meta.bin"):
+        (tmp_path / "imagenet" / name).write_bytes(b"")
+    assert source_of(str(tmp_path / "imagenet")) == ImageFolder(str(tmp_path / "imagenet"))
+
+
+def test_a_place_that_may_not_be_looked_at_is_one_line(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, known = tmp_path / "home", os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{closed}/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return known(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    for name in ("data", "labels.csv", "experiment.py"):
+        said = fails(capsys, "data", closed / name)
+        assert f"the data cannot be looked at: Permission denied, {closed / name}; ask its owner" in said
 
 
 def test_what_is_nothing_is_one_line(capsys: Capture, s3: str, tmp_path: Path) -> None:

@@ -107,3 +107,14 @@ def test_counts_stand_in_one_column_of_the_terminal(tmp_path: Path, capsys: pyte
             Image.new("RGB", (8, 8), number).save(tmp_path / name / f"{number}.png")
     lines = succeeds(capsys, "data", tmp_path).splitlines()
     assert [cell_len(line.partition("4 + 1")[0]) for line in lines if "4 + 1" in line] == [18, 18]
+
+
+def test_names_with_line_breaks_and_escapes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a\nb", "c\x1b[31md"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / name / f"{number}.png")
+        (tmp_path / name / "bad.png").write_bytes(b"x")
+    said = succeeds(capsys, "data", tmp_path, "--data.cache", "off")
+    assert "\x1b" not in said and "a b/0.png" in said and "cd/" in said and "bad.png: " in said
+    assert all(line.startswith(" ") or line.split()[0].isalpha() for line in said.splitlines() if line)

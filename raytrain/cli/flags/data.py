@@ -47,7 +47,13 @@ class Settings:
 
 
 def source_of(place: str) -> Data | None:
-    """Return the source that a folder, a file or a URL is; None if it is an experiment, a run, or not there."""
+    """Return the source that a folder, a file or a URL is; None if it is an experiment, a run, or not there.
+
+    Raises:
+        UserError: it may not be looked at.
+    """
+    if not is_url(place):
+        _check_allowed(place)
     plain = place.partition("?")[0] if is_url(place) else place
     if plain.lower().endswith(_TABLES):
         return Manifest(place).with_images()
@@ -55,9 +61,19 @@ def source_of(place: str) -> Data | None:
         return WebDataset(place)
     if is_url(place):
         return _of_folder(place)
-    if not os.path.isdir(place) or Path(place, "experiment.json").is_file():
+    if not os.path.isdir(place) or os.path.isfile(os.path.join(place, "experiment.json")):
         return None
-    return MNIST(place) if Path(place, "MNIST", "raw").is_dir() else _of_folder(place)
+    return MNIST(place) if os.path.isdir(os.path.join(place, "MNIST", "raw")) else _of_folder(place)
+
+
+def _check_allowed(place: str) -> None:
+    try:
+        os.stat(os.path.expanduser(place))
+    except PermissionError as error:
+        how = "ask its owner for access, or name another"
+        raise errors.UserError(f"the data cannot be looked at: {error.strerror}", place, how) from None
+    except (OSError, ValueError):  # reported when it is read
+        return
 
 
 def _of_folder(place: str) -> Data:
@@ -68,18 +84,26 @@ def _of_folder(place: str) -> Data:
         if {"manifest.json", ".packing"} & top.keys():
             return Packed(place)
         files, folders = _parted(top)
-        if folders and not any(name.endswith(".tar") for name in files):
+        shards = any(name.endswith(".tar") for name in files)
+        if folders:
             # Shards and tables may be in a folder for each split, or in one folder beside a README.
             splits = {name for names in SPLITS.values() for name in names}
             only = folders[0] if len(folders) == 1 else None
-            inside = next((name for name in folders if name.lower() in splits), only)
-            files, deeper = _parted(tree.entries(inside)) if inside else ([], [])
-            files = [] if deeper else files
+            split = next((name for name in folders if name.lower() in splits), None)
+            inside = split or (None if shards else only)
+            below, deeper = _parted(tree.entries(inside)) if inside else ([], [])
+            if shards and split and deeper and _has_images(tree.entries(f"{split}/{deeper[0]}")):
+                return ImageFolder(place)  # torchvision's ImageNet has its archives beside the folders
+            files = files if shards else [] if deeper else below
     except OSError:  # reported when it is read
         return ImageFolder(place)
     if any(name.endswith(".tar") for name in files):
         return WebDataset(place)
     return Manifest(place).with_images() if any(name.endswith(_WITH_BYTES) for name in files) else ImageFolder(place)
+
+
+def _has_images(entries: dict[str, bool]) -> bool:
+    return any(name.lower().endswith(with_pillow().EXTENSIONS) for name in entries)
 
 
 def _parted(entries: dict[str, bool]) -> tuple[list[str], list[str]]:
@@ -109,7 +133,7 @@ def data(arguments: list[str]) -> tuple[Data, int, float, Path | None, bool] | N
     if known is not None:
         command, about = of_source(known, Settings()), _ABOUT
     else:
-        if not Path(path).exists() and Path(path).suffix not in (".py", ".json"):
+        if not os.path.exists(path) and Path(path).suffix not in (".py", ".json"):
             raise errors.no_such_file(path, "experiment file, folder or table of images")
         value, file = load(path)
 
