@@ -24,9 +24,8 @@ def names(values: pa.ChunkedArray, texts: pa.ChunkedArray) -> pa.ChunkedArray:
     valid = values.is_valid()
     known = values.filter(valid)
     told = _call("replace_substring_regex", texts.filter(valid), options=pc.ReplaceSubstringOptions(*_POINT))
-    large = (
-        pa.types.is_floating(values.type) and len(known) and float(_call("max", _call("abs", known)).as_py()) > _EXACT
-    )
+    found = known.unique().to_numpy() if pa.types.is_floating(values.type) else np.zeros(0)
+    large = (np.abs(found[np.isfinite(found)]) > _EXACT).any()
     if not large and len(told.unique()) <= len(known.unique()):
         return values
     return _call("if_else", valid, texts, pa.scalar(None, pa.string()))

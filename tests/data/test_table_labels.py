@@ -128,6 +128,9 @@ def test_groups_that_look_like_equal_numbers_stay_apart(tmp_path: Path) -> None:
     large = ["10000000000000000001", "10000000000000000002", "1", "2"]
     for groups in (["007", "7", "8", "9"], large, ["7", "07", "8.5", "9"]):
         assert csv(tmp_path / "a.csv", labels, groups).index()["train"].columns["group"].tolist() == groups
+    finite = csv(tmp_path / "a.csv", labels, ["0.5", "1", "1.5", "inf"])
+    finite = Manifest(finite.root, columns=("group",), folds=Folds(2, group="group"))
+    assert finite.index()["train"].columns["group"].tolist() == [0.5, 1, 1.5, np.inf]
     weights = csv(tmp_path / "a.csv", labels, ["0.5", "0.50", "1e300", "2"]).index()["train"].columns["group"]
     assert weights.tolist() == [0.5, 0.5, 1e300, 2]
 
