@@ -169,7 +169,7 @@ class Manifest(FileImages):
         return [f"{self.root} has no column of splits: {self._share}", *super().notes()]
 
     def size_notes(self, index: Index) -> list[str]:
-        """Return what is held out or left out, what becomes of the pixels, and why decoded images are not cached."""
+        """Return what becomes of the images' pixels, and why decoded images are not cached."""
         why = (
             "their bytes are in a table"
             if index.paths is None
@@ -177,7 +177,6 @@ class Manifest(FileImages):
         )
         uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
         return [
-            *index.notes,
             *super().size_notes(index),
             *(uncached if self.cache != "off" and index.times is None else []),
         ]

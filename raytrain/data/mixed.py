@@ -189,6 +189,7 @@ class Mixed(Data):
             fields=first.fields,
             columns={**columns, "source": np.repeat(np.arange(len(parts)), sizes)},
             shares=self.shares,
+            notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
             parts=tuple(parts),
         )
 

@@ -77,7 +77,7 @@ class Index:
             `Weighted`, groups for `Folds`.
         shares: the shares that the parts of the samples have of an epoch, for the values 0, 1, ... of the column
             `source`; set by `Mixed`.
-        notes: lines that the plan shows about the samples.
+        notes: lines that the plan shows; those of train.
     """
 
     # Typed as if they were never None, so that a source that sets them need not check.

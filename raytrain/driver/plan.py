@@ -238,7 +238,8 @@ def make(
     held = _held(experiment, module)
     experiment = replace(experiment, memory_format=memory_format(experiment, sample, len(train.classes), module, dtype))
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    notes = [*begin, *experiment.model.notes(), *experiment.data.notes(), *experiment.data.size_notes(train), *notes]
+    of_data = [*experiment.data.notes(), *train.notes, *experiment.data.size_notes(train)]
+    notes = [*begin, *experiment.model.notes(), *of_data, *notes]
     notes += data_room.notes(experiment, indices, resources, mode, module, resumed) if surveyed is None else []
     floor = baseline(experiment, indices) if surveyed is None else UNKNOWN
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor, *held)

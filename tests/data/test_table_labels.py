@@ -156,7 +156,7 @@ def test_a_test_split_without_labels_is_left_out_with_a_note(tmp_path: Path) -> 
     data = Manifest(str(tmp_path), bytes="image", cache="off")
     found = checked_indices(data)
     assert list(found) == ["train", "val"] and told(found["train"]) == ["ant", "bee", "bee"]
-    assert data.size_notes(found["train"])[0] == f"{tmp_path}: no row of test has a label, so test is left out"
+    assert found["train"].notes == (f"{tmp_path}: no row of test has a label, so test is left out",)
     named(tmp_path / "test.parquet", ["ant", "bee"], [-1, 1])
     with pytest.raises(UserError, match="row 0 has no label"):
         data.index()
@@ -171,6 +171,6 @@ def test_a_part_of_train_is_held_out_with_a_note(tmp_path: Path) -> None:
     table.write_text("path,label,split\n0.png,a,train\n1.png,a,train\n2.png,a,test\n")
     data = Manifest(str(table), cache="off")
     note = f"{table} has no row of the split val: 20% of each class is used for validation (--data.val_fraction)"
-    assert data.size_notes(data.index()["train"])[0] == note
+    assert data.index()["train"].notes == (note,)
     table.write_text("path,label,split\n0.png,a,train\n1.png,a,train\n2.png,a,val\n")
-    assert not any("val" in one for one in [*data.notes(), *data.size_notes(data.index()["train"])])
+    assert data.index()["train"].notes == ()

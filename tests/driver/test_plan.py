@@ -32,6 +32,7 @@ from raytrain import (
     Digits,
     Experiment,
     Index,
+    Mixed,
     Model,
     ModelParallel,
     Optimizer,
@@ -688,3 +689,15 @@ def test_the_smallest_gpu_is_one_of_those_that_count(
 )
 def test_a_size_is_never_zero_of_a_larger_unit(count: int, said: str) -> None:
     assert size(count) == said
+
+
+@dataclass(frozen=True)
+class Noted(Digits):
+    def index(self) -> dict[str, Index]:
+        return {split: replace(index, notes=(f"of {split}",)) for split, index in super().index().items()}
+
+
+def test_the_plan_shows_the_notes_of_the_training_samples() -> None:
+    one = Noted()
+    both = Mixed(sources=(one, one), mean=one.mean, std=one.std)
+    assert make(data=one).notes == make(data=both).notes == ("of train",)
