@@ -45,10 +45,11 @@ def checked_indices(data: Data) -> dict[str, Index]:
         wrong = _wrong(index)
         if wrong:
             raise errors.UserError(f"{split}: {wrong[0]}", where, wrong[1])
-    if found["val"].classes != found["train"].classes:
-        raise errors.UserError(
-            "train and val must have the same classes in the same order", where, "give both Index the same classes"
-        )
+    for split, index in found.items():
+        # A test split without labels may be predicted, without names of classes.
+        if index.classes != found["train"].classes and (split == "val" or index.labels is not None or index.classes):
+            what = f"train and {split} must have the same classes in the same order"
+            raise errors.UserError(what, where, "give both Index the same classes")
     return data.folds.split(found)
 
 
@@ -150,14 +151,20 @@ def _arrays(
     return {field.name: np.require(found[field.name], requirements=("C", "W")) for field in fields}
 
 
-def classes_differ(train: Sequence[str], other: Sequence[str], split: str, root: object) -> errors.UserError:
-    """Return the error for a split whose classes are not those of `train`."""
+def classes_differ(
+    train: Sequence[str], other: Sequence[str], split: str, root: object, what: str = "the same class folders"
+) -> errors.UserError:
+    """Return the error for a split whose classes are not those of `train`; both are to be given `what`."""
     lacks, more = sorted(set(train) - set(other)), sorted(set(other) - set(train))
+    if sorted(train) == sorted(other):
+        place = next(place for place, (one, two) in enumerate(zip(train, other, strict=True)) if one != two)
+        differ = f"train and {split} have the same classes in another order: class {place} is {train[place]!r} in train"
+        return errors.UserError(f"{differ}, and {other[place]!r} in {split}", root, f"give both {what} in one order")
     parts = ([f"{split} lacks {errors.listed(lacks)}"] if lacks else []) + (
         [f"train lacks {errors.listed(more)}"] if more else []
     )
     return errors.UserError(
-        f"train and {split} have different classes: {' and '.join(parts)}", root, "give both the same class folders"
+        f"train and {split} have different classes: {' and '.join(parts)}", root, f"give both {what}"
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.config import check
+from raytrain.data.checks import classes_differ
 from raytrain.data.source import Data, Field, Index
 from raytrain.user_code.places import calling, reason
 from raytrain.user_code.wrappers import Wrapped, Wraps, takes, target_of, where_is
@@ -33,8 +34,9 @@ class TorchData(Wrapped, Data):
 
     A sample is (image, label), or a dict of named arrays, perhaps with a `label`; the model's input comes first. PIL
     images (L, RGB) and uint8 tensors [channels, height, width] are images, which raytrain augments and normalises.
-    Whole numbers of an image's height and width are a mask. All other tensors reach the model unchanged. All samples
-    have one shape, and a sample is the same each time it is read: random changes belong into `augment`.
+    After the first array, whole numbers or booleans of an image's height and width are a mask, [height, width] or
+    [1, height, width], which reaches the task as [height, width]. All other tensors reach the model unchanged. All
+    samples have one shape, and a sample is the same each time it is read: random changes belong into `augment`.
     """
 
     val_fraction: float = 0.2
@@ -63,7 +65,7 @@ class TorchData(Wrapped, Data):
         fields, labelled = self._fields()
         labels = {name: self._labels(name) if labelled else None for name in names}
         found = [one for one in labels.values() if one is not None]
-        classes = self._classes(max(int(one.max(initial=0)) for one in found)) if found else ()
+        classes = self._classes(max(int(one.max(initial=0)) for one in found), names) if found else ()
         whole = {
             name: Index(
                 labels[name],  # type: ignore[arg-type]
@@ -154,7 +156,7 @@ class TorchData(Wrapped, Data):
                 how = "return tensors, NumPy arrays, numbers, or PIL images in mode L or RGB"
                 raise self._wrong(f"{name!r} of a sample is {_kind(value)}", how)
             arrays[name] = array
-        return arrays, None if number is None else int(number)
+        return _flat_masks(arrays), None if number is None else int(number)
 
     def _fields(self) -> tuple[tuple[Field, ...], bool]:
         """Return the fields of the first sample, and whether it has a label."""
@@ -174,7 +176,7 @@ class TorchData(Wrapped, Data):
                 "image"
                 if _is_image(array)
                 else "mask"
-                if array.dtype.kind in "iu" and array.shape in images
+                if array.dtype.kind in "biu" and array.shape in images
                 else "plain",
             )
             for key, array in first.items()
@@ -202,12 +204,18 @@ class TorchData(Wrapped, Data):
             raise self._wrong(f"sample {labels.index(None)} has no label, and the first one has", "label all samples")
         return np.array(labels, np.int64)
 
-    def _classes(self, highest: int) -> tuple[str, ...]:
-        """Return the names of classes that the dataset has, or numbers."""
-        names = getattr(self._dataset("train"), "classes", None)
-        if isinstance(names, list | tuple) and len(names) > highest and all(isinstance(name, str) for name in names):
-            return tuple(names)
-        return tuple(str(number) for number in range(highest + 1))
+    def _classes(self, highest: int, splits: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of classes that the dataset has, or numbers.
+
+        Raises:
+            UserError: the splits' datasets name other classes, or the same ones in another order.
+        """
+        known = {split: _named(getattr(self._dataset(split), "classes", None)) for split in splits}
+        train = known["train"]
+        for split, names in known.items():
+            if train and names and names != train:
+                raise classes_differ(train, names, split, f"in {where_is(target_of(type(self)))}", "the same classes")
+        return train if len(train) > highest else tuple(str(number) for number in range(highest + 1))
 
     def _wrong(self, what: str, how: str) -> errors.UserError:
         return errors.UserError(what, f"in {where_is(target_of(type(self)))}", how)
@@ -224,6 +232,26 @@ def _array(value: Any) -> np.ndarray | None:
         value = np.asarray(value)
     found = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else None
     return found if found is not None and found.dtype.kind in "biuf" else None
+
+
+def _named(names: Any) -> tuple[str, ...]:
+    """Return the names of a dataset's classes; none where it has others than texts."""
+    texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    return tuple(names) if texts else ()
+
+
+def _flat_masks(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return a sample's arrays, with masks of one channel, as PIL images and torchvision have them, [height, width].
+    The first array and the first image are never such masks."""
+    images = [name for name, array in arrays.items() if _is_image(array)]
+    first = {*list(arrays)[:1], *images[:1]}
+    sizes = {arrays[name].shape[1:] for name in images if len(arrays[name]) > 1 or name in first}
+
+    def is_mask(name: str, array: np.ndarray) -> bool:
+        whole = array.ndim == 3 and len(array) == 1 and array.dtype.kind in "biu"
+        return whole and name not in first and array.shape[1:] in sizes
+
+    return {name: array[0] if is_mask(name, array) else array for name, array in arrays.items()}
 
 
 def _is_image(array: np.ndarray) -> bool:

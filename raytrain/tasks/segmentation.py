@@ -115,7 +115,7 @@ class Segmentation(Supervised):
         return f"every pixel of class {classes[best] if classes else best}"
 
     def check_data(self, index: Index) -> None:
-        """Check that there is a mask of whole numbers [height, width]."""
+        """Check that there is a mask of whole numbers [height, width], which moves with the images."""
         known = {field.name: field for field in index.fields[1:]}
         found = known.get(self.mask)
         if found is None:
@@ -124,6 +124,9 @@ class Segmentation(Supervised):
         if len(found.shape) != 2 or found.dtype.startswith("float"):
             what = f"a mask must be whole numbers [height, width], got {found.dtype} {list(found.shape)}"
             raise errors.UserError(what, f"in field {self.mask!r}", "declare it as a class's number for each pixel")
+        if found.kind != "mask" and any(field.kind == "image" for field in index.fields):
+            what = f"crops and flips would move the images without their masks, as the field is of kind {found.kind!r}"
+            raise errors.UserError(what, f"in field {self.mask!r}", 'declare it with kind="mask"')
 
     def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
         """Check that the output is [1, classes, height, width], and the weights and metrics against its classes."""

@@ -122,7 +122,14 @@ def test_an_index_that_does_not_hold_what_it_declares_is_refused(
         (None, r"index\(\) must return a dict of Index, got a NoneType"),
         ({"train": index(), "val": 1}, r"index\(\) must return a dict of Index, got a dict"),
         ({"train": index()}, r"index\(\) returns no val split"),
-        ({"train": index(), "val": index(classes=("a", "c", "b"))}, "the same classes in the same order"),
+        (
+            {"train": index(), "val": index(classes=("a", "c", "b"))},
+            "train and val .* the same classes in the same order",
+        ),
+        (
+            {"train": index(), "val": index(), "test": index(classes=("a", "c", "b"))},
+            "train and test must have the same classes in the same order",
+        ),
     ],
 )
 def test_an_index_of_the_wrong_form_is_refused(lists: Any, message: str) -> None:

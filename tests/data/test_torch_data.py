@@ -9,11 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.plain_parts import Digit, Stream, Whole, truth
+import torch
+from helpers.plain_parts import Digit, Stream, Whole, named, truth
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 
-from raytrain import CNN, Augment, BadSample, Data, Digits, Experiment, TorchData, UserError, config
+from raytrain import (
+    CNN,
+    Augment,
+    BadSample,
+    Data,
+    Digits,
+    Experiment,
+    Field,
+    Segmentation,
+    TorchData,
+    UserError,
+    config,
+)
 from raytrain.data.checks import check_samples, checked_indices, checked_read
+from raytrain.data.loader import Loader
+from raytrain.data.reader import Resident
 
 ALL = np.arange(359)
 
@@ -45,6 +60,23 @@ def test_a_dict_gives_named_fields() -> None:
     arrays = checked_read(data, index, ALL[:7])
     np.testing.assert_array_equal(arrays["mask"], arrays["image"][:, 0] > 99)
     assert set(arrays["weight"]) == {0.5} and len(index.labels) == 1438
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("bool mask", "bool"), ("tall mask", "int64"), ("grey mask", "uint8")])
+def test_masks_of_any_form_are_flipped_with_their_images(form: str, dtype: str) -> None:
+    data = TorchData(Whole, form=form, augment=Augment(flip=0.5), mean=(0.0,), std=(1.0,))
+    index = checked_indices(data)["train"]
+    assert index.fields[1] == Field("mask", (8, 8), dtype, "mask")
+    Segmentation().check_data(index)
+    samples = Resident(checked_read(data, index, np.arange(len(index))))
+    loader = Loader(data, index, samples, 32, 0, 0, 1, torch.device("cpu"), train=True)
+    stored, flipped = samples.arrays["image"], 0
+    for step in loader.epoch(0):
+        for batch in step.micro_batches(32):
+            found = (batch["image"][:, 0] * 255).round()
+            np.testing.assert_array_equal(batch["mask"], found > 99)
+            flipped += int((found.numpy() != stored[batch.ids, 0]).any((1, 2)).sum())
+    assert 80 < flipped < 200
 
 
 def test_floats_and_samples_without_labels_are_unchanged() -> None:
@@ -81,6 +113,8 @@ def test_a_share_of_each_class_is_held_out() -> None:
         (TorchData(Whole, form="sizes"), r"sample . has uint8 \[1, 8, 9\] as 'image', and the first uint8 \[1, 8, 8"),
         (TorchData(Whole, form="wrong", targets=True), "sample . has the label ., and . in the list of all labels"),
         (TorchData(Whole, form="other"), "fails: KeyError: 'other', .*plain_parts.py:"),
+        (TorchData(named), "same classes in another order: class 0 is '0' in train, and '9' in val, in named .*; give"),
+        (TorchData(named, val="012345678"), "train and val have different classes: val lacks 9, in named "),
         (TorchData(Stream), "Stream must have a length and samples by number"),
     ],
     ids=str,

@@ -109,6 +109,9 @@ class Digit(Dataset):
             "tensor": lambda: (torch.from_numpy(image), torch.tensor(label)),
             "float": lambda: (torch.from_numpy(image).float() / 255, label),
             "mask": lambda: {"image": image, "mask": (image[0] > 99).astype(np.int64), "weight": 0.5, "label": label},
+            "bool mask": lambda: {"image": image, "mask": torch.from_numpy(image[0] > 99)},
+            "tall mask": lambda: {"image": image, "mask": torch.from_numpy(image > 99).long()},
+            "grey mask": lambda: {"image": image, "mask": Image.fromarray((image[0] > 99).astype(np.uint8))},
             "bare": lambda: torch.from_numpy(image),
             "random": lambda: (torch.rand(1, 8, 8), label),
             "three": lambda: (image, label, label),
@@ -139,3 +142,10 @@ class Stream(IterableDataset):
 
 def truth(train: bool, form: str = "pil") -> Dataset:
     return Digit("train" if train else "val", form)
+
+
+def named(split: str, val: str = "9876543210") -> Dataset:
+    """Digits whose val has class names of its own, a letter each."""
+    found = Digit(split)
+    found.classes = list("0123456789" if split == "train" else val)
+    return found

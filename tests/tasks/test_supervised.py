@@ -31,6 +31,8 @@ from raytrain import (
     Digits,
     Distillation,
     Experiment,
+    Field,
+    Index,
     MultiLabel,
     Regression,
     Run,
@@ -310,6 +312,17 @@ def plan(e: Experiment) -> Any:
 def test_what_does_not_fit_the_task_is_refused_in_the_plan(e: Experiment, message: str) -> None:
     with pytest.raises(UserError, match=message):
         plan(e)
+
+
+def test_a_mask_that_does_not_move_with_its_image_is_refused() -> None:
+    mask = Field("mask", (8, 8), "int64")
+    image = Field("image", (3, 8, 8), kind="image")
+    with pytest.raises(UserError, match=r"kind 'plain', in field 'mask'; declare it with kind=\"mask\"$") as found:
+        Segmentation().check_data(Index(fields=(image, mask), count=4))
+    assert "\n" not in str(found.value)
+    Segmentation().check_data(Index(fields=(image, replace(mask, kind="mask")), count=4))
+    floats = Field("image", (3, 8, 8), "float32")  # nothing moves these
+    Segmentation().check_data(Index(fields=(floats, mask), count=4))
 
 
 @pytest.mark.parametrize("exported", [False, True])
