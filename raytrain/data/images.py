@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,18 +44,23 @@ _ENLARGED = 1.5
 
 def splits_of(files: list[str]) -> np.ndarray | None:
     """Return the number in SPLITS of the split that each file's name tells, as train-00000-of-00002.parquet does, or
-    its folder's where these differ, int64 [files]; None if none tells one.
+    the nearest of its folders below the one that all files are in, int64 [files]; None if none tells one.
 
     Raises:
         UserError: some tell a split, and others none.
     """
 
-    def told(name: str) -> str | None:
-        words = re.split(r"[^a-z]+", os.path.basename(name).lower())
-        return next((split for split, names in SPLITS.items() if not set(names).isdisjoint(words)), None)
+    def told(names: list[str]) -> str | None:
+        for name in reversed(names):
+            words = re.split(r"[^a-z]+", name.lower())
+            if split := next((split for split, names in SPLITS.items() if not set(names).isdisjoint(words)), None):
+                return split
+        return None
 
-    folders = {os.path.dirname(one) for one in files}
-    found = [told(one) or (told(os.path.dirname(one)) if len(folders) > 1 else None) for one in files]
+    parts = [one.split("/") for one in files]
+    same = takewhile(lambda names: len(set(names)) == 1, zip(*(one[:-1] for one in parts), strict=False))
+    common = len(list(same))
+    found = [told(one[common:]) for one in parts]
     if not any(found):
         return None
     if None in found:

@@ -36,8 +36,19 @@ class WebDataset(Images):
     def __post_init__(self) -> None:
         check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
         super().__post_init__()
-        if self.label.startswith("json") and not self.label.startswith("json."):
+        if self._named.startswith("json") and not self._named.startswith("json."):
             raise errors.UserError("label names a .json member, but no entry", "in WebDataset", 'write "json.label"')
+
+    @property
+    def _named(self) -> str:
+        """`label`, with its suffix as members are compared with it."""
+        suffix, dot, entry = self.label.lstrip(".").partition(".")
+        return suffix.lower() + dot + entry
+
+    @property
+    def _of(self) -> str:
+        """`image`, as members are compared with it."""
+        return self.image.lower().lstrip(".")
 
     def absolute(self) -> WebDataset:
         """Return the source with an absolute path."""
@@ -51,8 +62,7 @@ class WebDataset(Images):
             raise errors.no_root("WebDataset")
         tars = with_pillow().tars
         files = tars.shards(self.root)
-        image = self.image.lower().lstrip(".")
-        table = tars.members(files, self.label, image, None if self.cache == "off" else self._cache_folder())
+        table = tars.members(files, self._named, self._of, None if self.cache == "off" else self._cache_folder())
         if not len(table):
             how = "give shards with members such as 000.jpg and 000.cls"
             raise errors.UserError("no shard holds an image", tars.byte_files.shown(self.root), how)
@@ -108,11 +118,20 @@ class WebDataset(Images):
         return f"{with_pillow().byte_files.shown(shard)}: {index.name(sample)}"
 
     def notes(self) -> list[str]:
-        """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
-        if 1 in self._splits(with_pillow().tars.shards(self.root)):
-            return super().notes()
-        held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
-        return [f"no shard's name tells that it is of val: {held_out}", *super().notes()]
+        """Return notes for the plan: that samples are left out, that a part is held out, and that decoded images cannot
+        be cached."""
+        tars = with_pillow().tars
+        files, found = tars.shards(self.root), []
+        count, first = tars.left_out(files, self._named, self._of)
+        if count:
+            samples = ("samples have", "are") if count > 1 else ("sample has", "is")
+            kinds = " ".join(tars.EXTENSIONS)
+            left = f"{count:,} {samples[0]} a label and no image, and {samples[1]} left out"
+            found = [f"{left}: {first}{' ...' if count > 1 else ''} (images are {kinds})"]
+        if 1 not in self._splits(files):
+            held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
+            found.append(f"no shard's name tells that it is of val: {held_out}")
+        return [*found, *super().notes()]
 
     def cache_entry(self, index: Index) -> Path | None:
         """Return the cache entry, named by the shards, their times and how images are decoded."""
@@ -132,7 +151,7 @@ class WebDataset(Images):
         shown = with_pillow().byte_files.shown
         if (codes < 0).any():
             row = int(codes.argmin())
-            suffix, _, entry = self.label.partition(".")
+            suffix, _, entry = self._named.partition(".")
             what = f"{table['name'][row].as_py()!r} has no label" + (f" {entry!r} in its .json" if entry else "")
             how = f"add a member of the suffix .{suffix}, or name another: --data.label json.label"
             raise errors.UserError(what, shown(files[table["shard"][row].as_py()].path), how)
@@ -142,10 +161,10 @@ class WebDataset(Images):
                 raise errors.UserError(f"the labels are {errors.listed(names)}", "in data.classes", how)
             order_ = {name: place for place, name in enumerate(self.classes or names)}
             return np.array([order_[name] for name in names], np.int64)[codes], self.classes or tuple(names)
-        numbers = np.array([int(name) for name in names], np.int64)
+        numbers = np.array([int(name[:40]) for name in names], object)  # perhaps larger than int64 holds
         count = len(self.classes) or int(numbers.max()) + 1
-        if numbers.max() >= count or (not self.classes and len(numbers) < count):
+        if numbers.max() >= count or (not self.classes and len(set(numbers)) < count):
             what = f"the labels must be 0 to n - 1 without gaps, got {errors.listed(sorted(numbers.tolist()))}"
             how = "number the classes from 0" if not self.classes else "name a class for each number"
             raise errors.UserError(what, shown(self.root), f"{how}, or give data.classes")
-        return numbers[codes], self.classes or tuple(str(number) for number in range(count))
+        return numbers.astype(np.int64)[codes], self.classes or tuple(str(number) for number in range(count))

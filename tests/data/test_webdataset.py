@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from pyarrow import fs
 
 from raytrain.data import ImageFolder, WebDataset, tars
 from raytrain.data.checks import checked_indices, checked_read
+from raytrain.data.images import splits_of
 from raytrain.errors import BadSample, UserError
 
 
@@ -182,6 +184,7 @@ def shard(path: Path, **members: bytes) -> str:
         ({"a_png": b"x", "a_json": b'{"kind": {"of": 3}}'}, {"label": "json.kind"}, 'sample .a. is {"of": 3}, not a'),
         ({"a_txt": b"x"}, {}, "no shard holds an image"),
         ({"a_png": b"x", "a_cls": b"3"}, {}, "labels must be 0 to n - 1 without gaps, got 3"),
+        ({"a_png": b"x", "a_cls": b"9" * 20}, {}, "labels must be 0 to n - 1 without gaps, got 99999999999999999999,"),
         ({"a_png": b"x", "a_cls": b"3"}, {"classes": ("a", "b")}, "labels must be 0 to n - 1"),
         ({"a_png": b"x", "a_cls": b"ant"}, {"classes": ("a", "b")}, "the labels are ant, in data.classes"),
         ({"a_png": b"x", "a_cls": b"ant"}, {}, "no class has two images"),
@@ -222,3 +225,136 @@ def test_folders_tell_the_splits_where_names_do_not(folder: Path, tmp_path: Path
         (write(folder, tmp_path / "all") / f"shapes-{split}-000.tar").rename(tmp_path / split / "000.tar")
     found = WebDataset(f"{tmp_path}/{{train,val}}", size=8, image="png").index()
     assert {split: len(index) for split, index in found.items()} == {"train": 2, "val": 6}
+
+
+def test_folders_above_the_nearest_tell_the_splits_too(folder: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / "old-train" / split / "a").mkdir(parents=True)
+        (write(folder, tmp_path / "all") / f"shapes-{split}-000.tar").rename(
+            tmp_path / "old-train" / split / "a" / "000.tar"
+        )
+    found = WebDataset(str(tmp_path / "old-train"), size=8, image="png").index()
+    assert {split: len(index) for split, index in found.items()} == {"train": 2, "val": 6}
+    at_a_url = splits_of(["s3://train/val/a/0.tar", "s3://train/test/val/0.tar", "s3://train/b/train-1.tar"])
+    assert at_a_url is not None and at_a_url.tolist() == [1, 1, 0]
+    assert splits_of(["train/a/0.tar", "train/b/1.tar"]) is None
+
+
+def ten(path: Path) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for number in range(10):
+            add(tar, f"{number:03d}.png", b"an image")
+            add(tar, f"{number:03d}.cls", str(number % 2).encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda raw: raw[: 2048 * 5], r"it is cut: an archive's end is missing \(at byte 10,240\)"),
+        (lambda raw: raw[: 2048 * 5 + 300], r"truncated header \(at byte 10,240\)"),
+        (lambda raw: raw[:10240] + b"x" * 512 + raw[10752:], r"(bad checksum|invalid header) \(at byte 10,240\)"),
+        (lambda raw: raw[:10240] + bytes(2048) + raw[12288:], "an empty block ends it, and at byte 12,288 more data"),
+        (lambda raw: b"", r"it is empty \(at byte 0\)"),
+    ],
+    ids=["cut", "cut header", "damaged", "zeros", "empty"],
+)
+def test_a_shard_that_is_cut_or_damaged_is_one_line(
+    tmp_path: Path, damage: Callable[[bytes], bytes], message: str
+) -> None:
+    path = ten(tmp_path / "a.tar")
+    raw = path.read_bytes()
+    assert sum(map(len, WebDataset(str(path), cache="off").index().values())) == 10
+    path.write_bytes(damage(raw))
+    with pytest.raises(UserError, match=rf"no tar file, or damaged: {message}.*{path}; write") as found:
+        WebDataset(str(path), cache="off").index()
+    assert "\n" not in str(found.value)
+
+
+def test_a_cut_shard_at_a_url_is_one_line(s3: str, tmp_path: Path) -> None:
+    files, root = fs.FileSystem.from_uri(f"{s3}/cut")
+    (tmp_path / "a.tar").write_bytes(ten(tmp_path / "b.tar").read_bytes()[:10240])
+    files.create_dir(root)
+    with files.open_output_stream(f"{root}/a.tar") as target:
+        target.write((tmp_path / "a.tar").read_bytes())
+    with pytest.raises(UserError, match=r"it is cut: .*s3://.*/cut/a.tar"):
+        WebDataset(f"{s3}/cut/a.tar", cache="off").index()
+
+
+def test_the_plan_says_how_many_samples_have_no_image(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(8):
+            add(tar, f"{number:03d}.{'gif' if number % 2 else 'png'}", b"an image")
+            add(tar, f"{number:03d}.cls", b"0")
+            add(tar, f"{number:03d}x.txt", b"of no sample")
+    for _ in range(2):  # read, and as it was kept
+        data = WebDataset(str(tmp_path / "a.tar"), cache=str(tmp_path / "cache"))
+        assert sum(map(len, data.index().values())) == 4
+        told = "4 samples have a label and no image, and are left out: a.tar: 001 ... (images are .jpg .jpeg .png"
+        assert data.notes()[0].startswith(told)
+        tars._LEFT_OUT.clear()
+    (tmp_path / "whole.tar").write_bytes(ten(tmp_path / "b.tar").read_bytes())
+    whole = WebDataset(str(tmp_path / "whole.tar"), cache="off")
+    assert whole.index() and not any("left out" in note for note in whole.notes())
+
+
+def test_hard_links_are_followed(tmp_path: Path) -> None:
+    def link(tar: tarfile.TarFile, name: str, to: str) -> None:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = tarfile.LNKTYPE, to
+        tar.addfile(member)
+
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        add(tar, "0.png", b"first")
+        add(tar, "0.cls", b"1")
+        add(tar, "1.png", b"other one")
+        link(tar, "1.cls", "0.cls")
+        link(tar, "2.png", "1.png")
+        add(tar, "2.cls", b"0")
+        add(tar, "3.png", b"last")
+        link(tar, "3.cls", "2.cls")
+    data = WebDataset(str(tmp_path / "a.tar"), cache="off")
+    found = {}
+    for index in data.index().values():
+        every = np.arange(len(index))
+        found |= zip(
+            index.names(every), zip(index.labels.tolist(), data.encoded(index, every), strict=True), strict=True
+        )
+    assert found == {
+        "0.png": (1, b"first"),
+        "1.png": (1, b"other one"),
+        "2.png": (0, b"other one"),
+        "3.png": (0, b"last"),
+    }
+    for name in ("0.png", "0.cls"):
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            link(tar, name, "elsewhere")
+        with pytest.raises(UserError, match=f"'{name}' is a hard link to 'elsewhere', which is no such member before"):
+            data.index()
+
+
+def test_names_that_are_not_utf8_are_shown(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
+        for number in range(4):
+            add(tar, f"caf\u00e9{number}.png", b"an image")
+            add(tar, f"caf\u00e9{number}.cls", b"0")
+        add(tar, "caf\u00e9.cls", b"0")
+    data = WebDataset(str(tmp_path / "a.tar"), cache="off")
+    names = [name for index in data.index().values() for name in index.names(np.arange(len(index)))]
+    assert sorted(names) == [f"caf\ufffd{number}.png" for number in range(4)]
+    assert "a.tar: caf\ufffd (" in data.notes()[0]
+
+
+@pytest.mark.parametrize("label", [".cls", "CLS", ".JSON.number", "json.number"])
+def test_a_label_is_named_in_any_case(folder: Path, tmp_path: Path, label: str) -> None:
+    classes = ("ant", "bee")
+    data = WebDataset(str(write(folder, tmp_path)), image="png", label=label, classes=classes, cache="off")
+    assert sum(map(len, data.index().values())) == 14
+
+
+def test_files_of_macos_are_no_shards(tmp_path: Path) -> None:
+    (tmp_path / "._a.tar").write_bytes(b"\0\5\x16\7" + bytes(200))
+    with pytest.raises(UserError, match=rf"no shard is there, but files ._NAME of macOS, {tmp_path}; copy"):
+        WebDataset(str(tmp_path), cache="off").index()
+    ten(tmp_path / "a.tar")
+    assert sum(map(len, WebDataset(str(tmp_path), cache="off").index().values())) == 10
