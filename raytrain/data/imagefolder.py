@@ -134,6 +134,8 @@ class ImageFolder(FileImages):
                 sizes += images.sizes
                 times += images.times
                 ignored += [os.path.relpath(path, folder) if folder else path for path in images.ignored]
+            if len(classes) == 1 and not found[0].images:
+                _check_one_class(os.path.join(base, name), [os.path.basename(one) for one in found[0].folders])
             if len(paths) == before and len(classes) > 1:
                 raise _empty_class(os.path.join(base, name), *_wrong_kinds(ignored[strays:]))
             labels.append(np.full(len(paths) - before, label, np.int64))
@@ -172,6 +174,14 @@ def _wrong_kinds(files: list[str]) -> list[str]:
     """Return the suffixes of images of kinds that are not read, the most frequent first."""
     kinds = Counter(suffix for file in files if (suffix := Path(file).suffix.lower()) in _OTHER_KINDS)
     return [kind for kind, _ in kinds.most_common(3)]
+
+
+def _check_one_class(folder: str, inside: list[str]) -> None:
+    """Check that the only class, without images of its own, is not the folder that holds the classes."""
+    names = sorted(name for name in inside if not name.startswith("."))
+    if len(names) > 1:
+        what = f"there is one class, whose images are in {len(names)} folders: {errors.listed(names, 3)}"
+        raise errors.UserError(what, folder, f"did you mean {folder}?")
 
 
 def _empty_class(folder: Path | str, *kinds: str) -> errors.UserError:

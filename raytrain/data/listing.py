@@ -22,7 +22,7 @@ from raytrain.data import kept
 from raytrain.data.source import Index
 from raytrain.data.trees import LocalTree, UrlTree, stamp
 
-VERSION = 1
+VERSION = 2
 """Increase it with every change of which files are found: what is kept is named by it."""
 FROM = 20_000
 """Files from which a listing is kept: fewer are found again in less than a second."""

@@ -38,13 +38,14 @@ class LocalTree:
         self.seen: dict[str, list[int]] = {}
 
     def entries(self, folder: str) -> dict[str, bool]:
-        """Return the names in a folder, sorted, and whether each is a folder or a link to one.
+        """Return the names in a folder, sorted, and whether each is a folder or a link to one that does not lead back.
 
         Raises:
             OSError: it cannot be read; of a URL a UserError.
         """
         self.seen[folder] = stamp(self.root, folder)
-        return {one.name: _is_folder(one) for one in sorted(os.scandir(self.root / folder), key=lambda one: one.name)}
+        found = sorted(os.scandir(self.root / folder), key=lambda one: one.name)
+        return {one.name: _is_folder(one) and not _leads_back(one) for one in found}
 
     def below(self, names: list[str]) -> Iterator[list[Folder]]:
         """Yield for each of some folders itself and all folders below it, links followed, in the order of their names.
@@ -179,4 +180,5 @@ def _folder(root: Path, name: str) -> Folder:
 
 def _leads_back(entry: os.DirEntry[str]) -> bool:
     """Return whether a folder is a link to one of its parents, which would never end."""
-    return entry.is_symlink() and any(os.path.samefile(entry.path, parent) for parent in Path(entry.path).parents)
+    parents = Path(os.path.abspath(entry.path)).parents
+    return entry.is_symlink() and any(os.path.samefile(entry.path, parent) for parent in parents)

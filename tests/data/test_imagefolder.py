@@ -173,6 +173,7 @@ def test_stray_and_hidden_files_are_ignored_and_named(tmp_path: Path) -> None:
         ),
         ([*many("."), "wasp/notes.txt"], "no images, ROOT/wasp; remove the folder or put its images there"),
         (many("all/train"), "a class folder has a folder train, ROOT/all; did you mean ROOT/all?"),
+        (many("shapes"), "one class, whose images are in 2 folders: ant, bee, ROOT/shapes; did you mean ROOT/shapes?"),
         (["ant/0.png", "bee/0.png"], "no class with two images there, ROOT; give it a val folder"),
     ],
 )
@@ -182,6 +183,29 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_path: Path, names: 
         ImageFolder(root=str(tmp_path)).index()
     assert message.replace("ROOT", str(tmp_path)) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_one_class_may_have_one_folder_or_images_of_its_own(tmp_path: Path) -> None:
+    tree(tmp_path, "only/0.png", "only/a/1.png", "only/b/2.png")
+    assert sum(map(len, ImageFolder(str(tmp_path), cache="off").index().values())) == 3
+    (tmp_path / "only/0.png").unlink()
+    (tmp_path / "only/b").rename(tmp_path / "only/.b")
+    (tmp_path / "only/a/3.png").write_bytes((tmp_path / "only/a/1.png").read_bytes())
+    assert sum(map(len, ImageFolder(str(tmp_path), cache="off").index().values())) == 2
+
+
+def test_links_beside_the_classes_that_lead_back_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "images"
+    tree(root, *many("."))
+    (root / "all").symlink_to(".")
+    (root / "above").symlink_to(tmp_path)
+    monkeypatch.chdir(root)
+    for where in (str(root), "."):
+        found = ImageFolder(where, cache="off").index()
+        assert found["train"].classes == ("ant", "bee") and sum(map(len, found.values())) == 6
+        assert found["train"].ignored == ("above", "all")
+    (root / "train").symlink_to(".")  # no split
+    assert sum(map(len, ImageFolder(str(root), cache="off").index().values())) == 6
 
 
 def test_no_root_and_a_root_that_is_no_folder_are_errors(tmp_path: Path) -> None:
