@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from raytrain import errors
 from raytrain.data import budget
 from raytrain.data.source import Index
 from raytrain.files import existing
@@ -41,13 +42,27 @@ Bad = list[tuple[int, str, str]]
 
 
 def default_folder() -> Path:
-    """Return $XDG_CACHE_HOME/raytrain, or ~/.cache/raytrain."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raytrain"
+    """Return $XDG_CACHE_HOME/raytrain, or ~/.cache/raytrain.
+
+    Raises:
+        UserError: this user has no home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raytrain"
+    except RuntimeError:
+        raise errors.UserError("this user has no home folder", "in HOME", "set XDG_CACHE_HOME to a folder") from None
 
 
 def folder(name: str) -> Path:
-    """Return the folder that a source's `cache` names; `auto` is the default one."""
-    return default_folder() if name == "auto" else Path(name).expanduser()
+    """Return the folder that a source's `cache` names; `auto` is the default one.
+
+    Raises:
+        UserError: it begins with ~NAME, and there is no such user.
+    """
+    try:
+        return default_folder() if name == "auto" else Path(name).expanduser()
+    except RuntimeError:
+        raise errors.UserError(f"no user has this home: {name}", "in data.cache", "name a folder, or `off`") from None
 
 
 def limit(folder: Path, gib: float | None) -> int:
@@ -55,7 +70,7 @@ def limit(folder: Path, gib: float | None) -> int:
     them."""
     used, free = 0, shutil.disk_usage(existing(folder)).free
     for path in _files(folder):
-        with contextlib.suppress(FileNotFoundError):  # another run has removed it
+        with contextlib.suppress(OSError):  # another run has removed it
             used += path.stat().st_size
     return min(LIMIT, (free + used) // 10) if gib is None else min(int(gib * 2**30), int(0.9 * free) + used)
 
@@ -78,7 +93,7 @@ def load(path: Path, index: Index) -> tuple[dict[str, np.ndarray], Bad] | None:
     try:
         found = _open(path, index)
         if found is not None:
-            with contextlib.suppress(PermissionError):  # another user's
+            with contextlib.suppress(OSError):  # another user's, or a disk that is only read
                 os.utime(path)  # the time of its last use
         return found
     except OSError:
@@ -177,4 +192,7 @@ def _padded(size: int) -> int:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if _OURS.fullmatch(path.name)] if folder.is_dir() else []
+    try:
+        return [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]
+    except OSError:  # there is none, or it cannot be read
+        return []

@@ -95,19 +95,19 @@ class ImageFolder(FileImages):
 
     def _listed(self, tree: Any, folders: dict[str, str]) -> dict[str, Index]:
         """Return the files of each split, as they were kept by an earlier start, or listed now."""
-        listing, folder = with_pillow().listing, self._cache_folder()
-        shape = (self.channels, self.size, self.size)
-        if self.cache != "off" and self.verify == "auto" and (known := listing.load(folder, tree, folders, shape)):
+        listing, shape = with_pillow().listing, (self.channels, self.size, self.size)
+        folder = None if self.cache == "off" else self._cache_folder()
+        if folder is not None and self.verify == "auto" and (known := listing.load(folder, tree, folders, shape)):
             if known.all_seen:
                 return known.splits
             return {split: replace(index, times=None) for split, index in known.splits.items()}
         splits = {split: self._scan(tree, name, split) for split, name in folders.items()}
-        if self.cache != "off":
+        if folder is not None:
             listing.store(folder, tree, folders, splits)
         return splits
 
     def _held_out(self) -> list[str]:
-        there = "://" in self.root or Path(self.root).expanduser().is_dir()
+        there = "://" in self.root or os.path.isdir(os.path.expanduser(self.root))
         found = _split_folders(with_pillow().tree(self.root)) if there else {}
         if "train" not in found or "val" in found:
             return []

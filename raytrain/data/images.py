@@ -17,6 +17,7 @@ from raytrain import errors
 from raytrain.config import above, at_least, check
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Data, Index
+from raytrain.files import existing
 
 if TYPE_CHECKING:
     from raytrain.data.crops import Crops
@@ -214,8 +215,8 @@ class Images(Data):
         if self.cache == "off":
             return []
         folder = self._cache_folder()
-        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        there = existing(folder)
+        if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
             return []
         return [f"decoded images cannot be kept in {folder}: the next run decodes them again (--data.cache FOLDER)"]
 

@@ -172,18 +172,28 @@ class _Fetched:
 
     def file(self, name: str, size: int, sha256: str, wait: bool = True) -> Path | None:
         """Return a fetched file; None for a shard that there is no room for, or that another process fetches and `wait`
-        is not set."""
+        is not set.
+
+        Raises:
+            OSError: the URL does not give it.
+            UserError: the cache cannot be written.
+        """
         for left in (2, 1, 0):
             try:
                 return self._file(name, size, sha256, wait)
-            except FileNotFoundError:  # somebody has removed the folder meanwhile, which is allowed
-                if not left:
-                    raise
-            except OSError as error:  # others write to the disk, too
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not name.endswith(".bin"):
-                    raise
-                self._full = time.monotonic() + _FULL
-                return None
+            except OSError as error:
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if full and name.endswith(".bin"):  # others write to the disk, too
+                    self._full = time.monotonic() + _FULL
+                    return None
+                # Somebody may have removed the folder meanwhile, which is allowed.
+                if left and isinstance(error, FileNotFoundError):
+                    continue
+                if error.filename is None and not full:
+                    raise  # the URL's
+                what = f"{name} of the pack cannot be kept in the cache: {error.strerror}"
+                how = "name another folder with --data.cache, or make this one writable"
+                raise errors.UserError(what, self.base, how) from None
         raise AssertionError
 
     def _file(self, name: str, size: int, sha256: str, wait: bool) -> Path | None:
@@ -232,7 +242,7 @@ class _Fetched:
                     fetched.exception()  # raised again where the shard is read
 
     def _fetch_ahead(self, shards: list[dict[str, Any]]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # reported where the shard is read
+        with contextlib.suppress(OSError, ValueError, errors.UserError):  # reported where the shard is read
             for one in shards:
                 if time.monotonic() < self._full:
                     return
@@ -266,7 +276,7 @@ def _have(path: Path, size: int) -> bool:
     try:
         if path.stat().st_size != size:
             return False
-        with contextlib.suppress(PermissionError):  # another user's
+        with contextlib.suppress(OSError):  # another user's, or a disk that is only read
             os.utime(path)  # the time of its last use
         return True
     except FileNotFoundError:

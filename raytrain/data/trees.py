@@ -104,12 +104,12 @@ def tree(root: str) -> LocalTree | UrlTree:
     """
     if byte_files.is_url(root):
         return UrlTree(root)
-    path = Path(root).expanduser()
-    if path.is_file():
+    path = Path(os.path.expanduser(root))
+    if os.path.isfile(path):
         raise errors.UserError(
             "this is a file, and not a folder of images", path, "give the folder that holds the images"
         )
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise errors.no_such_file(path, "folder")
     return LocalTree(path)
 

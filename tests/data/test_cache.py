@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -451,6 +452,34 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, reads: Simp
         images, index, _ = pack(folder(tmp_path / "data", cache=str(tmp_path / "file" / "cache")))
         assert len(images) == len(index) == 16
     assert reads.samples == 32
+
+
+def test_a_folder_that_cannot_be_looked_at_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = tmp_path / ("long" * 100) / "cache"  # Path.exists() raises an OSError, as below a folder of another user
+    data = folder(tmp_path / "data", cache=str(where))
+    assert isinstance(data.notes(), list)
+    assert cache.limit(where, None) > 0 and len(pack(data)[0]) == 16
+    data = folder(tmp_path / "data", cache=str(tmp_path / "cache"))
+    pack(data)
+
+    def read_only(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    index, entry = data.index()["train"], data.cache_entry(data.index()["train"])
+    monkeypatch.setattr(os, "utime", read_only)
+    assert entry is not None and cache.load(entry, index) is not None
+
+
+def test_a_home_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = folder(tmp_path / "data", cache="~nosuchuser/x")
+    with pytest.raises(UserError, match=r"^no user has this home: ~nosuchuser/x, in data.cache; name a folder"):
+        data.index()
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(UserError, match=r"^this user has no home folder, in HOME; set XDG_CACHE_HOME to a folder$"):
+        replace(data, cache="auto").index()
+    assert len(replace(data, cache="off").index()) == 2  # needs none
 
 
 def test_off_keeps_nothing_and_takes_nothing(tmp_path: Path, reads: SimpleNamespace) -> None:

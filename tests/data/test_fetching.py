@@ -18,6 +18,7 @@ from helpers.packs import packed
 from raytrain import Data, Field, Index, Packed
 from raytrain.data import byte_files, packs
 from raytrain.data.reader import Direct, Epoch
+from raytrain.errors import UserError
 from raytrain.order import Shard
 from raytrain.tools import pack as packing
 
@@ -93,6 +94,23 @@ def test_a_disk_without_room_for_the_list_of_samples_is_an_error(
     with pytest.raises(Exception, match="No space left on device") as found:
         Packed(url, cache=str(tmp_path / "cache")).index()
     assert "index-train.arrow" in str(found.value)
+
+
+def test_a_cache_that_cannot_be_written_is_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    where = tmp_path / "file" / "cache"
+    told = rf"^index-train.arrow of the pack cannot be kept in the cache: Not a directory, {where}/packs; name another"
+    with pytest.raises(UserError, match=told) as found:
+        Packed(url, cache=str(where)).index()
+    assert "--data.cache" in found.value.how and "\n" not in str(found.value)
+    assert all_of(Packed(url, cache=str(tmp_path / "cache"))) == list(range(1000))
+    monkeypatch.setattr(os, "utime", raises_read_only)  # a later start with a cache that is only read
+    packs._PACKS.clear()
+    assert all_of(Packed(url, cache=str(tmp_path / "cache"))) == list(range(1000))
+
+
+def raises_read_only(*_: Any) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def test_a_cache_that_is_removed_while_a_shard_is_fetched_is_made_again(
