@@ -65,15 +65,18 @@ def change_masks(
     """Return masks after all operations, cut to their centre and resized.
 
     Args:
-        masks: [n, h, w] or [n, c, h, w] of any dtype, which stay as they are.
+        masks: [n, h, w] or [n, c, h, w] of any dtype, which stay as they are. Operations see uint16 as int32, because
+            torch has few functions for it.
         side, size: as for `change_images`.
     """
     flat = masks.ndim == 3
-    shape, found = masks.shape[-2:], (masks[:, None] if flat else masks).clone()
+    shape, dtype = masks.shape[-2:], torch.int32 if masks.dtype == torch.uint16 else masks.dtype
+    found = (masks[:, None] if flat else masks).to(dtype, copy=True)
     for operation, numbers in zip(operations, draws, strict=True):
         found = operation.apply_to_masks(found, numbers, side, fill)
     found = _centre(found, *((side, side) if side else shape))
     found = resized(found, size, size, blended=False) if size else found
+    found = found.to(masks.dtype)
     return found[:, 0] if flat else found
 
 

@@ -50,7 +50,7 @@ class Operation:
         """Return masks changed as the images are; by default the masks themselves, as operations on colours do.
 
         Args:
-            masks: [n, channels, height, width] of any dtype; they may be changed in place.
+            masks: [n, channels, height, width] of any dtype, uint16 as int32; they may be changed in place.
             draws: those of the images.
             fill: the value beyond a mask's edges.
         """

@@ -300,6 +300,18 @@ def test_a_mask_moves_exactly_with_its_image(operation: Operation) -> None:
     assert torch.equal(arrays["mask"], mask) and not torch.equal(found["mask"], mask[:, 4:36, 4:36])
 
 
+@pytest.mark.parametrize("operation", GEOMETRY, ids=lambda one: str(one)[:40])
+def test_masks_of_16_bits_move_as_wider_ones(operation: Operation) -> None:
+    mask = torch.randint(0, 65536, (8, 40, 40), generator=torch.Generator().manual_seed(0))
+    found = []
+    for dtype in ("int64", "uint16"):
+        fields = Field("image", (1, 40, 40), kind="image"), Field("mask", (40, 40), dtype, "mask", 65535)
+        arrays = {"image": mask[:, None].to(torch.uint8), "mask": mask.to(getattr(torch, dtype))}
+        prepared = prepare((operation, HorizontalFlip()), *fields, side=32)
+        found.append(prepared.augmented(arrays, np.arange(8), 0, 0, False)["mask"])
+    assert found[1].dtype == torch.uint16 and torch.equal(found[1].long(), found[0])
+
+
 MOVED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 
 
