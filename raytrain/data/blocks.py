@@ -56,9 +56,16 @@ def read_part(
                 for name, array in one.items():
                     arrays[name][row] = array[0]
             except errors.BadSample as error:
-                lasting = "" if isinstance(error.__cause__, OSError) else "lasting"
-                bad[row] = f"{error.path}\0{error.reason}\0{lasting}"
+                bad[row] = bad_text(error, index, int(chosen[row]))
     return {**arrays, "bad": bad}
+
+
+def bad_text(error: errors.BadSample, index: Index, sample: int) -> str:
+    """Return the text in `bad` for a sample: its path, the reason, and whether that lasts, with NUL between them. A
+    path may be empty or have NUL too, and a text that begins with NUL is an error of a task."""
+    lasting = "" if isinstance(error.__cause__, OSError) else "lasting"
+    path = (str(error.path) or index.name(sample)).replace("\0", "\\x00")
+    return f"{path}\0{error.reason}\0{lasting}"
 
 
 def arrays_and_bad(batch: Arrays) -> tuple[Arrays, list[Bad]]:

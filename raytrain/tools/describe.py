@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 
 from raytrain import errors
 from raytrain.data import Data, Field, Images, Index, decode
-from raytrain.data.blocks import read_part
+from raytrain.data.blocks import bad_text, read_part
 from raytrain.data.checks import checked_indices
 from raytrain.data.image_files import pixel_size_of
 
@@ -197,9 +197,9 @@ def _part(data: Data, split: str, index: Index, rows: np.ndarray) -> tuple[Any, 
                 arrays[name][place] = array[0]
             sizes.append(pixel_size_of(raw) or (0, 0))
         except errors.BadSample as error:
-            arrays["bad"][place] = f"{error.path}\0{error.reason}"
+            arrays["bad"][place] = bad_text(error, index, int(row))
         except ValueError as error:
-            arrays["bad"][place] = f"{data.where(index, int(row))}\0{error}"
+            arrays["bad"][place] = bad_text(errors.BadSample(data.where(index, int(row)), str(error)), index, int(row))
         keys.append(hashlib.sha256(raw).digest())
     return split, index, rows, arrays, keys, sizes
 

@@ -219,6 +219,18 @@ def test_an_error_in_a_task_comes_back_as_the_error_that_it_is(monkeypatch: pyte
             blocks.arrays_and_bad(block)
 
 
+@pytest.mark.parametrize(("path", "shown"), [("", "sample 70"), ("a\0b.png", "a\\x00b.png"), ("\0", "\\x00")])
+def test_a_bad_sample_of_an_odd_name_is_skipped(path: str, shown: str) -> None:
+    class Named(Odd):
+        def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+            if 70 in samples:
+                raise BadSample(path, "gone")
+            return np.zeros((len(samples), *index.input.shape), np.uint8)
+
+    _, _, bad = packing.pack(Named(on_bad_sample="skip"), INDEX)
+    assert bad == [Bad(70, shown, "gone", True)]
+
+
 def test_resume_skips_the_samples_skipped_before(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Array(on_bad_sample="skip")
     monkeypatch.setattr(Array, "bad", (5, 40))
