@@ -100,7 +100,7 @@ def tree(root: str) -> LocalTree | UrlTree:
     """Return the folders of a root.
 
     Raises:
-        UserError: there is no such folder, or it is a file; that of a URL is noticed when it is listed.
+        UserError: there is no such folder, it is a file, or out of reach; a URL is noticed when it is listed.
     """
     if byte_files.is_url(root):
         return UrlTree(root)
@@ -109,8 +109,12 @@ def tree(root: str) -> LocalTree | UrlTree:
         raise errors.UserError(
             "this is a file, and not a folder of images", path, "give the folder that holds the images"
         )
-    if not os.path.isdir(path):
-        raise errors.no_such_file(path, "folder")
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise errors.no_such_file(path, "folder") from None
+    except OSError as error:
+        raise errors.UserError(f"the folder cannot be read: {error.strerror}", path, "make it readable") from None
     return LocalTree(path)
 
 

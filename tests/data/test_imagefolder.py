@@ -185,6 +185,19 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_path: Path, names: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        ("~nosuchuser/images", "no such folder, ~nosuchuser/images; check"),
+        ("/" + "long" * 100, "the folder cannot be read: File name too long, /long.*; make it readable"),
+    ],
+)
+def test_a_root_out_of_reach_is_one_line(root: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ImageFolder(root).index()
+    assert ImageFolder(root)._held_out() == []
+
+
 def test_one_class_may_have_one_folder_or_images_of_its_own(tmp_path: Path) -> None:
     tree(tmp_path, "only/0.png", "only/a/1.png", "only/b/2.png")
     assert sum(map(len, ImageFolder(str(tmp_path), cache="off").index().values())) == 3
