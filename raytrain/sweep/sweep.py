@@ -30,7 +30,7 @@ FLAGS = (
     *("timeout_seconds", "retries", "keep", "constraints", "repeats", "confidence"),
 )
 """The fields that the command line can set: all but the axes, the first points and the callbacks."""
-_ENUMERABLE = 10_000
+ENUMERABLE = 10_000
 """Combinations that are checked one by one before anything starts."""
 
 
@@ -307,7 +307,7 @@ def _no_field(base: Experiment, axis: Axis, above: Axis, needed: dict[str, Any])
 def impossible(sweep: Sweep) -> str | None:
     """Why no combination of the axes' values makes an experiment; None where one does, or there are too many to look.
     A combination that is refused beside others that are not is left to its trial."""
-    if math.prod(math.inf if axis.finite is None else len(axis.finite) for axis in sweep.axes) > _ENUMERABLE:
+    if math.prod(math.inf if axis.finite is None else len(axis.finite) for axis in sweep.axes) > ENUMERABLE:
         return None
     reason = ""
     for values in combinations(sweep.axes):

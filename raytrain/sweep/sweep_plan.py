@@ -16,7 +16,7 @@ from raytrain.driver import data_room, plan, sizing
 from raytrain.driver.plan import Plan
 from raytrain.driver.resources import Resources
 from raytrain.experiment import Experiment, Scaling
-from raytrain.sweep import fold_data, record
+from raytrain.sweep import fold_data, record, ways
 from raytrain.sweep.schedulers import Complete
 from raytrain.sweep.space import Axis, Grid, check_path, combinations, longest, present
 from raytrain.sweep.sweep import Sweep
@@ -37,7 +37,8 @@ class SweepPlan:
         concurrent: trials at once; so many have room, however wide they are.
         widths: the numbers of workers that trials have.
         weights: bytes of checkpoints at the most, of all trials together.
-        variants: what is read: a plan for each way of reading, by what decides it.
+        variants: what is read: a plan for each way of reading, by `record.reads` of its experiment.
+        keys: the key of a trial's variant, or why it has none, by `ways.way` of its experiment.
     """
 
     sweep: Sweep
@@ -47,6 +48,19 @@ class SweepPlan:
     widths: tuple[int, ...]
     weights: int
     variants: dict[str, Plan]
+    keys: dict[str, str | errors.UserError]
+
+    def reading(self, one: Experiment) -> Plan:
+        """Return the plan of what a trial reads.
+
+        Raises:
+            UserError: its data cannot be read, or the plan has not found them.
+        """
+        found = self.keys.get(ways.way(one))
+        if isinstance(found, str):
+            return self.variants[found]
+        how = "give the axes fewer values: the plan could not try every combination"
+        raise found or errors.UserError("the plan has not found what this trial reads", "in Sweep.axes", how)
 
     def scaling(self, one: Experiment) -> Scaling:
         """Return a trial's scaling with what was left open decided.
@@ -166,21 +180,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     scalings = _scalings(value)
     _check_room(value, scalings, resources)
     first = _first(value)
-    ways: dict[str, Experiment] = {}
-    data_axes = [a for a in value.axes if a.path.startswith("data") and not a.path.startswith("data.augment")]
-    for axis in data_axes:
-        if axis.finite is None:
-            raise errors.UserError(
-                f"axis {axis.path} decides what is read, and must have a finite number of values",
-                "in Sweep.axes",
-                "make it a Grid or a Choice",
-            )
-    for values in combinations(data_axes):
-        with contextlib.suppress(errors.UserError):
-            one = value.trial(values)
-            ways.setdefault(record.reads(one), one)
-    ways[record.reads(first)] = first
-    variants = _kept({key: plan.make(one, lambda: resources, "") for key, one in ways.items()}, resources)
+    variants, keys = _variants(value, first, resources)
     fits = _fits(value, resources)
     if value.concurrent and value.concurrent > fits:
         raise errors.UserError(
@@ -190,7 +190,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
         )
     concurrent = min(value.concurrent or (1 if _of_machine(value) else fits), value.count)
     share = replace(resources, runs=concurrent)
-    base = variants[record.reads(first)]
+    base = variants[str(keys[ways.way(first)])]
     scaling = _decided(first, value.scheduler.together, share)
     base = replace(base, experiment=replace(base.experiment, scaling=scaling), resources=share)
     kept = max(value.keep, value.configurations if value.rounds else 0)
@@ -200,10 +200,38 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     if needs > free:
         raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
     widths = tuple(sorted({scaling.ranks for scaling, _ in scalings}))
-    found = SweepPlan(value, base, share, concurrent, widths, weights, variants)
+    found = SweepPlan(value, base, share, concurrent, widths, weights, variants, keys)
     value.scheduler.check(value.axes, value.objectives, value.count, found.length)
     _check_unit(value, base.steps_per_epoch)
     return found
+
+
+def _variants(
+    value: Sweep, first: Experiment, resources: Resources
+) -> tuple[dict[str, Plan], dict[str, str | errors.UserError]]:
+    """Return the variants and the keys of the plan.
+
+    Args:
+        first: the experiment whose plan is the base.
+
+    Raises:
+        UserError: a variant cannot work with the first model. What no other model can read is left to its trials.
+    """
+    variants, keys = dict[str, Plan](), dict[str, str | errors.UserError]()
+    for way, experiments in (ways.found(value) | {ways.way(first): [first]}).items():
+        for one in experiments:
+            try:
+                made = plan.make(one, lambda: resources, "")
+            except errors.UserError as refused:
+                if one.model == first.model:
+                    raise
+                keys.setdefault(way, refused)
+                continue
+            keys[way] = key = record.reads(made.experiment)  # with what the data took from the model's weights
+            if key not in variants or one is first:
+                variants[key] = made
+            break
+    return _kept(variants, resources), keys
 
 
 def _kept(variants: dict[str, Plan], resources: Resources) -> dict[str, Plan]:

@@ -117,6 +117,8 @@ class Trials:
             if found.get("refused"):
                 return None
             one = experiment_file.load(folder / "experiment.json")[0]
+            if record.reads(one) not in self.planned.variants:
+                raise errors.data_changed(self.path)
             self.scalings[number] = scaling = self.planned.scaling(one)
             record.update(folder, planned=found.get("planned", {}) | _reserved(scaling))
             values = self._values(found)
@@ -134,7 +136,7 @@ class Trials:
         try:
             one = self.sweep.trial(values, repeat)
             self.scalings[number] = scaling = self.planned.scaling(one)
-            read, fixed = self.planned.variants[record.reads(one)], replace(one, scaling=scaling)
+            read, fixed = self.planned.reading(one), replace(one, scaling=scaling)
             planned = plan.make(fixed, lambda: self.planned.share, str(folder), surveyed=(read.indices, read.bad))
         except errors.UserError as refused:
             ended = {"status": "infeasible", "error": str(refused), "refused": True}
