@@ -282,19 +282,20 @@ def _scalings(value: Sweep) -> list[tuple[Scaling, str]]:
     Raises:
         UserError: one of them is elastic.
     """
-    axes = sorted((a for a in value.axes if a.path.partition(".")[0] == "scaling"), key=lambda a: len(a.path))
-    found = []
+    of_scaling = [axis for axis in value.axes if axis.path.partition(".")[0] == "scaling"]
+    axes = sorted(ways.with_conditions(of_scaling, value.axes), key=lambda axis: len(axis.path))
+    found = dict[str, Scaling]()
     for chosen in product(*(axis.examples() for axis in axes)):
         scaling, values = value.experiment.scaling, dict(zip((axis.path for axis in axes), chosen, strict=True))
         values = present(axes, values)
+        values = {axis.path: values[axis.path] for axis in axes if axis in of_scaling and axis.path in values}
         for path, new in values.items():
             _, _, field = path.partition(".")
             scaling = config.replace(scaling, field, new) if field else new
         if scaling.elastic:
             raise errors.elastic_trial(str(scaling.workers))
-        named = (f"{path}={new}" for path, new in values.items())
-        found.append((scaling, " and ".join(named)))
-    return found
+        found[" and ".join(f"{path}={new}" for path, new in values.items())] = scaling
+    return [(scaling, named) for named, scaling in found.items()]
 
 
 def _check_room(value: Sweep, scalings: list[tuple[Scaling, str]], resources: Resources) -> None:

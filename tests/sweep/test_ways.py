@@ -19,6 +19,7 @@ from raytrain import (
     SGD,
     AdamW,
     Augment,
+    Choice,
     Data,
     Digits,
     Experiment,
@@ -260,3 +261,18 @@ def test_a_resume_knows_the_data_of_a_version_that_planned_others(tmp_path: Path
     for changed in (lambda prints: prints | {key: {"train": "x"}}, lambda prints: {"other": prints[key]}, lambda _: 3):
         with pytest.raises(UserError, match="the training data is not what the run began with"):
             check(changed)
+
+
+def test_trials_without_a_conditional_axis_of_the_scaling_have_room(tmp_path: Path) -> None:
+    """They have the base's four workers."""
+    axes = Choice("model", (CNN(), PLAIN)), Choice("scaling.workers", (1, 2), when=("model", "CNN"))
+    value = Sweep(replace(BASE, scaling=Scaling(workers=4)), axes, trials=8)
+    plan = made(tmp_path, value, cpus=4)
+    assert plan.widths == (1, 2, 4) and plan.concurrent == 1
+    assert {plan.scaling(replace(BASE, scaling=Scaling(workers=count))).cpus_per_worker for count in (4,)} == {1.0}
+    with pytest.raises(UserError, match="the run asks for 64 workers"):
+        made(tmp_path, replace(value, experiment=replace(BASE, batch_size=64, scaling=Scaling(workers=64))), cpus=4)
+    with pytest.raises(UserError, match="the number of workers of a trial is fixed"):
+        made(tmp_path, replace(value, experiment=replace(BASE, scaling=Scaling(workers="1:2"))), cpus=4)
+    every = replace(value, axes=(axes[0], replace(axes[1], when=("model", "CNN", "MLP"))))
+    assert made(tmp_path, every, cpus=4).widths == (1, 2), "the axis exists in every trial"
