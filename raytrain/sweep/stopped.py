@@ -34,7 +34,7 @@ def conclude(trials: Trials, number: int) -> None:
     if (checkpoint := layout.newest(folder / "checkpoints")) is None:
         return
     e = experiment_file.load(folder / "experiment.json")[0]
-    way = trials.planned.variants.get(found.get("reads") or record.reads(e))
+    way = trials.planned.variants.get(record.reads(e))
     of_task = any(axis.path.partition(".")[0] == "task" for axis in trials.sweep.axes)
     floor = way.baseline.scores if way and not of_task else None
     device = "cuda" if found.get("planned", {}).get("scaling.gpus_per_worker") else "cpu"
