@@ -43,9 +43,10 @@ def show_profile(run: Run, value: Experiment) -> None:
         for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
     ]
     _table([*lines, ("all", f"{1e3 * total / steps:,.2f} ms a step", "100%")])
-    if device := rank["device"]:
+    device = rank["device"] or {}
+    busy = math.fsum(device.values()) or 1.0
+    if device:
         show(console, "", "the GPU's own time; exchange and copies are what computing does not hide", "bold")
-        busy = math.fsum(device.values()) or 1.0
         _table(
             [(name, f"{1e3 * spent / steps:,.2f} ms a step", f"{spent / busy:.0%}") for name, spent in device.items()]
         )
@@ -58,7 +59,7 @@ def show_profile(run: Run, value: Experiment) -> None:
         show(console, "", f"a validation takes {took:.2f} s, {share:.0%} of the time if it follows {between:,} steps")
     if slow := bottleneck(seconds, value, found["device"]):
         show(console, "bottleneck: ", slow.line)
-        if device and slow.phase == "compute" and (share := device["idle"] / busy) >= _IDLE:
+        if slow.phase == "compute" and (share := device.get("idle", 0.0) / busy) >= _IDLE:
             show(
                 console,
                 "            ",

@@ -352,8 +352,9 @@ def test_paths_are_relative_to_the_folder_of_each_table(tmp_path: Path, s3: str,
     system, root = fs.FileSystem.from_uri(f"{s3}/relative")
     fs.copy_files(str(tmp_path), root, destination_filesystem=system)
     places = [f"{tmp_path}/{pattern}", *([] if pattern[0] == "*" else [f"{s3}/relative/{pattern}".replace(" ", "%20")])]
+    data = Manifest(places[0], size=8, val_fraction=0.25, cache="off")
     for place in places:
-        data, found = Manifest(place, size=8, val_fraction=0.25, cache="off"), list[int]()
+        data, found = replace(data, root=place), list[int]()
         for index in checked_indices(data).values():
             assert data.probe(index) == []
             found += checked_read(data, index, np.arange(len(index)))["image"][:, 0, 0, 0].tolist()
