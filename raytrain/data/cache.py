@@ -70,7 +70,7 @@ def limit(folder: Path, gib: float | None) -> int:
     them."""
     used, free = 0, shutil.disk_usage(existing(folder)).free
     for path in _files(folder):
-        with contextlib.suppress(OSError):  # another run has removed it
+        with contextlib.suppress(OSError):  # another run has removed it, or it may not be looked at
             used += path.stat().st_size
     return min(LIMIT, (free + used) // 10) if gib is None else min(int(gib * 2**30), int(0.9 * free) + used)
 

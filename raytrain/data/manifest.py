@@ -176,10 +176,7 @@ class Manifest(FileImages):
             else "there are more than 200,000 files, or they are at a URL"
         )
         uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
-        return [
-            *super().size_notes(index),
-            *(uncached if self.cache != "off" and index.times is None else []),
-        ]
+        return [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
 
     def _file(self) -> str:
         if not self.root:

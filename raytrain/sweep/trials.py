@@ -313,10 +313,11 @@ class Trials:
             kept = {*self.ranked(records)[: self.sweep.keep]}
         for one in records:
             number, folder = one["number"], record.folder(self.path, one["number"])
-            if one["status"] in record.ENDED and number not in kept and number not in self.bare:
-                if final or self.away is not None or stopped.concluded(folder, one):
-                    self.bare.add(number)
-                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            if one["status"] not in record.ENDED or number in kept or number in self.bare:
+                continue
+            if final or self.away is not None or stopped.concluded(folder, one):
+                self.bare.add(number)
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def replay(self) -> None:
         """Tell the search of the trials that earlier sessions proposed and of their results, in the order in which it
@@ -363,8 +364,10 @@ class Trials:
         found = {}
         for path, value in values.items():
             known = finite[path]
-            if known is None or value in known:
-                found[path] = value if known is None else config.plain(config.labels(known)[known.index(value)])
+            if known is None:
+                found[path] = value
+            elif value in known:
+                found[path] = config.plain(config.labels(known)[known.index(value)])
             else:  # what a scheduler has made
                 found[path] = config.plain(value)
         return found
