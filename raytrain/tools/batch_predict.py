@@ -91,6 +91,7 @@ def predict(
     now = Progress(len(found), before, sum(done.values()), before)
     follow(now)
     if len(done) == len(whole):
+        parts.tidy(place, where)
         return now
     batches = [
         batch for part, rows in enumerate(whole) if part not in done for batch in _cut(rows, settings.batch_size)
@@ -103,6 +104,7 @@ def predict(
             for part, table in parts.assembled(tables, found.paths, settings.part_size):
                 now = now._replace(done=now.done + len(table), bad=now.bad + parts.write(place, where, part, table))
                 follow(now)
+    parts.tidy(place, where)
     return now
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +31,8 @@ ROW, ERROR = "row", "error"
 """The columns of a table that is no part yet: the number of the image, and why it could not be read."""
 _ENDED, _TAIL, _THREADS = b"PAR1", 1 << 16, 16
 """The last bytes of each Parquet file; the bytes at its end that are read first, and the files read at once."""
+_PARTIAL = re.compile(rf"\.({re.escape(MANIFEST)}|part-\d+\.parquet)\.\d+\.\d+")
+"""The names of files that a killed command was writing."""
 _WHAT = {
     "listing": "other images",
     "checkpoint": "another checkpoint",
@@ -52,6 +56,10 @@ class Place(Protocol):
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file; it may be gone."""
         ...
 
 
@@ -84,6 +92,10 @@ class Folder:
     def write(self, name: str, content: bytes) -> None:
         """Write a file."""
         write_atomically(self.path / name, content)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; it may be gone."""
+        (self.path / name).unlink(missing_ok=True)
 
 
 def opened(out: str) -> Place:
@@ -177,6 +189,19 @@ def write(place: Place, where: str, part: int, table: pa.Table) -> int:
     parquet.write_table(table.replace_schema_metadata({ERROR: str(bad)}), file)
     answered(where, lambda: place.write(name_of(part), file.getvalue()))
     return bad
+
+
+def tidy(place: Place, where: str) -> None:
+    """Remove what killed commands were writing, from a result that is whole.
+
+    Args:
+        where: the place, for messages.
+
+    Raises:
+        UserError: the place cannot be written.
+    """
+    for name in filter(_PARTIAL.fullmatch, answered(where, place.names)):
+        answered(where, partial(place.remove, name))
 
 
 def _look(place: Place, name: str, size: int) -> tuple[int, int] | None:

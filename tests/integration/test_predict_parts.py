@@ -70,6 +70,7 @@ def test_a_killed_prediction_goes_on_and_has_each_image_once(
     before = {file.name: file.stat().st_mtime_ns for file in out.glob("part-*")}
     assert process.returncode == -signal.SIGKILL and 3 <= len(before) < 20, said
     (out / "part-00001.parquet").write_bytes(b"not whole")
+    (out / ".part-00003.parquet.1.2").write_bytes(b"what the killed command was writing")
     del before["part-00001.parquet"]
     done = 20 * len(before)
     assert cli.run(predict) == 0

@@ -80,6 +80,10 @@ def test_only_whole_parts_are_kept(tmp_path: Path, s3: str, url: bool) -> None:
     if not url:
         place.write("part-00001.parquet", whole)
         assert pq.read_table(out)["path"].to_pylist() == list("abcde"), "readers leave the manifest out"
+    for name in (f".{parts.MANIFEST}.17.140662083136384", ".part-00001.parquet.17.140662083136384", ".keep", "a.1.2"):
+        place.write(name, b"half")
+    parts.tidy(place, out)
+    assert sorted(place.names()) == sorted([".keep", parts.MANIFEST, "a.1.2", *map(parts.name_of, range(3))])
 
 
 def test_another_result_is_refused(tmp_path: Path) -> None:
