@@ -6,11 +6,14 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
-from raytrain import MNIST, Digits
+from raytrain import MNIST, Digits, ImageFolder
+from raytrain.tools.pack import pack
+from raytrain.tools.pack_settings import Settings
 
 CACHE = Path(__file__).parents[1] / "build" / "bench"
 """Where data sets are kept; git ignores it."""
@@ -108,6 +111,18 @@ def photographs(files: int) -> Path:
                 os.link(names[number % len(names)], target / f"{number:05d}.jpg")
         _keep(whole, folder)
     return folder
+
+
+def packed(folder: Path, codec: Literal["jpeg", "raw"]) -> Path:
+    """A pack of photographs, their shorter side 256 (quality 90), or their central squares of 256 x 256 pixels; written
+    unless it is there already."""
+    place = folder.with_name(f"{folder.name}-{codec}")
+    if not place.is_dir():
+        with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+            source = ImageFolder(str(folder), size=256, crop=224, cache="off")
+            pack(source, f"{temporary}/whole", Settings(codec, 256), lambda total, done: None, lambda done: None)
+            _keep(Path(temporary) / "whole", place)
+    return place
 
 
 def _keep(whole: Path, folder: Path) -> None:

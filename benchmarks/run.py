@@ -34,7 +34,7 @@ INTRODUCTION = (
     "and so do [GPUs](gpus.md#measured).",
     "The MLP is 784-512-512-10 and the CNN has 16 and 32 channels; MNIST, batch 64 a rank, fp32 and one rank where the "
     "row does not say otherwise. Rows that name no model train the MLP, *-small rows one of 32 hidden units, on images "
-    "that are in memory already; streaming-jpeg decodes photographs and trains nothing.",
+    "that are in memory already; streaming-jpeg and pack-* read photographs and train nothing.",
 )
 
 

@@ -12,13 +12,16 @@ import os
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from raytrain import CNN, MLP
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+Form = Literal["files", "jpeg", "raw", "resident"]
+"""Photographs in a folder, in a pack of smaller ones, in a pack of pixels, or in memory."""
 
 MODELS = {"mlp": MLP(hidden=(512, 512)), "cnn": CNN(channels=(16, 32)), "small": MLP(hidden=(32,))}
 """The models; a step of the small one is far below 1 ms."""
@@ -50,6 +53,8 @@ class Workload:
     """Read the batches and train nothing."""
     exchange: bool = True
     """Whether ranks exchange gradients; only the side `compute` can do without."""
+    form: Form = "files"
+    """How the side `streaming` has its photographs."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of raytrain's experiment by their dotted paths; the other sides have no use for them."""
 
