@@ -195,9 +195,21 @@ def _write_all(descriptor: int, content: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with its ~ or ~NAME as a home directory.
+
+    Raises:
+        UserError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise errors.UserError("no user has this home", path, "check the spelling") from None
+
+
 def existing(path: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     while not os.path.exists(path):
         path = path.parent
     return path

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raytrain import UserError, files
+from raytrain import MNIST, Packed, UserError, files
+from raytrain.run.begin import check_writable
 
 
 def test_write_atomically_replaces_the_whole_content_or_nothing(
@@ -32,6 +33,19 @@ def test_write_atomically_leaves_the_target_of_a_link_alone(tmp_path: Path) -> N
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         files.append(tmp_path / "log", "line\n")
     assert (tmp_path / "good").read_text() == "good"
+
+
+def test_a_home_that_is_not_there_is_one_line() -> None:
+    where = "~nosuchuser/x"
+    for use in (
+        files.expanded,
+        lambda at: MNIST(at).index(),
+        lambda at: Packed(at).index(),
+        lambda at: check_writable(at, None),
+    ):
+        with pytest.raises(UserError, match=r"^no user has this home, ~nosuchuser/x; check the spelling$"):
+            use(where)
+    assert files.expanded("~/x") == Path.home() / "x" and files.expanded("a~b") == Path("a~b")
 
 
 def damage(path: Path, how: str) -> None:

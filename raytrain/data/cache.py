@@ -23,7 +23,7 @@ import pyarrow as pa
 from raytrain import errors
 from raytrain.data import budget
 from raytrain.data.source import Index
-from raytrain.files import existing
+from raytrain.files import existing, expanded
 
 FORMAT = 1
 """Number of the entries' format; a reader takes no other."""
@@ -59,10 +59,7 @@ def folder(name: str) -> Path:
     Raises:
         UserError: it begins with ~NAME, and there is no such user.
     """
-    try:
-        return default_folder() if name == "auto" else Path(name).expanduser()
-    except RuntimeError:
-        raise errors.UserError(f"no user has this home: {name}", "in data.cache", "name a folder, or `off`") from None
+    return default_folder() if name == "auto" else expanded(name)
 
 
 def limit(folder: Path, gib: float | None) -> int:

@@ -22,6 +22,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.config import at_least, check
 from raytrain.data.source import Data, Index
+from raytrain.files import expanded
 
 _MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _FILES = {  # split -> images and labels, each with the sha256 of its decompressed bytes
@@ -108,7 +109,7 @@ class MNIST(Data):
         raise errors.UserError("no MNIST files there", raw, how)
 
     def _raw(self) -> Path:
-        return Path(self.root).expanduser() / "MNIST" / "raw"
+        return expanded(self.root) / "MNIST" / "raw"
 
     def _download(self) -> None:
         raw = self._raw()

@@ -14,6 +14,7 @@ from raytrain.config import above, check
 from raytrain.data.images import CROP, Images
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
+from raytrain.files import expanded
 
 if TYPE_CHECKING:
     from raytrain.data.crops import Crops
@@ -82,7 +83,7 @@ class Packed(Images):
         """Return the source with the pack's absolute path."""
         if not self.root or "://" in self.root:
             return self
-        return replace(self, root=str(Path(self.root).expanduser().absolute()))
+        return replace(self, root=str(expanded(self.root).absolute()))
 
     def index(self) -> dict[str, Index]:
         """Return the samples of each split of the source, in its order."""

@@ -20,7 +20,7 @@ from raytrain.data import budget as budgets
 from raytrain.data import cache
 from raytrain.data.byte_files import FIRST_SECONDS, SECONDS, TRIES, is_url, located, refused, retried
 from raytrain.data.shards import MANIFEST, Pack, damaged_file, file_digest, parsed
-from raytrain.files import existing
+from raytrain.files import existing, expanded
 from raytrain.watchdog import doing
 
 _CHUNK = 8 << 20
@@ -91,7 +91,7 @@ def opened(root: str, folder: str, budget: float, first: bool = False) -> Pack:
     """
     if is_url(root):
         return _at_url(root, folder, budget, first)
-    path = Path(root).expanduser().absolute()
+    path = expanded(root).absolute()
     manifest = path / MANIFEST
     try:
         status = os.stat(manifest)

@@ -14,7 +14,7 @@ from raytrain.checkpoint import layout, location
 from raytrain.data import Index
 from raytrain.driver import download
 from raytrain.experiment import Experiment
-from raytrain.files import write_atomically
+from raytrain.files import expanded, write_atomically
 from raytrain.models import Model
 from raytrain.run.run import Run
 
@@ -66,8 +66,8 @@ def _local(model: Model, classes: tuple[str, ...]) -> Model:
     named = model.weights
     if location.is_url(named) and download.is_file(named):
         return replace(model, weights=str(download.fetched(named)))
-    if location.is_url(named) or Path(named).expanduser().is_dir():
-        run = Run(named if location.is_url(named) else Path(named).expanduser())
+    if location.is_url(named) or expanded(named).is_dir():
+        run = Run(named if location.is_url(named) else expanded(named))
         checkpoint = run.checkpoint()
         other = tuple(layout.load_state(checkpoint)["classes"]) != classes
         return replace(model, weights=str(checkpoint / layout.MODEL), **({"new_head": True} if other else {}))

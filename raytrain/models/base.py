@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain import errors
+from raytrain.files import expanded
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,7 +101,7 @@ class Model:
         if self.weights in ("cached", "hub"):
             what = f"weights = {self.weights!r} are those of torchvision's and timm's models"
             raise errors.UserError(what, f"in {type(self).__name__}", "give a file, a run or a URL, or none")
-        return _weights().read(Path(self.weights).expanduser()), self.weights
+        return _weights().read(expanded(self.weights)), self.weights
 
     def weights_head(self, module: nn.Module) -> tuple[str, ...]:
         """Return the names of the layers that follow the classes: that of the module's last parameter."""

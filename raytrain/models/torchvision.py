@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from raytrain.config import check
+from raytrain.files import expanded
 from raytrain.models.base import Model, _weights
 from raytrain.user_code.upgrades import old_order
 
@@ -77,7 +78,7 @@ class Torchvision(Model):
 
     def _cache(self) -> Path:
         home = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "torch")
-        return Path(home).expanduser() / "hub" / "checkpoints"
+        return expanded(home) / "hub" / "checkpoints"
 
     def _cached(self) -> Path | None:
         file = self._cache() / _modules().weights_url(self.name).rpartition("/")[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raytrain import errors
 from raytrain.checkpoint import location, remote
-from raytrain.files import existing, reason, remove, sync
+from raytrain.files import existing, expanded, reason, remove, sync
 from raytrain.run.lock import LOCK, Lock
 
 
@@ -34,7 +34,7 @@ def begin(out: Path | str, name: str | None, stem: str, fill: Callable[[Path], N
     """
     if location.is_url(out):
         return _begin_at_url(str(out), name, stem, fill)
-    out = Path(out).expanduser()
+    out = expanded(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(out)
@@ -144,7 +144,7 @@ def check_writable(out: Path | str, name: str | None) -> None:
         )
     if location.is_url(out):
         return remote.check(str(out), name)
-    out = Path(out).expanduser()
+    out = expanded(out)
     if str(out).encode(errors="replace").decode() != str(out):
         raise errors.not_writable(out, "its name is not UTF-8 text")
     if name is not None and os.path.lexists(out / name):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from raytrain import errors
 from raytrain.config import above, check
 from raytrain.data.batch import Batch
+from raytrain.files import expanded
 from raytrain.tasks.classification import Classification
 from raytrain.tasks.task import losses
 
@@ -60,11 +61,11 @@ class Distillation(Classification):
         super().check_data(index)
         if not self.teacher:
             raise errors.UserError("Distillation needs a teacher", "in task.teacher", "give a run's directory")
-        if "://" not in self.teacher and not Path(self.teacher).expanduser().exists():
+        if "://" not in self.teacher and not expanded(self.teacher).exists():
             raise errors.no_such_file(Path(self.teacher), "run or .pt2 file")
 
     def absolute(self) -> Distillation:
         """Return the task with the teacher's absolute path."""
         if "://" in self.teacher:
             return self
-        return replace(self, teacher=str(Path(self.teacher).expanduser().absolute()))
+        return replace(self, teacher=str(expanded(self.teacher).absolute()))

@@ -11,6 +11,7 @@ from raytrain import errors
 from raytrain.data import MNIST, Data, ImageFolder, Index
 from raytrain.data.checks import checked_indices
 from raytrain.data.image_files import pixel_size
+from raytrain.files import expanded
 from raytrain.tools.output import check_output
 
 _SIZES = (32, 64, 96, 128, 160, 192, 224, 256)
@@ -44,7 +45,7 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
     Raises:
         UserError: the folder has no such layout, or none of a split's images can be read.
     """
-    root = folder.expanduser()
+    root = expanded(folder)
     root = root.resolve() if ".." in root.parts else root.absolute()
     mnist = (root / "MNIST" / "raw").is_dir()
     data: Data = MNIST(str(root)) if mnist else ImageFolder(str(root))

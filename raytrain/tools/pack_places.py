@@ -13,6 +13,7 @@ from raytrain.checkpoint import pulse
 from raytrain.checkpoint.location import is_url, mirror
 from raytrain.checkpoint.side_thread import retry
 from raytrain.checkpoint.storage import Storage, answered
+from raytrain.files import expanded
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ def place_of(dest: str) -> Place:
     """
     if is_url(dest):
         return AtUrl(dest)
-    path = Path(dest).expanduser().absolute()
+    path = expanded(dest).absolute()
     if os.path.exists(path) and not path.is_dir():
         raise errors.UserError(
             "a pack is a folder, and this is a file", path, "give a new or an empty folder, or a URL"

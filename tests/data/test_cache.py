@@ -472,7 +472,7 @@ def test_a_folder_that_cannot_be_looked_at_is_no_error(tmp_path: Path, monkeypat
 
 def test_a_home_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = folder(tmp_path / "data", cache="~nosuchuser/x")
-    with pytest.raises(UserError, match=r"^no user has this home: ~nosuchuser/x, in data.cache; name a folder"):
+    with pytest.raises(UserError, match=r"^no user has this home, ~nosuchuser/x; check the spelling$"):
         data.index()
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)

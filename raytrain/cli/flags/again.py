@@ -4,13 +4,12 @@ Its settings are given to `resume`, which says where one is not that of the run 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.cli.flags.arguments import take
 from raytrain.cli.flags.precision_and_batch import FLAG
 from raytrain.driver.options import Options
+from raytrain.files import expanded
 
 _WITHOUT_VALUE = ("--dry_run", "--no_report", "--verbose", "--quiet", "--json")
 """Flags without a value, of both commands."""
@@ -29,7 +28,7 @@ def again(arguments: list[str]) -> list[str] | None:
     if location.is_url(where):
         there = answered(where, lambda: Storage(where).names("", recursive=False))
     else:
-        there = [file.name for file in Path(where).expanduser().glob("*.json")]
+        there = [file.name for file in expanded(where).glob("*.json")]
     if not {"experiment.json", "sweep.json"} & {*there}:
         return None
     if FLAG in arguments:  # the settings are those of an experiment, and the sweep's are made from them
