@@ -34,7 +34,7 @@ def start_here(folders: dict[str, Any], verbose: bool) -> None:
         verbose: show Ray's own messages.
 
     Raises:
-        TimeoutError: it is not there in Ray's 30 s.
+        TimeoutError: it is not there in time (`own_node.patient_start`).
     """
     try:
         ray.init(
@@ -48,7 +48,7 @@ def start_here(folders: dict[str, Any], verbose: bool) -> None:
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
-        raise TimeoutError("Ray did not start within 30 s; wait until other processes need fewer CPUs") from error
+        raise TimeoutError("Ray did not start in time; wait until other processes need fewer CPUs") from error
 
 
 def connect(address: str, verbose: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from helpers.commands import DIGITS, fails
 
 from raytrain import errors
 from raytrain.driver import credentials, fit, ray_cluster, session
+from raytrain.driver.ray_internals import own_node
 
 TOKEN = "5ecret" * 8
 
@@ -142,12 +145,40 @@ def test_the_logs_of_a_run_are_what_a_person_reads(tmp_path: Path, monkeypatch: 
     assert len(text) < (1 << 20) + 100 and text.endswith(b"the node ran out of memory\n")
 
 
+def test_a_node_that_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ray._private import services
+
+    asked: list[tuple[Any, ...]] = []
+
+    def late(*arguments: Any) -> str:
+        asked.append(arguments)
+        if len(asked) % 3:
+            raise RuntimeError("no such node yet")
+        return "there"
+
+    monkeypatch.setattr(services, "get_node", late)
+    raylet = tmp_path / "raylet"
+    shutil.copyfile(shutil.which("sleep") or "", raylet)
+    raylet.chmod(0o755)
+    with subprocess.Popen([raylet, "60"]) as process:
+        with own_node.patient_start():
+            assert services.get_node("address", "id") == "there" and asked == 3 * [("address", "id")]
+        monkeypatch.setattr(own_node, "START_SECONDS", 0)
+        with own_node.patient_start(), pytest.raises(RuntimeError, match="no such node yet"):
+            services.get_node("address", "id")
+        process.kill()
+    monkeypatch.setattr(own_node, "START_SECONDS", 60)
+    with own_node.patient_start(), pytest.raises(ConnectionError, match=r"^Ray's node ended while it started$"):
+        services.get_node("address", "id")
+    assert services.get_node is late
+
+
 def test_busy_machine_on_which_ray_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def late(**_: Any) -> None:
         raise Exception("The current node timed out during startup. This could happen because some of the raylet ...")
 
     monkeypatch.setattr("ray.init", late)
-    with pytest.raises(TimeoutError, match="Ray did not start within 30 s; wait until other processes need fewer CPUs"):
+    with pytest.raises(TimeoutError, match="Ray did not start in time; wait until other processes need fewer CPUs"):
         ray_cluster.start_here({}, verbose=False)
     try:
         ray_cluster.start_here({}, verbose=False)

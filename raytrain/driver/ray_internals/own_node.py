@@ -6,11 +6,15 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from raytrain.driver.ray_internals.versions import nothing, private
+
+START_SECONDS = 120
+"""How long a node may take to start."""
 
 
 @contextlib.contextmanager
@@ -41,6 +45,50 @@ def own_signals() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = taken
+
+
+@contextlib.contextmanager
+def patient_start() -> Iterator[None]:
+    """Let `ray.init` wait `START_SECONDS` for the node that it has started, if that lives. Ray's own limit is 30 s,
+    which a busy machine exceeds.
+
+    Raises:
+        ConnectionError: the node has ended.
+    """
+    services = private("ray._private.services", "get_node")
+    if services is None:
+        yield
+        return
+    ask, until = services.get_node, time.monotonic() + START_SECONDS
+
+    def asking(*arguments: Any) -> Any:
+        while True:
+            try:
+                return ask(*arguments)
+            except RuntimeError:  # it is not there yet
+                if time.monotonic() > until:
+                    raise
+            if not _has_raylet():
+                raise ConnectionError("Ray's node ended while it started")
+            time.sleep(0.1)
+
+    services.get_node = asking
+    try:
+        yield
+    finally:
+        services.get_node = ask
+
+
+def _has_raylet() -> bool:
+    """Return whether a node lives among the descendants of this process; True where that cannot be known."""
+    if not os.path.exists("/proc/self/stat"):
+        return True
+    for pid in _descendants([os.getpid()]):
+        with contextlib.suppress(OSError):
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            if name.endswith("(raylet") and rest.split()[0] != "Z":
+                return True
+    return False
 
 
 def abandon_node() -> None:
