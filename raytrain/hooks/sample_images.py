@@ -68,7 +68,7 @@ class SampleImages(Hook):
         with contextlib.closing(trainer.loaders["val"].epoch(0)) as batches:
             batch = next(next(batches).passes(e.micro_batch, False)).batch
         strategy.module.eval()
-        with trainer.averaged(), torch.inference_mode(), trainer.precision.forward():
+        with trainer.averaged(), torch.no_grad(), trainer.precision.forward():
             said = e.task.predictions(strategy.module(batch.input), trainer.classes)[: self.count]
         used = e.data.normalisation(batch.input.shape[1])  # a source may derive them
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in used)

@@ -177,8 +177,10 @@ def _each(parameters: list[Any]) -> list[torch.nn.Parameter]:
 
 
 def implementation(parameters: list[Any], sharded_fused: bool = True) -> dict[str, bool]:
-    """Return how PyTorch's optimizer computes: fused, or one by one for a mixture of sharded and plain tensors."""
-    sharded = [hasattr(parameter, "device_mesh") for parameter in _each(parameters)]
+    """Return how PyTorch's optimizer computes: fused, or one by one for a mixture of sharded and plain tensors. Complex
+    numbers have no fused form: PyTorch decides."""
+    found = _each(parameters)
+    sharded = [hasattr(parameter, "device_mesh") for parameter in found]
     if any(sharded) and not all(sharded):
         return {"fused": False, "foreach": False}
-    return {"fused": sharded_fused or not any(sharded)}
+    return {} if any(one.is_complex() for one in found) else {"fused": sharded_fused or not any(sharded)}

@@ -22,7 +22,7 @@ from raytrain.parallel.cutting import shards, styles
 from raytrain.parallel.fsdp import FSDP
 from raytrain.parallel.meshes import mesh_of
 from raytrain.parallel.parts import Parts
-from raytrain.parallel.strategy import RankContext, Strategy
+from raytrain.parallel.strategy import RankContext, Strategy, broadcast
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -149,7 +149,7 @@ class TensorSharded(Sharded):
             if isinstance(buffer, DTensor):
                 dist.broadcast(buffer.to_local(), group=peers, group_src=0)
             else:
-                dist.broadcast(buffer, src=0)
+                broadcast(buffer)
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> torch.Tensor:
         """As the base class. PyTorch's own function takes no mixture of sharded and plain tensors."""

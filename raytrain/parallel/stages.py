@@ -20,7 +20,7 @@ from raytrain import errors
 from raytrain.parallel.cutting import balanced
 from raytrain.parallel.meshes import mesh_of
 from raytrain.parallel.parts import Parts, in_file
-from raytrain.parallel.strategy import Autocast, Loss, RankContext, Shape, Strategy, mapped, snapshot
+from raytrain.parallel.strategy import Autocast, Loss, RankContext, Shape, Strategy, broadcast, mapped, snapshot
 
 _SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
 
@@ -122,7 +122,7 @@ class Stages(Strategy):
         """Give all pipelines the first one's buffers of a stage."""
         if self.replicas > 1:
             for buffer in self.stages.buffers():
-                dist.broadcast(buffer, group=self.peers, group_src=0)
+                broadcast(buffer, group=self.peers)
 
     def gather(self, state: Any) -> Any:
         """Put the stages' parts of the first pipeline together, tensor by tensor; see the base class."""

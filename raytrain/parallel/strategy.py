@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class Strategy:
         module: the model; its state dict has the model's own names.
         model: the callable that a task gets.
         copies: makes the copies of `gather`.
+        buffers: keeps the module's buffers the same tensors.
         replica: the number of this rank's replica of the model, from 0; a replica trains on its share of each batch.
         counts: whether this rank's losses and sums count; of a replica with several ranks, those of one do.
         lockstep: whether each pass of a step is a collective, so that all ranks must have equally many.
@@ -118,7 +120,7 @@ class Strategy:
 
     def __init__(self, module: nn.Module, ranks: RankContext):
         self.module, self.ranks = module, ranks
-        self.copies = HostCopies(module, ranks.device)
+        self.copies, self.buffers = HostCopies(module, ranks.device), Buffers(module)
         self.model: nn.Module = module
         self.replica = ranks.rank
 
@@ -143,6 +145,7 @@ class Strategy:
         for micro_batch in micro_batches:
             with nullcontext() if micro_batch.last else self.no_sync():
                 loss(self.model, micro_batch).backward()
+            self.buffers.settle()
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return the context for micro-batches whose gradients are not exchanged yet."""
@@ -206,7 +209,7 @@ class Strategy:
         """Give all ranks rank 0's buffers (BatchNorm's statistics). A collective."""
         if self.ranks.world > 1:
             for buffer in self.module.buffers():
-                dist.broadcast(buffer, src=0)
+                broadcast(buffer)
 
     # State
 
@@ -262,6 +265,31 @@ class Strategy:
         return mapped(state, lambda _: next(copies))
 
 
+class Buffers:
+    """A module's buffers, which stay the same tensors though its code puts others in their places, as
+    `self.mean = 0.9 * self.mean + 0.1 * mean` does: what exchanges, averages or restores buffers holds the tensors."""
+
+    def __init__(self, module: nn.Module):
+        held = [
+            (layer._buffers, name, buffer)
+            for layer in module.modules()
+            for name, buffer in layer._buffers.items()
+            if buffer is not None
+        ]
+        times = Counter(id(buffer) for _, _, buffer in held)
+        self._places = [place for place in held if times[id(place[2])] == 1]  # a tied one may go its own way
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Bring values that lie in other tensors back, unless these are of another kind."""
+        for places, name, buffer in self._places:
+            now = places.get(name)
+            if now is None or now is buffer or now.shape != buffer.shape:
+                continue
+            if (now.dtype, now.device) == (buffer.dtype, buffer.device):
+                places[name] = buffer.copy_(now)
+
+
 def snapshot(
     state: Any,
     unshard: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
@@ -294,6 +322,14 @@ def mapped(state: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(state, Mapping):
         return {name: mapped(value, change) for name, value in state.items()}
     return type(state)(mapped(value, change) for value in state) if isinstance(state, (list, tuple)) else state
+
+
+def broadcast(tensor: torch.Tensor, group: Any = None) -> None:
+    """Give all ranks of a group the first one's values of a tensor, in place, and as bytes: no backend has all types. A
+    collective."""
+    sent = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    dist.broadcast(sent, group=group, group_src=0)
+    tensor.detach().copy_(sent.view(tensor.dtype).view(tensor.shape))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

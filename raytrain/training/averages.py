@@ -157,8 +157,10 @@ class SWA(Averages):
         if epoch < self.first:
             return
         for average, weight in zip(map(_own, self.averages), map(_own, self.weights), strict=True):
-            # Whole numbers are rounded towards zero, as PyTorch does on CPUs.
-            average.copy_(average + (weight - average) / (self.updates + 1) if self.updates else weight)
+            if not self.updates or weight.dtype == torch.bool:  # a mask has no mean
+                average.copy_(weight)
+            else:  # whole numbers are rounded towards zero, as PyTorch does on CPUs
+                average.copy_(average + (weight - average) / (self.updates + 1))
         self.updates += 1
 
     @contextlib.contextmanager

@@ -21,8 +21,9 @@ def evaluate(task: Task, strategy: Strategy, loader: Loader, precision: Precisio
     together = strategy.lockstep and strategy.sharded  # a rank with a whole replica evaluates alone
     sums = Sums(strategy.slots)
     strategy.module.eval()
-    # What sharded strategies allocate for a pass serves training too, where it must not be an inference tensor.
-    with torch.no_grad() if strategy.sharded else torch.inference_mode():
+    # No inference mode: what a model keeps of a pass, or a strategy allocates for one, serves training too, where it
+    # must not be an inference tensor.
+    with torch.no_grad():
         for number, shard in (shard for loaded in loader.epoch(0) for shard in loaded.shards()):
             passes = shard.passes(micro_batch, together)
             for one, model in strategy.answers(passes, precision.forward):
