@@ -53,6 +53,11 @@ _DTYPES = {
 """safetensors' names."""
 
 
+def holds(dtype: torch.dtype) -> bool:
+    """Return whether checkpoints can hold weights of a type."""
+    return dtype in _DTYPES
+
+
 class Loaded(NamedTuple):
     """A checkpoint that was read: its folder, and the arguments of `save`."""
 

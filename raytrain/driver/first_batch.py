@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import nn
 
 from raytrain import errors
 from raytrain.data import Index
@@ -16,6 +17,8 @@ from raytrain.data.checks import checked_read
 from raytrain.data.prepare import Prepare
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Experiment
+from raytrain.training import freezing
+from raytrain.training.precision import Precision
 from raytrain.user_code.places import calling
 
 SAMPLES = 2
@@ -46,6 +49,42 @@ def sizes(e: Experiment, index: Index) -> list[int]:
     room = _MOST_VALUES // max(1, sum(math.prod(field.shape) for field in index.fields))
     even = [size for size in range(few + 1, most + 1) if most % size == 0 and size <= room]
     return [few, *even[-1:]]
+
+
+def check_last(e: Experiment, index: Index, module: nn.Module, batch: Batch, precision: Precision) -> None:
+    """Check that BatchNorm can take the last batch of an epoch.
+
+    Args:
+        batch: some samples.
+
+    Raises:
+        UserError: it leaves a rank a single sample, of which there are no statistics.
+    """
+    size = e.sampler.size(index)
+    if len(batch) < 2 or not e.parallel.short_passes or _fewest(e, size) > 1:
+        return
+    freezing.train_mode(module, e.freeze)
+    one = Batch({name: array[:1] for name, array in batch.arrays.items()}, batch.ids[:1])
+    try:
+        with torch.no_grad(), precision.forward():
+            e.task.loss(module, one)
+    except Exception as error:  # any other may be of this sample alone
+        if "Expected more than 1 value per channel" not in str(error):
+            return
+        rest = size % e.batch_size
+        what = f"the last batch of an epoch, of {rest}, leaves a pass of one sample, and BatchNorm needs two"
+        how = f", or leave samples out with --sampler.count {size - rest}" if rest < size else ""
+        raise UserError(what, "in batch_size", f"use another --batch_size{how}") from None
+
+
+def _fewest(e: Experiment, size: int) -> int:
+    """Return the samples of the smallest pass over an epoch's last batch; a rank without samples makes one of one."""
+    cut = e.parallel.batch_shards(e.scaling.ranks)
+    even, more = divmod(size % e.batch_size or e.batch_size, e.replicas * (cut or 1))
+    parts = [even, even + 1] if more else [even]
+    if not all(parts) and not cut:
+        return 1
+    return min(part % e.micro_batch or e.micro_batch for part in parts if part)
 
 
 def read_batch(e: Experiment, index: Index, count: int) -> Batch:

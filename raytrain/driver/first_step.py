@@ -23,7 +23,7 @@ from torch import nn
 from raytrain import order
 from raytrain.data import Index
 from raytrain.data.batch import Batch
-from raytrain.driver.first_batch import SAMPLES, NotTried, read_batch, sizes
+from raytrain.driver.first_batch import SAMPLES, NotTried, check_last, read_batch, sizes
 from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
@@ -138,13 +138,17 @@ class _Step:
             ]
         with self.calling("the backward pass fails", batch, self.loss_at):
             self.precision.scaled(loss / count).backward()
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                what = f"the gradient of {name} is sparse, which raytrain does not support"
+                raise UserError(what, self.loss_at, "make that layer with sparse=False")
         if self.finite:
             self.check_gradients(len(batch))
         if _is_users(type(e.optimizer).build) or target_of(type(e.optimizer)) is not None:
             self.check_optimizer(batch)
         self.check_metrics(batch, self.sums(batch))
-        notes = self.check_count(batch, count)
-        return notes
+        check_last(e, self.index, self.module, batch, self.precision)
+        return self.check_count(batch, count)
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, float]:
         """Return what `task.loss` does, checked."""
@@ -209,7 +213,7 @@ class _Step:
         """Return what `task.sums` does in an evaluation, checked and as `task.results` gets it."""
         where = f"in {place(type(self.e.task).sums)}" if _is_users(type(self.e.task).sums) else self.loss_at
         self.module.eval()
-        with self.calling("the first evaluation fails", batch, where), torch.inference_mode(), self.precision.forward():
+        with self.calling("the first evaluation fails", batch, where), torch.no_grad(), self.precision.forward():
             found: Any = self.e.task.sums(self.module, batch.unmixed)
         tensors = found if isinstance(found, dict) else {"": found}
         kinds = torch.Tensor | PerSample

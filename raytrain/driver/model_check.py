@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from raytrain import errors, order
+from raytrain.checkpoint import checkpoints
 from raytrain.experiment import Experiment
 from raytrain.models import Model
 from raytrain.training import freezing
@@ -59,13 +61,13 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
         module = build_model(experiment, sample, classes, "meta")
         if count_parameters(module) <= _TRIED_FOR_REAL:
             module = build_model(experiment, sample, classes, "cpu")
-        output = _pass(module, sample, dtype)
+        output, changed = _first_pass(module, sample, dtype)
     except errors.UserError:
         raise
     except Exception:  # it looks at values, or mixes devices, which the meta device does not allow
         module = build_checked(experiment, sample, classes)
         try:
-            output = _pass(module, sample, dtype)
+            output, changed = _first_pass(module, sample, dtype)
         except Exception as error:
             what = f"the model cannot take a sample of this data: {places.reason(error)}"
             axes = " (channels, height, width)" if len(sample) == 3 else ""
@@ -73,11 +75,45 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
             if dtype != "float32":
                 how = f"convert the input, of {dtype}, in the module's forward(), or {how}"
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
+    _check_state(module, changed, f"in {where}")
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
     return module
+
+
+def _check_state(module: nn.Module, changed: list[str], where: str) -> None:
+    """Check that a checkpoint can hold a model's state dict, and that a new model can load it.
+
+    Args:
+        changed: what the forward pass has changed, by name.
+
+    Raises:
+        UserError: they cannot.
+    """
+    for name, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            what = f"a checkpoint holds tensors, and {name} of the model's state dict is of type {type(value).__name__}"
+            raise errors.UserError(what, where, "return a tensor from get_extra_state()")
+        if not checkpoints.holds(value.dtype):
+            kind = str(value.dtype).removeprefix("torch.")
+            raise errors.UserError(f"a checkpoint cannot hold {name}, which is of {kind}", where, "use another dtype")
+        if any(size > 1 and not stride for size, stride in zip(value.shape, value.stride(), strict=True)):
+            what = f"nothing can be loaded into {name}, whose values share memory, as expand() leaves them"
+            raise errors.UserError(what, where, "add .clone() to it")
+    if changed:
+        what = f"forward() adds {changed[0]} to the model's state dict or changes its shape: no new model could load it"
+        raise errors.UserError(what, where, "make it in __init__(), or register it with persistent=False")
+
+
+def _first_pass(module: nn.Module, sample: tuple[int, ...], dtype: str) -> tuple[Any, list[str]]:
+    """Return the model's output for one sample, and the names of what the pass has added to its state dict, or given
+    another shape."""
+    shapes = [{name: getattr(value, "shape", None) for name, value in module.state_dict().items()}]
+    output = _pass(module, sample, dtype)
+    shapes.append({name: getattr(value, "shape", None) for name, value in module.state_dict().items()})
+    return output, sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
 
 
 def _code(model: Model) -> str:
@@ -86,10 +122,13 @@ def _code(model: Model) -> str:
     return "build(sample, classes)" if target is None else f"the arguments or the code of {target.__name__}"
 
 
-def check_sides(experiment: Experiment, module: nn.Module, sample: tuple[int, ...], dtype: str) -> list[str]:
+def check_sides(
+    experiment: Experiment, module: nn.Module, sample: tuple[int, ...], dtype: str, epochs: float
+) -> list[str]:
     """Pass a sample of each size of progressive resizing through the model.
 
     Args:
+        epochs: of the whole run.
         module: the model as `check_model` returned it.
 
     Returns:
@@ -102,7 +141,7 @@ def check_sides(experiment: Experiment, module: nn.Module, sample: tuple[int, ..
     if not progressive.on:
         return []
     where = "in data.augment.progressive"
-    sides = progressive.sides(experiment.epochs, sample[-1])
+    sides = progressive.sides(math.ceil(epochs), sample[-1])
     for side in sides:
         try:
             _pass(module, (*sample[:-2], side, side), dtype)

@@ -218,12 +218,12 @@ def make(
     experiment = replace(experiment, task=experiment.task.absolute())
     teacher_check.check(experiment.task, train.classes)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
-    _check_epoch(experiment, train)
+    epochs = _check_epoch(experiment, train)
     module = check_model(experiment, sample, len(train.classes), dtype)
-    begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module)]
+    begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module, epochs)]
     begin += recomputing.check(experiment.activation_checkpointing, module)
     begin += [] if resumed else initial_weights.check(experiment.model, module, train.classes)
-    begin += check_sides(experiment, module, sample, dtype)
+    begin += check_sides(experiment, module, sample, dtype, epochs)
     notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()
@@ -250,8 +250,8 @@ def make(
     return replace(found, notes=(*notes, *_check_budget(found)))
 
 
-def _check_epoch(experiment: Experiment, index: Index) -> None:
-    """Check the sampler, and that mixup and cutmix have a whole batch to mix.
+def _check_epoch(experiment: Experiment, index: Index) -> float:
+    """Check the sampler, and that mixup and cutmix have a whole batch to mix; return the epochs of the run.
 
     Raises:
         UserError: the sampler fails, or an epoch is smaller than a batch.
@@ -263,6 +263,7 @@ def _check_epoch(experiment: Experiment, index: Index) -> None:
             f"of at most {size}, the training samples of an epoch: mixup and cutmix leave a smaller batch as it is"
         )
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
+    return experiment.all_epochs(-(-size // experiment.batch_size))
 
 
 def _check_length(plan: Plan) -> None:

@@ -36,6 +36,11 @@ class Parallel:
         """Whether fp16's gradient scaling works with it."""
         return True
 
+    @property
+    def short_passes(self) -> bool:
+        """Whether BatchNorm sees the samples of a short batch alone."""
+        return True
+
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """Make the runtime of one rank. A collective.
 

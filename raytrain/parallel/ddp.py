@@ -47,6 +47,11 @@ class DDP(Parallel):
                 "use --parallel.reduction auto",
             )
 
+    @property
+    def short_passes(self) -> bool:
+        """Synchronised statistics are those of all workers."""
+        return not self.sync_batchnorm
+
     def uncaptured(self, workers: int) -> str:
         """Gradients are exchanged after a recorded pass; all else that workers exchange is not recorded."""
         if workers > 1 and self.sync_batchnorm:

@@ -83,6 +83,11 @@ class Pipeline(Parallel):
         held = [[p for stage in every[rank::size] for p in stage.parameters()] for rank in range(size)]
         return cutting.largest(module, held)
 
+    @property
+    def short_passes(self) -> bool:
+        """Zeros fill a short micro-batch up."""
+        return False
+
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with this rank's stages; of all other parameters and buffers the model keeps the shape."""
         runtime, size = _runtime()[1], self._size(ranks.world)

@@ -59,9 +59,12 @@ class Waiting:
         return sorted({begin for begin, _ in self._begins})
 
 
-def check(e: Experiment, module: nn.Module) -> list[str]:
+def check(e: Experiment, module: nn.Module, epochs: float) -> list[str]:
     """Check the patterns of an experiment against its model's names, and that something is trained from the first epoch
     on.
+
+    Args:
+        epochs: of the whole run.
 
     Returns:
         Notes for the plan.
@@ -79,7 +82,7 @@ def check(e: Experiment, module: nn.Module) -> list[str]:
     if e.unfreeze and not waiting.trained_first:
         how = "leave the head out of the patterns, or name it first with epoch 0"
         raise errors.UserError("nothing is trained in the first epoch", "in unfreeze", how)
-    late = [begin for begin in waiting.begins() if begin >= e.epochs]
+    late = [begin for begin in waiting.begins() if begin >= epochs]
     if not e.unfreeze or not late:
         return []
-    return [f"some layers are never trained: unfreeze has epoch {late[-1]}, and training ends after {e.epochs}"]
+    return [f"some layers are never trained: unfreeze has epoch {late[-1]}, and training ends after {epochs:.3g}"]

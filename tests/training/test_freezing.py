@@ -187,13 +187,14 @@ def test_the_first_pattern_that_matches_counts_and_the_head_first_adds_up() -> N
 def test_patterns_without_effect_are_refused(changes: dict[str, Any], message: str) -> None:
     e = replace(STAGED, **{"freeze": (), "unfreeze": (), **changes})
     with pytest.raises(UserError, match=message):
-        freezing.check(e, e.model.build((1, 8, 8), 10))
+        freezing.check(e, e.model.build((1, 8, 8), 10), e.epochs)
 
 
 def test_a_stage_after_the_end_is_a_note() -> None:
     module = STAGED.model.build((1, 8, 8), 10)
-    assert freezing.check(STAGED, module) == []
-    (note,) = freezing.check(replace(STAGED, epochs=2), module)
+    assert freezing.check(STAGED, module, STAGED.epochs) == []
+    assert freezing.check(replace(STAGED, epochs=1, steps=99), module, 4.5) == []  # steps count, and not epochs
+    (note,) = freezing.check(STAGED, module, 2)
     assert note == "some layers are never trained: unfreeze has epoch 2, and training ends after 2"
 
 

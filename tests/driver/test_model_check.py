@@ -1,0 +1,147 @@
+"""What the plan says of models whose training or checkpoints would fail later on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from raytrain import (
+    Augment,
+    Deterministic,
+    Digits,
+    Experiment,
+    Index,
+    Model,
+    Parallel,
+    Pipeline,
+    Progressive,
+    Scaling,
+    SimpleModel,
+    UserError,
+)
+from raytrain.driver import plan
+from raytrain.driver.plan import Plan
+from raytrain.driver.resources import Node, Resources
+
+
+def make(**fields: Any) -> Plan:
+    experiment = Experiment(**{"model": SimpleModel(), "data": Digits(), "batch_size": 128} | fields)
+    return plan.make(experiment, lambda: Resources((Node("n0", 4, 0, 8 << 30),), "this machine"), "runs/x-N")
+
+
+class Net(nn.Module):
+    """A linear layer with something unusual besides."""
+
+    def __init__(self, classes: int, what: str):
+        super().__init__()
+        self.what, self.head = what, nn.Linear(64, classes)
+        self.table = nn.Embedding(3, 64, sparse=True) if what == "sparse" else None
+        self.register_buffer("cache", None, persistent=what != "own cache")
+        if what == "complex128":
+            self.register_buffer("phases", torch.ones(2, dtype=torch.complex128))
+        if what == "expanded":
+            self.register_buffer("grid", torch.ones(1, 64).expand(3, 64))
+
+    def get_extra_state(self) -> Any:
+        return {"calls": 1} if self.what == "state" else torch.zeros(1)
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = images.flatten(1)
+        if self.what.endswith("cache") and self.cache is None:
+            self.cache = torch.ones(64)
+        if self.table is not None and self.what == "sparse":
+            found = found + self.table(torch.zeros(len(images), dtype=torch.int64))
+        return self.head(found)
+
+
+@dataclass(frozen=True)
+class Unusual(Model):
+    what: str = ""
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return Net(classes, self.what)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("complex128", "a checkpoint cannot hold phases, which is of complex128, in Unusual .*; use another dtype"),
+        ("state", "holds tensors, and _extra_state of the model's state dict is of type dict, in .*get_extra_state"),
+        ("expanded", r"nothing can be loaded into grid, whose values share memory, .*; add .clone\(\) to it"),
+        ("cache", "forward.. adds cache to the model's state dict .*, or register it with persistent=False"),
+        ("sparse", "the gradient of table.weight is sparse, which .*; make that layer with sparse=False"),
+    ],
+)
+def test_what_no_checkpoint_or_exchange_can_hold_is_refused(what: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(model=Unusual(what))
+
+
+def test_a_cache_that_checkpoints_leave_out_is_allowed() -> None:
+    make(model=Unusual("own cache"))
+
+
+@dataclass(frozen=True)
+class Some(Digits):
+    count: int = 129
+
+    def index(self) -> dict[str, Index]:
+        found = super().index()
+        return {**found, "train": found["train"].take(np.arange(self.count))}
+
+
+@dataclass(frozen=True)
+class Normalised(Model):
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+
+@pytest.mark.parametrize(
+    ("count", "workers", "parallel", "single"),
+    [
+        (129, 1, None, True),
+        (130, 1, None, False),
+        (128, 2, None, False),
+        (129, 2, None, True),  # the other one makes a pass of a single zero
+        (131, 2, None, True),
+        (132, 2, None, False),
+        (131, 2, Deterministic(), True),
+        (136, 2, Deterministic(), False),
+        (129, 2, Pipeline(), False),
+    ],
+)
+def test_a_last_batch_that_batchnorm_cannot_take_is_refused(
+    count: int, workers: int, parallel: Parallel | None, single: bool
+) -> None:
+    fields = {"model": Normalised(), "data": Some(count), "scaling": Scaling(workers=workers)}
+    fields |= {} if parallel is None else {"parallel": parallel}
+    if not single:
+        make(**fields)
+        return
+    rest = count - 128
+    message = rf"the last batch of an epoch, of {rest}, leaves a pass of one sample, .*--sampler.count 128"
+    with pytest.raises(UserError, match=message):
+        make(**fields)
+    make(**fields | {"model": SimpleModel()})
+
+
+@dataclass(frozen=True)
+class Pooled(Model):
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+
+
+def test_what_counts_epochs_knows_a_run_in_steps() -> None:
+    staged = {"steps": 40, "unfreeze": ((2, "1.*"),)}  # of 12 in an epoch
+    assert not any("never trained" in note for note in make(**staged).notes)
+    grows = replace(Digits(), augment=Augment(progressive=Progressive(start=4, multiple=2)))
+    (note,) = [note for note in make(model=Pooled(), data=grows, steps=40).notes if "images grow" in note]
+    assert note == "images grow: 4 pixels from epoch 1, 6 pixels from epoch 2, 8 pixels from epoch 4"
