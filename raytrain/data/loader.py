@@ -47,7 +47,7 @@ class Pass(NamedTuple):
     Attributes:
         batch: what the task gets.
         last: whether it is the last of its step.
-        blank: whether it is a sample of zeros, for a rank that has fewer micro-batches than others.
+        blank: whether it stands in for samples that this rank, with fewer micro-batches than others, does not have.
         size: samples of the step's global batch.
     """
 
@@ -73,6 +73,7 @@ class Loaded:
         first: this rank's first shard, as numbered over all ranks.
         cuts: the number of samples of each of its shards; None if its part is one shard.
         recorder: prepares the samples by their rows, which are then their only array.
+        spare: the arrays of one sample that this rank had in an earlier step.
     """
 
     step: int
@@ -85,6 +86,7 @@ class Loaded:
     first: int
     cuts: tuple[int, ...] | None = None
     recorder: Recorder | None = None
+    spare: Tensors | None = None
 
     def shards(self) -> Iterator[tuple[int, Loaded]]:
         """Yield (number, part) of each shard: the whole part, which may be empty, or each cut that has samples."""
@@ -114,16 +116,19 @@ class Loaded:
 
     def passes(self, size: int, together: bool) -> Iterator[Pass]:
         """Yield the micro-batches: at least one, and for ranks that work `together` as many as the fullest rank has. A
-        sample of zeros stands for each missing one; it takes part in collectives and must not count."""
+        sample stands for each missing one; it takes part in collectives and must not count. It is one of the rank's, or
+        of zeros if there is none: with zeros, what divides by a sample's norm has gradients of NaN, whatever the loss
+        is multiplied by."""
         count = max(1, -(-(self.most if together else len(self.ids)) // size))
         for number, batch in enumerate(self.micro_batches(size), 1):
             yield Pass(batch, number == count, False, self.size)
         for number in range(-(-len(self.ids) // size) + 1, count + 1):
             arrays = self.recorder.gathered(self.arrays) if self.recorder else self.arrays
-            zeros = {name: array.new_zeros((1, *array.shape[1:])) for name, array in arrays.items()}
+            known = {name: array[:1] for name, array in arrays.items()} if len(self.ids) else self.spare or {}
+            one = {name: _like(array, known.get(name)) for name, array in arrays.items()}
             none = np.zeros(1, np.int64)
             doing.at(PREPARING)
-            yield Pass(Batch(self.prepare(zeros, none), none), number == count, True, self.size)
+            yield Pass(Batch(self.prepare(one, none), none), number == count, True, self.size)
 
 
 class Loader:
@@ -168,6 +173,7 @@ class Loader:
         self.recorder: Recorder | None = None
         self.records = False
         """Whether full batches are left to the recorder."""
+        self._spare: Tensors | None = None
         self._side: torch.cuda.Stream | None = None
         self._pinned = Pinned(device)
         self.on_device: Tensors | None = None
@@ -206,7 +212,10 @@ class Loader:
             most, first = -(-size // self.shard.world), self.shard.rank * self.shard.parts
             cuts = self.shard.cuts(step) if self.cut else None
             recorder = self.recorder if ROWS in arrays else None
-            yield Loaded(step, size, ids, way.keys(step, ids), arrays, prepare, most, first, cuts, recorder)
+            if self._spare is None and len(ids) and self.shard.world > 1:
+                self._spare = {name: array[:1].clone() for name, array in arrays.items()}
+            keys = way.keys(step, ids)
+            yield Loaded(step, size, ids, keys, arrays, prepare, most, first, cuts, recorder, self._spare)
 
     def _batches(self, way: Epoch) -> Iterator[tuple[np.ndarray, Tensors]]:
         """Yield (ids, arrays) of each step, on the device."""
@@ -276,6 +285,12 @@ class Loader:
 
     def _augmented(self, epoch: int, mixed: bool) -> Callable[[Tensors, np.ndarray], Tensors]:
         return partial(self.prepare.augmented, seed=self.seed, epoch=epoch, mixed=mixed, epochs=self.epochs)
+
+
+def _like(array: torch.Tensor, one: torch.Tensor | None) -> torch.Tensor:
+    """Return the array of one sample, [1, ...]: `one` if it is as the others of this batch, else zeros."""
+    fits = one is not None and (one.shape[1:], one.dtype) == (array.shape[1:], array.dtype)
+    return one if fits and one is not None else array.new_zeros((1, *array.shape[1:]))
 
 
 @cache

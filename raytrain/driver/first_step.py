@@ -7,6 +7,7 @@ what training cannot use, becomes one error with the user's file and line. Rando
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import numbers
 import random
@@ -27,6 +28,7 @@ from raytrain.driver.first_batch import SAMPLES, NotTried, check_last, read_batc
 from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
+from raytrain.parallel.strategy import mapped
 from raytrain.run.exported import open_model
 from raytrain.tasks.metric import Metric
 from raytrain.tasks.metrics import PerSample, Sums
@@ -208,6 +210,14 @@ class _Step:
             raise UserError("build() must hand all of `parameters` to the optimizer as they are", where, how)
         with self.calling("the optimizer's step fails", batch, where):
             found.step()
+        state, file = found.state_dict(), io.BytesIO()
+        try:
+            torch.save(mapped(state, lambda tensor: tensor.new_empty(0)), file)
+            torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        except Exception:
+            what = f"a checkpoint cannot hold the state of {type(found).__name__}, or not give it back"
+            how = "keep tensors and Python's own numbers, strings, lists and dicts in `state` and `param_groups`"
+            raise UserError(what, where, how) from None
 
     def sums(self, batch: Batch) -> dict[str, np.ndarray]:
         """Return what `task.sums` does in an evaluation, checked and as `task.results` gets it."""

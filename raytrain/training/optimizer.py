@@ -29,7 +29,7 @@ def build_optimizer(
         held = group["params"]
         group["params"] = [one if id(one) in ids else nn.Parameter(one.detach().new_empty(0)) for one in held]
     optimizer = declared.build(groups)
-    for parameter in [one for one in optimizer.state if id(one) not in ids]:
+    for parameter in [one for one in optimizer.state if isinstance(one, torch.Tensor) and id(one) not in ids]:
         del optimizer.state[parameter]
     if state is None:
         return optimizer, own
@@ -39,8 +39,8 @@ def build_optimizer(
             for name, value in values.items()
         }
         for number, values in state["state"].items()
-        if id(parameters[number]) in ids
-    }
+        if isinstance(number, int) and id(parameters[number]) in ids
+    } | {name: values for name, values in state["state"].items() if isinstance(name, str)}  # of no parameter
     # The strategy decides how the optimizer computes. The experiment declares its settings, which a scheduler may
     # have changed since the checkpoint. All other entries of a group are state of the optimizer.
     current = ("fused", "foreach", "factor", *(field.name for field in fields(declared)))

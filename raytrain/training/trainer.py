@@ -242,9 +242,9 @@ class Trainer:
 
     def _set_learning_rate(self) -> float:
         e = self.experiment
-        lr = e.schedule.lr(e.lr, self.progress.step, self.steps_per_epoch, self.epochs, self.history)
+        lr = float(e.schedule.lr(e.lr, self.progress.step, self.steps_per_epoch, self.epochs, self.history))
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["factor"]
+            group["lr"] = lr * group["factor"]  # of Python: a checkpoint gives no NumPy number back
         return lr
 
     def _update(self) -> bool | torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from raytrain import (
     Experiment,
     Index,
     Model,
+    Optimizer,
     Parallel,
     Pipeline,
     Progressive,
@@ -145,3 +147,24 @@ def test_what_counts_epochs_knows_a_run_in_steps() -> None:
     grows = replace(Digits(), augment=Augment(progressive=Progressive(start=4, multiple=2)))
     (note,) = [note for note in make(model=Pooled(), data=grows, steps=40).notes if "images grow" in note]
     assert note == "images grow: 4 pixels from epoch 1, 6 pixels from epoch 2, 8 pixels from epoch 4"
+
+
+class Remembering(torch.optim.Optimizer):
+    def __init__(self, parameters: Any, lr: float):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("last", deque(maxlen=2)).append(parameter.grad)
+
+
+@dataclass(frozen=True)
+class Remembers(Optimizer):
+    def build(self, parameters: Any) -> torch.optim.Optimizer:
+        return Remembering(parameters, self.lr)
+
+
+def test_an_optimizer_whose_state_cannot_be_read_back_is_refused() -> None:
+    message = "cannot hold the state of Remembering, or not give it back, in .*; keep tensors and Python's own numbers"
+    with pytest.raises(UserError, match=message):
+        make(optimizer=Remembers())
