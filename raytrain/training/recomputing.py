@@ -84,10 +84,21 @@ def _recomputed(kind: type[nn.Module], selective: bool) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return kind.forward(self, *args, **kwargs)
-        contexts = partial(_contexts, self, selective)
-        return checkpoint(kind.forward, self, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        contexts, before = partial(_contexts, self, selective), _versions((args, kwargs))
+        found = checkpoint(kind.forward, self, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        trained = any(leaf.requires_grad for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
+        if trained and _versions((args, kwargs)) != before:
+            what = f"{kind.__name__} changes its input in place, so that its activations cannot be computed again"
+            how = "write inplace=False where it begins, or use --activation_checkpointing none"
+            raise errors.UserError(what, "in activation_checkpointing", how)
+        return found
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _versions(inputs: Any) -> list[int]:
+    """Return how often each tensor was changed in place."""
+    return [leaf._version for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
 
 
 def _contexts(block: nn.Module, selective: bool) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

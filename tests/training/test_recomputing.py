@@ -125,6 +125,20 @@ def test_selective_computes_nothing_costly_again_and_stands_changes_in_place() -
     assert selective == plain and block[0] == 2 * plain[0]
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_block_that_changes_its_input_in_place_is_named(trained: bool) -> None:
+    block = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3))  # which then has no input to begin with again
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Sequential(block), nn.Flatten(), nn.Linear(64, 2))
+    recompute(module, "block")
+    for part in module[:2]:
+        part.requires_grad_(trained)
+    if not trained:
+        module(torch.randn(2, 1, 8, 8)).sum().backward()
+        return
+    with pytest.raises(UserError, match=r"Sequential changes its input in place, .* write inplace=False"):
+        module(torch.randn(2, 1, 8, 8))
+
+
 @pytest.mark.parametrize(
     ("parallel", "world"),
     [(DDP(), 1), (DDP(reduction="torch"), 2), (FSDP(block_parameters=500), 2), (ModelParallel(), 1)],
