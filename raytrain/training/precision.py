@@ -187,7 +187,7 @@ def fastest(
 
     Returns:
         The precision that is clearly faster than every more exact one, and the milliseconds of a pass in each; None
-        where the loss or a gradient was not finite.
+        where the loss or a gradient was not finite, or the pass failed.
     """
     names = available(device, scales)
     left = {name: Precision(name, device) for name in names}
@@ -195,7 +195,12 @@ def fastest(
     for round_ in range(1 + _ROUNDS):
         for name, precision in list(left.items()):
             started = time.perf_counter()
-            found = step(precision)
+            try:
+                found = step(precision)
+            except Exception:  # such as of an operation that half precision lacks
+                if together or name == names[0]:  # other ranks would wait for this one
+                    raise
+                found = [torch.full((), math.nan, device=device)]
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             took = time.perf_counter() - started

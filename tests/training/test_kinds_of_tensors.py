@@ -172,3 +172,27 @@ def test_complex_parameters_are_trained_and_resumed(ranks: Ranks, tmp_path: Path
     train(ranks, e, tmp_path / "cut", 2)
     np.testing.assert_array_equal(train(ranks, replace(e, epochs=3), tmp_path / "cut", 2), whole)
     assert Run(tmp_path / "cut").model("last").state_dict()["weight"].is_complex()
+
+
+class Polar(nn.Module):
+    """Makes complex numbers of two real ones, for which torch has no bfloat16."""
+
+    def __init__(self, pixels: int, classes: int):
+        super().__init__()
+        self.first, self.head = nn.Linear(pixels, 32), nn.Linear(16, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        real, imaginary = self.first(images.flatten(1)).chunk(2, 1)
+        return self.head(torch.complex(real, imaginary).abs())
+
+
+@dataclass(frozen=True)
+class PolarModel(Model):
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return Polar(64, classes)
+
+
+def test_auto_precision_leaves_out_what_the_model_cannot_compute_in(ranks: Ranks, tmp_path: Path) -> None:
+    train(ranks, replace(E, model=PolarModel(), precision="auto"), tmp_path / "run", 1)
+    summary = Run(tmp_path / "run").summary
+    assert summary["precision_milliseconds"]["bf16"] is None and summary["precision"] in ("fp32", "fp16")
