@@ -95,6 +95,8 @@ DAMAGE: tuple[tuple[str, Callable[[Path], None]], ...] = (
 )
 
 
+QUICK = (gone, cut, other_values, a_file, a_pipe, a_link_to_what_was_there)
+"""The kinds of damage that `make test` does; the others take as long again."""
 STATUSES: list[int] = []
 """How `raytrain resume` ended on each."""
 
@@ -158,7 +160,11 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> int:
     return status
 
 
-@pytest.mark.parametrize(("name", "how"), DAMAGE, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [pytest.param(name, how, marks=() if how in QUICK else pytest.mark.slow) for name, how in DAMAGE],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_commands_survive_damaged_runs_and_change_nothing(
     name: str, how: Callable[[Path], None], half: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
