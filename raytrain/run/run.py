@@ -15,6 +15,7 @@ from raytrain.checkpoint import layout, location, remote, storage
 from raytrain.experiment import Experiment
 from raytrain.files import known_json, needed_json
 from raytrain.run import copies, experiment_file
+from raytrain.run.lock import held
 from raytrain.run.metrics_log import damaged_lines, read_metrics
 from raytrain.user_code import hints, sources
 
@@ -146,12 +147,21 @@ class Run:
                 f"train this one again with {errors.command('train', self.path / 'experiment.json')}",
             )
         if found is None:
-            raise errors.UserError(
-                "the run has no checkpoint that verifies",
-                self.path,
-                "train it again, or restore its checkpoints folder",
-            )
+            raise self._no_checkpoint()
         return found
+
+    def _no_checkpoint(self) -> errors.UserError:
+        """Return the error for a run without a checkpoint to read."""
+        if held(self.path):
+            return errors.UserError(
+                "the run is going on and has no checkpoint yet", self.where, "wait for its first one"
+            )
+        ended = self.summary["status"] == "completed" or self.url or (self.path / "trial.json").is_file()
+        if not ended and not any(self.checkpoints.glob("step_*")):
+            how = f"{errors.command('resume', self.where)} goes on from the start"
+            return errors.UserError("the run ended before its first checkpoint", self.where, how)
+        how = "train it again, or restore its checkpoints folder"
+        return errors.UserError("the run has no checkpoint that verifies", self.path, how)
 
     def model(self, which: str = "best") -> nn.Module:
         """Return the plain module with the best (or last) weights, in evaluation mode, on the CPU."""

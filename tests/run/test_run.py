@@ -188,8 +188,14 @@ def test_a_pointer_does_not_lead_out_of_the_run(run: Run, tmp_path: Path) -> Non
 
 def test_a_run_without_checkpoints_says_so(tmp_path: Path) -> None:
     experiment_file.save(VALUE, tmp_path / "experiment.json")
+    run = Run(tmp_path)
+    with pytest.raises(UserError, match=r"the run ended before its first checkpoint.*`raytrain resume .*` goes on"):
+        run.model()
+    with Lock(tmp_path), pytest.raises(UserError, match="the run is going on and has no checkpoint yet"):
+        run.model()
+    (tmp_path / "summary.json").write_text('{"status": "completed", "epochs": 2}')
     with pytest.raises(UserError, match="the run has no checkpoint that verifies"):
-        Run(tmp_path).model()
+        run.model()
 
 
 # metrics.jsonl
