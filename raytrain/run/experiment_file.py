@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from raytrain import config, errors
+from raytrain.checkpoint.location import is_url
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
 from raytrain.parallel import DDP, Deterministic
@@ -58,8 +59,13 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         The experiment, and the Python file that it or its classes came from.
 
     Raises:
-        UserError: the file is not there, does not run, or holds no experiment.
+        UserError: the file is not there, is a URL, does not run, or holds no experiment.
     """
+    if is_url(path):
+        what = "an experiment must be a file of this machine, got a URL"
+        raise errors.UserError(
+            what, str(path).partition("?")[0], "copy it here; a run at a URL goes on with `raytrain resume URL`"
+        )
     path = Path(path)
     if os.path.isfile(path / "experiment.json"):
         path = path / "experiment.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -111,18 +111,39 @@ def images_at(path: Path) -> list[str]:
     """Return the paths of all images below a folder, in order, without hidden ones; or a file's own path.
 
     Raises:
-        UserError: there is no such file, or no image in the folder.
+        UserError: there is no such file, no image in the folder, or a folder cannot be read.
     """
     if os.path.isdir(path):
-        below = [file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file()]
-        hidden = {file for file in below if any(part.startswith(".") for part in file.relative_to(path).parts)}
-        found = sorted(str(file) for file in below if file not in hidden)
+        parents = frozenset(map(os.path.realpath, Path(os.path.abspath(path)).parents))
+        try:
+            found = sorted(_below("" if str(path) == os.curdir else str(path), parents))
+        except OSError as error:
+            what = f"the folder cannot be read: {error.strerror}"
+            raise errors.UserError(what, error.filename, "change its permissions, or leave it out") from None
         if not found:
             raise errors.UserError("no images there", path, "give image files or a folder of them")
         return found
     if not os.path.isfile(path):
         raise errors.no_such_file(path, "image")
     return [str(path)]
+
+
+def _below(folder: str, above: frozenset[str]) -> Iterator[str]:
+    """Yield the images below a folder. Links to folders are followed, as in `ImageFolder`, unless they lead back.
+
+    Args:
+        above: the real paths of the folders that it is in.
+    """
+    above |= {os.path.realpath(folder)}
+    for entry in os.scandir(folder or os.curdir):
+        file = os.path.join(folder, entry.name)
+        if entry.name.startswith("."):
+            continue
+        if not os.path.isdir(file):
+            if _is_image(entry.name) and os.path.isfile(file):
+                yield file
+        elif not entry.is_symlink() or os.path.realpath(file) not in above:
+            yield from _below(file, above)
 
 
 def _here(source: str) -> list[Image]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from raytrain import CNN, MLP, Data, Digits, Experiment, Index, Model, Run, Task
 from raytrain.run.lock import Lock
+from raytrain.tools.listing import images_at
 
 __all__ = ["copied", "digit_files", "finished", "without_ray"]
 
@@ -56,6 +57,26 @@ def test_hidden_files_and_names_that_are_not_text(finished: Run, capsys: Capture
     assert len(succeeds(capsys, "predict", finished.path, digit_files).splitlines()) == 12
     shutil.copyfile(digit_files / "00.png", os.fsencode(digit_files) + b"/\xff.png")
     assert "its name is not UTF-8" in fails(capsys, "predict", finished.path, digit_files)
+
+
+def test_linked_folders_are_followed_unless_they_lead_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.png").touch()
+    for link, target in {"a/to_b": "../b", "b/to_a": "../a", "a/up": "..", "a/self": "self", "a/x.png": "none"}.items():
+        (tmp_path / link).symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    assert images_at(Path("a")) == ["a/a.png", "a/to_b/b.png"]
+    assert images_at(Path()) == ["a/a.png", "a/to_b/b.png", "b/b.png", "b/to_a/a.png"]
+
+
+def test_commands_and_urls(finished: Run, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"file://{finished.path}"
+    assert "runs lists a directory of this machine, got a URL, file:///" in fails(capsys, "runs", url)
+    assert "an experiment must be a file of this machine, got a URL, file:///" in fails(capsys, "train", url)
+    said = succeeds(capsys, "lr", url, "--steps", 10)
+    assert "-lr.png" in said and (tmp_path / f"{Run(url).path.name}-lr.csv").is_file(), said
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from raytrain import errors
+from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.parsing import parse
 
 
@@ -29,6 +30,11 @@ def runs(arguments: list[str]) -> tuple[Path, str, bool]:
         return directory, sort, json
 
     directory, sort, as_json = parse(command, arguments, "raytrain runs")
+    if is_url(directory):
+        what = "runs lists a directory of this machine, got a URL"
+        raise errors.UserError(
+            what, directory.partition("?")[0], "name a run: `raytrain report URL` shows its status and metrics"
+        )
     if not Path(directory).is_dir():
         raise errors.no_such_file(directory, "folder")
     return Path(directory), sort, as_json

@@ -40,9 +40,11 @@ def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, lis
             usage,
             "Trains an experiment, or that of a run, for some steps (--steps 100) with a learning rate that rises from "
             "--low 1e-07 to --high 10, and suggests the one at which the loss falls fastest. --out lr.png writes a "
-            "plot of the losses, and the losses themselves to lr.csv; for a run, both are written to its directory. "
+            "plot of the losses, and the losses themselves to lr.csv; for a run, both are written to its directory, "
+            "or for a run at a URL to NAME-lr.png and NAME-lr.csv. "
             "Training starts from the same weights as `raytrain train`.",
         )
+    url, path = path, _mirrored(path)
     value, source = load(path)
     _, given = take(arguments[1:], "--steps", "--low", "--high", "--out", "--optimizer.lr")
     value, arguments = take_strategy(value, arguments)
@@ -68,11 +70,17 @@ def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, lis
         return replace(experiment, steps=whole), rising, out
 
     value, rising, out = parse(command, arguments[1:], f"raytrain lr {path}", describe(source))
-    file = Path(out) if out else Path(path, "lr.png") if Path(path).is_dir() else None
+    default_file = Path(f"{Path(path).name}-lr.png") if is_url(url) else Path(path, "lr.png")
+    file = Path(out) if out else default_file if Path(path).is_dir() else None
     if file:
         check_output(file, PLOTS)
         check_output(file.with_suffix(".csv"), (".csv",))
     return Path(path), value, rising, file, ["raytrain", "train", path, *given]
+
+
+def _mirrored(path: str) -> str:
+    """Return the directory on this machine of a run at a URL; another path as it is."""
+    return str(Run(path).path) if is_url(path) else path
 
 
 def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, list[str]] | None:
@@ -88,6 +96,7 @@ def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, 
             "batch_size stays, and so does what is learnt: gradients accumulate to it. Trials run in processes of "
             "their own; if one dies, its size does not fit.",
         )
+    path = _mirrored(path)
     value, source = load(path)
     given = without(
         arguments[1:], "--precisions", "--memory", "--json", "--no_json", "--micro_batch_size", "--precision"
