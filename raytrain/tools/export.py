@@ -48,7 +48,7 @@ class Parity:
     Attributes:
         samples: number of samples of the validation split that were compared.
         difference: the greatest absolute difference of an output.
-        magnitude: the greatest absolute output of the run's model.
+        magnitude: the greatest absolute output of the run's model that is finite.
     """
 
     samples: int
@@ -137,19 +137,25 @@ def _export_program(run: Run, model: nn.Module, file: Path, which: str) -> Parit
     content, call = write(run, program, metadata)
     parts = stored.split(5), expected.split(5)  # parts of two sizes, mostly
     pairs = [(call(given), wanted) for given, wanted in zip(*parts, strict=True)]
-    worst = [float((found.double() - wanted.double()).abs().max()) for found, wanted in pairs]
+    worst = [_distance(found.double(), wanted.double()) for found, wanted in pairs]
     difference = math.nan if any(map(math.isnan, worst)) else max(worst)
-    parity = Parity(len(stored), difference, float(expected.double().abs().max()))
+    finite = expected[expected.isfinite()].double().abs()
+    parity = Parity(len(stored), difference, float(finite.max()) if len(finite) else 0.0)
     if parity.holds:
         write_file(file, content)
     return parity
+
+
+def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the greatest difference; equal infinities, such as logits of classes that a model rules out, have none."""
+    return float((found - wanted).abs().masked_fill(found == wanted, 0).max())
 
 
 def _expected(run: Run, index: Index, prepare: Prepare, model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """Return evenly chosen samples of a split as they are stored, and the model's outputs for them.
 
     Raises:
-        UserError: no sample can be read, or the model returns something else than one tensor of floats.
+        UserError: no sample can be read, or the model returns something else than one tensor of floats, or NaN.
     """
     chosen = index.take(np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLES)).astype(np.int64)))
     epoch = Epoch(Shard(len(chosen), _SAMPLES, 0, 1), 0, None)
@@ -164,6 +170,9 @@ def _expected(run: Run, index: Index, prepare: Prepare, model: nn.Module) -> tup
         got = ", ".join(type(one).__name__ for one in pytree.tree_leaves(found)[:4])
         what = f"the model must return one tensor of floats, got {type(found).__name__} of {got}"
         raise errors.UserError(what, f"in {type(run.experiment.model).__name__}", "export .pth or .safetensors")
+    if bad := int(found.isnan().reshape(len(found), -1).any(1).sum()):
+        what = f"the model's own outputs are not a number for {bad} of {len(found)} validation samples"
+        raise errors.UserError(what, run.where, "export another --checkpoint, or .pth or .safetensors")
     return tensors[name].clone(), found.clone()
 
 
