@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -86,13 +88,15 @@ class MultiLabel(Supervised):
         return counts.per_class(sums, names if len(names) == len(sums["actual"]) else ())
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Return `labels`, the names of the classes with a probability above 0.5, and the `probabilities` of all."""
+        """Return `labels`, the names of the classes with a probability above 0.5, with spaces between them, and the
+        `probabilities` of all."""
         shares = outputs.float().sigmoid().cpu()
         names = self.class_names(classes)
         names = names if len(names) == shares.shape[1] else tuple(map(str, range(shares.shape[1])))
+        words = [json.dumps(name, ensure_ascii=False) if re.search(r'[\s"]|^$', name) else name for name in names]
         return [
             {
-                "labels": " ".join(name for name, one in zip(names, share, strict=True) if one > 0.5),
+                "labels": " ".join(word for word, one in zip(words, share, strict=True) if one > 0.5),
                 "probabilities": share.tolist(),
             }
             for share in shares
