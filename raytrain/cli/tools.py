@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from raytrain import errors
 from raytrain.driver.observe import watched
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
@@ -20,7 +20,7 @@ from raytrain.report import lr as lr_report
 from raytrain.report import parts as parts_report
 from raytrain.report.console import show_evaluation
 from raytrain.run.run import Run
-from raytrain.tools import batch_predict, batch_size, batch_trials, inference, lr_range
+from raytrain.tools import batch_predict, batch_size, batch_trials, columns, inference, lr_range
 from raytrain.tools import export as exporting
 from raytrain.tools.batch_settings import Settings
 from raytrain.tools.output import write_file
@@ -51,11 +51,7 @@ def evaluate(run: Run, root: str | None, split: str, which: str, tta: str, as_js
     """Evaluate a checkpoint and print its metrics."""
     result = inference.evaluate(run, root, split, which, tta)
     if as_json:
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in result.items()
-        }
-        print(json.dumps(finite))  # JSON has no NaN; metrics.jsonl has null there too
+        print(json.dumps(columns.for_json(result)))
     else:
         show_evaluation(result, run.where)
 
@@ -105,7 +101,7 @@ def _cell(name: str, value: Any) -> str | None:
     if name == "mask":
         found, counts = np.unique(value, return_counts=True)
         return " ".join(f"{each}:{count / value.size:.3f}" for each, count in zip(found, counts, strict=True))
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value))
 
 
 def export(run: Run, file: Path, which: str) -> int:

@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.text import Text
 
+from raytrain import errors
 from raytrain.driver import interrupts
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report import run_time
@@ -313,11 +314,19 @@ def show_evaluation(result: dict[str, Any], where: str) -> None:
     _show_classes(result.get("per_class", []))
 
 
+def _word(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value))
+
+
 def _show_classes(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a table of classes; of many, those with the lowest F1."""
-    shown = rows if len(rows) <= _MOST_CLASSES else sorted(rows, key=lambda row: row["f1"])[:_MOST_CLASSES]
-    texts = [[f"{value:.4f}" if isinstance(value, float) else f"{value}" for value in row.values()] for row in shown]
-    table = [list(shown[0]), *texts] if shown else []
+    if not rows:
+        return
+    shown = list(rows)
+    if len(rows) > _MOST_CLASSES and all("f1" in row for row in rows):
+        shown = sorted(rows, key=lambda row: row["f1"])[:_MOST_CLASSES]
+    names = list(dict.fromkeys(name for row in shown for name in row))  # a task of the user's may leave some out
+    table = [names, *([_word(row.get(name, "")) for name in names] for row in shown)]
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     for number, line in enumerate(table):
         cells = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -68,10 +67,10 @@ class Answers:
     def _answer(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row of `Task.predictions` with `probabilities` by the classes' names, and a `mask` as a PNG with the
         `shares` of its pixels."""
-        found = {name: _number(value) for name, value in row.items() if name not in ("probabilities", "mask")}
+        found = {name: columns.for_json(value) for name, value in row.items() if name not in ("probabilities", "mask")}
         if "probabilities" in row:
             names = columns.share_names(self.classes, len(row["probabilities"]))
-            found["probabilities"] = dict(zip(names, map(_number, row["probabilities"]), strict=True))
+            found["probabilities"] = dict(zip(names, columns.for_json(row["probabilities"]), strict=True))
         if "mask" in row:
             mask = row["mask"]
             values, counts = np.unique(mask, return_counts=True)
@@ -80,8 +79,3 @@ class Answers:
             found["shares"] = dict(zip(names, shares, strict=True))
             found["mask"] = "data:image/png;base64," + base64.b64encode(columns.png(mask)).decode()
         return found
-
-
-def _number(value: Any) -> Any:
-    """Return a value as JSON has it: None for a number that is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

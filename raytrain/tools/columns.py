@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from PIL import Image
 
+from raytrain import errors
+
 FEATURES = "features"
+TAKEN = ("path", "sample", "row", "error")
+"""Columns of results that are not the task's: one of this name, such as the target of a regression, gets a `_`."""
 
 
 def flat(row: Mapping[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
@@ -28,6 +34,18 @@ def flat(row: Mapping[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
 def share_names(classes: tuple[str, ...], count: int) -> tuple[str, ...]:
     """Return the names of `probabilities`: those of classes, or numbers if the classes are not as many."""
     return classes if len(classes) == count else tuple(map(str, range(count)))
+
+
+def for_json(value: Any) -> Any:
+    """Return what results and rows have, dicts, lists and numbers, as JSON has it: None for a number that is not
+    finite."""
+    if isinstance(value, dict):
+        return {name: for_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [for_json(one) for one in value]
+    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
+        return for_json(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def png(mask: np.ndarray) -> bytes:
@@ -53,8 +71,25 @@ def schema(row: Mapping[str, Any]) -> pa.Schema:
     return pa.schema(types)
 
 
+def check_names(rows: Sequence[Mapping[str, Any]], names: Collection[str]) -> None:
+    """Check that no row has a column that the table lacks, which would be lost.
+
+    Raises:
+        UserError: one has.
+    """
+    for row in rows:
+        if more := [name for name in row if name not in names]:
+            what = f"predictions() must return the same columns for each sample, got also {errors.listed(more)}"
+            raise errors.UserError(what, "in the run's task", "return None where a sample has no value")
+
+
 def table(rows: Sequence[Mapping[str, Any]], columns: pa.Schema) -> pa.Table:
-    """Return flat rows as a table; a value that a row lacks is null."""
+    """Return flat rows as a table; a value that a row lacks is null.
+
+    Raises:
+        UserError: a row has a value that the table lacks.
+    """
+    check_names(rows, columns.names)
     return pa.Table.from_arrays([_column(rows, field) for field in columns], schema=columns)
 
 

@@ -20,7 +20,7 @@ from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state
 from raytrain.data import Data, Folds, ImageFolder, Images, Index
 from raytrain.data.batch import Batch
-from raytrain.data.checks import checked_indices, classes_differ
+from raytrain.data.checks import checked_indices
 from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct
 from raytrain.parallel.strategy import RankContext, Strategy
@@ -79,7 +79,7 @@ def evaluate(
     index, path = indices[split], run.checkpoint(which)
     classes = tuple(load_state(path)["classes"])
     if index.classes != classes:
-        raise classes_differ(classes, index.classes, split, root or getattr(e.data, "root", ""))
+        raise _other_classes(classes, index.classes, root or getattr(e.data, "root", type(data).__name__))
     check_input(data, index, path)
     e = e.bound(index)
     views, on = check_tta(tta, e, index.input.kind), device()
@@ -174,7 +174,7 @@ def predict(
     model = run.model(which)
     layer = None if features is None else find_layer(run, model, state, features)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
-    predictor = Predictor(model, e.bound(index), data, index, classes, device(), tta, layer)
+    predictor = Predictor(model, e, data, index, classes, device(), tta, layer)
     return [{key: names[number]} | row for number, row in _outputs(predictor, reader)]
 
 
@@ -230,6 +230,16 @@ def _split(run: Run, split: str, which: str) -> tuple[Data, Index, list[str]]:
     return data, index, index.names(np.arange(len(index)))
 
 
+def _other_classes(ours: Sequence[str], theirs: Sequence[str], where: str) -> errors.UserError:
+    """Return the error for data whose classes are not those of the run, in their order."""
+    lacks, more = (sorted(set(one) - set(other)) for one, other in ((ours, theirs), (theirs, ours)))
+    parts = [f"the data lacks {errors.listed(lacks)}"] * bool(lacks) + [f"the run lacks {errors.listed(more)}"] * bool(
+        more
+    )
+    what = f"the run was trained on other classes: {' and '.join(parts) or 'the same in another order'}"
+    return errors.UserError(what, where, "give data of the run's classes, in their order")
+
+
 def _no_split(split: str, indices: dict[str, Index], where: str) -> errors.UserError:
     return errors.UserError(f"the data has no {split} split", where, f"choose another --split: {', '.join(indices)}")
 
@@ -282,11 +292,16 @@ def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file
             _write_mask(row["mask"], place)
             row["mask"] = str(place)
     if file.suffix == ".jsonl":
-        write_file(file, "".join(json.dumps(row) + "\n" for row in flat).encode())
+        write_file(file, "".join(json.dumps(columns.for_json(row)) + "\n" for row in flat).encode())
         return
     content = io.BytesIO()
-    table = columns.table(flat, columns.schema(flat[0])) if features else pa.Table.from_pylist(flat)
-    (csv.write_csv if file.suffix == ".csv" else parquet.write_table)(table, content)
+    columns.check_names(flat, flat[0] if flat else {})
+    try:
+        table = columns.table(flat, columns.schema(flat[0])) if features else pa.Table.from_pylist(flat)
+        (csv.write_csv if file.suffix == ".csv" else parquet.write_table)(table, content)
+    except pa.ArrowException as error:
+        what = f"{file.suffix} cannot hold the task's predictions: {error}"
+        raise errors.UserError(what, file, "let predictions() return numbers and strings, or write .jsonl") from None
     write_file(file, content.getbuffer())
 
 
@@ -311,7 +326,13 @@ def file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
             "in its data",
             "use its model from Python: raytrain.Run(path).model()",
         )
-    channels = 1 if stored[0] == 1 else 3
+    channels = stored[0]
+    if channels not in (1, 3):
+        raise errors.UserError(
+            f"image files become 1 or 3 channels, and this run's images have {channels}",
+            "in its data",
+            "predict its own data with --split val, or use its model from Python: raytrain.Run(path).model()",
+        )
     if isinstance(data, ImageFolder):
         return replace(data, root="/", on_bad_sample="error")
     mean, std = data.normalisation(stored[0])

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from raytrain import errors
 from raytrain.data import Data, Index
 from raytrain.data.prepare import Prepare
 from raytrain.experiment import Experiment
-from raytrain.tools.columns import FEATURES
+from raytrain.tools.columns import FEATURES, TAKEN
 from raytrain.tools.features import Features, Layer
 from raytrain.tools.views import Averaged, Views, check_tta
 from raytrain.training.precision import Precision, memory_format
+from raytrain.user_code.places import place
 
 
 class Predictor:
@@ -45,6 +47,7 @@ class Predictor:
         tta: str = "",
         layer: Layer | None = None,
     ):
+        e = e.bound(index)
         views, self.layout = check_tta(tta, e, index.input.kind), memory_format(e.memory_format)
         self.task, self.classes, self.layer = e.task, classes, layer
         self.model: nn.Module = model.to(device, memory_format=self.layout)  # type: ignore[call-overload]
@@ -61,9 +64,18 @@ class Predictor:
 
         Args:
             inputs: prepared, on the device.
+
+        Raises:
+            UserError: the task returns more or fewer rows.
         """
         with self.precision.forward():
             outputs = self.model(inputs)
         if self.layer is not None:
             return [{FEATURES: row} for row in outputs.cpu().numpy()]
-        return self.task.predictions(outputs, self.classes)
+        rows = self.task.predictions(outputs, self.classes)
+        if len(rows) != len(inputs):
+            what = f"predictions() must return a dict for each of the {len(inputs)} samples, got {len(rows)}"
+            raise errors.UserError(
+                what, f"in {place(type(self.task).predictions)}", "return one for each of the outputs"
+            )
+        return [{f"{name}_" if name in TAKEN else name: value for name, value in row.items()} for row in rows]

@@ -146,7 +146,8 @@ def test_evaluate_on_another_root_wants_the_same_classes(tmp_path: Path, capsys:
     (tmp_path / "images").rename(tmp_path / "away")
     assert "no such folder" in fails(capsys, "evaluate", run.path)
     wrong = pictures(tmp_path / "wrong" / "train", "ac", 1) and pictures(tmp_path / "wrong" / "val", "ac", 1).parent
-    assert "val lacks b and train lacks c" in fails(capsys, "evaluate", run.path, "--data.root", wrong)
+    said = fails(capsys, "evaluate", run.path, "--data.root", wrong)
+    assert f"the run was trained on other classes: the data lacks b and the run lacks c, {wrong}; give" in said
 
 
 def test_evaluate_skips_or_names_unreadable_images(tmp_path: Path, capsys: Capture) -> None:
