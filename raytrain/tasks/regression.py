@@ -54,8 +54,9 @@ class Regression(Supervised):
         return target_of(batch, self.target)
 
     def fitted(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Return the outputs in the targets' shape: [n, 1] suits one number a sample."""
-        if outputs.shape[1:].numel() != wanted.shape[1:].numel() or len(outputs) != len(wanted):
+        """Return the outputs in the targets' shape: [n, 1] suits one number a sample, and so does [], which `squeeze()`
+        makes of a batch of one."""
+        if outputs.numel() != wanted.numel() or _count(outputs) != len(wanted):
             what = f"the model gives {list(outputs.shape)} and the targets are {list(wanted.shape)}"
             count = wanted.shape[1:].numel()
             raise errors.UserError(what, "in task", f"let the model end in {count} output{'s' * (count != 1)}")
@@ -68,7 +69,7 @@ class Regression(Supervised):
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return the numbers as columns: the target's name, with a number behind it if there are several."""
-        rows, name = outputs.float().flatten(1).tolist(), self.target or "prediction"
+        rows, name = outputs.float().reshape(_count(outputs), -1).tolist(), self.target or "prediction"
         return [
             {name: row[0]} if len(row) == 1 else {f"{name}_{number}": value for number, value in enumerate(row)}
             for row in rows
@@ -87,3 +88,8 @@ class Regression(Supervised):
     def check_data(self, index: Index) -> None:
         """Check that there is the target's field."""
         only_target(index, self.target, type(self).__name__)
+
+
+def _count(outputs: torch.Tensor) -> int:
+    """Return the number of samples of a model's outputs."""
+    return len(outputs) if outputs.ndim else 1

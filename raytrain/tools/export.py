@@ -188,9 +188,10 @@ Call = Callable[[torch.Tensor], torch.Tensor]
 
 def _pt2(run: Run, program: torch.export.ExportedProgram, metadata: dict[str, Any]) -> tuple[bytes, Call]:
     content = io.BytesIO()
-    torch.export.save(program, content, extra_files={METADATA: json.dumps(metadata)})
-    content.seek(0)
-    loaded = torch.export.load(content).module()
+    with _failures(run, "torch.export cannot save the program", ".pth or .safetensors"):
+        torch.export.save(program, content, extra_files={METADATA: json.dumps(metadata)})
+        content.seek(0)
+        loaded = torch.export.load(content).module()
 
     def call(given: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
@@ -215,8 +216,14 @@ def _onnx(run: Run, program: torch.export.ExportedProgram, metadata: dict[str, A
     content, runtime = model.SerializeToString(), importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
-    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return content, lambda given: torch.from_numpy(session.run(None, {name: given.numpy()})[0])
+    with _failures(run, "ONNX Runtime cannot run the program", ".pt2, .pth or .safetensors"):
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def call(given: torch.Tensor) -> torch.Tensor:
+        with _failures(run, "ONNX Runtime cannot run the program", ".pt2, .pth or .safetensors"):
+            return torch.from_numpy(session.run(None, {name: given.numpy()})[0])
+
+    return content, call
 
 
 @contextlib.contextmanager

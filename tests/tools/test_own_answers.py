@@ -155,6 +155,40 @@ def test_programs_may_rule_classes_out_and_nan_is_named(tmp_path: Path, capsys: 
         assert json.loads(line, parse_constant=not_json)["probability"] is None
 
 
+class Rounded(nn.Module):
+    """Logits of bfloat16, which NumPy does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(images.flatten(1)).bfloat16()
+
+
+@dataclass(frozen=True)
+class Rounds(Model):
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return Rounded()
+
+
+def test_outputs_that_onnx_runtime_cannot_give(tmp_path: Path, capsys: Capture) -> None:
+    run = make_run(tmp_path / "run", Experiment(Rounds(), Digits()), steps=2)
+    said = fails(capsys, "export", run.path, tmp_path / "model.onnx")
+    assert "ONNX Runtime cannot run the program: RuntimeError: No corresponding Numpy type" in said
+    succeeds(capsys, "export", run.path, tmp_path / "model.pt2")
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (1,), ()])
+def test_numbers_may_have_no_axis_of_their_own(shape: tuple[int, ...]) -> None:
+    task, outputs = Regression(), torch.arange(3.0)[: math.prod(shape)].reshape(shape)
+    count = math.prod(shape)
+    assert [row["prediction"] for row in task.predictions(outputs, ())] == [0.0, 1.0, 2.0][:count]
+    assert task.fitted(outputs, torch.zeros(count)).shape == (count,)
+    with pytest.raises(UserError, match=r"the model gives \["):
+        task.fitted(outputs, torch.zeros(count + 1))
+
+
 @dataclass(frozen=True)
 class Four(Digits):
     """Images of four channels."""
