@@ -208,8 +208,10 @@ def _scores(facts: _Facts) -> str:
     found = f"On {of} of the validation split, each counted once, {how}.\n\n"
     found += _table(("metric", "value"), [(name, _figure(value)) for name, value in facts.scores.items()])
     if facts.rows:
-        names = list(facts.rows[0])
-        found += "\n\n" + _table(names, [[_figure(row.get(name)) for name in names] for row in facts.rows[:_CLASSES]])
+        names = list(dict.fromkeys(name for row in facts.rows for name in row))
+        found += "\n\n" + _table(
+            names, [[_figure(row.get(name, "")) for name in names] for row in facts.rows[:_CLASSES]]
+        )
         if len(facts.rows) > _CLASSES:
             found += f"\n\nThe first {_CLASSES} of {len(facts.rows):,} classes."
     elif facts.why:

@@ -16,9 +16,12 @@ def shown(result: dict[str, Any]) -> str:
         return ""
     named, more = rows, ""
     if len(rows) > _MOST_CLASSES:
-        named = sorted(rows, key=lambda row: row["f1"])[:_MOST_CLASSES]
-        more = f" (the {_MOST_CLASSES:,} of {len(rows):,} with the lowest f1)"
-    whole = table(f"Per class{more}", list(rows[0]), [list(row.values()) for row in named])
+        by_f1 = all("f1" in row for row in rows)
+        named = (sorted(rows, key=lambda row: row["f1"]) if by_f1 else rows)[:_MOST_CLASSES]
+        more = f" ({'the' if by_f1 else 'the first'} {_MOST_CLASSES:,} of {len(rows):,}"
+        more += " with the lowest f1)" if by_f1 else ")"
+    names = list(dict.fromkeys(name for row in named for name in row))  # a task of the user's may leave some out
+    whole = table(f"Per class{more}", names, [[row.get(name) for name in names] for row in named])
     return columns(whole, *(_confusion(result["confusion"], result["classes"]) if "confusion" in result else ()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -58,10 +58,11 @@ class Features(nn.Module):
         """
         self._seen.clear()
         self.model(inputs)
-        found = _first_tensor(self._seen)
+        found, called = _first_tensor(self._seen), bool(self._seen)
         self._seen.clear()
         if found is None or not found.dim() or len(found) != len(inputs):
-            what = "is not called in a forward pass" if found is None else "has no row for each sample"
+            what = "has no row for each sample" if found is not None else "gives no tensor"
+            what = what if called else "is not called in a forward pass"
             raise errors.UserError(
                 f"the layer {self.layer.name!r} {what}", "in the run's model", "choose another with --layer NAME"
             )
@@ -158,8 +159,8 @@ def _called(module: nn.Module, inputs: torch.Tensor) -> list[str]:
 
 
 def _first_tensor(seen: Sequence[Any]) -> torch.Tensor | None:
-    """Return the last call's tensor, the first one if it has several."""
+    """Return the last call's tensor, the first one if it has several, as a tuple or a dict."""
     found = seen[-1] if seen else None
-    while isinstance(found, tuple | list) and found:
-        found = found[0]
+    while isinstance(found, tuple | list | Mapping) and found:
+        found = next(iter(found.values())) if isinstance(found, Mapping) else found[0]
     return found if isinstance(found, torch.Tensor) else None

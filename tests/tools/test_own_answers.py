@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from helpers.commands import digit_files, fails, make_run, succeeds, without_ray
 from torch import nn
 
 from raytrain import CNN, Classification, Digits, Experiment, Index, Model, MultiLabel, Regression, Run, UserError
-from raytrain.tools import inference
+from raytrain.report import run_classes
+from raytrain.tools import features, inference
 from raytrain.tools.answers import Answers
 from raytrain.tools.columns import for_json
 
@@ -74,6 +76,10 @@ def test_rows_of_classes_need_not_be_alike(tmp_path: Path, capsys: Capture) -> N
     assert len(table) == 42, "there is no f1 to choose by"
     result = json.loads(succeeds(capsys, "evaluate", run.path, "--json"), parse_constant=not_json)
     assert result["per_class"][0] == {"class": "line\nbreak", "score": None, "size": 3}
+    page = run_classes.shown({"per_class": [{"class": "x", "score": 0.5, "size": 3}, {"class": "y", "size": 4}]})
+    assert re.search(r"y</th><td[^>]*>-</td><td[^>]*>4</td>", page), page
+    many = run_classes.shown({"per_class": [{"class": str(number), "size": 1} for number in range(1001)]})
+    assert "Per class (the first 1,000 of 1,001)" in many
 
 
 def test_predictions_are_checked(tmp_path: Path, capsys: Capture, digit_files: Path) -> None:
@@ -187,6 +193,22 @@ def test_numbers_may_have_no_axis_of_their_own(shape: tuple[int, ...]) -> None:
     assert task.fitted(outputs, torch.zeros(count)).shape == (count,)
     with pytest.raises(UserError, match=r"the model gives \["):
         task.fitted(outputs, torch.zeros(count + 1))
+
+
+class Named(nn.Module):
+    """Returns a dict, as a layer that collects the outputs of others does."""
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"first": images.flatten(1), "second": images}
+
+
+def test_features_of_a_layer_that_returns_a_dict() -> None:
+    model, images = nn.Sequential(Named()), torch.rand(2, 3, 4, 4)
+    assert torch.equal(features.Features(model, features.Layer("0", False))(images), images.flatten(1))
+    model = nn.Sequential(nn.Identity())
+    model[0].forward = lambda images: None  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="the layer '0' gives no tensor"):
+        features.Features(model, features.Layer("0", False))(images)
 
 
 @dataclass(frozen=True)
