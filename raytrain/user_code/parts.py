@@ -73,6 +73,24 @@ def check_parts(field: str, values: object, wanted: type, parts: Mapping[str, ty
         raise errors.UserError(what, "in Experiment", f"write {field}=({name}(...),)")
     for value in values:
         check_part(f"{field}[]", value, wanted, parts)
+        check_methods(type(value), wanted)
+
+
+@cache
+def check_methods(kind: type, base: type) -> None:
+    """Check that the public methods of a class can be called as those of its base.
+
+    Raises:
+        UserError: one takes other arguments.
+    """
+    for name in (name for name, one in vars(base).items() if inspect.isfunction(one) and not name.startswith("_")):
+        method, given = getattr(kind, name), [*inspect.signature(vars(base)[name]).parameters]
+        try:
+            inspect.signature(method).bind(*given)
+        except TypeError:
+            what = f"{kind.__name__}.{name} does not take ({', '.join(given)})"
+            how = f"define it as {name}({', '.join(given)})"
+            raise errors.UserError(what, f"in {place(method)}", how) from None
 
 
 @cache

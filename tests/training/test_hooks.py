@@ -140,6 +140,18 @@ def test_hooks_are_saved_with_the_experiment_and_have_paths(tmp_path: Path) -> N
     assert config.from_dict(Experiment, old, "test").hooks == ()
 
 
+@dataclass(frozen=True)
+class WithoutRow(Hook):
+    def after_epoch(self, trainer: Any) -> None:  # type: ignore[override]
+        """Forgets an argument."""
+
+
+@dataclass(frozen=True)
+class OfAnyNumber(Hook):
+    def after_epoch(self, *arguments: Any, **more: Any) -> None:
+        """Takes all."""
+
+
 @pytest.mark.parametrize(
     ("hook", "said"),
     [
@@ -158,6 +170,15 @@ def test_what_a_hook_must_not_do_is_said_with_its_place(hook: Hook, said: str, t
     with pytest.raises(UserError) as caught:
         train_rank(0, 1, e, new_run(tmp_path / "run", e))
     assert said in str(caught.value) and "test_hooks.py:" in caught.value.where
+
+
+def test_a_hook_with_other_arguments_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        replace(BASE, hooks=(Decay(), WithoutRow()))
+    assert str(caught.value).startswith("WithoutRow.after_epoch does not take (self, trainer, row), in WithoutRow.")
+    assert "test_hooks.py:" in caught.value.where
+    assert str(caught.value).endswith("; define it as after_epoch(self, trainer, row)")
+    replace(BASE, hooks=(OfAnyNumber(),))
 
 
 def test_two_hooks_cannot_return_the_same_column(tmp_path: Path) -> None:
