@@ -88,6 +88,7 @@ def among(name: str, stages: tuple[str, ...]) -> bool:
 MODULES = {
     ".".join(("raytrain", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
+    if path != ROOT / "__main__.py"
 }
 INSIDE = {name: path for name, path in MODULES.items() if name != "raytrain"}
 

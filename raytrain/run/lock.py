@@ -57,7 +57,7 @@ class Lock:
 
         Raises:
             LockHeld: another process holds it.
-            UserError: the file is none of ours.
+            UserError: the file is none of ours, or the directory may not be written.
             OSError: it cannot be opened.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -66,6 +66,9 @@ class Lock:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise errors.UserError("this is not a lock file", run / name, "remove it") from None
+            if error.errno in (errno.EACCES, errno.EROFS):
+                what = f"the folder cannot be written: {os.strerror(error.errno).lower()}"
+                raise errors.UserError(what, run, "make it writable, or take a copy of it") from None
             raise
         try:
             self._take(run, name, wait)

@@ -42,6 +42,9 @@ def test_help_lists_every_command(capsys: Capture) -> None:
         assert all(re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE) for command in named), said
     assert set(COMMANDS) == named | {"report"}
     assert succeeds(capsys, "--version") == f"raytrain {__version__}\n"
+    for module in ("raytrain", "raytrain.cli"):
+        said = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+        assert said.stdout == f"raytrain {__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [["train", DIGITS], ["lr", DIGITS], ["batch", DIGITS], ["cluster", "check"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -398,6 +399,19 @@ def test_a_damaged_summary_counts_for_none(run: Run, content: bytes) -> None:
 
 
 # Lock
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_run_that_may_not_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(UserError, match=r"^the folder cannot be written: (permission denied|read-only)"):
+        Lock(tmp_path)
+
 
 HOLD = "import sys, time; from raytrain.run.lock import Lock; from pathlib import Path\n"
 HOLD += "lock = Lock(Path(sys.argv[1]), wait=0); print('held', flush=True); time.sleep(60)"
