@@ -204,3 +204,16 @@ def token_missing(url: str, why: str) -> UserError:
 
 def token_refused(url: str, where: str) -> UserError:
     return UserError(f"the cluster refuses the token of {where}", url, "use the token in its head's ~/.ray/auth_token")
+
+
+def diverged(what: str, committed: list[str]) -> FloatingPointError:
+    """Return the error that ends a run whose loss or weights are not finite.
+
+    Args:
+        committed: the names of the run's checkpoints, oldest first.
+    """
+    last = f"the last checkpoint is {committed[-1]}" if committed else "there is no checkpoint yet"
+    return FloatingPointError(
+        f"{what}: train a new run with a lower learning rate, or go on with --clip_norm 1, or with "
+        f"--on_nonfinite skip to leave such steps out; {last}"
+    )

@@ -8,10 +8,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from raytrain import errors
 from raytrain.checkpoint import checkpoints, layout, retention, side_thread
@@ -22,6 +24,7 @@ from raytrain.files import append, write_atomically
 from raytrain.run.metrics_log import NOTES, MetricsLog
 from raytrain.watchdog import SETTLING, doing
 
+_CHECKED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _REFUSALS = "logs/checkpoints.log"
 _WAIT = 0.005
 """Share of its time that training may wait for checkpoints. Unused wait budget accumulates."""
@@ -60,6 +63,7 @@ class CheckpointWriter:
 
     Attributes:
         began: start of the time of which training may wait a share for checkpoints; `time.monotonic()`, seconds.
+        finite: names of weights of which a checkpoint holds no infinity or NaN: no run could go on from it.
     """
 
     def __init__(self, run: Path, log: MetricsLog, settings: Checkpoint, epoch: int, storage: Storage | None = None):
@@ -69,6 +73,7 @@ class CheckpointWriter:
         self._due: _Due | None = None
         self._written, self.began, self._waited = threading.Event(), time.monotonic(), 0.0
         self._written.set()
+        self.finite: Collection[str] = ()
         self._best: dict[str, Any] = {}
         self._bests: dict[str, str] = {}
         self._unsaid: list[str] = []
@@ -267,12 +272,28 @@ class CheckpointWriter:
         """Write the checkpoint that is due, in the side thread."""
         try:
             self._ready()
+            self._check_finite()
             self._commit()
             self._say()
         except OSError as error:
             self._note(error, self._due.step if self._due else None)
         finally:
             self._written.set()
+
+    def _check_finite(self) -> None:
+        """Check the weights of the checkpoint that is due.
+
+        Raises:
+            FloatingPointError: some are not finite; the checkpoint is not written. `wait` and `finish` raise it again.
+        """
+        due = self._due
+        if due is None:
+            return
+        for name, weights in ((name, due.model.get(name)) for name in self.finite):
+            if isinstance(weights, torch.Tensor) and weights.dtype in _CHECKED and not weights.isfinite().all():
+                self._due = None
+                what = f"{name} became infinite or not a number by step {due.step}, though the losses were finite"
+                raise errors.diverged(what, layout.committed(self.run / "checkpoints"))
 
     def _commit(self) -> None:
         """Write the checkpoint that is due and its pointers, and prune. A retry does not repeat a finished commit."""

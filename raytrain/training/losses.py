@@ -140,16 +140,8 @@ class LossLog:
 
 
 def diverged(step: Reduced, committed: list[str]) -> FloatingPointError:
-    """Return the error that ends a run whose loss is not finite.
-
-    Args:
-        committed: the names of the run's checkpoints, oldest first.
-    """
-    last = f"the last checkpoint is {committed[-1]}" if committed else "there is no checkpoint yet"
-    return FloatingPointError(
-        f"the loss became {step.total} at step {step.step}: train a new run with a lower learning rate, or go "
-        f"on with --clip_norm 1, or with --on_nonfinite skip to leave such steps out; {last}"
-    )
+    """Return the error that ends a run whose loss is not finite; see `errors.diverged`."""
+    return errors.diverged(f"the loss became {step.total} at step {step.step}", committed)
 
 
 def _decisions(steps: list[Step]) -> list[bool]:

@@ -102,6 +102,9 @@ def open_logs(trainer: Trainer, saved: Saved | None) -> None:
     retention.drop_after(trainer.run.checkpoints, progress.step if saved else -1)
     trainer.log = MetricsLog(path / "metrics.jsonl", saved.metrics_bytes if saved else 0)
     trainer.writer = CheckpointWriter(path, trainer.log, settings, trainer.steps_per_epoch, trainer.storage)
+    if trainer.experiment.on_nonfinite == "error":
+        named = trainer.strategy.module.named_parameters()
+        trainer.writer.finite = [name for name, parameter in named if parameter.requires_grad]
     trainer.writer.resume(saved.name if saved else None, progress.step, progress.best)
 
 

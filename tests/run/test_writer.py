@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -67,6 +68,20 @@ def test_training_waits_until_the_checkpoint_is_committed(
     keeper.settle()
     assert layout.committed(keeper.run / "checkpoints") == ["step_00000010"]
     assert layout.newest(keeper.run / "checkpoints") is not None
+
+
+def test_weights_that_are_not_finite_come_into_no_checkpoint(keeper: CheckpointWriter) -> None:
+    keeper.finite = ["w", "small"]
+    weights = {"w": torch.ones(3), "small": torch.ones(2, dtype=torch.float8_e4m3fn), "mask": torch.tensor([-math.inf])}
+    keeper.start(10, weights, {"optimizer": {}}, STATE)
+    keeper.wait()
+    for leave in (keeper.wait, lambda: keeper.finish({})):
+        keeper.start(20, weights | {"w": torch.tensor([1.0, math.nan])}, {"optimizer": {}}, STATE)
+        with pytest.raises(
+            FloatingPointError, match=r"^w became .* by step 20, .*; the last checkpoint is step_00000010$"
+        ):
+            leave()
+    assert layout.committed(keeper.run / "checkpoints") == ["step_00000010"]
 
 
 def test_slow_storage_delays_training_by_a_bounded_share(

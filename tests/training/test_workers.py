@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +22,17 @@ from raytrain import (
     AdamW,
     Augment,
     Batch,
+    Checkpoint,
     Classification,
     Cosine,
     Digits,
     Experiment,
+    Hook,
     Model,
     Run,
     Task,
 )
+from raytrain.checkpoint import layout
 from raytrain.data.transforms import Normalise
 
 BASE = Experiment(
@@ -182,6 +187,29 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_step(ranks: Ranks, tmp_
     e = replace(BASE, optimizer=SGD(lr=1e30), schedule=Cosine())
     with pytest.raises(AssertionError, match=r"the loss became (nan|inf) at step \d+: .*; there is no checkpoint yet"):
         ranks.run(1, train_rank, e, new_run(tmp_path / "run", e))
+
+
+@dataclass(frozen=True)
+class Spoil(Hook):
+    step: int = 0
+
+    def after_backward(self, trainer: Any) -> None:
+        """Make a gradient infinite; the losses of this step, and of the run, are finite."""
+        if trainer.progress.step + 1 == self.step:
+            trainer.parameters[0].grad[0] = math.inf
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("step", "kept"), [(10, 5), (23, 20)])
+def test_weights_that_are_not_finite_end_the_run_before_they_are_kept(
+    ranks: Ranks, tmp_path: Path, workers: int, step: int, kept: int
+) -> None:
+    e = replace(on_workers(BASE, workers), epochs=1, checkpoint=Checkpoint(every_steps=5), hooks=(Spoil(step),))
+    said = "the loss became nan" if step < 23 else "became infinite or not a number by step 23, though the losses were"
+    run = new_run(tmp_path / "run", e)
+    with pytest.raises(AssertionError, match=said):
+        ranks.run(workers, train_rank, e, run)
+    assert layout.committed(run / "checkpoints")[-1] == layout.name_of(kept)
 
 
 @pytest.mark.slow
