@@ -41,11 +41,6 @@ SENTENCES = {
         "Decoding: a core alone reads, decodes and resizes {photographs:.0f} of these files a second. In each epoch "
         "{first:.2f} s pass until the first batch is there, as nothing is read while the other side runs."
     ),
-    "pack-jpeg": "Decoding: a core alone reads, decodes and resizes {photographs:.0f} of the files a second.",
-    "pack-raw": (
-        "Copying: threads move each sample from the page cache into a batch while the main thread normalises the one "
-        "before. Both need the memory, and Python runs in one of them at a time."
-    ),
     "scan": (
         "A stat for each file takes {stat:.1f} us: it tells the size and the time of change, by which a run knows its "
         "data again and the cache never serves an image that was replaced. The names alone take {list:.1f} us."

@@ -289,8 +289,9 @@ class Loader:
 
 def _like(array: torch.Tensor, one: torch.Tensor | None) -> torch.Tensor:
     """Return the array of one sample, [1, ...]: `one` if it is as the others of this batch, else zeros."""
-    fits = one is not None and (one.shape[1:], one.dtype) == (array.shape[1:], array.dtype)
-    return one if fits and one is not None else array.new_zeros((1, *array.shape[1:]))
+    if one is not None and (one.shape[1:], one.dtype) == (array.shape[1:], array.dtype):
+        return one
+    return array.new_zeros((1, *array.shape[1:]))
 
 
 @cache
