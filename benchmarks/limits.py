@@ -41,6 +41,10 @@ SENTENCES = {
         "Decoding: a core alone reads, decodes and resizes {photographs:.0f} of these files a second. In each epoch "
         "{first:.2f} s pass until the first batch is there, as nothing is read while the other side runs."
     ),
+    "pack-raw": (
+        "CPUs: a sample takes {wall:.0f} us, and for {own:.0f} of these the thread that normalises has a CPU. "
+        "Threads that copy the next samples out of the page cache want one too."
+    ),
     "scan": (
         "A stat for each file takes {stat:.1f} us: it tells the size and the time of change, by which a run knows its "
         "data again and the cache never serves an image that was replaced. The names alone take {list:.1f} us."

@@ -35,7 +35,7 @@ def main() -> None:
     epoch = 0
     keep_memory()  # as raytrain's worker does
     while turns.wait():
-        started, samples, first = time.perf_counter(), 0, 0.0
+        started, busy, samples, first = time.perf_counter(), time.thread_time(), 0, 0.0
         loader.epochs = epoch + _EPOCHS[form]  # nothing is read while others have their turn
         while epoch < loader.epochs:
             for loaded in loader.epoch(epoch):
@@ -43,7 +43,8 @@ def main() -> None:
                     samples += len(batch)
                     first = first or time.perf_counter() - started
             epoch += 1
-        turns.reply(samples, time.perf_counter() - started, first=first)
+        seconds, each = time.perf_counter() - started, 1e6 / samples
+        turns.reply(samples, seconds, first=first, wall=seconds * each, own=(time.thread_time() - busy) * each)
 
 
 if __name__ == "__main__":
