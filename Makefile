@@ -22,7 +22,7 @@ train: setup
 	$(BIN)/raytrain train experiments/digits.py
 
 # The tests that start Ray, hosts or servers on the whole machine, after all others, which share two processes.
-WHOLE = tests/integration tests/faults tests/cluster
+WHOLE = tests/integration tests/faults tests/cluster/test_hosts.py
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(WHOLE:%=--ignore %)
 	$(BIN)/python -m pytest $(WHOLE)
