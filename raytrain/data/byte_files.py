@@ -178,7 +178,7 @@ def _matching(path: str, options: str, suffixes: tuple[str, ...], first: bool = 
             if one.size is not None:
                 return [one._replace(path=path + options)]
             folder = path.rstrip("/")
-            there = [one for one in listed(path + options, recursive=True) if one.path.endswith(suffixes)]
+            there = [one for one in listed(path + options, recursive=True) if one.path.lower().endswith(suffixes)]
         return [one._replace(path=joined(folder + options, one.path)) for one in there]
     names = patterns.files_below(path, suffixes) if os.path.isdir(path) else patterns.matching(path)
     return [File(one, (status := os.stat(one)).st_size, status.st_ctime_ns) for one in names]

@@ -63,6 +63,6 @@ def files_below(root: str, suffixes: tuple[str, ...]) -> list[str]:
                 continue
             seen.add((status.st_dev, status.st_ino))
             starts += [path for name in sorted(folders) if os.path.islink(path := os.path.join(folder, name))]
-            paths = (os.path.join(folder, name) for name in names if name.endswith(suffixes))
+            paths = (os.path.join(folder, name) for name in names if name.lower().endswith(suffixes))
             found += [str(Path(path)) for path in paths if os.path.isfile(path)]
     return sorted(found)

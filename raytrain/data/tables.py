@@ -156,13 +156,25 @@ def joined(tables: tuple[str, ...], kinds: dict[str, Kind]) -> tuple[pa.Table, l
             _check(found[name], name, kind, byte_files.shown(one))
         return found
 
-    found = list(byte_files.at_once(read, list(tables)))
+    found = _alike(tables, list(byte_files.at_once(read, list(tables))))
     try:
-        whole = pa.concat_tables(found, promote_options="default")
+        whole = pa.concat_tables(found, promote_options="permissive")
     except pa.ArrowException as error:
         what = f"the tables have different columns: {errors.one_line(str(error), 200)}"
         raise errors.UserError(what, byte_files.shown(tables[0]), "give all the same columns") from None
     return _spelled(tables, whole, kinds), [len(one) for one in found], [one.schema for one in found]
+
+
+def _alike(tables: tuple[str, ...], found: list[pa.Table]) -> list[pa.Table]:
+    """Return tables, in which columns that are text in some CSV files are text in all: Arrow guesses file by file."""
+    types = [{field.name: field.type for field in one.schema} for one in found]
+    text = {
+        name: kind for wanted in (pa.string(), _CODES) for one in types for name, kind in one.items() if kind == wanted
+    }
+    other = [any(one[name] != kind for name, kind in text.items()) for one in types]
+    if not any(other) or not all(_name(one).endswith(_CSV) for one in tables):
+        return found
+    return [_read_csv(tables[k], list(types[k]), text) if other[k] else one for k, one in enumerate(found)]
 
 
 def _check(column: pa.ChunkedArray, name: str, kind: Kind, where: str) -> None:

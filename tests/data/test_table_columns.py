@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import csv, parquet
 
 from raytrain.data import Manifest
@@ -73,3 +75,32 @@ def test_a_name_with_a_space_is_quoted(tmp_path: Path):
     (tmp_path / "a.csv").write_text("path, label\n0.png, a\n")
     with pytest.raises(UserError, match=r"did you mean ' label'\? the columns are path, ' label'"):
         Manifest(str(tmp_path / "a.csv")).index()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "classes"),
+    [(["1", "2"], ["cat", "1"], ("1", "2", "cat")), (["cat", "1"], ["1", "2"], ("1", "2", "cat")),
+     (["1", "2"], ["1.0", "2.0"], ("1", "2")), (["1", "2"], ["", "2.5"], ("1", "2", "2.5")),
+     (["2024-01-05", "1"], ["7", "01"], ("01", "1", "2024-01-05", "7"))],
+)  # fmt: skip
+def test_csv_files_may_look_like_other_types_than_their_neighbours(
+    first: list[str], second: list[str], classes: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name, labels in (("a", first), ("b", second), ("c", ["1", "1"])):
+        rows = [f"{label},{n}.png,{split}" for n, label in enumerate(labels) if label for split in ("train", "val")]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["label,path,split", *rows]))
+    index = Manifest(f"{tmp_path}/*.csv").index()["train"]
+    assert index.classes == classes
+    assert [classes[label] for label in index.labels] == [
+        str(int(float(label))) if classes == ("1", "2") else label for label in [*first, *second, "1", "1"] if label
+    ]
+
+
+def test_numbers_of_csv_files_may_be_whole_in_some(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "0.png")
+    for name, cells in (("a", ("1", "2")), ("b", ("2.5", "-3"))):
+        rows = [f"0.png,{cell},{cell},{split}" for cell in cells for split in ("train", "val")]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["path,age,weight,split", *rows]))
+    data = Manifest(f"{tmp_path}/*.csv", size=4, target=("age",), columns=("weight",))
+    index = data.index()["train"]
+    assert data.read(index, np.arange(4))["age"].tolist() == index.columns["weight"].tolist() == [1, 2, 2.5, -3]
