@@ -79,7 +79,7 @@ class SampleImages(Hook):
         times = max(1, -(-_LEAST // min(shown[0].size)))
         width, height = (side * times for side in shown[0].size)
         whole = image.new("RGB", (len(rows) * (width + 4), max(map(len, rows)) * (height + 4) + 2 * _LINE), "white")
-        pen = draw.Draw(whole)
+        pen, letters = draw.Draw(whole), importlib.import_module("raytrain.data.font").font()
         for column, (tiles, lines) in enumerate(zip(rows, texts, strict=True)):
             left = column * (width + 4)
             for number, tile in enumerate(tiles):
@@ -87,7 +87,7 @@ class SampleImages(Hook):
             for number, line in enumerate(lines):
                 at = (left + 2, max(map(len, rows)) * (height + 4) + number * _LINE)
                 wrong = number == 1 and said[column].get("label", truths[column]) != truths[column]
-                pen.text(at, line[: max(1, width // 6)], fill="red" if wrong else "black")
+                pen.text(at, line[: max(1, width // 6)], fill="red" if wrong else "black", font=letters)
         file = io.BytesIO()
         whole.save(file, "PNG")
         return file.getvalue()

@@ -18,6 +18,7 @@ from raytrain import errors
 from raytrain.data import Data, Field, Images, Index, decode
 from raytrain.data.blocks import bad_text, read_part
 from raytrain.data.checks import checked_indices
+from raytrain.data.font import font
 from raytrain.data.image_files import pixel_size_of
 
 _CHUNK, _THREADS = 16, 4
@@ -254,11 +255,11 @@ def _sheet(index: Index, pictures: dict[int, np.ndarray]) -> Image.Image | None:
     rows = sorted(pictures, key=lambda row: (0 if index.labels is None else int(index.labels[row]), row))
     across = min(8, len(rows))
     sheet = Image.new("RGB", (across * (_TILE + 4), -(-len(rows) // across) * (_TILE + _TEXT + 4)), "white")
-    draw = ImageDraw.Draw(sheet)
+    draw, letters = ImageDraw.Draw(sheet), font()
     for place, row in enumerate(rows):
         left, top = place % across * (_TILE + 4), place // across * (_TILE + _TEXT + 4)
         sheet.paste(_picture(pictures[row]).resize((_TILE, _TILE)), (left, top))
-        draw.text((left, top + _TILE), _label(index, row).encode("ascii", "replace").decode()[:16], "black")
+        draw.text((left, top + _TILE), _label(index, row)[:16], "black", letters)
     return sheet
 
 

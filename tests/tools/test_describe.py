@@ -52,6 +52,17 @@ def test_figures_are_those_of_the_images(folder: Path) -> None:
         assert image.getpixel((48, 48)) == (0, 100, 255)  # the first ant
 
 
+def test_sheet_shows_letters_beyond_ascii(tmp_path: Path) -> None:
+    for name in "äßč":
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    _, sheet = describe(ImageFolder(str(tmp_path), size=8), 1000, 60.0)
+    assert sheet is not None
+    found = {sheet.crop((left, 96, left + 96, 108)).tobytes() for left in range(0, sheet.width, 100)}
+    assert len(found) == 3
+
+
 def test_only_some_samples_are_read(folder: Path) -> None:
     found, _ = describe(ImageFolder(str(folder), size=8), 7, 60.0)
     assert found.read == found.wanted == 7 and sum(found.counts.values()) == 14
