@@ -307,9 +307,9 @@ def _describe(hint: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(repr(arg) for arg in args)
     if origin is tuple:
-        return (
-            f"a tuple of {_describe(args[0])}s" if args and args[-1] is Ellipsis else f"a tuple of {len(args)} values"
-        )
+        if not args or args[-1] is not Ellipsis:
+            return f"a tuple of {len(args)} values"
+        return f"a tuple, each of its values {_describe(args[0])}"
     if hint in (int, float, str, bool):
         return {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}[hint]
     if hint is type(None):

@@ -77,6 +77,12 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     _check_state(module, changed, f"in {where}")
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
+    if not classes and isinstance(output, torch.Tensor) and not output.numel():
+        what = f"{type(experiment.model).__name__} has an output for each class, and the data has no classes"
+        how = (
+            "write model=TorchModel(torchvision.models.resnet18, num_classes=1), with as many outputs as the task wants"
+        )
+        raise errors.UserError(what, f"in {where}", f"{how}, or a model of your own")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
@@ -210,8 +216,7 @@ def tensors(experiment: Experiment, sample: tuple[int, ...], classes: int) -> Te
 
 def build_model(experiment: Experiment, sample: tuple[int, ...], classes: int, device: str) -> nn.Module:
     """Build the model on a device, with the weights that training begins with."""
-    silence = _loads_on_meta_unsaid() if device == "meta" else contextlib.nullcontext()
-    with torch.device(device), torch.random.fork_rng(devices=[]), silence:
+    with torch.device(device), torch.random.fork_rng(devices=[]), _unsaid():
         torch.default_generator.manual_seed(order.key(experiment.seed, 0) >> 1)  # the weights that training begins with
         module = experiment.model.build(sample, classes)
         if not isinstance(module, nn.Module):
@@ -242,25 +247,28 @@ def build_checked(experiment: Experiment, sample: tuple[int, ...], classes: int)
     return module
 
 
-_LOADED_ON_META = (
-    "ignore",
-    re.compile("for .*: copying from a non-meta parameter in the checkpoint to a meta parameter"),
-    UserWarning,
-    re.compile(r"torch\.nn\.modules\.module$"),
-    0,
+_UNSAID = tuple(
+    ("ignore", re.compile(message), UserWarning, re.compile(module), 0)
+    for message, module in (
+        (
+            "for .*: copying from a non-meta parameter in the checkpoint to a meta parameter",
+            r"torch\.nn\.modules\.module$",
+        ),
+        ("Initializing zero-element tensors is a no-op", r"torch\."),
+    )
 )
 
 
 @contextlib.contextmanager
-def _loads_on_meta_unsaid() -> Iterator[None]:
-    """Leave out torch's warning for each weight that a model loads on the meta device, and no other warning."""
+def _unsaid() -> Iterator[None]:
+    """Leave out torch's warnings for each weight that a model loads on the meta device, and for layers without outputs,
+    which `check_model` refuses; no other warning."""
     filters = cast(list[Any], warnings.filters)  # filterwarnings() would make Python repeat the user's own warnings
-    filters.insert(0, _LOADED_ON_META)
+    filters[:0] = _UNSAID
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # build() may have called resetwarnings()
-            filters.remove(_LOADED_ON_META)
+        filters[:] = [one for one in filters if one not in _UNSAID]  # build() may have called resetwarnings()
 
 
 def _pass(module: nn.Module, sample: tuple[int, ...], dtype: str, layout: Any = None) -> Any:

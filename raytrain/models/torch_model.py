@@ -35,6 +35,11 @@ class TorchModel(Wrapped, Model):
     """What it wraps."""
 
     def __post_init__(self) -> None:
+        target = target_of(type(self))
+        if not isinstance(self.weights, str) and type(self.weights).__module__.startswith("torchvision."):
+            what = f"weights are the name of a file here, got {self.weights}"
+            how = f'write model=Torchvision("{target.__name__}", weights="hub"), or download the file'
+            raise errors.UserError(what, f"in TorchModel({where_is(target)})", how)
         check(self)
 
     def build(self, sample: Any, classes: int) -> nn.Module:

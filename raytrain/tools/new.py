@@ -19,6 +19,7 @@ _SIZES = (32, 64, 96, 128, 160, 192, 224, 256)
 _LOOKED_AT = 32
 _UNEVEN = 1.5
 """Ratio of the largest to the smallest class above which weights are suggested."""
+_TABLES = (".csv", ".jsonl", ".parquet")
 _WEIGHTS = "# The weights are torchvision's, downloaded once. Without them: --model.weights none"
 """Pretrained weights: from nothing, a few hundred photographs teach a ResNet little."""
 
@@ -43,7 +44,7 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
         out: the file's name, for the command in its docstring.
 
     Raises:
-        UserError: the folder has no such layout, or none of a split's images can be read.
+        UserError: the folder has no such layout or one class alone, or none of a split's images can be read.
     """
     root = expanded(folder)
     root = root.resolve() if ".." in root.parts else root.absolute()
@@ -51,6 +52,7 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
     data: Data = MNIST(str(root)) if mnist else ImageFolder(str(root))
     found = checked_indices(data)
     train, val = found["train"], found["val"]
+    _check_classes(root, train.classes)
     counts = np.bincount(train.labels, minlength=len(train.classes))
     notes = _unreadable(data, (train, val))
     if mnist:
@@ -89,6 +91,17 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
         ")",
     ]
     return "\n".join(lines) + "\n", notes
+
+
+def _check_classes(root: Path, classes: tuple[str, ...]) -> None:
+    """Check that there are classes to tell apart."""
+    if len(classes) != 1:
+        return
+    tables = sorted(one for kind in _TABLES for one in root.glob(f"*{kind}"))
+    how = "give a folder with a folder for each class"
+    if tables:
+        how = f"did you mean data=Manifest({_quoted(str(tables[0]))})? It reads images and labels from a table"
+    raise errors.UserError(f"there is one class of images, {classes[0]!r}", root, how)
 
 
 def _unreadable(data: Data, indices: tuple[Index, ...]) -> list[str]:

@@ -82,7 +82,8 @@ class Wrapper(type):
             named = next(iter(signature(target, len(wraps.given)).arguments), "name")
             how = f"write {name}({title}, {named}={rest[0]!r})"
             raise errors.UserError(f"{name} takes the arguments of {title} by name, got {rest[0]!r}", where, how)
-        fields = {key: tuples(value) for key, value in fields.items()}
+        unset = [key for key in wraps.replaced if fields.get(key, "") is None]  # as in resnet18(weights=None)
+        fields = {key: tuples(value) for key, value in fields.items() if key not in unset}
         kind = cls.of(target, fields)
         known = [field.name for field in dataclasses.fields(kind)]
         for key, value in fields.items():

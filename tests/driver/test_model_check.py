@@ -12,16 +12,20 @@ import torch
 from torch import nn
 
 from raytrain import (
+    CNN,
     Augment,
+    Data,
     Deterministic,
     Digits,
     Experiment,
+    Field,
     Index,
     Model,
     Optimizer,
     Parallel,
     Pipeline,
     Progressive,
+    Regression,
     Scaling,
     SimpleModel,
     UserError,
@@ -168,3 +172,21 @@ def test_an_optimizer_whose_state_cannot_be_read_back_is_refused() -> None:
     message = "cannot hold the state of Remembering, or not give it back, in .*; keep tensors and Python's own numbers"
     with pytest.raises(UserError, match=message):
         make(optimizer=Remembers())
+
+
+@dataclass(frozen=True)
+class Sizes(Data):
+    """Images with two numbers each, and no classes."""
+
+    def index(self) -> dict[str, Index]:
+        fields = (Field("image", (1, 8, 8), kind="image"), Field("size", (2,), "float32"))
+        return {"train": Index(fields=fields, count=8), "val": Index(fields=fields, count=2)}
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        return {"image": np.zeros((len(samples), 1, 8, 8), np.uint8), "size": np.ones((len(samples), 2), np.float32)}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_with_an_output_for_each_class_needs_classes() -> None:
+    with pytest.raises(UserError, match="CNN has an output for each class, and the data has no classes, in CNN; write"):
+        make(model=CNN(channels=(4,)), data=Sizes(), task=Regression())

@@ -71,6 +71,15 @@ def test_photographs_start_from_pretrained_weights(tmp_path: Path, capsys: Captu
     assert "--model.weights none" in (tmp_path / "l.py").read_text()
 
 
+def test_one_class_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    root, out = images(tmp_path / "flat", {"images": 10}, 32, "RGB"), tmp_path / "x.py"
+    said = fails(capsys, "new", root, "--out", out)
+    assert f"there is one class of images, 'images', {root}; give a folder with a folder for each class" in said
+    (root / "labels.csv").write_text("path,label\n")
+    assert f'did you mean data=Manifest("{root}/labels.csv")?' in fails(capsys, "new", root, "--out", out)
+    assert not out.exists()
+
+
 def test_even_classes_get_no_weights_and_mnist_is_known(tmp_path: Path, capsys: Capture, data_root: Path) -> None:
     succeeds(capsys, "new", images(tmp_path / "even", {"a": 10, "b": 10}, 32, "RGB"), "--out", tmp_path / "even.py")
     assert "uneven" not in (tmp_path / "even.py").read_text()

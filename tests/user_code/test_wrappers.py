@@ -16,6 +16,7 @@ import torchvision
 from helpers import plain_parts as parts
 from helpers.commands import fails, succeeds, without_ray
 from torch import nn
+from torchvision.models import ResNet18_Weights, resnet18
 
 from raytrain import (
     CNN,
@@ -51,6 +52,13 @@ def test_a_value_has_the_fields_of_the_signature_and_builds_the_module() -> None
     assert shapes == [[8, 64], [8], [12, 8], [12], [10, 12], [10]], "num_classes is the data's"
     other = TorchModel(parts.Net, widths=[4, 4], num_classes=3).build((1, 8, 8), 10)
     assert [list(p.shape) for p in other.parameters()][-2:] == [[3, 16], [3]]
+
+
+def test_weights_of_torchvision_s_signature_are_none_or_say_what_to_write() -> None:
+    plain = TorchModel(resnet18, num_classes=2)
+    assert TorchModel(resnet18, weights=None, num_classes=2) == plain and plain.weights == "none"
+    with pytest.raises(UserError, match=r'write model=Torchvision\("resnet18", weights="hub"\)'):
+        TorchModel(resnet18, weights=ResNet18_Weights.DEFAULT)
 
 
 def test_functions_with_open_arguments_take_what_they_are_given() -> None:
