@@ -89,7 +89,7 @@ def styles(module: nn.Module, size: int, least: int) -> dict[str, str]:
         name: layer
         for name, layer in module.named_modules()
         # A shard of a tensor that several layers share would be that of one, and code that reads one expects all.
-        if name not in read and all(count[id(tensor)] == 1 for tensor in layer.parameters())
+        if name not in read and all(count[id(tensor)] == 1 for tensor in layer.parameters()) and not _has_hooks(layer)
     }
     chosen = {name: "heads" for name, layer in layers.items() if _has_heads(layer, size)}
     within = tuple(f"{name}." for name in chosen)
@@ -131,6 +131,11 @@ def _convolutions(layers: dict[str, nn.Module], found: list[Pair], size: int, le
         if not {first, second} & chosen.keys():
             chosen |= {first: "outputs", **dict.fromkeys(norms, "channels"), second: "inputs"}
     return chosen
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    """Return whether code of others runs with a layer, as torch's older `weight_norm` does, which makes its weight."""
+    return any(one._forward_hooks or one._forward_pre_hooks for one in layer.modules())
 
 
 def _has_heads(layer: nn.Module, size: int) -> bool:

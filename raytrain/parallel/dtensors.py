@@ -76,6 +76,7 @@ class FullySharded(Sharded):
             "mp_policy": MixedPrecisionPolicy(_DTYPES[value.param_dtype], _DTYPES[value.reduce_dtype]),
             "offload_policy": CPUOffloadPolicy() if value.cpu_offload else OffloadPolicy(),
         }
+        _out_of_place(module)
         for unit, _ in units(module, value.block_parameters):
             # FSDP2 takes no other layout; images keep theirs.
             parts.fill(unit, ranks.device, layout=torch.contiguous_format)
@@ -117,6 +118,7 @@ class TensorSharded(Sharded):
             "rows": RowwiseParallel(input_layouts=every),
         }
         module, line = parts.module, mesh["shard"]
+        _out_of_place(module)
         chosen = styles(module, size, least)
         how = shards(module, chosen)
         for name, style in chosen.items():
@@ -166,6 +168,14 @@ class TensorSharded(Sharded):
         square = nn.utils.get_total_norm(shards).square().to(self.ranks.device)
         dist.all_reduce(square, group=self.mesh.get_group("shard"))
         return torch.sqrt(square + nn.utils.get_total_norm(others).square())
+
+
+def _out_of_place(module: nn.Module) -> None:
+    """Let activations leave their input as it is: FSDP makes a view of a block's input, and DTensors one of a layer's
+    output, which autograd does not let be changed."""
+    for layer in module.modules():
+        if getattr(layer, "inplace", False) is True:
+            layer.inplace = False  # type: ignore[assignment]
 
 
 def _cut(layer: nn.Module, path: str, how: dict[str, tuple[int, int]], mesh: DeviceMesh) -> None:

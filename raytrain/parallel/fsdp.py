@@ -80,7 +80,27 @@ class FSDP(Parallel):
             raise errors.UserError(
                 "there is nothing to offload from on CPUs", "in parallel.cpu_offload", "leave it out"
             )
+        if workers > 1:
+            self._check_tensors(module)
         return f"in sets of {self.shard_over} workers" if self.shard_over else ""
+
+    def _check_tensors(self, module: nn.Module) -> None:
+        """Check that FSDP2 can shard each parameter, and that those which are gathered together have one type."""
+        names = {id(tensor): name for name, tensor in module.named_parameters()}
+        seen: set[int] = set()
+        for unit, _ in _runtime().units(module, self.block_parameters):
+            own = [tensor for tensor in unit.parameters() if id(tensor) not in seen]
+            seen.update(map(id, own))
+            for tensor in own:
+                if not tensor.dim():
+                    raise _misfit(
+                        f"FSDP cannot shard {names[id(tensor)]}, which has no dimension", "give it the shape (1,)"
+                    )
+            types = {tensor.dtype: names[id(tensor)] for tensor in reversed(own) if tensor.requires_grad}
+            if len(types) > 1:
+                found = " and ".join(f"{name} ({str(one).removeprefix('torch.')})" for one, name in types.items())
+                what = f"FSDP gathers parameters of one type together, and not {found}"
+                raise _misfit(what, "give them one type, or a --parallel.block_parameters that puts them apart")
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the model sharded in place."""
@@ -90,6 +110,10 @@ class FSDP(Parallel):
             return runtime.FullySharded(parts, ranks, self)
         parts.fill(parts.module, ranks.device)
         return runtime.Strategy(parts.module, ranks)
+
+
+def _misfit(what: str, how: str) -> errors.UserError:
+    return errors.UserError(what, "in parallel.strategy", f"{how}, or use --parallel.strategy ddp")
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

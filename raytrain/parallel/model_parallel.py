@@ -65,7 +65,7 @@ class ModelParallel(Parallel):
         module.register_forward_hook(_Moved(ranks.device))
         if ranks.world == 1:
             return strategy.Strategy(module, ranks)
-        return distributed.Distributed(module, ranks, find_unused_parameters=ranks.world > 2)
+        return distributed.Distributed(module, ranks, find_unused_parameters=True)
 
     def _parameters(self, module: nn.Module) -> list[list[nn.Parameter]]:
         """Return those of each part."""

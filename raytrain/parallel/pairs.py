@@ -5,6 +5,7 @@ torch.fx traces the model. What it cannot trace is one step of the graph, and is
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -31,20 +32,37 @@ def pairs(module: nn.Module) -> tuple[list[Pair], set[str]]:
     uses what the first one gives, and nothing but elementwise layers, or with convolutions layers that treat each
     channel by itself, lies between.
     """
-    modes = {layer: layer.training for layer in module.modules()}
     found: list[list[Pair]] = []
     read: set[str] = set()
-    try:
-        for mode in (True, False):
+    for mode in (True, False):
+        with untouched(module), torch.no_grad():  # under which activation checkpointing passes calls on
             module.train(mode)
-            with torch.no_grad():  # under which activation checkpointing passes calls on
-                graphs = list(_graphs(module, ""))
+            graphs = list(_graphs(module, ""))
             found.append([pair for path, root, graph in graphs for pair in _in(path, root, graph)])
             read |= {_joined(path, name) for path, _, graph in graphs for name in _read(graph)}
-    finally:
-        for layer, mode in modes.items():
-            layer.training = mode
     return [pair for pair in found[0] if pair in found[1]], read
+
+
+@contextlib.contextmanager
+def untouched(module: nn.Module) -> Iterator[list[str]]:
+    """The context in which torch.fx traces a module. Afterwards the modes, buffers and attributes of its layers are
+    those of before: a trace gives constants to the module, and its forward() may put what is traced in the place of a
+    buffer.
+
+    Yields:
+        The list that then has the names of such buffers.
+    """
+    kept = [(name, one, dict(vars(one)), dict(one._buffers)) for name, one in module.named_modules()]
+    changed: list[str] = []
+    try:
+        yield changed
+    finally:
+        for path, layer, attributes, buffers in kept:
+            changed += [_joined(path, name) for name, buffer in buffers.items() if layer._buffers[name] is not buffer]
+            layer._buffers.clear()
+            layer._buffers.update(buffers)
+            vars(layer).clear()
+            vars(layer).update(attributes)
 
 
 class _Tracer(fx.Tracer):
@@ -53,6 +71,8 @@ class _Tracer(fx.Tracer):
     Attributes:
         opaque: their names.
     """
+
+    proxy_buffer_attributes = True  # a trace must not compute with buffers, and so change them
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ mean what they did), and cut where a single tensor goes from one part to the nex
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -14,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.fx.passes.split_module import split_module
+from torch.fx._symbolic_trace import _assert_is_none
 
 from raytrain import errors
 from raytrain.parallel.cutting import balanced
 from raytrain.parallel.meshes import mesh_of
+from raytrain.parallel.pairs import untouched
 from raytrain.parallel.parts import Parts, in_file
 from raytrain.parallel.strategy import Autocast, Loss, RankContext, Shape, Strategy, broadcast, mapped, snapshot
 
@@ -87,6 +89,7 @@ class Stages(Strategy):
 
         self.loss_of = of
         self.schedule.step(*self._first(inputs), target=self._numbers(), return_outputs=False)
+        self.buffers.settle()
 
     def reduce_gradients(self) -> None:
         """Sum over the pipelines."""
@@ -177,14 +180,13 @@ class Stages(Strategy):
     def _schedule(self, inputs: torch.Tensor, autocast: Autocast) -> Any:
         """Return torch's schedule. What goes between stages is measured here, and not by its first step, which would
         draw random numbers."""
-        ends = [torch.zeros_like(inputs)]
+        ends, modes = [torch.zeros_like(inputs)], {layer: layer.training for layer in self.module.modules()}
+        self.module.eval()
         with torch.no_grad(), autocast():
             for stage in self.everything:
-                layers = {layer: layer.training for layer in stage.modules()}
-                stage.eval()
                 ends.append(stage(ends[-1]).contiguous())
-                for layer, training in layers.items():
-                    layer.training = training
+        for layer, training in modes.items():
+            layer.training = training
         ends = [end.clone().requires_grad_(number > 0) for number, end in enumerate(ends)]
         stages = [
             PipelineStage(
@@ -225,7 +227,8 @@ class _Within(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         with self.autocast():
-            return self.stage(values).contiguous()  # gloo sends nothing else
+            # Received values are a leaf, which a layer must not change in place. gloo sends contiguous values alone.
+            return self.stage(values.clone() if values.requires_grad else values).contiguous()
 
 
 class _Given(nn.Module):
@@ -249,13 +252,8 @@ def cut(module: nn.Module, stages: int) -> list[nn.Module]:
     Raises:
         UserError: it cannot be traced, or there are fewer places where one tensor alone is handed on.
     """
-    name = type(module).__name__
-    try:
-        graph = fx.symbolic_trace(module)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise _misfit(f"{name} cannot be traced by torch.fx ({reason})") from None
-    nodes = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
+    name, (graph, other) = type(module).__name__, _traced(module)
+    nodes, others = ([node for node in one.graph.nodes if node.op != "output"] for one in (graph, other))
     place = {node: number for number, node in enumerate(nodes)}
     blocks: list[list[fx.Node]] = [[]]
     alive: set[fx.Node] = set()
@@ -263,7 +261,7 @@ def cut(module: nn.Module, stages: int) -> list[nn.Module]:
         blocks[-1].append(node)
         alive.add(node)
         alive = {one for one in alive if any(place.get(user, len(nodes)) > number for user in one.users)}
-        if alive == {node} and node.op != "get_attr":
+        if alive == {node} and node.op not in ("placeholder", "get_attr"):
             blocks.append([])
     blocks = [block for block in blocks if block]
     held = [{id(p): p for node in block for p in _parameters(graph, node)} for block in blocks]
@@ -284,8 +282,91 @@ def cut(module: nn.Module, stages: int) -> list[nn.Module]:
         for key in block:
             if owners.setdefault(key, part[blocks[number][0]]) != part[blocks[number][0]]:
                 raise _misfit(f"{_name(blocks[number])} of {name} shares parameters with another stage")
-    whole = split_module(graph, module, lambda node: part[node])  # type: ignore[arg-type]
-    return [whole.get_submodule(f"submod_{number}") for number in range(stages)]
+    numbers = [[at for at, node in enumerate(nodes) if part[node] == number] for number in range(stages)]
+    found = [_stage(graph, [nodes[at] for at in some]) for some in numbers]
+    if str(graph.graph) == str(other.graph):
+        return list(found)
+    return [
+        _OfModes(one, _stage(other, [others[at] for at in some]), module)
+        for one, some in zip(found, numbers, strict=True)
+    ]
+
+
+class _Tracer(fx.Tracer):
+    """Takes modules without children as one step, whoever wrote them: they may read `self.training`, as stochastic
+    depth does, change their buffers, or do what cannot be traced. Buffers that others read are read in each pass."""
+
+    proxy_buffer_attributes = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """See the base class."""
+        return not any(True for _ in m.children()) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _OfModes(nn.Module):
+    """A stage that has other numbers in training than in evaluation, such as functions that take `self.training`.
+
+    Args:
+        training, evaluating: the stage in both modes, with the same layers.
+        model: knows the mode.
+    """
+
+    def __init__(self, training: nn.Module, evaluating: nn.Module, model: nn.Module):
+        super().__init__()
+        self.of_training, self.of_evaluation, self._model = training, evaluating, [model]
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return (self.of_training if self._model[0].training else self.of_evaluation)(values)
+
+
+def _traced(module: nn.Module) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return the steps of a model that has one input, in training and in evaluation.
+
+    Raises:
+        UserError: they cannot be traced, or would not be those of the model.
+    """
+    name = type(module).__name__
+    given = list(inspect.signature(module.forward).parameters.values())[1:]
+    fixed = {one.name: one.default for one in given if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    if needed := [one for one, value in fixed.items() if value is inspect.Parameter.empty]:
+        raise _misfit(f"forward() of {name} has more inputs than one, which is all that a pipeline passes: {needed[0]}")
+    graphs: list[fx.Graph] = []
+    try:
+        for mode in (True, False):
+            with untouched(module) as changed:
+                module.train(mode)
+                graphs.append(_Tracer().trace(module, fixed))
+            if changed:
+                raise TypeError(f"a module with layers changes its buffer {changed[0]}")
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise _misfit(f"{name} cannot be traced by torch.fx ({reason})") from None
+    steps = [[(node.op, node.target) for node in graph.nodes] for graph in graphs]
+    if steps[0] != steps[1]:
+        raise _misfit(f"forward() of {name} takes other steps in training than in evaluation")
+    for graph in graphs:
+        for node in reversed(graph.nodes):
+            if node.target is _assert_is_none:  # of inputs that are left out
+                graph.erase_node(node)
+        (output,) = (node.args[0] for node in graph.nodes if node.op == "output")
+        if not isinstance(output, fx.Node):
+            raise _misfit(f"forward() of {name} returns a {type(output).__name__}, and a pipeline passes one tensor on")
+    return fx.GraphModule(module, graphs[0]), fx.GraphModule(module, graphs[1])
+
+
+def _stage(whole: fx.GraphModule, nodes: list[fx.Node]) -> fx.GraphModule:
+    """Return a part of a graph, whose input and output are one tensor each. torch's `split_module` takes the parameters
+    that a graph reads for inputs of a part."""
+    graph, here = fx.Graph(), set(nodes)
+    made: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        for before in node.all_input_nodes:
+            if before not in here and before not in made:
+                made[before] = graph.placeholder(before.name)
+        made[node] = graph.node_copy(node, made.__getitem__)
+    (output,) = {node for node in nodes if any(user not in here for user in node.users)}
+    graph.output(made[output])
+    return fx.GraphModule(whole, graph)
 
 
 def _parameters(graph: fx.GraphModule, node: fx.Node) -> list[nn.Parameter]:
