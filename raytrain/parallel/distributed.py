@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from raytrain import errors
 from raytrain.parallel.batchnorm import SyncedBatchNorm
 from raytrain.parallel.strategy import Autocast, Loss, RankContext, Strategy
 from raytrain.watchdog import EXCHANGING, doing
@@ -47,9 +48,22 @@ class Distributed(Strategy):
         self.rounding = self.ranks.world * torch.finfo(self.sent).eps
 
     def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
-        """As the base class; synchronised BatchNorm layers leave blank micro-batches out."""
+        """As the base class; synchronised BatchNorm layers leave blank micro-batches out.
+
+        Raises:
+            UserError: a parameter has no gradient, and DistributedDataParallel has not looked for such.
+        """
         marked = partial(self._marked, loss) if self.ranks.device.type == "cpu" else loss  # a GPU's host does not wait
         super().forward_backward(map(self._announced, micro_batches), marked, autocast)
+        try:
+            self.ddp._check_reducer_finalized()
+        except RuntimeError as error:
+            names = [name for name, one in self.module.named_parameters() if one.requires_grad and one.grad is None]
+            raise errors.UserError(
+                f"{errors.listed(names)}: no gradient after the backward pass, for which the workers wait",
+                "in parallel.find_unused_parameters",
+                "use --parallel.find_unused_parameters",
+            ) from error
 
     def recorded(
         self, backward: Callable[[], None], parameters: list[nn.Parameter]

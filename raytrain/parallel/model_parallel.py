@@ -25,6 +25,9 @@ class ModelParallel(Parallel):
     parts: int = 2
     """Devices of a worker that the layers are spread over, so that each holds about as many parameters. On CPUs all of
     them are the CPU."""
+    find_unused_parameters: bool = False
+    """With several workers, let DistributedDataParallel look for parameters without a gradient, which some models have
+    in some steps."""
 
     spreads: ClassVar[bool] = True
     """Layers are filled where they belong."""
@@ -65,7 +68,9 @@ class ModelParallel(Parallel):
         module.register_forward_hook(_Moved(ranks.device))
         if ranks.world == 1:
             return strategy.Strategy(module, ranks)
-        return distributed.Distributed(module, ranks, find_unused_parameters=True)
+        # On CPUs with more than two ranks: see DDP.
+        look = self.find_unused_parameters or (ranks.device.type == "cpu" and ranks.world > 2)
+        return distributed.Distributed(module, ranks, find_unused_parameters=look)
 
     def _parameters(self, module: nn.Module) -> list[list[nn.Parameter]]:
         """Return those of each part."""

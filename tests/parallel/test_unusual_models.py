@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision import models
 
-from raytrain import FSDP, Model, ModelParallel, Parallel, Pipeline, TensorParallel, UserError
+from raytrain import DDP, FSDP, Model, ModelParallel, Parallel, Pipeline, Run, TensorParallel, UserError
 from raytrain.parallel.cutting import styles
 from raytrain.parallel.stages import cut
 
@@ -96,7 +96,7 @@ class Unusual(Model):
         ("InPlace", TensorParallel()),
         ("InPlace", BLOCKS),
         ("Counting", TensorParallel()),
-        ("Counting", ModelParallel()),
+        ("Counting", ModelParallel(find_unused_parameters=True)),
     ],
     ids=str,
 )
@@ -105,6 +105,14 @@ def test_unusual_models_train_as_in_one_process(ranks: Ranks, tmp_path: Path, ki
     expected, _ = reference(e, 12)
     assert set(ranks.run(2, train_rank, e, new_run(tmp_path / "run", e))) == {"completed"}
     np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("parallel", [DDP(reduction="torch"), ModelParallel()], ids=["ddp", "model_parallel"])
+def test_a_layer_that_nothing_uses_is_named_in_the_first_step(ranks: Ranks, tmp_path: Path, parallel: Parallel) -> None:
+    e = on_workers(replace(SHORT, model=Unusual("Counting"), parallel=parallel, epochs=1), 2)
+    with pytest.raises(AssertionError, match=r"unused\.weight, unused\.bias.*in parallel\.find_unused_parameters"):
+        ranks.run(2, train_rank, e, new_run(tmp_path / "run", e))
+    assert Run(tmp_path / "run").metrics("step").num_rows == 0
 
 
 def check(parallel: Parallel, module: nn.Module) -> str:
