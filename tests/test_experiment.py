@@ -174,6 +174,9 @@ def test_binary_files_and_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "My Photos").mkdir()
     with pytest.raises(UserError, match=r"this is a folder, .*My Photos; `raytrain new '.*/My Photos'` writes"):
         experiment_file.load(tmp_path / "My Photos")
+    (tmp_path / "My Photos" / "exp.py").write_text("experiment = 1")
+    with pytest.raises(UserError, match=r"this is a folder, .*My Photos; did you mean .*My Photos/exp.py\?"):
+        experiment_file.load(tmp_path / "My Photos")
     with pytest.raises(UserError, match="no such experiment file"):
         experiment_file.load(tmp_path / ("x" * 300))
 

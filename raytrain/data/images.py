@@ -236,6 +236,8 @@ class Images(Data):
         if self.whole:
             becomes = f"train as random crops of {side} x {side}; for validation they {becomes}"
         note = f"files of about {width} x {height} pixels {becomes}"
+        if {self.size} == {*found[0], *found[-1], side} and not self.whole:
+            return []
         short = min(width, height)
         if self.size > _ENLARGED * short:
             fits = f"--data.size {short}" + (" --data.crop auto" if self.crop != "auto" and side > short else "")

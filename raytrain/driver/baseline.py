@@ -33,7 +33,7 @@ class Baseline:
     Attributes:
         scores: finite values by the names of metrics.jsonl; empty if they are not known.
         line: the scores and the answer, for people; empty if they are not known.
-        note: why they are not known; empty if they are.
+        note: why they are not known, or mean nothing; else empty.
     """
 
     scores: dict[str, float]
@@ -79,10 +79,17 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> Basel
         found = task.results(sums.reduce(torch.device("cpu")))
     found = {f"val_{name}": value for name, value in found.items() if math.isfinite(value)}
     first = [task.monitor, *(name for name in found if name != task.monitor)][:_MOST_SHOWN]
-    scores = ", ".join(f"{name} {found[name]:.4g}" for name in first if name in found)
+    scores = ", ".join(f"{name} {_rounded(found[name]):.4g}" for name in first if name in found)
     few = len(val) < len(indices["val"]) or len(train) < len(indices["train"])
     of = f" (of {len(train):,} and {len(val):,} samples)" if few else ""
-    return Baseline(found, f"{scores}, by {task.constant_words(answer, names)}{of}", "")
+    one = len(names) == 1 and task.kind == "label"
+    note = f"the data has one class, {names[0]!r}: there is nothing to tell apart, and every answer is right"
+    return Baseline(found, f"{scores}, by {task.constant_words(answer, names)}{of}", note if one else "")
+
+
+def _rounded(value: float) -> float:
+    """Return 0 for what the rounding of float64 leaves of it, as in the R2 of a mean."""
+    return value if abs(value) > 1e-12 else 0.0
 
 
 def _batch(e: Experiment, task: Supervised, index: Index) -> Batch:

@@ -79,10 +79,8 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
     experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not classes and isinstance(output, torch.Tensor) and not output.numel():
         what = f"{type(experiment.model).__name__} has an output for each class, and the data has no classes"
-        how = (
-            "write model=TorchModel(torchvision.models.resnet18, num_classes=1), with as many outputs as the task wants"
-        )
-        raise errors.UserError(what, f"in {where}", f"{how}, or a model of your own")
+        use = "use --model.outputs 1" if hasattr(experiment.model, "outputs") else "let it have one output"
+        raise errors.UserError(what, f"in {where}", f"{use}, or as many as the task wants")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raytrain.config import check
+from raytrain.config import at_least, check
 from raytrain.models.base import Model, torch_nn
 
 if TYPE_CHECKING:
@@ -22,12 +22,15 @@ class CNN(Model):
     """Normalise each block's channels over the rank's micro-batch."""
     dropout: float = 0.0
     """Probability of dropping one of the last features in training, in [0, 1)."""
+    outputs: int = field(default=0, kw_only=True)
+    """Outputs of the head, such as the numbers that a regression predicts; 0: one for each of the data's classes."""
 
     def __post_init__(self) -> None:
         check(
             self,
             channels=(lambda widths: len(widths) > 0 and min(widths) > 0, "of one or more positive widths"),
             dropout=(lambda share: 0 <= share < 1, "in [0, 1)"),
+            outputs=at_least(0),
         )
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
@@ -46,4 +49,4 @@ class CNN(Model):
             inputs = outputs
         if self.dropout:
             layers.append(nn.Dropout(self.dropout))
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * height * width, classes))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * height * width, self.outputs or classes))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from raytrain.config import check
+from raytrain.config import at_least, check
 from raytrain.models.base import Model, torch_nn
 
 if TYPE_CHECKING:
@@ -22,12 +22,15 @@ class MLP(Model):
     """Widths of the hidden layers."""
     dropout: float = 0.0
     """Probability of dropping a hidden unit in training, in [0, 1)."""
+    outputs: int = field(default=0, kw_only=True)
+    """Outputs of the head, such as the numbers that a regression predicts; 0: one for each of the data's classes."""
 
     def __post_init__(self) -> None:
         check(
             self,
             hidden=(lambda widths: min(widths, default=1) > 0, "of positive widths"),
             dropout=(lambda share: 0 <= share < 1, "in [0, 1)"),
+            outputs=at_least(0),
         )
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
@@ -39,7 +42,7 @@ class MLP(Model):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
             if self.dropout:
                 layers.append(nn.Dropout(self.dropout))
-        return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+        return nn.Sequential(*layers, nn.Linear(widths[-1], self.outputs or classes))
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain import errors
-from raytrain.config import check
+from raytrain.config import at_least, check
 from raytrain.models.base import Model
 
 if TYPE_CHECKING:
@@ -30,18 +30,21 @@ class Timm(Model):
     drop_path_rate: float = 0.0
     """Probability of dropping a residual branch in training, in [0, 1), for models that have them (Huang et al.,
     2016)."""
+    outputs: int = field(default=0, kw_only=True)
+    """Outputs of the head, such as the numbers that a regression predicts; 0: one for each of the data's classes."""
 
     weights_whole: ClassVar[bool] = True
     """The file is of this very model."""
 
     def __post_init__(self) -> None:
         share = (lambda rate: 0 <= rate < 1, "in [0, 1)")
-        check(self, drop_rate=share, drop_path_rate=share)
+        check(self, drop_rate=share, drop_path_rate=share, outputs=at_least(0))
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
-        """Return the named architecture, randomly initialised, with `classes` outputs."""
+        """Return the named architecture, randomly initialised, with a new head."""
         rates = {"drop_rate": self.drop_rate, "drop_path_rate": self.drop_path_rate}
-        module = _modules().build(self.name, sample, classes, {name: rate for name, rate in rates.items() if rate})
+        rates = {name: rate for name, rate in rates.items() if rate}
+        module = _modules().build(self.name, sample, self.outputs or classes, rates)
         if self.freeze:
             heads = tuple(f"{name}." for name in self.weights_head(module))
             for name, parameter in module.named_parameters():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from raytrain.config import check
+from raytrain.config import at_least, check
 from raytrain.files import expanded
 from raytrain.models.base import Model, _weights
 from raytrain.user_code.upgrades import old_order
@@ -28,16 +28,20 @@ class Torchvision(Model):
     """torchvision's name of the model, such as resnet34, efficientnet_b0 or vit_b_16."""
     freeze: bool = False
     """Train the head only; all other parameters keep their values."""
+    outputs: int = field(default=0, kw_only=True)
+    """Outputs of the head, such as the numbers that a regression predicts; 0: one for each of the data's classes."""
 
     weights_whole: ClassVar[bool] = True
     """The file is of this very model."""
 
     def __post_init__(self) -> None:
-        check(self)
+        check(self, outputs=at_least(0))
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
-        """Return the named architecture, randomly initialised, with `classes` outputs."""
-        module, path, head = _modules().build(self.name, sample[0], classes, rescale=self.weights != "none")
+        """Return the named architecture, randomly initialised, with a new head."""
+        module, path, head = _modules().build(
+            self.name, sample[0], self.outputs or classes, rescale=self.weights != "none"
+        )
         if self.freeze:
             module.requires_grad_(False)
         setattr(module.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], head)

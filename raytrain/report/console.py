@@ -27,6 +27,7 @@ from raytrain.report.output import Output
 from raytrain.run import copies
 from raytrain.run.metrics_log import VALIDATED
 from raytrain.tasks.classification import Classification
+from raytrain.tasks.task import Task
 
 _PLAIN_SECONDS = 10.0
 _LEAST_WIDTH, _LONG_TITLE, _SHORT_TITLE = 8, 28, 14
@@ -103,8 +104,9 @@ class Console(Logger):
         if status != "completed":
             show_next(self.console, [("raytrain", "resume", where)])
             return
-        predict = ("raytrain", "predict", where, "IMAGE", "...")
-        predicts = isinstance(run.experiment.task, Classification)
+        task = run.experiment.task
+        of = ("IMAGE", "...") if isinstance(task, Classification) else ("--split", "val")
+        predict, predicts = ("raytrain", "predict", where, *of), type(task).predictions is not Task.predictions
         evaluate, export = ("raytrain", "evaluate", where), ("raytrain", "export", where, "model.pth")
         show_next(self.console, [evaluate, *([predict] if predicts else []), export, ("raytrain", "report", where)])
 

@@ -76,8 +76,9 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         if sweeps and not meant:
             how = f"{sweeps[0]} holds a sweep: {errors.command('sweep', sweeps[0])} runs it"
             raise errors.UserError("no such experiment file", path, how)
-        if os.path.isdir(path) and not meant:
+        if os.path.isdir(path):
             how = f"`raytrain new {shlex.quote(str(path))}` writes an experiment file for a folder of images"
+            how = errors.did_you_mean(meant[:4]).rstrip() or how
             raise errors.UserError("this is a folder, and not an experiment file", path, how)
         raise errors.no_such_file(path, "experiment file", meant[:4])
     if path.suffix == ".json":

@@ -74,15 +74,16 @@ def of_confusion(confusion: np.ndarray) -> dict[str, np.ndarray]:
     return {"right": confusion.diagonal(), "answered": confusion.sum(0), "actual": confusion.sum(1)}
 
 
-def check_weights(field: str, weights: tuple[float, ...], classes: int) -> None:
-    """Check that there is a weight for each class, or none at all.
+def check_weights(field: str, weights: tuple[float, ...] | tuple[str, ...], classes: int) -> None:
+    """Check that there is a weight, or a name, for each class, or none at all.
 
     Raises:
         UserError: there are too few or too many.
     """
     if weights and len(weights) != classes:
-        what = f"{field} must have a number for each of the {classes} classes, got {len(weights)}"
-        raise errors.UserError(what, f"in task.{field}", f"give {classes} numbers, in the classes' order")
+        kind = "name" if isinstance(weights[0], str) else "number"
+        what = f"{field} must have a {kind} for each of the {classes} classes, got {len(weights)}"
+        raise errors.UserError(what, f"in task.{field}", f"give {classes} {kind}s, in the classes' order")
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class MultiLabel(Supervised):
         if len(shape) != 1:
             what = f"the targets of {type(self).__name__} must be [classes], got {list(shape)} for {name!r}"
             raise errors.UserError(what, "in task.target", "declare a Field with a number for each class")
-        counts.check_weights("classes", self.classes, shape[0])  # type: ignore[arg-type]
+        counts.check_weights("classes", self.classes, shape[0])
         if len(self.pos_weight) != 1:
             counts.check_weights("pos_weight", self.pos_weight, shape[0])
         for metric in self.metrics:

@@ -41,6 +41,8 @@ class Segmentation(Supervised):
     """The field with the class of each pixel: whole numbers [height, width], in the data as kind="mask"."""
     ignore_index: int = 255
     """Pixels of this value in the mask do not count, in the loss and in all metrics."""
+    classes: tuple[str, ...] = field(default=(), kw_only=True)
+    """Names of the pixels' classes, for tables and metrics; the data's by default, or numbers."""
     class_weights: tuple[float, ...] = ()
     """Factors on the training loss of each class's pixels. Weighted losses are divided by the number of the sample's
     pixels that count, not by their weights. Validation's loss has no weights."""
@@ -96,7 +98,12 @@ class Segmentation(Supervised):
 
     def per_class(self, sums: Mapping[str, np.ndarray], classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return precision, recall, F1, IoU and number of pixels of each class."""
-        return counts.per_class(sums, classes)
+        names = self.class_names(classes)
+        return counts.per_class(sums, names if len(names) == len(sums["actual"]) else ())
+
+    def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the task's names of classes, or the data's."""
+        return self.classes or classes
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return the likeliest class of each pixel as `mask`, uint8 [height, width]; int32 for more than 256
@@ -111,8 +118,8 @@ class Segmentation(Supervised):
 
     def constant_words(self, answer: torch.Tensor, classes: tuple[str, ...]) -> str:
         """Return the most frequent class."""
-        best = int(answer.argmax())
-        return f"every pixel of class {classes[best] if classes else best}"
+        best, names = int(answer.argmax()), self.class_names(classes)
+        return f"every pixel of class {names[best] if len(names) == len(answer) else best}"
 
     def check_data(self, index: Index) -> None:
         """Check that there is a mask of whole numbers [height, width], which moves with the images."""
@@ -133,6 +140,7 @@ class Segmentation(Supervised):
         if len(output) != 4:
             what = f"the model must give [n, classes, height, width], got {list(output)} for one sample"
             raise errors.UserError(what, f"in {where}", "let it end in a convolution with an output for each class")
+        counts.check_weights("classes", self.classes, output[1])
         counts.check_weights("class_weights", self.class_weights, output[1])
         for metric in self.metrics:
             metric.check_classes(output[1])

@@ -48,6 +48,9 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
     """
     root = expanded(folder)
     root = root.resolve() if ".." in root.parts else root.absolute()
+    if root.is_file() and root.name.lower().endswith(_TABLES):
+        what = "this is a table, and `raytrain new` looks at folders of images"
+        raise errors.UserError(what, root, f"write {_manifest(root)} into an experiment file: it reads such tables")
     mnist = (root / "MNIST" / "raw").is_dir()
     data: Data = MNIST(str(root)) if mnist else ImageFolder(str(root))
     found = checked_indices(data)
@@ -93,6 +96,11 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
     return "\n".join(lines) + "\n", notes
 
 
+def _manifest(table: Path) -> str:
+    """Return the code of a source that reads a table."""
+    return f"data=Manifest({_quoted(str(table))})"
+
+
 def _check_classes(root: Path, classes: tuple[str, ...]) -> None:
     """Check that there are classes to tell apart."""
     if len(classes) != 1:
@@ -100,7 +108,7 @@ def _check_classes(root: Path, classes: tuple[str, ...]) -> None:
     tables = sorted(one for kind in _TABLES for one in root.glob(f"*{kind}"))
     how = "give a folder with a folder for each class"
     if tables:
-        how = f"did you mean data=Manifest({_quoted(str(tables[0]))})? It reads images and labels from a table"
+        how = f"did you mean {_manifest(tables[0])}? It reads images and labels from a table"
     raise errors.UserError(f"there is one class of images, {classes[0]!r}", root, how)
 
 

@@ -476,6 +476,9 @@ def test_the_plan_says_what_becomes_of_sizes(tmp_path: Path) -> None:
         for file in (tmp_path / name).iterdir():
             file.write_bytes(b"no image")
     assert notes() == []
+    for file in tmp_path.glob("*/*.png"):
+        Image.new("RGB", (32, 32)).save(file)
+    assert notes(size=32, crop=32) == [] and notes(size=32, crop=28), "nothing becomes of them"
 
 
 def test_test_images_do_not_validate(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from raytrain import CNN, MLP, Model, SimpleModel, Torchvision, UserError
+from raytrain import CNN, MLP, Model, SimpleModel, Timm, Torchvision, UserError
 from raytrain.models import torchvision_modules, weights
 
 
@@ -94,6 +94,15 @@ def test_a_cnn_normalises_and_drops_where_asked() -> None:
 def test_impossible_settings_are_refused(cls: type[Model], wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"is out of range, in {cls.__name__}"):
         cls(**wrong)
+
+
+@pytest.mark.parametrize("model", [CNN, MLP, Torchvision, Timm])
+def test_a_head_has_as_many_outputs_as_were_asked_for(model: Any) -> None:
+    for classes in (0, 10):
+        module = model(outputs=3).build((3, 32, 32), classes).eval()
+        assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+    with pytest.raises(UserError, match="outputs = -1 is out of range"):
+        model(outputs=-1)
 
 
 def test_base_model_is_a_no_op_that_needs_build() -> None:

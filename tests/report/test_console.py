@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from rich.console import Console as RichConsole
 from torch import nn
 
-from raytrain import Batch, Classification, Run, Task
+from raytrain import Batch, Classification, Regression, Run, Task
 from raytrain.driver import plan, resources
 from raytrain.experiment import Experiment
 from raytrain.loggers import Held, RunInfo
@@ -218,6 +218,8 @@ def test_a_file_has_a_line_for_each_fact(tmp_path: Path) -> None:
     laid_out, console = planned(VALUE, str(tmp_path / ("x" * 200))), pipe()
     console.planned(laid_out.lines())
     run = run_of(tmp_path / "a run", epochs=2, steps=46)
+    console.finish(replace(info(run, laid_out), experiment=replace(VALUE, task=Regression())), run.summary)
+    assert f"       raytrain predict '{run.path}' --split val\n" in shown(console), "the data may have no images"
     console.finish(info(run, laid_out), run.summary)
     out = shown(console).splitlines()
     assert f"     run  {laid_out.run}" in out and f"the run is in {run.path}" in out

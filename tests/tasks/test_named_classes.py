@@ -82,6 +82,8 @@ def test_names_of_a_task_count_before_those_of_the_data() -> None:
     assert bound.number == 1
     masks: Any = Segmentation(metrics=(IoU(of="z"),), monitor="val_loss").bound(named(("x", "y", "z"))).metrics[0]
     assert masks.number == 2
+    masks = Segmentation(classes=NAMES, metrics=(IoU(of="bee"),)).bound(named(("x", "y", "z"))).metrics[0]
+    assert masks.number == 1
 
 
 @pytest.mark.parametrize(

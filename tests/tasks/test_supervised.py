@@ -422,6 +422,8 @@ def test_the_baseline_is_what_a_constant_answer_scores() -> None:
     assert planned.baseline.scores["val_accuracy"] == pytest.approx(share) and not planned.baseline.note
     assert f"val_accuracy {share:.4g}," in text and text.endswith(f"by always {'abcd'[best]!r}")
     assert ("baseline", text) in planned.lines()
+    one = {split: replace(each, labels=np.zeros_like(each.labels), classes=("a",)) for split, each in index.items()}
+    assert "the data has one class, 'a'" in baseline(e, one).note
 
     arrays = {s: checked_read(e.data, index[s], np.arange(len(index[s]))) for s in index}
     e = TASKS["huber"][0]
@@ -433,6 +435,7 @@ def test_the_baseline_is_what_a_constant_answer_scores() -> None:
     mse = ((arrays["val"] - arrays["train"].mean()) ** 2).mean()
     assert baseline(squares, index).line.startswith(f"val_loss {mse:.4g},")
     assert baseline(squares, index).line.endswith(f"by always the mean, {arrays['train'].mean():.4g}")
+    assert "val_r2 0," in baseline(squares, {"train": index["val"], "val": index["val"]}).line
 
     e = TASKS["masks"][0]
     index = e.data.index()
@@ -441,6 +444,12 @@ def test_the_baseline_is_what_a_constant_answer_scores() -> None:
     valid = arrays["val"][arrays["val"] < 255]
     assert f"val_pixel_accuracy {(valid == best).mean():.4g}" in baseline(e, index).line
     assert f"every pixel of class {'abcd'[best]}" in baseline(e, index).line
+    named = replace(e, task=replace(e.task, classes=("u", "v", "w", "x")))
+    assert f"every pixel of class {'uvwx'[best]}" in baseline(named, index).line
+    counts = {"right": np.arange(4), "answered": np.arange(4), "actual": np.arange(4)}
+    assert [row["class"] for row in named.task.per_class(counts, tuple("abcd"))] == ["u", "v", "w", "x"]
+    with pytest.raises(UserError, match="classes must have a name for each of the 4 classes, got 2"):
+        plan(replace(e, task=replace(e.task, classes=("u", "v"))))
 
     e = TASKS["tags"][0]
     index = e.data.index()

@@ -77,6 +77,8 @@ def test_one_class_is_refused(tmp_path: Path, capsys: Capture) -> None:
     assert f"there is one class of images, 'images', {root}; give a folder with a folder for each class" in said
     (root / "labels.csv").write_text("path,label\n")
     assert f'did you mean data=Manifest("{root}/labels.csv")?' in fails(capsys, "new", root, "--out", out)
+    said = fails(capsys, "new", root / "labels.csv", "--out", out)
+    assert "this is a table" in said and f'data=Manifest("{root}/labels.csv")' in said
     assert not out.exists()
 
 
