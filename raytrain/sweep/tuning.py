@@ -110,8 +110,8 @@ def run(
     thread = threading.Thread(target=lambda: outcome.append(_fit(tuner)), daemon=True, name="ray-tune")
     thread.start()
     interrupts.says = False  # spare the table
-    deadline = over = None  # the budget is for training: the first trial starts its clock
-    leave_by = float("inf")
+    deadline = over = None  # the budget is for training: the first trial that this command runs starts its clock
+    leave_by, before = float("inf"), len(trials.ended)
     waiting, saving = _Waiting(trials, observer), _Saving(trials, save)
     while thread.is_alive():
         thread.join(0.5)
@@ -122,7 +122,8 @@ def run(
             loggers.update(records)
         elapsed = time.time() - trials.command_started + trials.before
         observer.trials(records, trials.modes(), elapsed, trials.count)
-        if deadline is None and any(one["status"] != "pending" for one in records):
+        runs = len(trials.ended) > before or any(one["status"] == "running" for one in records)
+        if deadline is None and runs:
             deadline = time.monotonic() + (trials.sweep.budget_seconds or float("inf"))
         over = over or (deadline is not None and time.monotonic() > deadline)
         if (interrupts.signal or over) and not trials.leaving:

@@ -189,7 +189,7 @@ class Sizes(Data):
 @pytest.mark.filterwarnings("error")
 def test_a_model_with_an_output_for_each_class_needs_classes() -> None:
     with pytest.raises(
-        UserError, match="CNN has an output for each class, and the data has no classes, .*; use --model"
+        UserError, match=r"CNN has an output for each class, and the data has no classes, .*; use --model"
     ):
         make(model=CNN(channels=(4,)), data=Sizes(), task=Regression())
     assert make(model=CNN(channels=(4,), outputs=2), data=Sizes(), task=Regression())
