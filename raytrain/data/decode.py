@@ -132,6 +132,39 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
         raise ValueError(re.sub(r".*\.cpp:\d+, ", "", str(error).partition("\n")[0])) from None
 
 
+def numbers(raw: bytes) -> np.ndarray:
+    """Decode a mask to the number of each pixel: grey values, or places in a palette; integers [height, width].
+
+    Raises:
+        ValueError: the bytes are no such image, it is too large, or it is a JPEG, which does not keep numbers.
+    """
+    if not raw:
+        raise ValueError("the file is empty")
+    with _open(io.BytesIO(raw)) as image:
+        if raw.startswith(_JPEG):
+            raise ValueError("a JPEG does not keep the numbers of pixels: save it as PNG")
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"{image.width:,} x {image.height:,} pixels are more than {MAX_PIXELS:,}")
+        if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
+            raise ValueError(f"it has a colour for each pixel (mode {image.mode}), and not a number")
+        found = np.asarray(_loaded(image))
+    return found.astype(np.uint8) if found.dtype == bool else found
+
+
+def upright_size(raw: bytes) -> tuple[int, int]:
+    """Return the width and height of an encoded image as it is decoded: after EXIF's orientation.
+
+    Raises:
+        ValueError: as `square`.
+    """
+    with _open(io.BytesIO(raw)) as image:
+        try:
+            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        except Exception:  # Pillow's parsers raise many types on damaged bytes
+            turned = False
+        return (image.height, image.width) if turned else image.size
+
+
 def pixels_for_gpu(raw: bytes) -> int:
     """Return the number of pixels of a JPEG that a GPU may decode in place of `pixels`; 0 for one that it may not.
 
@@ -220,13 +253,22 @@ def _open(file: BinaryIO) -> Image.Image:
         raise ValueError(f"its header is damaged ({error})") from None
 
 
-def _with_pillow(image: Image.Image, channels: int) -> np.ndarray:
+def _loaded(image: Image.Image) -> Image.Image:
+    """Decode an image, and turn it as EXIF says."""
     try:
         tags = getattr(image, "tag_v2", {})  # a TIFF's: a tile is decoded as a whole, however small the image
         if tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_LENGTH, 0) > MAX_PIXELS:
             raise ValueError("its tiles are too large")
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
+    except Exception as error:  # Pillow's decoders raise many types on damaged bytes
+        raise ValueError(f"it cannot be decoded ({error})") from None
+    return image
+
+
+def _with_pillow(image: Image.Image, channels: int) -> np.ndarray:
+    image = _loaded(image)
+    try:
         if image.mode.startswith("I") or image.mode == "F":
             deep = np.asarray(image).astype(np.float64)
             deep = deep / 257 if image.mode.startswith("I") else deep

@@ -156,6 +156,15 @@ class Images(Data):
         default."""
         return {}
 
+    @property
+    def masked(self) -> bool:
+        """Whether each image has a mask, which `masks_of` returns."""
+        return False
+
+    def masks_of(self, index: Index, samples: np.ndarray, raws: list[bytes]) -> dict[str, np.ndarray]:
+        """Return the masks of some samples (int64 [k]), whose encoded images are `raws`, [k, ...] by name."""
+        raise NotImplementedError(f"{type(self).__name__} has no masks")
+
     def read(
         self,
         index: Index,
@@ -167,8 +176,11 @@ class Images(Data):
         """Decode images to their central squares, uint8 [k, channels, size, size], or to `crops` of whole images, uint8
         [k, channels, height, width] as the index declares; in the place of `out` if given. A `decoder` decodes what it
         can. With further fields, return all by name."""
-        images = self._decoded(index, samples, self.encoded(index, samples), out, crops, decoder)
-        more = self.further(index, samples)
+        raws: Iterable[bytes] = self.encoded(index, samples)
+        if self.masked:
+            raws = list(raws)
+        images = self._decoded(index, samples, raws, out, crops, decoder)
+        more = self.masks_of(index, samples, list(raws)) if self.masked else self.further(index, samples)
         return {index.input.name: images} | more if more else images
 
     def _decoded(

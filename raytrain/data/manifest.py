@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.config import check
-from raytrain.data import patterns
+from raytrain.data import masks, patterns
 from raytrain.data.images import SPLITS, FileImages, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
@@ -57,6 +58,13 @@ class Manifest(FileImages):
     target: tuple[str, ...] = ()
     """Columns of numbers to predict, in place of classes, for `Regression` and `MultiLabel`; or one column of lists of
     them. Samples then have a further field, float32, called as the column, or `value`."""
+    mask: str = field(default="", kw_only=True)
+    """Column of the paths of masks, for `Segmentation`, in place of classes; with `bytes`, of encoded masks. A mask has
+    its image's shape and a number for each pixel (PNG, GIF or TIFF, grey or with a palette): the pixel's class, or 255
+    if it has none."""
+    mask_values: tuple[int, ...] = field(default=(), kw_only=True)
+    """The numbers of the classes 0, 1, ... in the masks, such as 0 255; pixels of other numbers have no class. Empty:
+    the numbers are those of the classes."""
     split: str = "split"
     """Column of the names of splits: train, val and test, also training, valid, validation, testing, trainset, valset
     and testset, in any case. Without it, several files take theirs from their names, as train-00000-of-00002.parquet,
@@ -71,7 +79,15 @@ class Manifest(FileImages):
     """Seed that chooses the held-out images."""
 
     def __post_init__(self) -> None:
-        check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
+        check(
+            self,
+            val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"),
+            mask_values=(
+                lambda values: len(set(values)) == len(values) < masks.IGNORED,
+                "of at most 254 different ones",
+            ),
+        )
+        masks.check(self)
         super().__post_init__()
 
     def absolute(self) -> Manifest:
@@ -105,10 +121,11 @@ class Manifest(FileImages):
         schema = tables.schema(files[0])
         has_split = bool(self.split) and (self.split in schema.names or self.split != "split")
         kinds = self._kinds(has_split)
-        for name in [*kinds, *([self.bytes] if self.bytes else [])]:
+        for name in [*kinds, *([self.bytes, *([self.mask] if self.mask else [])] if self.bytes else [])]:
             if name not in schema.names:
                 raise self._no_column(name, schema)
-        self._check_bytes(schema)
+        for name in ("bytes", "mask") if self.bytes else ():
+            self._check_bytes(schema, name)
         table, counts, schemas = tables.joined(files, kinds)
         if not table.num_rows:
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
@@ -118,6 +135,8 @@ class Manifest(FileImages):
         splits = self._splits(table) if has_split else np.repeat(by_name, counts)
         if self.target:
             whole = self._with_targets(table, len(splits))
+        elif self.mask:
+            whole = masks.index(self._image, len(splits), self.mask_values)
         else:
             train = [has_split or split == _TRAIN for split in by_name]
             whole, splits = self._with_labels(table, splits, self._named_classes(files, counts, schemas, train))
@@ -137,17 +156,38 @@ class Manifest(FileImages):
         """Return the targets of some samples, if there are."""
         return {self._target_name: index.targets[index.rows[samples]]} if self.target else {}
 
+    @property
+    def masked(self) -> bool:
+        """Whether there is a column of masks."""
+        return bool(self.mask)
+
+    def masks_of(self, index: Any, samples: np.ndarray, raws: list[Any]) -> dict[str, np.ndarray]:  # type: ignore[override]
+        """Return the classes of the pixels of some samples, uint8 [k, size, size], by the name `mask`."""
+        where = [self.where(index, int(sample)) for sample in samples]
+        if index.masks is not None:
+            files = with_pillow().byte_files
+            where = [files.shown(files.joined(self._base(), name)) for name in index.masks.take(samples).to_pylist()]
+        found = masks.squares(self._encoded_masks(index, samples), raws, where, self.size, self.mask_values)
+        return {"mask": found}
+
+    def _encoded_masks(self, index: Any, samples: np.ndarray) -> Iterator[Any]:
+        """Yield the encoded masks of some samples."""
+        if index.masks is None:
+            return self._cells(index, samples, self.mask)
+        return with_pillow().contents(self._base(), index.masks.take(samples).to_pylist())
+
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[Any]:
         """Yield the bytes of some samples, from their files or from the table."""
-        if index.paths is not None:
-            yield from super().encoded(index, samples)
-            return
+        return self._cells(index, samples, self.bytes) if index.paths is None else super().encoded(index, samples)
+
+    def _cells(self, index: Index, samples: np.ndarray, column: str) -> Iterator[Any]:
+        """Yield the bytes of some samples in a column."""
         try:
             tables = with_pillow().tables
-            found = tables.cells(tables.files(self._file()), self.bytes, index.rows[samples])
+            found = tables.cells(tables.files(self._file()), column, index.rows[samples])
             for sample, raw in zip(samples, found, strict=True):
                 if raw is None:
-                    raise errors.BadSample(self.where(index, int(sample)), "it has no bytes")
+                    raise errors.BadSample(self.where(index, int(sample)), f"it has no bytes in column {column!r}")
                 yield raw
         except OSError as error:
             raise errors.BadSample(self._file(), error.strerror or str(error)) from error
@@ -157,8 +197,9 @@ class Manifest(FileImages):
         return super().where(index, sample) if index.in_files else f"{self._file()}, row {index.rows[sample]}"
 
     def probe(self, index: Index) -> list[errors.BadSample]:
-        """Look at both ends of each file, as ImageFolder does; bytes in a table are not looked at."""
-        return super().probe(index) if index.in_files else []
+        """Look at both ends of each file, as ImageFolder does, and whether its mask is there; bytes in a table are not
+        looked at."""
+        return [*super().probe(index), *masks.missing(index, self._base())] if index.in_files else []
 
     def notes(self) -> list[str]:
         """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
@@ -176,7 +217,12 @@ class Manifest(FileImages):
             else "there are more than 200,000 files, or they are at a URL"
         )
         uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
-        return [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
+        notes = [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
+        if self.mask:
+            with contextlib.suppress(errors.BadSample):  # training says so, or skips it
+                raws = list(self._encoded_masks(index, masks.looked_at(len(index))))
+                notes.append(masks.note(raws, self.mask_values))
+        return notes
 
     def _file(self) -> str:
         if not self.root:
@@ -190,15 +236,16 @@ class Manifest(FileImages):
 
     def _kinds(self, has_split: bool) -> dict[str, Any]:
         """Return what each column is for, by its name."""
-        kinds = {} if self.target else {self.label: "label"}
+        kinds = {} if self.target or self.mask else {self.label: "label"}
         kinds |= {self.split: "split"} if has_split else {}
         kinds |= dict.fromkeys(self.target, "number")
         kinds |= {name: "group" if name == self.folds.group else "value" for name in self.columns if name not in kinds}
-        return kinds if self.bytes else {**kinds, self.path: "path"}
+        paths = [] if self.bytes else [self.path, *([self.mask] if self.mask else [])]
+        return {**kinds, **dict.fromkeys(paths, "path")}
 
     def _kept(self) -> list[str]:
         """Return the columns that the index is made of, besides labels and splits."""
-        return [*self.columns, *([] if self.bytes else [self.path])]
+        return [*self.columns, *([] if self.bytes else [self.path, *([self.mask] if self.mask else [])])]
 
     def _base(self) -> str:
         if self.folder:
@@ -231,15 +278,16 @@ class Manifest(FileImages):
             how = f"did you mean --data.bytes {images[0]}?"
         return errors.UserError(f"the manifest has no column {name!r}", self._file(), how)
 
-    def _check_bytes(self, schema: Any) -> None:
-        """Check that the column `bytes` has bytes."""
-        if not self.bytes:
+    def _check_bytes(self, schema: Any, which: str) -> None:
+        """Check that the column that `bytes` or `mask` names has bytes."""
+        column = getattr(self, which)
+        if not column:
             return
-        kind = schema.field(self.bytes).type
+        kind = schema.field(column).type
         inner = [one.type for one in kind if one.name == "bytes"] if str(kind).startswith("struct<") else [kind]
         if not inner or not _BYTES.match(str(inner[0])):
-            what = f"column {self.bytes!r} must have bytes, or Hugging Face's struct of bytes and path, got {kind}"
-            raise errors.UserError(errors.one_line(what, 200), self._file(), "name another: --data.bytes COLUMN")
+            what = f"column {column!r} must have bytes, or Hugging Face's struct of bytes and path, got {kind}"
+            raise errors.UserError(errors.one_line(what, 200), self._file(), f"name another: --data.{which} COLUMN")
 
     def _check_flat(self, table: Any) -> None:
         """Check that only columns of targets have lists."""
@@ -308,9 +356,12 @@ class Manifest(FileImages):
         if bad.any():
             what = f"row {int(bad.argmax())} has no number in {named}"
             raise errors.UserError(what, self._file(), "fill it, or remove the row")
-        image = Field("image", (self.channels, self.size, self.size), kind="image")
-        fields = (image, Field(self._target_name, targets.shape[1:], "float32"))
+        fields = (self._image, Field(self._target_name, targets.shape[1:], "float32"))
         return TargetIndex(rows=np.arange(count), fields=fields, targets=targets)
+
+    @property
+    def _image(self) -> Field:
+        return Field("image", (self.channels, self.size, self.size), kind="image")
 
     @property
     def _target_name(self) -> str:
@@ -327,7 +378,18 @@ class Manifest(FileImages):
         whole = replace(whole, columns={name: tables.values(table[name]) for name in self.columns})
         if self.bytes:
             return replace(whole, rows=np.arange(len(whole)))
-        paths = tables.strings(table.pop(self.path))
+        paths, sizes, times = self._files(table.pop(self.path), folders)
+        whole = replace(whole, paths=paths, sizes=sizes, times=times)
+        if not isinstance(whole, masks.MaskIndex):
+            return whole
+        paths, sizes, later = self._files(table.pop(self.mask), folders)
+        times = None if times is None or later is None else np.maximum(times, later)
+        return replace(whole, masks=paths, mask_sizes=sizes, times=times)
+
+    def _files(self, column: Any, folders: np.ndarray | None) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
+        """Return the paths of a column below `_base`, and their files' sizes and times."""
+        tables = with_pillow().tables
+        paths = tables.strings(column)
         paths = paths if folders is None else tables.below(folders, paths)
         sizes, times = tables.status(self._base(), paths) or (None, None)
-        return replace(whole, paths=paths, sizes=sizes, times=times)
+        return paths, sizes, times

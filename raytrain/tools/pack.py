@@ -63,7 +63,9 @@ def planned(data: Data, settings: Settings) -> tuple[Job, dict[str, Index]]:
     """
     data = replace(data.absolute(), folds=Folds())  # a pack has the source's own splits
     encoded = isinstance(data, Images) and data.decodes
-    codec = settings.codec if settings.codec != "auto" else "original" if encoded else "raw"
+    codec = settings.codec
+    if codec == "auto":
+        codec = "original" if isinstance(data, Images) and encoded and not data.masked else "raw"
     where, name = f"in {type(data).__name__}", settings.codec
     if codec != "raw" and not encoded:
         raise errors.UserError(f"{name} packs encoded images, and this source has arrays", where, "use --codec raw")

@@ -15,7 +15,7 @@ class Settings:
     codec: Literal["auto", "original", "jpeg", "raw"] = "auto"
     """original keeps the bytes of the image files; jpeg makes images smaller, with their aspect ratio; both keep the
     targets. raw keeps the arrays of all fields as the source returns them, such as decoded images and masks, without
-    loss. auto takes original where the source has encoded images, else raw."""
+    loss. auto takes original where the source has encoded images without masks, else raw."""
     size: int | None = None
     """jpeg: the shorter side of the packed images, 256 by default; smaller images stay as they are. raw: the side of
     the decoded images; by default the source's."""

@@ -1,0 +1,149 @@
+"""Masks beside images: files or cells of a table with a number for each pixel, which become the pixels' classes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raytrain import errors
+from raytrain.data.late import with_pillow
+from raytrain.data.source import Field, Index
+
+IGNORED = 255
+"""What pixels without a class have in a mask; `Segmentation.ignore_index` by default."""
+_LOOKED_AT = 16
+"""Masks that the plan looks at."""
+_SHOWN = 24
+"""Numbers of masks that a note names."""
+
+
+@dataclass(frozen=True, eq=False)
+class MaskIndex(Index):
+    """The samples of one split with a mask each.
+
+    Attributes:
+        masks: the path of each sample's mask below the root; None for masks in a table.
+        mask_sizes: int64 [n], bytes of each mask's file, 0 for missing ones; None where nothing was looked at.
+        values: the number of each class in the masks; empty if that is the class's number.
+    """
+
+    masks: pa.StringArray | None = None
+    mask_sizes: np.ndarray | None = None
+    values: tuple[int, ...] = ()
+
+    def take(self, samples: np.ndarray) -> MaskIndex:
+        """Return the index of some samples (int64 [k]), in their order."""
+        found: MaskIndex = super().take(samples)  # type: ignore[assignment]
+        masks = None if self.masks is None else self.masks.take(samples)
+        return replace(found, masks=masks, mask_sizes=None if self.mask_sizes is None else self.mask_sizes[samples])
+
+    def fingerprint(self) -> str:
+        """Return a hash of the samples and their masks' names and sizes."""
+        digest = hashlib.sha256(repr((self.values, [] if self.masks is None else self.masks.to_pylist())).encode())
+        digest.update(b"-" if self.mask_sizes is None else np.ascontiguousarray(self.mask_sizes).tobytes())
+        return f"{super().fingerprint()}-{digest.hexdigest()[:16]}"
+
+
+def check(data: Any) -> None:
+    """Check the settings of a source with a column of masks.
+
+    Raises:
+        UserError: they contradict each other.
+    """
+    for name in ("target", "whole") if data.mask else ():
+        if getattr(data, name):
+            why = "are cut with their images' central squares" if name == "whole" else "are targets by themselves"
+            raise errors.UserError(f"masks {why}", f"in data.{name}", f"leave {name} or mask out")
+    if data.mask and data.mask in (data.bytes, data.path, data.split):
+        raise errors.UserError(f"column {data.mask!r} has something else", "in data.mask", "name the column of masks")
+
+
+def index(image: Field, count: int, values: tuple[int, ...]) -> MaskIndex:
+    """Return the index of samples with square masks as large as their images."""
+    mask = Field("mask", image.shape[1:], "uint8", kind="mask", fill=IGNORED)
+    return MaskIndex(fields=(image, mask), count=count, values=values)
+
+
+def squares(
+    raws: Iterable[bytes], images: list[bytes], where: list[str], side: int, values: tuple[int, ...]
+) -> np.ndarray:
+    """Return the classes of the pixels of images' central squares, uint8 [k, side, side]: the number at the middle of
+    each pixel.
+
+    Args:
+        raws: the encoded masks.
+        images: the encoded images, which have the same shape.
+        where: what messages call the masks.
+        values: see `MaskIndex`.
+
+    Raises:
+        BadSample: a mask cannot be decoded, does not fit its image, or has numbers above 255 without `values`.
+    """
+    decode, found = with_pillow().decode, np.empty((len(images), side, side), np.uint8)
+    for row, (raw, image) in enumerate(zip(raws, images, strict=True)):
+        try:
+            numbers, (width, height) = decode.numbers(raw), decode.upright_size(image)
+            high, wide = numbers.shape
+            if high * width != wide * height:
+                raise ValueError(f"it has {wide} x {high} pixels, and its image {width} x {height}")
+            top, left, size, _ = decode.box(None, high, wide)
+            middles = ((np.arange(side) + 0.5) * (size / side)).astype(np.int64)
+            found[row] = _classes(numbers[np.ix_(top + middles, left + middles)], values)
+        except ValueError as error:
+            raise errors.BadSample(where[row], f"mask: {error}") from error
+    return found
+
+
+def missing(index: Index, base: str) -> list[errors.BadSample]:
+    """Return the samples whose masks are not there, where their files were looked at.
+
+    Args:
+        base: the folder that their paths are relative to.
+    """
+    if not isinstance(index, MaskIndex) or index.masks is None or index.mask_sizes is None:
+        return []
+    names = index.masks.take(np.flatnonzero(index.mask_sizes == 0)).to_pylist()
+    return [errors.BadSample(os.path.join(base, name), "mask: there is no such file, or it is empty") for name in names]
+
+
+def note(raws: Iterable[bytes], values: tuple[int, ...]) -> str:
+    """Return what numbers some masks have, and what to do where they are no classes' numbers."""
+    seen: set[int] = set()
+    for raw in raws:
+        try:
+            seen |= set(np.unique(with_pillow().decode.numbers(raw)).tolist())
+        except ValueError:  # training says so, or skips it
+            continue
+    found = f"masks have the numbers {errors.listed(sorted(seen), _SHOWN)}"
+    if values:
+        others = seen - set(values)
+        rest = f", of which {errors.listed(sorted(others), _SHOWN)} do not count" if others else ""
+        return f"{found}{rest}"
+    if seen <= {0, IGNORED} and IGNORED in seen:
+        return f"{found}, and {IGNORED} does not count: --data.mask_values 0 {IGNORED} makes them the classes 0 and 1"
+    return f"{found}; {IGNORED} does not count (task.ignore_index)" if IGNORED in seen else found
+
+
+def looked_at(count: int) -> np.ndarray:
+    """Return the samples whose masks a plan looks at, of so many."""
+    return np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64))
+
+
+def _classes(numbers: np.ndarray, values: tuple[int, ...]) -> np.ndarray:
+    """Return the classes of pixels, uint8 of the same shape."""
+    if not values:
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() <= IGNORED:
+            raise ValueError(
+                f"it has the number {numbers.max()}, and classes are 0 to {IGNORED}: give data.mask_values"
+            )
+        return numbers.astype(np.uint8)
+    order = np.argsort(values)
+    known = np.array(values)[order]
+    places = np.searchsorted(known, numbers).clip(max=len(known) - 1)
+    return np.where(known[places] == numbers, order[places], IGNORED).astype(np.uint8)
