@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -40,6 +41,12 @@ def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
             os.unlink(partial)
         raise
     sync(path.parent)
+
+
+def digest(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append(path: Path, text: str) -> None:

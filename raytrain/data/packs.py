@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from raytrain import errors
+from raytrain import errors, files
 from raytrain.data import budget as budgets
 from raytrain.data import cache
 from raytrain.data.byte_files import FIRST_SECONDS, SECONDS, TRIES, is_url, located, refused, retried
-from raytrain.data.shards import MANIFEST, Pack, damaged_file, file_digest, parsed
+from raytrain.data.shards import MANIFEST, Pack, damaged_file, parsed
 from raytrain.files import existing, expanded
 from raytrain.watchdog import doing
 
@@ -69,7 +69,7 @@ class Folder(NamedTuple):
             path = Path(self.where, shard["file"])
             try:
                 size = os.stat(path).st_size
-                if shard in indices and size == shard["bytes"] and file_digest(path) != shard["sha256"]:
+                if shard in indices and size == shard["bytes"] and files.digest(path) != shard["sha256"]:
                     raise damaged_file(path, "its checksum is not the manifest's")
             except OSError as error:
                 raise damaged_file(path, error.strerror or str(error)) from None

@@ -21,7 +21,9 @@ _KEPT = 1 << 18
 _BINS = 31
 """Strengths of a policy's changes."""
 _CACHED = 1 << 18
-"""Values of images that are mixed or normalised at a time on a CPU, whose cache they fit."""
+"""Values of images that are mixed at a time on a CPU, whose cache they fit."""
+_NORMALISED = 1 << 19
+"""The same of those that are normalised: with fewer, PyTorch's operations more often wait for threads that read."""
 
 
 def crop_and_flip(
@@ -216,7 +218,7 @@ class Normalise:
         if images.device.type != "cpu" or images.numel() < _KEPT:
             converted = images.to(torch.float32, copy=True, memory_format=self.memory_format)
             return converted.sub_(self.shift).mul_(self.scale)
-        found, some = self._taken(images.shape), max(1, _CACHED // images[0].numel())
+        found, some = self._taken(images.shape), max(1, _NORMALISED // images[0].numel())
         plain = None if found.is_contiguous() else torch.empty(images[:some].shape)
         for part, out in zip(images.split(some), found.split(some), strict=True):
             values = out if plain is None else plain[: len(part)]  # only the last step changes the layout: it is slow

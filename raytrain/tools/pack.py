@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from raytrain import config, errors
+from raytrain import config, errors, files
 from raytrain.data import Data, Folds, Images, Index, decode
 from raytrain.data.checks import checked_indices
 from raytrain.data.packed import described
@@ -31,7 +31,6 @@ from raytrain.data.shards import (
     FORMAT,
     MANIFEST,
     VERSION,
-    file_digest,
     index_name,
     manifest_text,
     parsed,
@@ -302,7 +301,7 @@ def _finish(job: Job, indices: dict[str, Index], records: dict[int, dict[str, An
             index = index.take(np.setdiff1d(np.arange(len(index)), [row for row, _, _ in bad]))
         file = place.local / index_name(split)
         write_index(file, index, places)
-        known = {"file": file.name, "bytes": file.stat().st_size, "sha256": file_digest(file)}
+        known = {"file": file.name, "bytes": file.stat().st_size, "sha256": files.digest(file)}
         splits[split] = {
             "samples": len(index),
             "index": known,
