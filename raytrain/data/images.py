@@ -156,6 +156,11 @@ class Images(Data):
         default."""
         return {}
 
+    def beside(self, index: Index, samples: np.ndarray, raws: list[bytes]) -> dict[str, np.ndarray]:
+        """Return the arrays of all fields after the image for some samples (int64 [k]), each [k, ...] by name; `raws`
+        are their encoded images, where these have masks."""
+        return self.masks_of(index, samples, raws) if self.masked else self.further(index, samples)
+
     @property
     def masked(self) -> bool:
         """Whether each image has a mask, which `masks_of` returns."""
@@ -180,7 +185,7 @@ class Images(Data):
         if self.masked:
             raws = list(raws)
         images = self._decoded(index, samples, raws, out, crops, decoder)
-        more = self.masks_of(index, samples, list(raws)) if self.masked else self.further(index, samples)
+        more = self.beside(index, samples, list(raws) if self.masked else [])
         return {index.input.name: images} | more if more else images
 
     def _decoded(

@@ -55,6 +55,7 @@ def to_json(found: Description) -> str:
                 "not_finite": one.nan,
                 "mean": one.mean,
                 "std": one.std,
+                **({"pixels": dict(sorted(one.pixels.items()))} if one.pixels else {}),
             }
             for one in found.values
         ],
@@ -121,6 +122,10 @@ def _bad(found: Description) -> str:
 
 def _value_line(one: Values) -> str:
     text = f"{one.of.dtype} {list(one.of.shape)}"
+    if one.pixels:
+        whole, most = sum(one.pixels.values()), sorted(one.pixels.items(), key=lambda pair: -pair[1])
+        shares = [f"{number} in {count / whole:.1%}" for number, count in most]
+        return f"{text}, the numbers {errors.listed(shares)} of the pixels"
     if one.low is not None:
         text += f", {one.low:g} to {one.high:g}"
     if one.of.kind != "image" and one.mean:

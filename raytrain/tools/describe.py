@@ -35,6 +35,7 @@ class Values:
     Attributes:
         nan: how many of its numbers are NaN or infinite; low, high, mean and std leave them out.
         mean, std: one for each channel of an image, in units of the full range; else one for all.
+        pixels: of a mask of bytes, how many pixels have each number.
     """
 
     of: Field
@@ -43,6 +44,7 @@ class Values:
     nan: int = 0
     mean: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
+    pixels: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -97,6 +99,10 @@ class _Sums:
             low, high = rows[good].min() * self.scale, rows[good].max() * self.scale
             known.low = low if known.low is None else min(known.low, low)
             known.high = high if known.high is None else max(known.high, high)
+        if known.of.kind == "mask" and array.dtype == np.uint8:
+            numbers, counts = np.unique(array, return_counts=True)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                known.pixels[number] = known.pixels.get(number, 0) + count
         if train:
             rows = np.where(good, rows, 0)
             self.sums += rows.sum((0, 2))
@@ -194,7 +200,7 @@ def _part(data: Data, split: str, index: Index, rows: np.ndarray) -> tuple[Any, 
             (raw,) = data.encoded(index, np.array([row]))
             channels, size, _ = index.input.shape
             arrays[index.input.name][place] = decode.square(raw, size, channels, data.resampling)
-            for name, array in data.further(index, np.array([row])).items():
+            for name, array in data.beside(index, np.array([row]), [raw]).items():
                 arrays[name][place] = array[0]
             sizes.append(pixel_size_of(raw) or (0, 0))
         except errors.BadSample as error:

@@ -22,6 +22,8 @@ from raytrain.data.loader import Loader
 from raytrain.data.packing import pack as resident
 from raytrain.data.reader import Direct
 from raytrain.errors import BadSample, UserError
+from raytrain.report.data import show
+from raytrain.tools.describe import describe
 
 SHAPES = [(12, 9), (9, 12), (10, 10)]
 COUNT = 12
@@ -204,6 +206,17 @@ def test_the_cache_follows_images_and_masks(table: Path, tmp_path: Path) -> None
     part = later.take(np.array([2, 1]))
     assert part.fingerprint() != later.fingerprint() != index.fingerprint()
     assert part.masks.to_pylist() == ["masks/3.png", "masks/1.png"]  # type: ignore[attr-defined]
+
+
+def test_a_description_counts_the_pixels_of_each_number(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = source(table)
+    found, _ = describe(data, 100, 60.0)
+    masks = [checked_read(data, index, np.arange(len(index)))["mask"] for index in data.index().values()]
+    numbers, counts = np.unique(np.concatenate(masks), return_counts=True)
+    assert found.values[1].pixels == dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    show(found)
+    share = counts.max() / counts.sum()
+    assert f"the numbers {numbers[counts.argmax()]} in {share:.1%}, " in capsys.readouterr().out
 
 
 def test_a_raw_pack_keeps_masks(table: Path, tmp_path: Path) -> None:
