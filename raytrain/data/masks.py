@@ -45,9 +45,8 @@ class MaskIndex(Index):
 
     def fingerprint(self) -> str:
         """Return a hash of the samples and their masks' names and sizes."""
-        digest = hashlib.sha256(repr((self.values, [] if self.masks is None else self.masks.to_pylist())).encode())
-        digest.update(b"-" if self.mask_sizes is None else np.ascontiguousarray(self.mask_sizes).tobytes())
-        return f"{super().fingerprint()}-{digest.hexdigest()[:16]}"
+        masks = "" if self.masks is None else Index(paths=self.masks, sizes=self.mask_sizes).fingerprint()
+        return f"{super().fingerprint()}-{hashlib.sha256(repr((self.values, masks)).encode()).hexdigest()[:16]}"
 
 
 def check(data: Any) -> None:
