@@ -76,11 +76,11 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
                 how = f"convert the input, of {dtype}, in the module's forward(), or {how}"
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     _check_state(module, changed, f"in {where}")
-    experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not classes and isinstance(output, torch.Tensor) and not output.numel():
         what = f"{type(experiment.model).__name__} has an output for each class, and the data has no classes"
         use = "use --model.outputs 1" if hasattr(experiment.model, "outputs") else "let it have one output"
         raise errors.UserError(what, f"in {where}", f"{use}, or as many as the task wants")
+    experiment.task.check_model(tuple(output.shape) if isinstance(output, torch.Tensor) else (), classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")

@@ -1,4 +1,4 @@
-"""torchvision's classification models, by name."""
+"""torchvision's models for classification and segmentation, by name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 @old_order(("name", "weights", "freeze"), lambda given: len(given) > 1 and isinstance(given[1], str))
 @dataclass(frozen=True)
 class Torchvision(Model):
-    """A classification model of torchvision with its head replaced by one for the data's classes."""
+    """A model of torchvision for classification, or for segmentation, with its head replaced by one for the data's
+    classes, or with `outputs`."""
 
     name: str = "resnet18"
-    """torchvision's name of the model, such as resnet34, efficientnet_b0 or vit_b_16."""
+    """torchvision's name of the model, such as resnet34, efficientnet_b0, vit_b_16 or deeplabv3_resnet50."""
     freeze: bool = False
     """Train the head only; all other parameters keep their values."""
     outputs: int = field(default=0, kw_only=True)
@@ -39,12 +40,12 @@ class Torchvision(Model):
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the named architecture, randomly initialised, with a new head."""
-        module, path, head = _modules().build(
-            self.name, sample[0], self.outputs or classes, rescale=self.weights != "none"
-        )
+        outputs = self.outputs or classes
+        module, heads = _modules().build(self.name, sample[0], outputs, rescale=self.weights != "none")
         if self.freeze:
             module.requires_grad_(False)
-        setattr(module.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], head)
+        for path, head in heads.items():
+            setattr(module.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], head.requires_grad_())
         for auxiliary in ("aux_logits", "AuxLogits", "aux1", "aux2"):  # Inception's and GoogLeNet's further outputs
             if hasattr(module, auxiliary):
                 setattr(module, auxiliary, None)
@@ -66,8 +67,8 @@ class Torchvision(Model):
         return None if self.weights == "hub" and self._cached() is None else super().check_weights(module)
 
     def weights_head(self, module: nn.Module) -> tuple[str, ...]:
-        """Return the layer that was replaced."""
-        return (_modules().head(module)[0],)
+        """Return the layers that were replaced."""
+        return _modules().heads(module)
 
     def notes(self) -> list[str]:
         """Say that weights are missing, and how to get them or that they are downloaded."""

@@ -18,11 +18,16 @@ _DENSENET = re.compile(r"^(.*denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """torchvision's files of DenseNet weights name the layers with one dot more (torchvision/models/densenet.py)."""
 
 
-def build(name: str, channels: int, classes: int, rescale: bool) -> tuple[nn.Module, str, nn.Module]:
-    """Return torchvision's module, randomly initialised, the path of its head, and a new head for `classes`.
+def build(name: str, channels: int, outputs: int, rescale: bool) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """Return torchvision's module, randomly initialised, and its heads, by their paths, which may still have to take
+    their places.
+
+    A module for segmentation returns its main output alone, logits [n, outputs, height, width], and has no auxiliary
+    one, as torchvision's without `aux_loss`.
 
     Args:
         channels: those of the images.
+        outputs: those of the heads.
         rescale: whether a model whose pretrained weights expect inputs in [-1, 1] rescales its inputs.
 
     Raises:
@@ -37,11 +42,16 @@ def build(name: str, channels: int, classes: int, rescale: bool) -> tuple[nn.Mod
             "in model.name",
             "use a source of colour images, or a CNN or MLP",
         )
+    if name in _segmentation():
+        module = builder(weights=None, weights_backbone=None, num_classes=outputs)
+        module.register_forward_hook(_main_output)
+        return module, {path: module.get_submodule(path) for path in heads(module)}
     module = builder(weights=None, **options)
-    path, old = head(module)
+    (path,) = heads(module)
+    old: Any = module.get_submodule(path)
     if isinstance(old, nn.Linear):
-        return module, path, nn.Linear(old.in_features, classes, bias=old.bias is not None)
-    return module, path, nn.Conv2d(old.in_channels, classes, 1)
+        return module, {path: nn.Linear(old.in_features, outputs, bias=old.bias is not None)}
+    return module, {path: nn.Conv2d(old.in_channels, outputs, 1)}
 
 
 def download(name: str) -> dict[str, Any]:
@@ -70,25 +80,37 @@ def weights_url(name: str) -> str:
 
 
 def _builder(name: str):
-    known = models.list_models(module=models)
+    known = [*models.list_models(module=models), *_segmentation()]
     if name not in known:
         raise errors.UserError(
-            f"torchvision has no classification model {name!r}",
+            f"torchvision has no model {name!r} for classification or segmentation",
             "in model.name",
             f"{errors.nearest(name, known)}it has {errors.listed(known, 6)}",
         )
     return models.get_model_builder(name)
 
 
-def head(module: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
-    """Return the path and the layer of the head: a Linear, or SqueezeNet's 1x1 convolution."""
+def _segmentation() -> list[str]:
+    """Return the names of the models for segmentation."""
+    return models.list_models(module=models.segmentation)
+
+
+def _main_output(module: nn.Module, inputs: Any, outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The forward hook of modules for segmentation, which return a dict."""
+    return outputs["out"]
+
+
+def heads(module: nn.Module) -> tuple[str, ...]:
+    """Return the paths of the head: a Linear, or a 1x1 convolution (SqueezeNet, segmentation); LR-ASPP has two, whose
+    outputs are added."""
+    if isinstance(module, models.segmentation.LRASPP):
+        return ("classifier.low_classifier", "classifier.high_classifier")
     layers = [
         (path, layer)
         for path, layer in module.named_modules()
         if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and path.startswith("classifier"))
     ]
-    layers = [(path, layer) for path, layer in layers if not path.lower().startswith(("aux",))]
-    return layers[-1]
+    return ([path for path, _ in layers if not path.lower().startswith("aux")][-1],)
 
 
 def renamed(state: dict[str, Any]) -> dict[str, Any]:

@@ -138,6 +138,34 @@ def test_head_is_replaced_and_alone_trains_under_freeze(name: str, head: str, fe
     assert parameters(module, trained=True) == parameters(module)
 
 
+@pytest.mark.parametrize("name", ["deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_large"])
+def test_a_model_for_segmentation_is_torchvisions_with_its_main_output(name: str, tmp_path: Path) -> None:
+    from torchvision import models
+
+    images = torch.randn(2, 3, 40, 48)
+    torch.manual_seed(0)
+    own = models.get_model(name, weights=None, weights_backbone=None, num_classes=5).eval()
+    torch.manual_seed(0)
+    ours = Torchvision(name, outputs=5).build((3, 40, 48), 0).eval()
+    with torch.no_grad():
+        assert torch.equal(ours(images), own(images)["out"])
+    frozen = Torchvision(name, freeze=True).build((3, 40, 48), 2)
+    heads = {path for path, layer in frozen.named_modules() if getattr(layer, "out_channels", 0) == 2}
+    assert {n.rpartition(".")[0] for n, p in frozen.named_parameters() if p.requires_grad} == heads
+    assert len(heads) == (2 if "lraspp" in name else 1)
+
+    auxiliary = {"aux_classifier.4.weight": torch.zeros(5, 8)}  # torchvision's files have it
+    torch.save({**own.state_dict(), **auxiliary}, tmp_path / "w.pth")
+    started = Torchvision(name, weights=str(tmp_path / "w.pth"))
+    module = started.build((3, 40, 48), 2)
+    fit = started.load(module)
+    assert fit is not None and {one.rpartition(".")[0] for one in fit.anew} == heads
+    state = module.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in own.state_dict().items() if "classifier" not in key)
+    with pytest.raises(UserError, match="is not there|no such"):
+        Torchvision(name, weights=str(tmp_path / "no.pth")).check_weights(module)
+
+
 def test_every_model_is_torchvisions_own_but_for_the_head() -> None:
     from torchvision import models
 
@@ -157,7 +185,7 @@ def test_pretrained_inception_gets_its_expected_inputs(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_and_grey_images_are_refused() -> None:
-    with pytest.raises(UserError, match=r"no classification model 'rsnet18', in model.name; did you mean resnet18\?"):
+    with pytest.raises(UserError, match=r"no model 'rsnet18' for .*, in model.name; did you mean resnet18\?"):
         Torchvision(name="rsnet18").build((3, 224, 224), 2)
     with pytest.raises(UserError, match=r"resnet18 takes images of 3 channels and these have 1, in model.name"):
         Torchvision().build((1, 28, 28), 10)
