@@ -31,7 +31,8 @@ def build(name: str, channels: int, outputs: int, rescale: bool) -> tuple[nn.Mod
         rescale: whether a model whose pretrained weights expect inputs in [-1, 1] rescales its inputs.
 
     Raises:
-        UserError: torchvision has no such model, or the model takes images of another number of channels.
+        UserError: torchvision has no such model, the model takes images of another number of channels, or one for
+            segmentation shall have no outputs.
     """
     builder, options = _builder(name), {}
     if name in ("googlenet", "inception_v3"):  # their pretrained weights expect inputs in [-1, 1]
@@ -43,6 +44,9 @@ def build(name: str, channels: int, outputs: int, rescale: bool) -> tuple[nn.Mod
             "use a source of colour images, or a CNN or MLP",
         )
     if name in _segmentation():
+        if not outputs:
+            how = "use --model.outputs N, the number of the masks' classes"
+            raise errors.UserError(f"{name} has an output for each class, and the data has none", "in model", how)
         module = builder(weights=None, weights_backbone=None, num_classes=outputs)
         module.register_forward_hook(_main_output)
         return module, {path: module.get_submodule(path) for path in heads(module)}

@@ -110,7 +110,10 @@ class Net(Model):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("Torchvision(name='resnet1')", "no model 'resnet1' for classification or segmentation, in model.name; did you mean resnet18?"),
+        (
+            "Torchvision(name='resnet1')",
+            "no model 'resnet1' for classification or segmentation, in model.name; did you mean resnet18?",
+        ),
         ("Torchvision(weights='gone.pth')", "no such weights file, gone.pth"),
         ("Torchvision(weights='{}/exp.py')", "the weights do not fit: "),
         ("Torchvision(name='vit_b_16')", "the model cannot take a sample of this data: AssertionError: Wrong image"),

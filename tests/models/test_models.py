@@ -162,7 +162,9 @@ def test_a_model_for_segmentation_is_torchvisions_with_its_main_output(name: str
     assert fit is not None and {one.rpartition(".")[0] for one in fit.anew} == heads
     state = module.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in own.state_dict().items() if "classifier" not in key)
-    with pytest.raises(UserError, match="is not there|no such"):
+    with pytest.raises(UserError, match="has an output for each class, and the data has none, in model; use --model"):
+        Torchvision(name).build((3, 40, 48), 0)
+    with pytest.raises(UserError, match=r"is not there|no such"):
         Torchvision(name, weights=str(tmp_path / "no.pth")).check_weights(module)
 
 
