@@ -44,6 +44,9 @@ class BadSample(Exception):
         super().__init__(path, reason)
         self.path, self.reason = path, one_line(reason)
 
+    def __str__(self) -> str:
+        return f"{self.path} ({self.reason})"
+
 
 def one_line(text: str, limit: int = 600) -> str:
     """Return text as one line that any terminal can show: without line breaks, escape sequences and control
