@@ -11,7 +11,7 @@ import torch
 from raytrain import errors
 from raytrain.data import Index
 from raytrain.data.batch import Batch
-from raytrain.data.checks import checked_read
+from raytrain.data.blocks import arrays_and_bad, read_part, rows_of
 from raytrain.data.prepare import Prepare
 from raytrain.experiment import Experiment
 from raytrain.tasks.metrics import Sums
@@ -94,7 +94,8 @@ def _rounded(value: float) -> float:
 
 
 def _batch(e: Experiment, task: Supervised, index: Index) -> Batch:
-    """Return samples of a split as an evaluation sees them, without their images if the labels suffice.
+    """Return samples of a split as an evaluation sees them, without their images if the labels suffice, and without
+    those that training would skip.
 
     Raises:
         BadSample: one cannot be read.
@@ -103,7 +104,13 @@ def _batch(e: Experiment, task: Supervised, index: Index) -> Batch:
         ids = _spread(len(index), _MOST_VALUES // max(1, len(index.classes)))
         return Batch({"label": torch.from_numpy(index.labels[ids])}, ids)
     ids = _spread(len(index), _MOST_BYTES // max(1, index.sample_bytes))
-    tensors = {name: torch.from_numpy(array) for name, array in checked_read(e.data, index, ids).items()}
+    arrays, bad = arrays_and_bad(read_part(e.data, index, ids))
+    if bad and e.data.on_bad_sample == "error":
+        raise errors.BadSample(bad[0].path, bad[0].reason)
+    if bad:
+        good = np.delete(np.arange(len(ids)), [one.row for one in bad])
+        ids, arrays = ids[good], rows_of(arrays, good)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return Batch(Prepare(e.data, index).plain(tensors), ids)
 
 

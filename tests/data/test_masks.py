@@ -16,11 +16,13 @@ from helpers.packs import packed
 from PIL import Image
 from pyarrow import csv, parquet
 
+from raytrain import CNN, SGD, Experiment, Segmentation
 from raytrain.data import Augment, Manifest, Packed
 from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.loader import Loader
 from raytrain.data.packing import pack as resident
 from raytrain.data.reader import Direct
+from raytrain.driver.baseline import baseline
 from raytrain.errors import BadSample, UserError
 from raytrain.report.data import show
 from raytrain.tools.describe import describe
@@ -175,6 +177,10 @@ def test_a_missing_mask_is_found_before_anything_starts(table: Path) -> None:
     data = source(table)
     (bad,) = data.probe(data.index()["train"])
     assert bad.path.endswith("masks/4.png") and "no such file" in bad.reason
+    e = Experiment(model=CNN(), data=data, task=Segmentation(), optimizer=SGD(lr=0.1))
+    assert "masks/4.png (No such file or directory)" in baseline(e, data.index()).note
+    found = baseline(replace(e, data=replace(data, on_bad_sample="skip")), data.index())
+    assert found.line.endswith("(of 7 and 4 samples)") and not found.note
 
 
 def test_bytes_of_a_table_are_the_same(table: Path, tmp_path: Path) -> None:
