@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.config import check
-from raytrain.data import masks, patterns
+from raytrain.data import masks, patterns, targets
 from raytrain.data.images import SPLITS, FileImages, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
@@ -24,22 +23,6 @@ _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".ar
 _BYTES = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary")
 """What Arrow's types of bytes are called."""
 _TRAIN, _VAL, _TEST = map(list(SPLITS).index, ("train", "val", "test"))
-
-
-@dataclass(frozen=True, eq=False)
-class TargetIndex(Index):
-    """The samples of one split with numbers as targets; `rows` are places in the targets of all splits.
-
-    Attributes:
-        targets: float32 [all, ...].
-    """
-
-    targets: np.ndarray = None  # type: ignore[assignment]
-
-    def fingerprint(self) -> str:
-        """Return a hash of the samples and their targets."""
-        targets = hashlib.sha256(np.ascontiguousarray(self.targets[self.rows]).tobytes())
-        return f"{super().fingerprint()}-{targets.hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +41,11 @@ class Manifest(FileImages):
     target: tuple[str, ...] = ()
     """Columns of numbers to predict, in place of classes, for `Regression` and `MultiLabel`; or one column of lists of
     them. Samples then have a further field, float32, called as the column, or `value`."""
+    labels: str = field(default="", kw_only=True)
+    """Column of several classes a row, for `MultiLabel`, in place of one: their names with `separator` between them, or
+    lists of names or numbers. An empty cell is a sample of no class."""
+    separator: str = field(default=" ", kw_only=True)
+    """What stands between the names of several classes."""
     mask: str = field(default="", kw_only=True)
     """Column of the paths of masks, for `Segmentation`, in place of classes; with `bytes`, of encoded masks. A mask has
     its image's shape and a number for each pixel (PNG, GIF or TIFF, grey or with a palette): the pixel's class, or 255
@@ -82,6 +70,7 @@ class Manifest(FileImages):
         check(
             self,
             val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"),
+            separator=(bool, "that is not empty"),
             mask_values=(
                 lambda values: len(set(values)) == len(values) < masks.IGNORED,
                 "of at most 254 different ones",
@@ -134,7 +123,10 @@ class Manifest(FileImages):
         by_name = self._named_splits(files)
         splits = self._splits(table) if has_split else np.repeat(by_name, counts)
         if self.target:
-            whole = self._with_targets(table, len(splits))
+            whole = targets.of_numbers(table, self.target, self._image, self._target_name, root)
+        elif self.labels:
+            column = table[self.labels] if self.labels in self.columns else table.pop(self.labels)
+            whole = targets.of_names(column, self.separator, self._image, root)
         elif self.mask:
             whole = masks.index(self._image, len(splits), self.mask_values)
         else:
@@ -154,7 +146,8 @@ class Manifest(FileImages):
 
     def further(self, index: Any, samples: np.ndarray) -> dict[str, np.ndarray]:  # type: ignore[override]
         """Return the targets of some samples, if there are."""
-        return {self._target_name: index.targets[index.rows[samples]]} if self.target else {}
+        name = self._target_name if self.target else "labels" if self.labels else ""
+        return {name: index.targets[index.rows[samples]]} if name else {}
 
     @property
     def masked(self) -> bool:
@@ -236,9 +229,9 @@ class Manifest(FileImages):
 
     def _kinds(self, has_split: bool) -> dict[str, Any]:
         """Return what each column is for, by its name."""
-        kinds = {} if self.target or self.mask else {self.label: "label"}
+        kinds = {} if self.target or self.mask or self.labels else {self.label: "label"}
         kinds |= {self.split: "split"} if has_split else {}
-        kinds |= dict.fromkeys(self.target, "number")
+        kinds |= dict.fromkeys(self.target, "number") | ({self.labels: "path"} if self.labels else {})
         kinds |= {name: "group" if name == self.folds.group else "value" for name in self.columns if name not in kinds}
         paths = [] if self.bytes else [self.path, *([self.mask] if self.mask else [])]
         return {**kinds, **dict.fromkeys(paths, "path")}
@@ -292,9 +285,13 @@ class Manifest(FileImages):
     def _check_flat(self, table: Any) -> None:
         """Check that only columns of targets have lists."""
         for one in table.schema:
-            if one.type.num_fields and one.name not in self.target:
+            if one.type.num_fields and one.name not in (*self.target, self.labels):
                 what = f"column {one.name!r} must have a text or a number in each row, got {one.type}"
-                lists = f", or use --data.target {one.name} for lists of numbers" if one.name == self.label else ""
+                name = one.name
+                of_labels = (
+                    f", or use --data.target {name} for lists of numbers, --data.labels {name} for several classes"
+                )
+                lists = of_labels if name == self.label else ""
                 raise errors.UserError(
                     errors.one_line(what, 200), self._file(), f"write one value into each row{lists}"
                 )
@@ -344,20 +341,6 @@ class Manifest(FileImages):
     @property
     def _share(self) -> str:
         return f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
-
-    def _with_targets(self, table: dict[str, Any], count: int) -> Index:
-        """Return the index of samples with numbers as targets."""
-        targets = with_pillow().tables.numbers([table[name] for name in self.target])
-        named = f"column {', '.join(map(repr, self.target))}"
-        if targets is None:
-            what = f"{named} must hold numbers, or lists of them that are equally long"
-            raise errors.UserError(what, self._file(), "name columns of numbers, or use label for classes")
-        bad = ~np.isfinite(targets).reshape(len(targets), -1).all(1)
-        if bad.any():
-            what = f"row {int(bad.argmax())} has no number in {named}"
-            raise errors.UserError(what, self._file(), "fill it, or remove the row")
-        fields = (self._image, Field(self._target_name, targets.shape[1:], "float32"))
-        return TargetIndex(rows=np.arange(count), fields=fields, targets=targets)
 
     @property
     def _image(self) -> Field:

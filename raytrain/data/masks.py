@@ -55,10 +55,13 @@ def check(data: Any) -> None:
     Raises:
         UserError: they contradict each other.
     """
-    for name in ("target", "whole") if data.mask else ():
-        if getattr(data, name):
-            why = "are cut with their images' central squares" if name == "whole" else "are targets by themselves"
-            raise errors.UserError(f"masks {why}", f"in data.{name}", f"leave {name} or mask out")
+    given = [name for name in ("target", "labels", "mask") if getattr(data, name)]
+    if len(given) > 1:
+        how = f"leave {given[0]} or {given[1]} out"
+        raise errors.UserError(f"{given[0]} and {given[1]} are both what is to be predicted", "in data", how)
+    if data.mask and data.whole:
+        what = "masks are cut with their images' central squares"
+        raise errors.UserError(what, "in data.whole", "leave whole or mask out")
     if data.mask and data.mask in (data.bytes, data.path, data.split):
         raise errors.UserError(f"column {data.mask!r} has something else", "in data.mask", "name the column of masks")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raytrain import errors
 from raytrain.data import tables
@@ -99,3 +100,26 @@ def _check(labels: np.ndarray, name: str, table: Table) -> None:
     if len(labels) and labels.max() >= count:
         what = f"label {labels.max()} in column {name!r}, which names {count} classes"
         raise errors.UserError(what, table.path, "number the classes from 0, or write their names")
+
+
+def several(column: pa.ChunkedArray, separator: str) -> tuple[np.ndarray, list[str]]:
+    """Return (row, place of a name) of all names in the rows of a column, int64 [k, 2], and the names, sorted, as whole
+    numbers if all are.
+
+    Args:
+        column: text with `separator` between the names, or lists of names or numbers.
+    """
+    lists: Any = column
+    if not any(kind(column.type) for kind in tables.LISTS):
+        options = pc.SplitPatternOptions(separator)
+        lists = pc.call_function("split_pattern", [column.cast(pa.string())], options)
+    lists = lists.combine_chunks()
+    trimmed: Any = pc.call_function("utf8_trim_whitespace", [lists.flatten().cast(pa.string())])
+    texts = trimmed.to_numpy(zero_copy_only=False)
+    rows = np.repeat(np.arange(len(lists)), lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
+    there = np.array([bool(text) for text in texts], bool)
+    names, places = np.unique(texts[there].astype(str), return_inverse=True)
+    if all(name.isdecimal() for name in names):
+        order = np.argsort(names.astype(np.int64), kind="stable")
+        names, places = names[order], np.argsort(order)[places]
+    return np.stack([rows[there], places.reshape(-1)], 1), names.tolist()

@@ -27,7 +27,7 @@ _KEPT = RowGroups(1 << 30)
 """The row groups that this process has read last: at most 1 GiB, or a single one."""
 _MOST_OF_MEMORY = 0.5
 """Share of this machine's memory up to which a row group is read."""
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _CODES = pa.dictionary(pa.int32(), pa.string())
 Kind = Literal["label", "split", "path", "group", "value", "number"]
 """What a column is for: few texts or numbers; few texts; texts; names; names or numbers; numbers."""
@@ -255,7 +255,7 @@ def numbers(columns: list[pa.ChunkedArray]) -> np.ndarray | None:
     """Return one or more columns of numbers, or a column of equally long lists of them, float32 [n] or [n, k]; None
     for other columns. An empty cell becomes NaN."""
     first = columns[0]
-    if len(columns) == 1 and any(kind(first.type) for kind in _LISTS):
+    if len(columns) == 1 and any(kind(first.type) for kind in LISTS):
         flat = first.combine_chunks()
         values = numbers([pa.chunked_array([flat.flatten()])]) if len(flat) else None
         equal = values is not None and not flat.null_count and len(set(flat.value_lengths().unique().to_pylist())) == 1

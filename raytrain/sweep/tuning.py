@@ -122,8 +122,7 @@ def run(
             loggers.update(records)
         elapsed = time.time() - trials.command_started + trials.before
         observer.trials(records, trials.modes(), elapsed, trials.count)
-        runs = len(trials.ended) > before or any(one["status"] == "running" for one in records)
-        if deadline is None and runs:
+        if deadline is None and (len(trials.ended) > before or any(one["status"] == "running" for one in records)):
             deadline = time.monotonic() + (trials.sweep.budget_seconds or float("inf"))
         over = over or (deadline is not None and time.monotonic() > deadline)
         if (interrupts.signal or over) and not trials.leaving:

@@ -112,7 +112,11 @@ class Classification(Supervised):
         return f"always {classes[int(answer.argmax())]!r}"
 
     def check_data(self, index: Index) -> None:
-        """Check that there is a weight for each class, and that there are the classes that metrics name."""
+        """Check that each sample has one class, that there is a weight for each class, and that there are the classes
+        that metrics name."""
+        if index.classes and index.labels is None:
+            what = f"{type(self).__name__} wants one class of each sample, and the data has several"
+            raise errors.UserError(what, "in task", "use task=MultiLabel()")
         if classes := len(index.classes):  # `check_model` refuses data without classes
             counts.check_weights("class_weights", self.class_weights, classes)
             for metric in self.metrics:

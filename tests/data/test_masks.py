@@ -242,7 +242,7 @@ def test_a_raw_pack_keeps_masks(table: Path, tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"mask": "path"}, "column 'path' has something else, in data.mask"),
-        ({"target": ("x",)}, "masks are targets by themselves, in data.target"),
+        ({"target": ("x",)}, "target and mask are both what is to be predicted, in data"),
         ({"whole": True, "augment": Augment(crop="random_resized")}, "masks are cut .* in data.whole"),
         ({"mask_values": (1, 1)}, r"mask_values = \(1, 1\) is out of range"),
     ],

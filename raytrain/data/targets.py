@@ -1,0 +1,75 @@
+"""Targets of a table: numbers to predict, and several classes of a sample."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raytrain import errors
+from raytrain.data.late import with_pillow
+from raytrain.data.source import Field, Index
+
+
+@dataclass(frozen=True, eq=False)
+class TargetIndex(Index):
+    """The samples of one split with numbers as targets; `rows` are places in the targets of all splits.
+
+    Attributes:
+        targets: float32 or uint8 [all, ...].
+    """
+
+    targets: np.ndarray = None  # type: ignore[assignment]
+
+    def fingerprint(self) -> str:
+        """Return a hash of the samples and their targets."""
+        targets = hashlib.sha256(np.ascontiguousarray(self.targets[self.rows]).tobytes())
+        return f"{super().fingerprint()}-{targets.hexdigest()[:16]}"
+
+
+def of_numbers(table: dict[str, Any], columns: tuple[str, ...], image: Field, name: str, where: str) -> TargetIndex:
+    """Return the index of all rows with numbers as targets, float32 [n] or [n, k].
+
+    Args:
+        table: the columns, by name.
+        columns: those of numbers, or one of lists of them.
+        name: of the field.
+        where: what messages call the table.
+
+    Raises:
+        UserError: they are not numbers, or one is missing.
+    """
+    targets = with_pillow().tables.numbers([table[column] for column in columns])
+    named = f"column {', '.join(map(repr, columns))}"
+    if targets is None:
+        what = f"{named} must hold numbers, or lists of them that are equally long"
+        raise errors.UserError(what, where, "name columns of numbers, or use label for classes")
+    bad = ~np.isfinite(targets).reshape(len(targets), -1).all(1)
+    if bad.any():
+        what = f"row {int(bad.argmax())} has no number in {named}"
+        raise errors.UserError(what, where, "fill it, or remove the row")
+    fields = (image, Field(name, targets.shape[1:], "float32"))
+    return TargetIndex(rows=np.arange(len(targets)), fields=fields, targets=targets)
+
+
+def of_names(column: Any, separator: str, image: Field, where: str) -> TargetIndex:
+    """Return the index of all rows with several classes each, as a 1 for each class that a row has, uint8 [n, classes]
+    in the field `labels`. Classes are in the order of their names, or of their numbers.
+
+    Args:
+        column: an Arrow column of text, or of lists.
+        separator: what stands between the names in a text.
+        where: what messages call the table.
+
+    Raises:
+        UserError: the table names no class.
+    """
+    rows, names = with_pillow().table_labels.several(column, separator)
+    if not names:
+        raise errors.UserError("no row names a class", where, "name another column: --data.labels COLUMN")
+    targets = np.zeros((len(column), len(names)), np.uint8)
+    targets[rows[:, 0], rows[:, 1]] = 1
+    fields = (image, Field("labels", (len(names),), "uint8"))
+    return TargetIndex(rows=np.arange(len(column)), classes=tuple(names), fields=fields, targets=targets)
