@@ -144,23 +144,28 @@ def to_dict(config: Any) -> dict[str, Any]:
     return result
 
 
-def labels(values: tuple[Any, ...], whole: bool = False) -> tuple[Any, ...]:
+def labels(values: tuple[Any, ...], older: str = "") -> tuple[Any, ...]:
     """Return labels of values for a table or JSON: the value itself, or the name of a dataclass, with the fields that
     tell it from others of the same name.
 
     Args:
-        whole: with all fields, as older versions had them.
+        older: a label of an older version, which had all fields that there were: fields that it lacks are left out
+            where they have their defaults.
     """
-    return tuple(_label(value, values, whole) if dataclasses.is_dataclass(value) else plain(value) for value in values)
+    return tuple(_label(value, values, older) if dataclasses.is_dataclass(value) else plain(value) for value in values)
 
 
-def _label(value: Any, values: tuple[Any, ...], whole: bool) -> str:
+def _label(value: Any, values: tuple[Any, ...], older: str) -> str:
     name = type(value).__name__
     others = [one for one in values if type(one).__name__ == name and one is not value]
     if not others:
         return name
-    if whole or any(type(one) is not type(value) for one in others):
-        return str(value).removeprefix(type(value).__module__ + ".")
+    if older or any(type(one) is not type(value) for one in others):
+        text = str(value).removeprefix(type(value).__module__ + ".")
+        for field in dataclasses.fields(value) if older else ():
+            if f"{field.name}=" not in older and getattr(value, field.name) == field.default:
+                text = text.replace(f", {field.name}={field.default!r}", "", 1)
+        return text
     fields = {field.name: repr(getattr(value, field.name)) for field in dataclasses.fields(value)}
     told = [field for field, text in fields.items() if any(repr(getattr(one, field)) != text for one in others)]
     return f"{name}({', '.join(f'{field}={fields[field]}' for field in told)})"

@@ -350,7 +350,7 @@ class Trials:
                 continue
             names = [config.plain(label) for label in config.labels(axis.finite)]
             if name not in names:  # of an older version
-                names = [config.plain(label) for label in config.labels(axis.finite, whole=True)]
+                names = [config.plain(label) for label in config.labels(axis.finite, older=str(name))]
             if name not in names:  # from a population
                 names = [config.plain(value) for value in axis.finite]
             if name not in names:  # a scheduler has changed it
