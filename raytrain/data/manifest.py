@@ -28,9 +28,10 @@ _TRAIN, _VAL, _TEST = map(list(SPLITS).index, ("train", "val", "test"))
 @dataclass(frozen=True)
 class Manifest(FileImages):
     """Images that a CSV, JSON-lines, Parquet or Arrow file lists, one a row: by their paths, or in Parquet and Arrow
-    with their bytes, as Hugging Face writes them. `root` is the file or its URL, a pattern such as
-    data/train-*.parquet, or a folder of Parquet or Arrow files."""
+    with their bytes, as Hugging Face writes them."""
 
+    root: str = ""
+    """The file or its URL, a pattern such as data/train-*.parquet, or a folder of Parquet or Arrow files."""
     path: str = "path"
     """Column of the images' paths."""
     bytes: str = ""
@@ -95,7 +96,7 @@ class Manifest(FileImages):
         tables = with_pillow().tables
         first = tables.files(self._file())[0]
         columns = list(tables.schema(first)) if tables.holds_bytes(first) else []
-        structs = [one for one in columns if str(one.type).startswith("struct<")]
+        structs = [one for one in columns if str(one.type).startswith("struct<") and one.name != self.mask]
         found = [one.name for one in structs if {"bytes", "path"} <= {inner.name for inner in one.type}]
         if len(found) != 1 or self.path in [one.name for one in columns]:
             return self
@@ -128,7 +129,9 @@ class Manifest(FileImages):
             column = table[self.labels] if self.labels in self.columns else table.pop(self.labels)
             whole = targets.of_names(column, self.separator, self._image, root)
         elif self.mask:
-            whole = masks.index(self._image, len(splits), self.mask_values)
+            test = splits == _TEST
+            whole = masks.of_rows(self, self._image, table, test)
+            splits = np.where(test, -1, splits) if whole.notes else splits
         else:
             train = [has_split or split == _TRAIN for split in by_name]
             whole, splits = self._with_labels(table, splits, self._named_classes(files, counts, schemas, train))
@@ -266,6 +269,7 @@ class Manifest(FileImages):
     def _no_column(self, name: str, schema: Any) -> errors.UserError:
         names = [one if one and one == one.strip() else repr(one) for one in schema.names]  # spaces would not be seen
         how = f"{errors.nearest(name, names)}the columns are {errors.listed(names, 12)}"
+        how += "; give masks by --data.mask COLUMN, numbers by --data.target COLUMN" if name == self.label else ""
         images = [field.name for field in schema if "binary" in str(field.type)]
         if name == self.path and not self.bytes and images:
             how = f"did you mean --data.bytes {images[0]}?"
@@ -356,7 +360,8 @@ class Manifest(FileImages):
         """Return the index of all rows with its columns, and paths or rows."""
         tables, where = with_pillow().tables, self._file()
         for name in self._kept():
-            if table[name].null_count:
+            given = table[name] if name in self.columns else tables.spelling.given(table[name])
+            if given.null_count:
                 raise errors.UserError(f"column {name!r} has an empty cell", where, "fill it, or remove the row")
         whole = replace(whole, columns={name: tables.values(table[name]) for name in self.columns})
         if self.bytes:

@@ -66,10 +66,32 @@ def check(data: Any) -> None:
         raise errors.UserError(f"column {data.mask!r} has something else", "in data.mask", "name the column of masks")
 
 
-def index(image: Field, count: int, values: tuple[int, ...]) -> MaskIndex:
-    """Return the index of samples with square masks as large as their images."""
+def of_rows(data: Any, image: Field, table: dict[str, pa.ChunkedArray], test: np.ndarray) -> MaskIndex:
+    """Return the index of a table's rows, with square masks as large as their images; with a note if no row of test
+    has a mask, and test is left out.
+
+    Args:
+        data: the source.
+        table: the columns; of masks that are files, empty cells are filled in rows that are left out.
+        test: whether each row is of test, bool [n].
+
+    Raises:
+        UserError: another row has an empty cell.
+    """
     mask = Field("mask", image.shape[1:], "uint8", kind="mask", fill=IGNORED)
-    return MaskIndex(fields=(image, mask), count=count, values=values)
+    found = MaskIndex(fields=(image, mask), count=len(test), values=data.mask_values)
+    if data.bytes:  # which are read with the samples
+        return found
+    paths = with_pillow().tables.spelling.given(table[data.mask])
+    empty = paths.is_null().to_numpy()
+    left_out = bool(test.any()) and bool(empty[test].all())
+    lacking = empty & ~test if left_out else empty
+    if lacking.any():
+        what = f"row {int(lacking.argmax())} has no mask in column {data.mask!r}"
+        raise errors.UserError(what, data.root, "give it one, or remove the row")
+    table[data.mask] = paths.fill_null("-")
+    notes = (f"{data.root}: no row of test has a mask, so test is left out",) if left_out else ()
+    return replace(found, notes=notes)
 
 
 def squares(

@@ -50,5 +50,11 @@ def whole(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, bool]:
     return (column.cast(pa.int64()) if fits else column), fits
 
 
+def given(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of text with null for an empty string, which is an empty cell of a CSV file."""
+    text = column.cast(pa.string())
+    return _call("if_else", _call("equal", text, pa.scalar("")), pa.scalar(None, pa.string()), text)
+
+
 def _call(function: str, *arguments: object, options: object = None) -> pa.ChunkedArray:
     return pc.call_function(function, list(arguments), options)

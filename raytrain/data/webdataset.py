@@ -19,9 +19,10 @@ from raytrain.data.source import Index
 
 @dataclass(frozen=True)
 class WebDataset(Images):
-    """Images in tar shards, as WebDataset writes them: members 000.jpg and 000.cls are one sample. `root` is a shard, a
-    folder of shards or a pattern such as shards/train-{000..010}.tar, on this machine or at a URL."""
+    """Images in tar shards, as WebDataset writes them: members 000.jpg and 000.cls are one sample."""
 
+    root: str = ""
+    """A shard, a folder of shards or a pattern such as shards/train-{000..010}.tar, on this machine or at a URL."""
     label: str = "cls"
     """Suffix of the member with the label, a class's name or number; `json.NAME` is entry NAME of a .json member."""
     image: str = field(default="", kw_only=True)

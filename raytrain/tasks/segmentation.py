@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -68,7 +69,8 @@ class Segmentation(Supervised):
         """Return the cross entropy: for each sample the mean over its pixels that count, summed over samples."""
         wanted = self.wanted(batch)
         outputs = self.fitted(model(batch.input), wanted)
-        return losses().pixels(outputs, wanted, self.class_weights, self.label_smoothing).sum(), len(batch)
+        with self._known_classes(outputs, wanted):
+            return losses().pixels(outputs, wanted, self.class_weights, self.label_smoothing).sum(), len(batch)
 
     def wanted(self, batch: Batch) -> torch.Tensor:
         """Return the classes of pixels, int64 [n, height, width]; -1 does not count."""
@@ -85,7 +87,22 @@ class Segmentation(Supervised):
 
     def each(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Return the cross entropy, without weights and smoothing."""
-        return losses().pixels(outputs.float(), wanted, ())
+        with self._known_classes(outputs, wanted):
+            return losses().pixels(outputs.float(), wanted, ())
+
+    @contextlib.contextmanager
+    def _known_classes(self, outputs: torch.Tensor, wanted: torch.Tensor) -> Iterator[None]:
+        """Say which number of a mask is no class of the model, where torch refuses it (on CPUs)."""
+        try:
+            yield
+        except IndexError:
+            most, classes = int(wanted.max()), outputs.shape[1]
+            if -1 <= int(wanted.min()) and most < classes:
+                raise
+            found = int(wanted.min()) if most < classes else most
+            what = f"a mask has the number {found}, and the model's {classes} classes are 0 to {classes - 1}"
+            how = "tell which numbers are classes (Manifest(mask_values=...)) or do not count (task.ignore_index)"
+            raise errors.UserError(what, "in task", f"{how}, or give the model more outputs") from None
 
     def own_sums(self, outputs: torch.Tensor, wanted: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the pixels of each class."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -252,3 +253,35 @@ def test_contradictions_are_refused(table: Path, fields: dict[str, Any], message
         source(table, **fields)
     with pytest.raises(UserError, match=r"has no column 'msak'.* did you mean mask"):
         source(table, mask="msak").index()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_test_split_without_masks_is_left_out(table: Path, tmp_path: Path, kind: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"path": f"images/{number}.png", "mask": f"masks/{number}.png", "split": "train" if number < 6 else "val"}
+        for number in range(8)
+    ]
+    bare = [{"path": f"images/{number}.png", "mask": None, "split": "test"} for number in range(8, COUNT)]
+
+    def write(rows: list[dict[str, Any]]) -> Path:
+        file = tmp_path / f"bare.{kind}"
+        if kind == "csv":
+            csv.write_csv(pa.Table.from_pylist(rows), file)
+        else:
+            file.write_text("".join(json.dumps({k: v for k, v in row.items() if v}) + "\n" for row in rows))
+        return file
+
+    found = source(write(rows + bare)).index()
+    assert {split: len(index) for split, index in found.items()} == {"train": 6, "val": 2}
+    assert any("no row of test has a mask, so test is left out" in note for note in found["train"].notes)
+    assert found["train"].fingerprint() == source(write(rows)).index()["train"].fingerprint()
+    rows[3]["mask"] = None
+    with pytest.raises(UserError, match=r"row 3 has no mask in column 'mask'.*; give it one, or remove the row"):
+        source(write(rows + bare)).index()
+    bare[1]["mask"] = "masks/9.png"
+    rows[3]["mask"] = "masks/3.png"
+    with pytest.raises(UserError, match="row 8 has no mask in column 'mask'"):
+        source(write(rows + bare)).index()
+    rows[0]["path"] = None if kind == "jsonl" else ""
+    with pytest.raises(UserError, match="column 'path' has an empty cell"):
+        source(write(rows)).index()

@@ -288,6 +288,10 @@ def plan(e: Experiment) -> Any:
             experiment(Segmentation(mask="tags"), "tags", 4, True),
             r"a mask must be whole numbers .*, got uint8",
         ),
+        (
+            experiment(Segmentation(), "mask", 3, True),
+            r"a mask has the number 3, and the model's 3 classes are 0 to 2, in task; .*mask_values=.*ignore_index",
+        ),
         (experiment(Segmentation(), "mask", 4), r"the model must give \[n, classes, height, width\], got \[1, 4\]"),
         (
             experiment(Regression(target="sizes"), "sizes", 3),
