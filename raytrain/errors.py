@@ -45,7 +45,7 @@ class BadSample(Exception):
         self.path, self.reason = path, one_line(reason)
 
     def __str__(self) -> str:
-        return f"{self.path} ({self.reason})"
+        return f"{self.reason}, {self.path}"
 
 
 def one_line(text: str, limit: int = 600) -> str:

@@ -349,4 +349,6 @@ def test_labels_tell_objects_of_one_class_apart_by_the_fields_in_which_they_diff
     one, two, three = config.labels((MLP(), MLP(hidden=(4,)), MLP(dropout=0.5)))
     assert (one, two) == ("MLP(hidden=(512, 512), dropout=0.0)", "MLP(hidden=(4,), dropout=0.0)")
     assert three == "MLP(hidden=(512, 512), dropout=0.5)"
-    assert config.labels((SGD(lr=0.1), SGD(lr=0.2)), older=str(SGD()))[0] == str(SGD(lr=0.1)), "as older sweeps have them"
+    assert config.labels((SGD(lr=0.1), SGD(lr=0.2)), older=str(SGD()))[0] == str(SGD(lr=0.1)), (
+        "as older sweeps have them"
+    )

@@ -71,11 +71,13 @@ def predict(
     if out is not None and spread is not None:
         return _predict_in_parts(run, images, out, spread, which, tta, features)
     rows = inference.predict(run, images, which, tta, split=split, features=features)
+    classes = run.experiment.task.class_names(run.classes(which))
     if out is None:
         for row in rows:
-            print("  ".join(text for name, value in row.items() if (text := _cell(name, value)) is not None))
+            cells = (_cell(name, value, classes) for name, value in row.items())
+            print("  ".join(text for text in cells if text is not None))
     else:
-        inference.write_predictions(rows, run.experiment.task.class_names(run.classes(which)), Path(out))
+        inference.write_predictions(rows, classes, Path(out))
         print(f"wrote {len(rows)} {'predictions' if features is None else 'feature vectors'} to {out}")
     return 0
 
@@ -94,13 +96,15 @@ def _predict_in_parts(
     return 0
 
 
-def _cell(name: str, value: Any) -> str | None:
-    """Return a prediction's column for a table; None for one that only a file has."""
+def _cell(name: str, value: Any, classes: tuple[str, ...]) -> str | None:
+    """Return a prediction's column for a table, of a mask the classes' shares; None for one that only a file has."""
     if name == "probabilities":
         return None
     if name == "mask":
         found, counts = np.unique(value, return_counts=True)
-        return " ".join(f"{each}:{count / value.size:.3f}" for each, count in zip(found, counts, strict=True))
+        names = [classes[each] if each < len(classes) else str(each) for each in found.tolist()]
+        shares = zip(names, counts.tolist(), strict=True)
+        return errors.one_line(" ".join(f"{each}:{count / value.size:.3f}" for each, count in shares))
     return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value))
 
 

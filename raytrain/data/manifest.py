@@ -269,7 +269,11 @@ class Manifest(FileImages):
     def _no_column(self, name: str, schema: Any) -> errors.UserError:
         names = [one if one and one == one.strip() else repr(one) for one in schema.names]  # spaces would not be seen
         how = f"{errors.nearest(name, names)}the columns are {errors.listed(names, 12)}"
-        how += "; give masks by --data.mask COLUMN, numbers by --data.target COLUMN" if name == self.label else ""
+        how += (
+            "; give masks by --data.mask COLUMN, numbers by --data.target, several classes by --data.labels"
+            if name == self.label
+            else ""
+        )
         images = [field.name for field in schema if "binary" in str(field.type)]
         if name == self.path and not self.bytes and images:
             how = f"did you mean --data.bytes {images[0]}?"

@@ -98,7 +98,7 @@ def _batch(e: Experiment, task: Supervised, index: Index) -> Batch:
     those that training would skip.
 
     Raises:
-        BadSample: one cannot be read.
+        BadSample: one cannot be read, and is not to be skipped.
     """
     if task.kind == "label":
         ids = _spread(len(index), _MOST_VALUES // max(1, len(index.classes)))

@@ -76,6 +76,11 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
                 how = f"convert the input, of {dtype}, in the module's forward(), or {how}"
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     _check_state(module, changed, f"in {where}")
+    if isinstance(output, dict) and type(experiment.task).loss.__module__.startswith("raytrain."):
+        name = "out" if "out" in output else next(iter(output), "logits")
+        what = f"the model returns a dict of {errors.listed(list(output), 8)}, and the task takes a tensor"
+        how = f"let a module of your own hold it and return self.net(images)[{name!r}]"
+        raise errors.UserError(what, f"in {where}", how)
     if not classes and isinstance(output, torch.Tensor) and not output.numel():
         what = f"{type(experiment.model).__name__} has an output for each class, and the data has no classes"
         use = "use --model.outputs 1" if hasattr(experiment.model, "outputs") else "let it have one output"

@@ -56,7 +56,10 @@ def test_masks_become_pictures_of_the_classes_numbers(tmp_path: Path, capsys: Ca
     assert Path(rows[0]["mask"]).parent == tmp_path / "answers_masks"
     first = succeeds(capsys, "predict", run.path, "--split", "val").splitlines()[0]
     share = float((expected[0] == expected[0].max()).double().mean())
-    assert first.startswith("sample 0  ") and first.endswith(f"{int(expected[0].max())}:{share:.3f}")
+    assert first.startswith("sample 0  ") and first.endswith(f"{'abcd'[int(expected[0].max())]}:{share:.3f}")
+    named = trained(tmp_path / "named", experiment(Segmentation(classes=("sky", "sea", "a b", "d")), "mask", 4, True))
+    first = succeeds(capsys, "predict", named.path, "--split", "val").splitlines()[0]
+    assert first.endswith(f"{('sky', 'sea', 'a b', 'd')[int(expected[0].max())]}:{share:.3f}")
     picture = tmp_path / "some.png"
     pixels = np.random.default_rng(0).integers(0, 256, (6, 6), dtype=np.uint8)
     Image.fromarray(pixels).save(picture)
