@@ -22,7 +22,7 @@ from raytrain.checkpoint.storage import FOLLOWING, Storage, answered
 from raytrain.driver import gate
 from raytrain.files import write_atomically
 from raytrain.run.lock import LOCK, WRITER_LOCK, held
-from raytrain.sweep import record
+from raytrain.sweep import population, record
 
 _AT_ONCE = 16
 """Files that are downloaded at once."""
@@ -153,9 +153,15 @@ class Uploads:
         """
         for number in sorted(self.begun()):
             if number not in self._over or self._has_dropped(number):
+                self._push_comparisons()
                 with contextlib.suppress(FileNotFoundError):  # it was pruned meanwhile: the next round has the rest
                     self._push_trial(number)
         self.push_sweep()
+
+    def _push_comparisons(self) -> None:
+        """Upload those of a population, before what a trial has made of them."""
+        if self.storage is not None and (self.path / population.FILE).exists():
+            self._send(self.storage, self.path, population.FILE, population.FILE)
 
     def push_sweep(self) -> None:
         """Upload the sweep's own files that have changed; sweep.json last."""
@@ -228,6 +234,7 @@ class Uploads:
         for name in changed:
             if name != record.FILE:
                 self._send(there, run, name, f"{below}{name}")
+        self._push_comparisons()
         there.write(record.FILE, known)
         if known == (run / record.FILE).read_bytes():
             self._sent[f"{below}{record.FILE}"] = marked
@@ -296,14 +303,23 @@ class NodeUploads(Uploads):
     def __exit__(self, *failed: object) -> None:
         """Take over what is left on the nodes, and upload what is left here."""
         if failed[0] is None:
-            for number in self.begun():
-                if (record.read(record.folder(self.path, number)) or {}).get("status") in record.ENDED:
-                    self.collect(number)
+            for number in filter(self._has_ended, self.begun()):
+                self.collect(number)
         super().__exit__(*failed)
+        if (self.path / population.FILE).exists() and not all(map(self._has_ended, self.begun())):
+            return  # trials have yet to take weights from there
         with contextlib.suppress(OSError, errors.UserError):
             there = Storage(self.where)
             for name in there.names("pool"):
                 there.remove(name)
+
+    def publish(self) -> bool:
+        """Upload the comparisons, which are to be at the URL before any trial goes on from them; return whether storage
+        has taken them."""
+        with contextlib.suppress(OSError, errors.UserError):
+            Storage(self.where).write(population.FILE, self.path / population.FILE)
+            return True
+        return False
 
     def _waits(self) -> str:
         return f"trials wait with their weights until storage answers; {errors.command('resume', self.url)} goes on"
@@ -347,6 +363,9 @@ class NodeUploads(Uploads):
             return
         there.write(record.FILE, known)
         self._sent[f"{below}{record.FILE}"] = marked
+
+    def _has_ended(self, number: int) -> bool:
+        return (record.read(record.folder(self.path, number)) or {}).get("status") in record.ENDED
 
     def _has_dropped(self, number: int) -> bool:
         held = (record.folder(self.path, number) / HOLDER).exists()

@@ -100,8 +100,6 @@ class Attempt:
         self._trainer: Trainer | None = None
         self.spoiled = False
         """Whether this process cannot use its GPU any more."""
-        self.again = False
-        """Whether the last validation that `next` returned is of an earlier attempt."""
 
     @property
     def begun(self) -> bool:
@@ -123,7 +121,6 @@ class Attempt:
         if self._before is None:
             self._before = self._replay()
         self._start()
-        self.again = bool(self._before)
         kind, what = self._take()
         if kind == "lost":
             raise what
@@ -321,7 +318,7 @@ class Attempt:
 class Ended:
     """A trial that ended before the sweep was interrupted. It reports its validations again, from its metrics."""
 
-    spoiled, again = False, True
+    spoiled = False
 
     def __init__(self, run: Path, status: str):
         self._rows, self._status = record.validations(run), status

@@ -186,6 +186,12 @@ class Node:
 
         self._patiently(work)
 
+    def recipe(self, number: int) -> Path:
+        """Return a file with the experiment of a trial, as the desk has it."""
+        file = self.folder / f"{number:04d}.json"
+        replace_file(file, got(self.desk.files.remote(number))["experiment.json"])
+        return file
+
     def _follow(self) -> None:
         while not self._closed.wait(_ROUND_SECONDS):
             with contextlib.suppress(Exception):  # storage refuses it: the next round or `finish` uploads it

@@ -16,7 +16,7 @@ from raytrain.run import experiment_file
 def keep(run: Path, path: Path, pool: Path) -> None:
     """Keep a checkpoint, the best one, the first one's metrics and the run's experiment for any trial, even if this one
     removes its own."""
-    partial = pool.with_name(f".{pool.name}")
+    partial = pool.with_name(f".{pool.name}.{os.getpid()}")  # a process of a killed command may do the same
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     state = layout.load_state(path)
@@ -26,34 +26,37 @@ def keep(run: Path, path: Path, pool: Path) -> None:
     rows = (run / "metrics.jsonl").read_bytes()[: state["metrics_bytes"]]
     (partial / "metrics.jsonl").write_bytes(rows)
     shutil.copyfile(run / "experiment.json", partial / "experiment.json")
-    shutil.rmtree(pool, ignore_errors=True)
-    partial.rename(pool)
+    try:
+        partial.rename(pool)
+    except OSError:  # another process was faster
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def adopt(run: Path, pool: Path, experiment: Experiment | None = None) -> None:
+def adopt(run: Path, pool: Path | None, experiment: Experiment | None = None) -> None:
     """Replace a run's checkpoints and metrics by what `keep` kept of this trial or another.
 
     After a kill in between the run has no checkpoint, or an older one: its experiment trains up to here once more.
 
     Args:
+        pool: None leaves the run without a checkpoint: its experiment trains up to here.
         experiment: replaces the run's own, if that changes.
 
     Raises:
         UserError: it does not verify.
     """
-    sources = sorted(pool.glob("step_*"))
+    sources = sorted(pool.glob("step_*")) if pool else []
     for source in sources:
         layout.verify(source)
     own = run / "checkpoints"
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir()
-    partial = run / ".metrics"
-    shutil.copyfile(pool / "metrics.jsonl", partial)
-    os.replace(partial, run / "metrics.jsonl")
+    write_atomically(run / "metrics.jsonl", (pool / "metrics.jsonl").read_bytes() if pool else b"")
     if experiment is not None:
         experiment_file.save(experiment, run / "experiment.json")
     for pointer in ("best.json", "last.json"):
         (run / pointer).unlink(missing_ok=True)
+    if not sources:
+        return
     state = layout.load_state(sources[-1])
     best = state["progress"]["best"]
     write_atomically(run / "best.json", json.dumps(best, indent=2))

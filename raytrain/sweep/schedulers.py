@@ -15,6 +15,7 @@ from raytrain import config, errors
 from raytrain.config import above, at_least, within
 from raytrain.optim.stages import MUTABLE, changes
 from raytrain.sweep.objective import Objective
+from raytrain.sweep.population import Comparison, perturbed
 from raytrain.sweep.space import Axis, Int
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 TIME, SCORE = "trained", "score"
 """The names under which trials report to Tune after each validation."""
-AGAIN = "again"
-"""The mark of a report that Tune had before the trial's process or the sweep's driver was killed."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,8 @@ class MedianStopping(Early):
 @dataclass(frozen=True)
 class PBT(Early):
     """Population-based training (Jaderberg et al., 2017): every few epochs the worst trials take the weights, with the
-    optimizer's state, of one of the best, and change its values a little. The trials are the population."""
+    optimizer's state, of one of the best, and change its values a little. The trials are the population, and wait for
+    each other before each comparison."""
 
     every_epochs: int = 1
     """Epochs between two comparisons."""
@@ -246,16 +246,23 @@ class PBT(Early):
                 )
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
-        """Return Tune's PopulationBasedTraining."""
-        return _population(tune.PopulationBasedTraining, self.every_epochs, seed)(
-            time_attr=TIME,
-            perturbation_interval=self.every_epochs,
-            hyperparam_mutations={axis.path: _drawn(axis) for axis in axes},
-            quantile_fraction=self.quantile,
-            resample_probability=self.resample,
-            custom_explore_fn=lambda values: {**values, **{axis.path: axis.clip(values[axis.path]) for axis in axes}},
-            log_config=False,
-        )
+        """Return the scheduler that lets trials wait for each other."""
+        from raytrain.sweep.lockstep import Lockstep  # Ray Tune
+
+        return Lockstep()
+
+    def explored(
+        self,
+        axes: tuple[Axis, ...],
+        made: list[Comparison],
+        trial: int,
+        donor: int,
+        values: Mapping[str, Any],
+        words: str,
+        better: int,
+    ) -> dict[str, Any]:
+        """Return the values that a trial goes on with, as `population.Explores` says."""
+        return perturbed(axes, values, self.resample, words)
 
 
 @dataclass(frozen=True)
@@ -273,39 +280,21 @@ class PB2(PBT):
                 why = f"takes Uniform and LogUniform without steps alone, not {axis.path}"
                 raise _scheduler_misfit("PB2", why, "axes")
 
-    def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
-        """Return Tune's PB2."""
-        from ray.tune.schedulers.pb2 import PB2 as TunePB2  # scikit-learn: `tune` does not have it
+    def explored(
+        self,
+        axes: tuple[Axis, ...],
+        made: list[Comparison],
+        trial: int,
+        donor: int,
+        values: Mapping[str, Any],
+        words: str,
+        better: int,
+    ) -> dict[str, Any]:
+        """Return those that Tune's PB2 chooses for what all comparisons have seen, in the order of the trials."""
+        from raytrain.sweep.bandits import chosen  # scikit-learn
 
-        return _population(TunePB2, self.every_epochs, seed)(
-            time_attr=TIME,
-            perturbation_interval=self.every_epochs,
-            hyperparam_bounds={axis.path: list(axis.examples()) for axis in axes},
-            quantile_fraction=self.quantile,
-            log_config=False,
-        )
-
-
-def _population(kind: type[TrialScheduler], every: int, seed: int) -> Callable[..., TrialScheduler]:
-    """Return a scheduler of Tune that draws the same for the same comparison of a trial, and copies nothing for reports
-    that it or its predecessor had before a kill: their scores are old, and copied are newer weights, over the progress
-    that a trial has made since.
-
-    Args:
-        every: units of time between two comparisons.
-    """
-
-    class Population(kind):
-        def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-            again: dict[Any, float] = vars(self).setdefault("again", {})
-            if result.get(AGAIN):
-                again[trial] = result[TIME]
-            if trial in again and result[TIME] // every == again[trial] // every:  # up to the next comparison
-                return kind.CONTINUE
-            with _seeded(f"{seed} {trial} {result[TIME]}"):
-                return super().on_trial_result(tune_controller, trial, result)
-
-    return Population
+        with _seeded(words):
+            return chosen(axes, made, trial, donor, values, better)
 
 
 def _keeping_brackets(kind: type[TrialScheduler]) -> Callable[..., TrialScheduler]:
@@ -328,7 +317,7 @@ def _keeping_brackets(kind: type[TrialScheduler]) -> Callable[..., TrialSchedule
 
 @contextlib.contextmanager
 def _seeded(words: str) -> Iterator[None]:
-    """Let Tune's schedulers, which draw from the generators of the process, draw what follows from some words."""
+    """Let Tune's PB2, which draws from the generators of the process, draw what follows from some words."""
     kept, kept_numpy = random.getstate(), numpy.random.get_state()
     random.seed(words)
     numpy.random.seed(random.getrandbits(32))
@@ -337,13 +326,6 @@ def _seeded(words: str) -> Iterator[None]:
     finally:
         random.setstate(kept)
         numpy.random.set_state(kept_numpy)
-
-
-def _drawn(axis: Axis) -> list[Any] | Callable[[], Any]:
-    """Return what Tune draws new values from: a list, of which it also takes neighbours, or a function."""
-    if axis.finite is not None:
-        return list(axis.finite)
-    return lambda: axis.draw(random.random())
 
 
 def trained(row: Mapping[str, Any] | None, steps_per_epoch: int, unit_steps: int | None, unit_epochs: int = 1) -> float:

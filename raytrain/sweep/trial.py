@@ -19,12 +19,14 @@ from raytrain.experiment import Experiment
 from raytrain.optim.stages import switched
 from raytrain.parallel.deterministic import fix_workspace
 from raytrain.run import experiment_file
+from raytrain.run.lock import WRITER_LOCK, Lock
 from raytrain.sweep import record
 from raytrain.sweep.attempt import Attempt, Data, Ended, Limits
 from raytrain.sweep.objective import Objective
 from raytrain.sweep.on_nodes import Node
 from raytrain.sweep.pool import adopt, keep
-from raytrain.sweep.schedulers import AGAIN, SCORE, TIME, trained
+from raytrain.sweep.population import Move
+from raytrain.sweep.schedulers import SCORE, TIME, trained
 from raytrain.sweep.space import apply
 
 NUMBER = "trial"
@@ -33,6 +35,8 @@ ROOM = "room"
 """What the trial reserves, in Tune's configuration: as `reserved.room_for` returns it."""
 VALUES = "values"
 """The labels of the axes' values, in Tune's configuration, for the callbacks of users."""
+TAKE = "take"
+"""What the trial takes before it trains on, in Tune's configuration: a `population.Move`."""
 STATUS = "status"
 """The outcome of a trial, in its last report."""
 
@@ -101,6 +105,7 @@ class Trial(tune.Trainable):
         """
         self._hold()
         row, status = self.attempt.next()
+        self.over = status is not None
         if self.node and status is not None:
             self.node.finish()
         if row is not None:
@@ -111,11 +116,11 @@ class Trial(tune.Trainable):
             TIME: trained(last, self.steps_per_epoch, self.unit, self.unit_epochs),
             SCORE: float("nan") if score is None else score,
         }
-        found |= {AGAIN: True} if row is not None and self.attempt.again else {}
         return found if status is None else found | {"done": True, STATUS: status}
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Keep the checkpoint of the last validation, for this trial after a pause or for another trial."""
+        """Keep the checkpoint of the last validation, for this trial after a pause or for another trial, and end the
+        attempt: this process or any other one goes on with a new one."""
         path = self.attempt.settle() if isinstance(self.attempt, Attempt) else None
         if path is None:
             return {}
@@ -126,49 +131,66 @@ class Trial(tune.Trainable):
                 shutil.rmtree(old, ignore_errors=True)
         if self.node:
             self.node.share(pool)
-        return {"pool": pool.name, "from": self.number}
+        if not self.over:
+            self.attempt.stop()
+            self.attempt = self._attempt()
+            self.attempt.skip = len(self.rows)
+        return {"pool": pool.name, "taken": self._taken()}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Load what a trial kept: this one before a pause, or one with better weights."""
+        """Load what this trial kept before a pause."""
         if not checkpoint or isinstance(self.attempt, Ended):
             return
         self._hold()
-        pool, other = self.folder / "pool" / checkpoint["pool"], checkpoint["from"] != self.number
-        found = record.read(self.run) or {}
+        pool = self.folder / "pool" / checkpoint["pool"]
         if self.node:
             self.node.shared(pool)
-        if not pool.is_dir() or (other and self._has_taken(pool, found)):
-            return  # its process died since, and its own checkpoint is as new or newer
+        if not pool.is_dir() or checkpoint["taken"] != self._taken():
+            return  # its process died since, and its own checkpoint is as new or newer, or of another trial's past
         if self.attempt.begun:
             self.attempt.stop()
-        with self.node.quiet() if self.node else contextlib.nullcontext():
-            if other:
-                self._take(pool, checkpoint["from"], found)
-            else:
+        newest = layout.newest(self.run / "checkpoints")
+        if newest is None or newest.name != pool.name.partition("_")[2]:
+            with self.node.quiet() if self.node else contextlib.nullcontext():
                 adopt(self.run, pool)
-        self.attempt = self._attempt()
-        self.rows = record.validations(self.run)
-        self.attempt.skip = len(self.rows)
+        self._anew(record.validations(pool))
 
-    def _has_taken(self, pool: Path, found: dict[str, Any]) -> bool:
-        last = (found.get("taken") or [{}])[-1]
-        same = (last.get("pool"), last.get("values")) == (pool.name, config.plain(self.values))
-        return same and layout.newest(self.run / "checkpoints") is not None
+    def _taken(self) -> int:
+        """Return how often the trial has taken weights."""
+        return len((record.read(self.run) or {}).get("taken", ()))
 
-    def _take(self, pool: Path, donor: int, found: dict[str, Any]) -> None:
+    def _anew(self, rows: list[dict[str, Any]]) -> None:
+        """Begin another attempt, after validations that Tune need not hear."""
+        self.attempt, self.rows = self._attempt(), rows
+        self.attempt.skip = len(rows)
+
+    def _take(self, move: Move) -> None:
         """Go on from another trial's checkpoint with the values that the scheduler has chosen: the experiment then says
-        what that trial trained with up to here."""
-        theirs = config.from_dict(Experiment, json.loads((pool / "experiment.json").read_text()), pool)
-        own = apply(experiment_file.load(self.run / "experiment.json")[0], self.values)
-        if self.objective.every_epoch and "task.monitor" not in self.values:  # as in `Sweep.trial`; a task may be new
-            own = config.replace(own, "task.monitor", self.objective.name)
-        step = layout.step_of(max(pool.glob("step_*")).name) or 0
-        adopt(self.run, pool, switched(theirs, step, own, self.values))
-        epochs, rest = divmod(step, self.steps_per_epoch)
-        epoch = step / self.steps_per_epoch if rest else epochs
-        values = config.plain(self.values)
-        taken = {"from": donor, "epoch": epoch, "step": step, "values": values, "pool": pool.name}
-        record.update(self.run, taken=[*found.get("taken", []), taken], values=found.get("values", {}) | values)
+        what that trial trained with up to here. Where the checkpoint is gone, the experiment trains up to here."""
+        with Lock(self.run, WRITER_LOCK, wait=60):  # a process of a killed command may still do the same
+            found = record.read(self.run) or {}
+            if move.taken_by(found):
+                return
+            pool = self.folder / "pool" / move.pool
+            if self.node:
+                self.node.shared(pool)
+            recipe = (pool / "experiment.json" if pool.is_dir() else self._recipe(move.donor)).read_text()
+            theirs = config.from_dict(Experiment, json.loads(recipe), pool)
+            own = apply(experiment_file.load(self.run / "experiment.json")[0], move.values)
+            if self.objective.every_epoch and "task.monitor" not in move.values:
+                own = config.replace(own, "task.monitor", self.objective.name)  # as in `Sweep.trial`; a task may be new
+            with self.node.quiet() if self.node else contextlib.nullcontext():
+                adopt(self.run, pool if pool.is_dir() else None, switched(theirs, move.step, own, move.values))
+            epochs, rest = divmod(move.step, self.steps_per_epoch)
+            epoch, values = move.step / self.steps_per_epoch if rest else epochs, config.plain(move.values)
+            taken = {"from": move.donor, "epoch": epoch, "step": move.step, "values": values, "pool": move.pool}
+            taken["comparison"] = move.number
+            record.update(self.run, taken=[*found.get("taken", []), taken], values=found.get("values", {}) | values)
+        self._anew(record.validations(self.run))
+
+    def _recipe(self, donor: int) -> Path:
+        """Return the file with a trial's experiment, which that trial cannot change before this one has taken it."""
+        return self.node.recipe(donor) if self.node else record.folder(self.folder, donor) / "experiment.json"
 
     def cleanup(self) -> None:
         """End the trial."""
@@ -182,9 +204,9 @@ class Trial(tune.Trainable):
             self.node.finish()
 
     def _begin(self, given: dict[str, Any]) -> None:
-        self.number, self.rows = number_of(self.trial_name), []
+        self.number, self.rows, self.over = number_of(self.trial_name), [], False
         self.attempt: Attempt | Ended
-        self.values = {name: value for name, value in given.items() if name not in (NUMBER, ROOM, VALUES)}
+        self.move: Move | None = given.get(TAKE)
         self.run = record.folder(self.folder, self.number)
         if self.node:
             self.node.begin(self.number)
@@ -193,7 +215,7 @@ class Trial(tune.Trainable):
         if found.get("status") in record.ENDED:  # before the sweep was interrupted, or before a scheduler chose it
             self.attempt = Ended(self.run, found["status"])
             return
-        # Values that a scheduler has changed come with the weights of another trial, in `load_checkpoint`.
+        # Values that a scheduler has changed come with the weights of another trial, in `_take`.
         if any(path.partition(".")[0] in ("parallel", "deterministic") for path in found.get("values", {})):
             # A later trial of this process may need it.
             fix_workspace()
@@ -202,9 +224,13 @@ class Trial(tune.Trainable):
         self.attempt = self._attempt()
 
     def _hold(self) -> None:
-        """Take the trial from whoever had it, on this node or another, with its checkpoints."""
+        """Take the trial from whoever had it, on this node or another, with its checkpoints, and then what it takes of
+        another trial."""
         if self.node and isinstance(self.attempt, Attempt) and self.node.take():
             self.attempt = self._attempt()
+        move, self.move = self.move, None
+        if move is not None and isinstance(self.attempt, Attempt):
+            self._take(move)
 
     def _attempt(self) -> Attempt:
         value = experiment_file.load(self.run / "experiment.json")[0]

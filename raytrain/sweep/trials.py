@@ -95,15 +95,18 @@ class Trials:
             stopped.conclude(self, number)
 
     def sweep_up(self) -> None:
-        """Remove files that only running trials need: requests to stop or train on, and weights for other trials; and
-        what a killed process of an ended trial was writing."""
+        """Remove files that only running trials need: requests to stop or train on, and weights for other trials, which
+        those of a population may have yet to take; and what a killed process of an ended trial was writing."""
         for request in (self.path / "stop", *self.path.glob("trials/*/stop"), *self.path.glob(f"trials/*/{gate.GO}")):
             request.unlink(missing_ok=True)
         for folder in (record.folder(self.path, number) for number in self.begun):
             if (record.read(folder) or {}).get("status") in record.ENDED:
                 for partial in folder.glob(".*.[0-9]*"):
                     partial.unlink(missing_ok=True)
-        shutil.rmtree(self.path / "pool", ignore_errors=True)
+        numbers = range(self.count if self.sweep.scheduler.mutates else 0)
+        records = [record.read(record.folder(self.path, number)) or {} for number in numbers]
+        if all(one.get("status") in record.ENDED for one in records):
+            shutil.rmtree(self.path / "pool", ignore_errors=True)
 
     def propose(self, number: int) -> dict[str, Any] | None:
         """Return the values of a trial's axes, with its directory made ready; None for a trial that cannot be.
@@ -206,6 +209,12 @@ class Trials:
         self.hurried = True  # for Tune, whose thread outlives a sweep that was started from Python
         for one in self.records():
             if one["status"] in ("running", "paused"):
+                record.update(record.folder(self.path, one["number"]), status="interrupted")
+
+    def let_go(self, records: list[dict[str, Any]]) -> None:
+        """Mark the trials as interrupted that were waiting for others when the sweep was asked to stop."""
+        for one in records:
+            if self.leaving and one["status"] == "paused":
                 record.update(record.folder(self.path, one["number"]), status="interrupted")
 
     def records(self) -> list[dict[str, Any]]:

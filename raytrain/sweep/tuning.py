@@ -27,7 +27,7 @@ from raytrain.driver.room import why_no_room
 from raytrain.driver.sizing import reading_threads
 from raytrain.driver.skipped import write_skipped
 from raytrain.loggers import Logger
-from raytrain.sweep import desk, fold_data, record, trial
+from raytrain.sweep import desk, fold_data, lockstep, record, trial
 from raytrain.sweep.attempt import Data
 from raytrain.sweep.callbacks import forwarded
 from raytrain.sweep.repeats import in_turn
@@ -140,6 +140,7 @@ def run(
     records = trials.records()
     if trials.sweep.experiment.loggers:
         loggers.update(records)
+    trials.let_go(records)
     whole = len(trials.ended) == trials.count  # also if a request to stop came too late
     if not whole and not interrupts.signal and outcome[0] is not None:
         raise outcome[0]
@@ -292,13 +293,15 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
         return None
     # Where trials wait for each other, Tune must have all at once: only their reservations hold them back.
     together = s.scheduler.together and (max(trials.planned.widths) == 1 or ray_train.shares_groups())
-    most = Most(trials.planned, together)
+    most = Most(trials.planned, together or s.scheduler.mutates)
     space: dict[str, Any] = {}
     proposed: dict[str, Any] = {"search_alg": _Proposed(trials, waiting, most), "num_samples": len(waiting)}
     if together and not s.search.learns:  # of a searcher Tune otherwise asks for the next trial when one has started
         proposed["max_concurrent_trials"] = s.count
     if s.scheduler.mutates:  # Tune takes no search beside such a scheduler: the whole population is there at once
-        space, proposed = _population(trials, waiting), {"max_concurrent_trials": most()}
+        values = {number: one for number in waiting if (one := trials.propose(number)) is not None}
+        space, proposed = lockstep.space_of(trials, values), {"max_concurrent_trials": s.count}
+        lockstep.begin(scheduler, trials, shelf, values)
     metric: dict[str, Any] = {} if scheduler is None else {"metric": trial.SCORE, "mode": trials.objectives[0].mode}
     away, kept = _away(trials)
     return tune.Tuner(
@@ -353,19 +356,6 @@ def _trainable(trials: Trials, shelf: dict[str, Any], away: tuple[str, Any] | No
     return tune.with_parameters(
         trial.Trial, folder=folder, objective=trials.objectives[0], shelf=shelf, limits=limits, away=away, **units
     )
-
-
-def _population(trials: Trials, waiting: list[int]) -> dict[str, Any]:
-    """Propose all trials, and return them as Tune's space."""
-    population = {number: values for number in waiting if (values := trials.propose(number)) is not None}
-    rooms = {number: room_for(trials.scalings[number], trials.away is not None) for number in population}
-    space: dict[str, Any] = {
-        trial.NUMBER: tune.grid_search(list(population)),
-        trial.ROOM: tune.sample_from(lambda spec: rooms[spec["config"][trial.NUMBER]]),
-    }
-    for axis in trials.sweep.axes:
-        space[axis.path] = tune.sample_from(lambda spec, path=axis.path: population[spec["config"][trial.NUMBER]][path])
-    return space
 
 
 def _lost_its_host(error: Any) -> bool:

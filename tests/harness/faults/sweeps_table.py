@@ -2,9 +2,8 @@
 
     PYTHONPATH=tests python -m harness.faults.sweeps_table N [KIND ...]
 
-N kills of the driver, and as many of processes of trials, for each kind of sweep. Where the trials' results do not
-depend on which trial comes first, the outcome must be the undisturbed sweep's bit for bit; elsewhere trials that have
-ended must stay as they are, none be lost and none repeated. Each kill is a line on standard error.
+N kills of the driver, and as many of processes of trials, for each kind of sweep. The outcome must be the undisturbed
+sweep's bit for bit. Each kill is a line on standard error.
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ _KINDS = {
     "two_workers": "four_gated",
 }
 """The file of each kind."""
-_BY_TIME = ("pbt", "pb2")
-"""Kinds whose outcome depends on which trial comes first."""
 _LIKELY = (2, 2, 2, 10, 1)
-_HEAD = "| kind | drivers killed | processes killed | sweeps | made good | equal | gone after, at most |"
+_HEAD = "| kind | drivers killed | processes killed | sweeps | made good | gone after, at most |"
 
 
 def main(kills: int, kinds: list[str]) -> int:
@@ -62,11 +59,11 @@ def main(kills: int, kinds: list[str]) -> int:
             file = Path(__file__).with_name(f"{_KINDS[kind]}.py")
             whole = Path(folder) / f"{kind}-whole"
             pace = undisturbed(whole, file)
-            some, lost = _some(Path(folder), kills, kind, file, pace, {} if kind in _BY_TIME else outcome(whole))
+            some, lost = _some(Path(folder), kills, kind, file, pace, outcome(whole))
             gone = max(kill.command.gone or 0.0 for story in some for kill in story.kills)
             print(
                 f"| {kind} | {sum(len(story.kills) for story in some)} | {sum(story.lost for story in some)} "
-                f"| {len(some)} | {len(some) - lost} | {'' if kind in _BY_TIME else len(some) - lost} | {gone:.0f} s |",
+                f"| {len(some)} | {len(some) - lost} | {gone:.0f} s |",
                 flush=True,
             )
             stories, bad = stories + some, bad + lost
@@ -90,7 +87,7 @@ def _some(out: Path, kills: int, kind: str, file: Path, pace: Pace, whole: dict)
             story = killed(story.sweep, seed, wanted, pace, _LIKELY, file)
             if kind == "tune":
                 check_heard(story.sweep, len(story.kills) + story.lost)
-            if whole and (difference := apart(outcome(story.sweep), whole)):
+            if difference := apart(outcome(story.sweep), whole):
                 complaint = f"the outcome is another one: {difference}"
         except AssertionError as error:
             complaint = str(error.args[0])

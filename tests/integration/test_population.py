@@ -1,0 +1,92 @@
+"""PBT and PB2 on real actors: a sweep is the same with any number of trials at once, and after kills."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.faults.sweeps import apart, outcome
+from helpers.killed_runs import command
+
+from raytrain.sweep import population
+
+FILE = """
+    from raytrain import *
+
+    sweep = Sweep(
+        Experiment(
+            MLP(hidden=(16,)),
+            Digits(),
+            optimizer=SGD(lr=0.05),
+            epochs=6,
+            schedule=Constant(),
+            scaling=Scaling(threads_per_worker=1),
+        ),
+        axes=(LogUniform("optimizer.lr", 0.0005, 0.5), Uniform("optimizer.momentum", 0.0, 0.9)),
+        scheduler={kind}(every_epochs=2),
+        trials=5,
+        concurrent={concurrent},
+        keep=5,
+    )
+"""
+
+
+def began(tmp_path: Path, name: str, kind: str, concurrent: int) -> subprocess.Popen[bytes]:
+    file = tmp_path / f"{name}.py"
+    file.write_text(textwrap.dedent(FILE).format(kind=kind, concurrent=concurrent))
+    start = command("sweep", str(file), "--out", str(tmp_path), "--name", name)
+    return subprocess.Popen(start, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def whole(tmp_path: Path, name: str, kind: str, concurrent: int) -> dict[str, Any]:
+    assert began(tmp_path, name, kind, concurrent).wait(600) == 0
+    return found(tmp_path / name)
+
+
+def found(sweep: Path) -> dict[str, Any]:
+    """The outcome of a sweep, without what trials reserve, which is more where there are fewer at once."""
+    answer = outcome(sweep)
+    for record in (*answer["trials"], *(run["record"] for run in answer["runs"].values())):
+        del record["planned"]["scaling.cpus_per_worker"]
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["PBT", pytest.param("PB2", marks=pytest.mark.slow)])
+def test_population_is_the_same_one_at_a_time_and_after_kills(tmp_path: Path, kind: str) -> None:
+    if kind == "PB2":
+        pytest.importorskip("sklearn")
+    alone, two = whole(tmp_path, "alone", kind, 1), whole(tmp_path, "two", kind, 2)
+    taken = [one for trial in alone["trials"] for one in trial.get("taken", ())]
+    assert len(taken) == 4, "two comparisons, of which each has two quarters of five trials"
+    assert not apart(two, alone)
+    assert not apart(_killed(tmp_path, kind), alone)
+    files = [(tmp_path / name / population.FILE).read_bytes() for name in ("alone", "two", "cut")]
+    assert files[0] == files[1] == files[2] and not (tmp_path / "cut" / "pool").exists()
+
+
+def _killed(tmp_path: Path, kind: str) -> dict[str, Any]:
+    """The outcome of a sweep whose driver gets SIGKILL soon after each of two comparisons."""
+    process, cut = began(tmp_path, "cut", kind, 2), tmp_path / "cut"
+    for number in (1, 2):
+        deadline = time.monotonic() + 300
+        while _made(cut) < number:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(random.Random(number).random() / 2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = subprocess.Popen(command("sweep", str(cut)), stdout=subprocess.DEVNULL, start_new_session=True)
+    assert process.wait(600) == 0
+    return found(cut)
+
+
+def _made(sweep: Path) -> int:
+    file = sweep / population.FILE
+    return len(json.loads(file.read_text())["comparisons"]) if file.exists() else 0
