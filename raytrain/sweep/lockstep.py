@@ -95,7 +95,11 @@ class Lockstep(FIFOScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Compare the trials if all of them wait, and return one that may go on; Tune asks many times a second."""
         trials = _by_number(tune_controller)
-        held = [n for n in self.here if n in trials and trials[n].status == Trial.RUNNING and not trials[n].is_saving]
+        held = [
+            n
+            for n in sorted(self.here)
+            if n in trials and trials[n].status == Trial.RUNNING and not trials[n].is_saving
+        ]
         if self.leaving():
             _pause(tune_controller, (trials[n] for n in held))
             return None

@@ -54,6 +54,9 @@ def number_of(name: str) -> int:
 class Trial(tune.Trainable):
     """Trains one trial after the other in one process; Tune asks for a validation at a time."""
 
+    move: Move | None = None
+    over = False
+
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Return what the trial of a configuration reserves."""
@@ -206,7 +209,7 @@ class Trial(tune.Trainable):
     def _begin(self, given: dict[str, Any]) -> None:
         self.number, self.rows, self.over = number_of(self.trial_name), [], False
         self.attempt: Attempt | Ended
-        self.move: Move | None = given.get(TAKE)
+        self.move = given.get(TAKE)
         self.run = record.folder(self.folder, self.number)
         if self.node:
             self.node.begin(self.number)

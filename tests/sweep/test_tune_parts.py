@@ -382,7 +382,7 @@ def test_hyperband_keeps_a_trial_whose_process_was_lost_in_its_bracket() -> None
 def test_trial_reports_its_time_in_the_units_of_the_scheduler() -> None:
     trial: Any = object.__new__(Trial)
     row = {"kind": "epoch", "epoch": 2, "step": 46, "val_loss": 0.5}
-    trial.attempt, trial.rows, trial.node = SimpleNamespace(next=lambda: (row, None), again=False), [], None
+    trial.attempt, trial.rows, trial.node = SimpleNamespace(next=lambda: (row, None)), [], None
     trial.objective, trial.steps_per_epoch, trial.unit = sweep(RandomSearch()).objectives[0], 23, None
     for epochs, wanted in ((1, 2.0), (4, 0.5)):
         trial.unit_epochs = epochs
