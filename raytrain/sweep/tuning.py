@@ -293,7 +293,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
         return None
     # Where trials wait for each other, Tune must have all at once: only their reservations hold them back.
     together = s.scheduler.together and (max(trials.planned.widths) == 1 or ray_train.shares_groups())
-    most = Most(trials.planned, together or s.scheduler.mutates)
+    most = Most(trials.planned, together)
     space: dict[str, Any] = {}
     proposed: dict[str, Any] = {"search_alg": _Proposed(trials, waiting, most), "num_samples": len(waiting)}
     if together and not s.search.learns:  # of a searcher Tune otherwise asks for the next trial when one has started
