@@ -120,6 +120,7 @@ def test_population_goes_on_and_its_best_repeats(s3: str, tmp_path: Path) -> Non
     found = goes_on(url)
     assert [(one["status"], one["epochs"]) for one in found.trials] == [("completed", 24)] * 4
     again = command("train", str(found.path / "best.json"), "--out", str(tmp_path), "--name", "again")
-    subprocess.run(again, check=True, capture_output=True, timeout=900)
+    done = subprocess.run(again, check=False, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
     assert found.best is not None
     assert weights(tmp_path / "again") == weights(found.best.path)
