@@ -211,11 +211,12 @@ class Trials:
             if one["status"] in ("running", "paused"):
                 record.update(record.folder(self.path, one["number"]), status="interrupted")
 
-    def let_go(self, records: list[dict[str, Any]]) -> None:
-        """Mark the trials as interrupted that were waiting for others when the sweep was asked to stop."""
+    def let_go(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Mark trials as interrupted that waited for others when the sweep was asked to stop; return the records."""
         for one in records:
             if self.leaving and one["status"] == "paused":
                 record.update(record.folder(self.path, one["number"]), status="interrupted")
+        return records
 
     def records(self) -> list[dict[str, Any]]:
         """Return the records of the trials so far, by number, with their figures."""

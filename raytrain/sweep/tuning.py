@@ -137,10 +137,9 @@ def run(
             trials.give_up()
             break
     _say(notes, observer)
-    records = trials.records()
+    records = trials.let_go(trials.records())
     if trials.sweep.experiment.loggers:
         loggers.update(records)
-    trials.let_go(records)
     whole = len(trials.ended) == trials.count  # also if a request to stop came too late
     if not whole and not interrupts.signal and outcome[0] is not None:
         raise outcome[0]

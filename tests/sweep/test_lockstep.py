@@ -91,7 +91,7 @@ def test_all_wait_and_then_the_worst_takes_the_weights_of_the_best(tmp_path: Pat
     sweep.publishes = False
     assert sweep.ask() is None and sweep.population.next == 1, "nor is the comparison where all can read it"
     sweep.publishes = True
-    assert sweep.ask() == 0 and sweep.controller.asked[2:] == [("pause", 0), ("train", 2), ("train", 1)]
+    assert sweep.ask() == 0 and sweep.controller.asked[2:] == [("pause", 0), ("train", 1), ("train", 2)]
     move = sweep.trial(0).config[TAKE]
     assert (move.trial, move.donor, move.step, move.pool) == (0, 1, 20, "0001_step_00000020")
     assert sweep.trial(0).config["optimizer.lr"] == move.values["optimizer.lr"] and TAKE not in sweep.trial(2).config
