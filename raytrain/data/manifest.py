@@ -96,7 +96,7 @@ class Manifest(FileImages):
         tables = with_pillow().tables
         first = tables.files(self._file())[0]
         columns = list(tables.schema(first)) if tables.holds_bytes(first) else []
-        structs = [one for one in columns if str(one.type).startswith("struct<") and one.name != self.mask]
+        structs = [one for one in columns if str(one.type).startswith("struct<")]
         found = [one.name for one in structs if {"bytes", "path"} <= {inner.name for inner in one.type}]
         if len(found) != 1 or self.path in [one.name for one in columns]:
             return self
