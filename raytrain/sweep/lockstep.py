@@ -58,6 +58,10 @@ class Lockstep(FIFOScheduler):
         self.interrupted: dict[int, float] = {}
         self.comparison: Comparison | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing: Tune writes a copy that nobody reads, and what is here holds open files."""
+        return {}
+
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         """Take whatever the sweep compares by."""
         self._metric = metric

@@ -150,9 +150,9 @@ POPULATION = """
 
 @pytest.mark.slow
 def test_population_takes_weights_from_other_nodes(s3: str, tmp_path: Path, cluster: Any) -> None:
-    file, url = tmp_path / "population.py", f"{s3}/sweeps/population"
+    file, url = tmp_path / "population.py", f"{s3}/sweeps/over_nodes"
     file.write_text(textwrap.dedent(POPULATION))
-    start = command("sweep", str(file), "--address", cluster.address, "--out", f"{s3}/sweeps", "--name", "population")
+    start = command("sweep", str(file), "--address", cluster.address, "--out", f"{s3}/sweeps", "--name", "over_nodes")
     done = subprocess.run(start, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     found = SweepRun(url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ray import cloudpickle
 from ray.tune.experiment import Trial
 
 from raytrain import PBT, Uniform
@@ -160,3 +161,10 @@ def test_a_move_that_a_kill_has_left_is_made_first(tmp_path: Path) -> None:
     for number in (0, 1, 1):
         sweep.scheduler.on_trial_add(sweep.controller, sweep.trial(number))
     assert sweep.trial(1).config == {"optimizer.lr": 0.7, TAKE: move} and TAKE not in sweep.trial(0).config
+
+
+def test_tune_keeps_no_copy_of_the_sweep(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, Trial.RUNNING)
+    with (tmp_path / "lock").open("w") as held:
+        sweep.scheduler.publish = lambda: held.writable()
+        assert not vars(cloudpickle.loads(cloudpickle.dumps(sweep.scheduler)))
