@@ -58,7 +58,8 @@ def found(sweep: Path) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("kind", ["PBT", pytest.param("PB2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["PBT", "PB2"])
 def test_population_is_the_same_one_at_a_time_and_after_kills(tmp_path: Path, kind: str) -> None:
     if kind == "PB2":
         pytest.importorskip("sklearn")
