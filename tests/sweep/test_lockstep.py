@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
-from ray import cloudpickle
 from ray.tune.experiment import Trial
 
 from raytrain import PBT, Uniform
@@ -167,4 +167,4 @@ def test_tune_keeps_no_copy_of_the_sweep(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, Trial.RUNNING)
     with (tmp_path / "lock").open("w") as held:
         sweep.scheduler.publish = lambda: held.writable()
-        assert not vars(cloudpickle.loads(cloudpickle.dumps(sweep.scheduler)))
+        assert not vars(pickle.loads(pickle.dumps(sweep.scheduler)))
