@@ -158,17 +158,13 @@ class Images(Data):
 
     def beside(self, index: Index, samples: np.ndarray, raws: list[bytes]) -> dict[str, np.ndarray]:
         """Return the arrays of all fields after the image for some samples (int64 [k]), each [k, ...] by name; `raws`
-        are their encoded images, where these have masks."""
-        return self.masks_of(index, samples, raws) if self.masked else self.further(index, samples)
+        are their encoded images, if these are `masked`."""
+        return self.further(index, samples)
 
     @property
     def masked(self) -> bool:
-        """Whether each image has a mask, which `masks_of` returns."""
+        """Whether each image has a mask, which must fit it."""
         return False
-
-    def masks_of(self, index: Index, samples: np.ndarray, raws: list[bytes]) -> dict[str, np.ndarray]:
-        """Return the masks of some samples (int64 [k]), whose encoded images are `raws`, [k, ...] by name."""
-        raise NotImplementedError(f"{type(self).__name__} has no masks")
 
     def read(
         self,
@@ -181,11 +177,10 @@ class Images(Data):
         """Decode images to their central squares, uint8 [k, channels, size, size], or to `crops` of whole images, uint8
         [k, channels, height, width] as the index declares; in the place of `out` if given. A `decoder` decodes what it
         can. With further fields, return all by name."""
-        raws: Iterable[bytes] = self.encoded(index, samples)
-        if self.masked:
-            raws = list(raws)
-        images = self._decoded(index, samples, raws, out, crops, decoder)
-        more = self.beside(index, samples, list(raws) if self.masked else [])
+        raws = self.encoded(index, samples)
+        kept = list(raws) if self.masked else []
+        images = self._decoded(index, samples, kept or raws, out, crops, decoder)
+        more = self.beside(index, samples, kept)
         return {index.input.name: images} | more if more else images
 
     def _decoded(
@@ -248,13 +243,13 @@ class Images(Data):
             return []
         width, height = found[len(found) // 2]
         side = self.input_side or self.size
+        if not self.whole and side == self.size and set(found) == {(side, side)}:
+            return []
         seen = "" if side == self.size else f", of which the model sees {side} x {side}"
         becomes = f"become {self.size} x {self.size}{seen}"
         if self.whole:
             becomes = f"train as random crops of {side} x {side}; for validation they {becomes}"
         note = f"files of about {width} x {height} pixels {becomes}"
-        if {self.size} == {*found[0], *found[-1], side} and not self.whole:
-            return []
         short = min(width, height)
         if self.size > _ENLARGED * short:
             fits = f"--data.size {short}" + (" --data.crop auto" if self.crop != "auto" and side > short else "")

@@ -157,8 +157,10 @@ class Manifest(FileImages):
         """Whether there is a column of masks."""
         return bool(self.mask)
 
-    def masks_of(self, index: Any, samples: np.ndarray, raws: list[Any]) -> dict[str, np.ndarray]:  # type: ignore[override]
-        """Return the classes of the pixels of some samples, uint8 [k, size, size], by the name `mask`."""
+    def beside(self, index: Any, samples: np.ndarray, raws: list[Any]) -> dict[str, np.ndarray]:  # type: ignore[override]
+        """Return the targets of some samples, or the classes of their pixels, uint8 [k, size, size], as `mask`."""
+        if not self.mask:
+            return self.further(index, samples)
         where = [self.where(index, int(sample)) for sample in samples]
         if index.masks is not None:
             files = with_pillow().byte_files

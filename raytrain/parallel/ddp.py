@@ -86,10 +86,7 @@ class DDP(Parallel):
             raise no_shared_memory()
         if self.sync_batchnorm:
             batchnorm.synchronise(module)
-        # DDP rebuilds its buckets after the first backward pass, and gloo adds three or more ranks in an order that
-        # depends on the buckets: a resumed run would differ in the last bit. Searching for unused parameters keeps
-        # the first buckets.
-        keep_buckets = cpu and ranks.world > 2
+        keep_buckets = distributed.keeps_buckets(ranks)
         strategy = distributed.Distributed(
             module,
             ranks,

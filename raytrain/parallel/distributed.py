@@ -107,6 +107,13 @@ class Distributed(Strategy):
         return micro_batch
 
 
+def keeps_buckets(ranks: RankContext) -> bool:
+    """Return whether DistributedDataParallel must keep its first buckets, as it does where it looks for unused
+    parameters. It rebuilds them after the first backward pass, and gloo adds three or more ranks in an order that
+    depends on the buckets: a resumed run would differ in the last bit."""
+    return ranks.device.type == "cpu" and ranks.world > 2
+
+
 @contextmanager
 def _in_place_of(module: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """The context in which a module has other parameters in the same memory, whose gradients are not given to

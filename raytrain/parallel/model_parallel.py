@@ -68,8 +68,7 @@ class ModelParallel(Parallel):
         module.register_forward_hook(_Moved(ranks.device))
         if ranks.world == 1:
             return strategy.Strategy(module, ranks)
-        # On CPUs with more than two ranks: see DDP.
-        look = self.find_unused_parameters or (ranks.device.type == "cpu" and ranks.world > 2)
+        look = self.find_unused_parameters or distributed.keeps_buckets(ranks)
         return distributed.Distributed(module, ranks, find_unused_parameters=look)
 
     def _parameters(self, module: nn.Module) -> list[list[nn.Parameter]]:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy
 import pandas
 from ray.tune.schedulers.pb2 import _explore
 
-from raytrain.sweep.population import Comparison
-from raytrain.sweep.space import Axis
+from raytrain.sweep.population import Comparison, Taker
 
 
-def chosen(
-    axes: tuple[Axis, ...], made: list[Comparison], trial: int, donor: int, values: Mapping[str, Any], better: int
-) -> dict[str, Any]:
+def chosen(taker: Taker) -> dict[str, Any]:
     """Return the values that a trial goes on with, from what all comparisons have seen. Draws from numpy's generator of
-    the process.
-
-    Args:
-        made: all comparisons; the last one has the moves that are decided by now.
-        values: the donor's.
-        better: 1 where higher scores are better, -1 where lower ones are.
-    """
-    bounds = {axis.path: tuple(axis.examples()) for axis in axes}
-    moved = [list(one.values.values()) for one in made[-1].moves]
+    the process."""
+    bounds = {axis.path: tuple(axis.examples()) for axis in taker.axes}
+    moved = [list(one.values.values()) for one in taker.made[-1].moves]
     points: Any = numpy.array(moved) if moved else None
     explore: Any = _explore  # which takes names in place of Tune's trials
-    found, _ = explore(_seen(made, [*bounds], better), bounds, points, _named(donor), _named(trial), {**values})
-    return {axis.path: axis.clip(found[axis.path]) for axis in axes}
+    seen, names = _seen(taker.made, [*bounds], taker.better), (_named(taker.donor), _named(taker.trial))
+    found, _ = explore(seen, bounds, points, *names, {**taker.values})
+    return {axis.path: axis.clip(found[axis.path]) for axis in taker.axes}
 
 
 def _seen(made: list[Comparison], paths: list[str], better: int) -> pandas.DataFrame:

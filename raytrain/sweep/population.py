@@ -82,6 +82,27 @@ class Comparison:
     moves: tuple[Move, ...]
 
 
+@dataclass(frozen=True)
+class Taker:
+    """A trial that takes weights, and what its values follow from.
+
+    Attributes:
+        made: all comparisons so far; the last one has the moves that are decided by now.
+        trial, donor: the trials' numbers.
+        values: the donor's.
+        words: what is drawn follows from these.
+        better: 1 where higher scores are better, -1 where lower ones are.
+    """
+
+    axes: tuple[Axis, ...]
+    made: list[Comparison]
+    trial: int
+    donor: int
+    values: Mapping[str, Any]
+    words: str
+    better: int
+
+
 class Explores(Protocol):
     """Chooses values for a trial that takes weights."""
 
@@ -90,24 +111,8 @@ class Explores(Protocol):
         """The share of the population that takes weights, and that gives them."""
         ...
 
-    def explored(
-        self,
-        axes: tuple[Axis, ...],
-        made: list[Comparison],
-        trial: int,
-        donor: int,
-        values: Mapping[str, Any],
-        words: str,
-        better: int,
-    ) -> dict[str, Any]:
-        """Return the values.
-
-        Args:
-            made: all comparisons so far; the last one has the moves that are decided by now.
-            values: the donor's.
-            words: what is drawn follows from these.
-            better: 1 where higher scores are better, -1 where lower ones are.
-        """
+    def explored(self, taker: Taker) -> dict[str, Any]:
+        """Return the values."""
         ...
 
 
@@ -212,11 +217,10 @@ class Population:
         words, values = f"{self.seed} {number}", {n: self.values[n] for n in ordered}
         found = Comparison(number, ordered, values, ())
         scores = {n: one.score for n, one in ordered.items()}
-        for taker, donor in pairs(scores, self.explores.quantile, self.better, words):
-            own = f"{words} {taker} values"
-            given, made = {**self.values[donor]}, [*self.made, found]
-            new = self.explores.explored(self.axes, made, taker, donor, given, own, self.better)
-            move = Move(number, taker, donor, ordered[donor].step, new)
+        for trial, donor in pairs(scores, self.explores.quantile, self.better, words):
+            made, own = [*self.made, found], f"{words} {trial} values"
+            taker = Taker(self.axes, made, trial, donor, self.values[donor], own, self.better)
+            move = Move(number, trial, donor, ordered[donor].step, self.explores.explored(taker))
             found = Comparison(number, ordered, values, (*found.moves, move))
         return found
 

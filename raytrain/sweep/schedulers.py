@@ -15,7 +15,7 @@ from raytrain import config, errors
 from raytrain.config import above, at_least, within
 from raytrain.optim.stages import MUTABLE, changes
 from raytrain.sweep.objective import Objective
-from raytrain.sweep.population import Comparison, perturbed
+from raytrain.sweep.population import Taker, perturbed
 from raytrain.sweep.space import Axis, Int
 
 if TYPE_CHECKING:
@@ -251,18 +251,9 @@ class PBT(Early):
 
         return Lockstep()
 
-    def explored(
-        self,
-        axes: tuple[Axis, ...],
-        made: list[Comparison],
-        trial: int,
-        donor: int,
-        values: Mapping[str, Any],
-        words: str,
-        better: int,
-    ) -> dict[str, Any]:
+    def explored(self, taker: Taker) -> dict[str, Any]:
         """Return the values that a trial goes on with, as `population.Explores` says."""
-        return perturbed(axes, values, self.resample, words)
+        return perturbed(taker.axes, taker.values, self.resample, taker.words)
 
 
 @dataclass(frozen=True)
@@ -280,21 +271,12 @@ class PB2(PBT):
                 why = f"takes Uniform and LogUniform without steps alone, not {axis.path}"
                 raise _scheduler_misfit("PB2", why, "axes")
 
-    def explored(
-        self,
-        axes: tuple[Axis, ...],
-        made: list[Comparison],
-        trial: int,
-        donor: int,
-        values: Mapping[str, Any],
-        words: str,
-        better: int,
-    ) -> dict[str, Any]:
+    def explored(self, taker: Taker) -> dict[str, Any]:
         """Return those that Tune's PB2 chooses for what all comparisons have seen, in the order of the trials."""
         from raytrain.sweep.bandits import chosen  # scikit-learn
 
-        with _seeded(words):
-            return chosen(axes, made, trial, donor, values, better)
+        with _seeded(taker.words):
+            return chosen(taker)
 
 
 def _keeping_brackets(kind: type[TrialScheduler]) -> Callable[..., TrialScheduler]:

@@ -156,8 +156,7 @@ class Segmentation(Supervised):
         """Check that the output is [1, classes, height, width], and the weights and metrics against its classes."""
         if len(output) != 4:
             what = f"the model must give [n, classes, height, width], got {list(output)} for one sample"
-            how = "let it end in a convolution with an output for each class; of a dict, return its tensor"
-            raise errors.UserError(what, f"in {where}", how)
+            raise errors.UserError(what, f"in {where}", "let it end in a convolution with an output for each class")
         counts.check_weights("classes", self.classes, output[1])
         counts.check_weights("class_weights", self.class_weights, output[1])
         for metric in self.metrics:
