@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -148,6 +149,12 @@ def test_a_file_has_at_most_400_lines_and_a_function_60() -> None:
         functions = [node for node in nodes(path) if isinstance(node, FUNCTIONS)]
         assert len(path.read_text().splitlines()) <= 400, name
         assert not [one.name for one in functions if (one.end_lineno or 0) - one.lineno >= 60], name
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest imports each by its name alone, and so do the processes that unpickle a test's functions."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert [name for name, times in Counter(names).items() if times > 1] == []
 
 
 def test_the_stages_are_at_most_26_on_12_levels() -> None:
