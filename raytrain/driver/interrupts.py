@@ -187,6 +187,9 @@ class Interrupts:
         if again:
             raise Stopped(number)
         if self._starting:
+            if self.says:
+                line = "\r\x1b[2K" if os.isatty(2) else ""  # takes the echo away
+                say(f"{line}stopping once Ray has started; a second signal stops at once\n")
             return
         if not self.saves:
             raise Leave

@@ -142,6 +142,17 @@ def test_second_sighup_is_ignored_and_second_sigint_ends(tmp_path: Path) -> None
         assert not interrupts.ends_at_once(), "a program that imports the package goes on, with Ray's shutdown"
 
 
+def test_a_signal_while_ray_starts_says_what_it_waits_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = []
+    with interrupts.Interrupts(tmp_path) as asked, pytest.raises(interrupts.Leave):
+        with asked.while_ray_starts():
+            signal.raise_signal(signal.SIGINT)
+            done.append(not (tmp_path / "stop").exists())
+        done.append(False)
+    assert done == [True] and asked.signal == signal.SIGINT
+    assert capfd.readouterr().err == "stopping once Ray has started; a second signal stops at once\n"
+
+
 def test_a_signal_waits_for_what_must_not_be_broken_off() -> None:
     done = []
     with pytest.raises(interrupts.Stopped), interrupts.unwinding():
