@@ -268,15 +268,27 @@ def _loaded(image: Image.Image) -> Image.Image:
 
 def _with_pillow(image: Image.Image, channels: int) -> np.ndarray:
     image = _loaded(image)
+    if image.mode.startswith("I") or image.mode == "F":
+        return _eight_bits(np.asarray(image))[None].repeat(channels, axis=0)
     try:
-        if image.mode.startswith("I") or image.mode == "F":
-            deep = np.asarray(image).astype(np.float64)
-            deep = deep / 257 if image.mode.startswith("I") else deep
-            return np.clip(np.rint(deep), 0, 255).astype(np.uint8)[None].repeat(channels, axis=0)
         image.info.pop("transparency", None)  # Pillow warns of a palette's, which has no effect here
         return _channels(image, channels)
     except Exception as error:  # Pillow's decoders raise many types on damaged bytes
         raise ValueError(f"it cannot be decoded ({error})") from None
+
+
+def _eight_bits(deep: np.ndarray) -> np.ndarray:
+    """Return grey values of 16 bits, or floats from 0 to 255, as uint8.
+
+    Raises:
+        ValueError: they are on another scale, of which an image alone does not tell the ends.
+    """
+    whole = deep.dtype.kind in "iu"
+    low, high = float(deep.min()), float(deep.max())
+    if not 0 <= np.rint(low) <= np.rint(high) <= (65535 if whole else 255) or (not whole and 0 < high <= 1):
+        known = "0 to 65,535" if whole else "0 to 255"
+        raise ValueError(f"its values go from {low:g} to {high:g}, and not from {known}: save it with 8 or 16 bits")
+    return np.rint(deep / 257.0 if whole else deep).astype(np.uint8)
 
 
 def _channels(image: Image.Image, channels: int) -> np.ndarray:

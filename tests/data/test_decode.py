@@ -100,9 +100,24 @@ def test_a_16_bit_rgb_png_keeps_its_colours() -> None:
     assert np.abs(image - colours.transpose(2, 0, 1) / 257).max() <= 1
 
 
-def test_floating_point_pixels_are_clipped_to_bytes() -> None:
-    image = Image.fromarray(np.array([[-5.0, 0.4], [99.6, 300.0]], np.float32))
+def test_floating_point_pixels_from_0_to_255_are_rounded() -> None:
+    image = Image.fromarray(np.array([[-0.4, 0.4], [99.6, 255.4]], np.float32))
     assert decode.pixels(encode(image, "TIFF"), 1).tolist() == [[[0, 0], [100, 255]]]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (np.array([[0.0, 0.25], [0.5, 1.0]], np.float32), "its values go from 0 to 1, and not from 0 to 255"),
+        (np.array([[-5.0, 3.0], [9.0, 300.0]], np.float32), "its values go from -5 to 300, and not from 0 to 255"),
+        (np.array([[np.nan, 3.0], [9.0, 30.0]], np.float32), "its values go from nan to nan, and not from 0 to 255"),
+        (np.array([[0, 3], [9, 70_000]], np.int32), "its values go from 0 to 70000, and not from 0 to 65,535"),
+        (np.array([[-7, 3], [9, 70]], np.int32), "its values go from -7 to 70, and not from 0 to 65,535"),
+    ],
+)
+def test_pixels_on_another_scale_are_refused(pixels: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode.pixels(encode(Image.fromarray(pixels), "TIFF"), 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
