@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.faults.sweeps import apart, outcome
+from harness.faults.sweeps import apart, outcome, statuses
 from helpers.killed_runs import command
 
-from raytrain.sweep import population
+from raytrain.sweep import population, record
 
 FILE = """
     from raytrain import *
@@ -53,8 +53,8 @@ def whole(tmp_path: Path, name: str, kind: str, concurrent: int) -> dict[str, An
 def found(sweep: Path) -> dict[str, Any]:
     """The outcome of a sweep, without what trials reserve, which is more where there are fewer at once."""
     answer = outcome(sweep)
-    for record in (*answer["trials"], *(run["record"] for run in answer["runs"].values())):
-        del record["planned"]["scaling.cpus_per_worker"]
+    for one in (*answer["trials"], *(run["record"] for run in answer["runs"].values())):
+        del one["planned"]["scaling.cpus_per_worker"]
     return answer
 
 
@@ -70,6 +70,28 @@ def test_population_is_the_same_one_at_a_time_and_after_kills(tmp_path: Path, ki
     assert not apart(_killed(tmp_path, kind), alone)
     files = [(tmp_path / name / population.FILE).read_bytes() for name in ("alone", "two", "cut")]
     assert files[0] == files[1] == files[2] and not (tmp_path / "cut" / "pool").exists()
+
+
+@pytest.mark.slow
+def test_population_stopped_while_trials_wait_goes_on_alike(tmp_path: Path) -> None:
+    alone = whole(tmp_path, "alone", "PBT", 1)
+    process, cut = began(tmp_path, "cut", "PBT", 2), tmp_path / "cut"
+    deadline = time.monotonic() + 300
+    while not any(
+        len(record.validations(one.parent)) == 2 for one in cut.glob("trials/*/metrics.jsonl")
+    ):  # one waits for the others
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130 and _made(cut) == 0
+    ended = 0
+    while ended < 5:  # each stops at a budget that is too small for all that is left
+        assert time.monotonic() < deadline + 300
+        more = command("sweep", str(cut), "--budget_seconds", "1.5")
+        assert subprocess.run(more, stdout=subprocess.DEVNULL, check=False).returncode == 0
+        ended = sum(status in record.ENDED for status in statuses(cut, 5).values())
+    assert not apart(found(cut), alone)
+    assert (cut / population.FILE).read_bytes() == (tmp_path / "alone" / population.FILE).read_bytes()
 
 
 def _killed(tmp_path: Path, kind: str) -> dict[str, Any]:
