@@ -62,7 +62,8 @@ def baseline(e: Experiment, indices: dict[str, Index]) -> Baseline:
 def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> Baseline | None:
     train, val = (_batch(e, task, indices[split]) for split in ("train", "val"))
     wanted, target = task.wanted(train), task.wanted(val)
-    classes, names = len(indices["train"].classes), indices["train"].classes
+    names = indices["train"].classes
+    classes = len(task.class_names(names))  # also those that no mask has
     if not wanted.is_floating_point():
         classes = max(classes, int(wanted.max()) + 1, int(target.max()) + 1)
     answer = task.constant(wanted, classes)

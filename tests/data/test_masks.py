@@ -18,7 +18,7 @@ from helpers.packs import packed
 from PIL import Image
 from pyarrow import csv, parquet
 
-from raytrain import CNN, SGD, Experiment, Segmentation
+from raytrain import CNN, SGD, Experiment, IoU, Segmentation
 from raytrain.data import Augment, Manifest, Packed
 from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.loader import Loader
@@ -183,6 +183,14 @@ def test_a_missing_mask_is_found_before_anything_starts(table: Path) -> None:
     assert re.search("No such file or directory, .*masks/4.png", baseline(e, data.index()).note)
     found = baseline(replace(e, data=replace(data, on_bad_sample="skip")), data.index())
     assert found.line.endswith("(of 7 and 4 samples)") and not found.note
+
+
+def test_a_class_that_no_mask_has_leaves_the_baseline(table: Path) -> None:
+    data = source(table)
+    index = data.index()
+    task = Segmentation(classes=tuple("abcdef"), metrics=(IoU(), IoU(of="f"))).bound(index["train"])
+    found = baseline(Experiment(model=CNN(), data=data, task=task, optimizer=SGD(lr=0.1)), index)
+    assert not found.note and "val_macro_iou" in found.scores and "val_iou_f" not in found.scores
 
 
 def test_bytes_of_a_table_are_the_same(table: Path, tmp_path: Path) -> None:
