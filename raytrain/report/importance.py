@@ -102,8 +102,8 @@ def _anova(columns: Sequence[Sequence[float | str | None]], results: np.ndarray)
     noise = max(0.0, total - between) / left
 
     def share(squares: float, free: int) -> Share:
-        by_chance = free * noise * (f_quantile(0.95, free, left) - 1)
-        return Share(max(0.0, squares - free * noise) / (total + noise), by_chance / (total + noise))
+        by_chance = free * noise * (f_quantile(0.95, free, left) - 1) / (total + noise)
+        return Share(max(0.0, squares - free * noise) / (total + noise), min(1.0, by_chance))
 
     found = [share(mains[place], freedom[place]) if place in mains else None for place in range(len(columns))]
     return Explained(found, {(a, b): share(one, freedom[a] * freedom[b]) for (a, b), one in pairs.items()}, "factorial")

@@ -26,7 +26,7 @@ from raytrain.report.sweep_figures import (
     slices,
     steps,
 )
-from raytrain.report.trials import Axis, Results, Spread, Trial, cut, figure, text
+from raytrain.report.trials import Axis, Results, Spread, Trial, apart, cut, figure, text
 from raytrain.sweep.compare import Mean
 
 _MOST_AXES, _MOST_PAIRS, _MOST_CURVES, _CURVE_POINTS = 12, 5, 300, 12_000
@@ -241,9 +241,10 @@ def _vertical(axis: Axis, x: float, up: Scale, absent: bool) -> list[str]:
         values = values if len(values) > 1 else [axis.low, axis.high]
         ticks = [(fraction(axis, value), said(axis, value)) for value in values]
     ticks += [(ABSENT, "absent")] if absent else []
+    short = apart([words for _, words in ticks], 11)
     return found + [
         f'<path class="upright" d="M{x - 4:g} {up(at)}H{x:g}"/>'
-        f'<text x="{x - 7:g}" y="{up(at) + 4:g}" text-anchor="end" class="over">{safe(cut(words, 11))}</text>'
+        f'<text x="{x - 7:g}" y="{up(at) + 4:g}" text-anchor="end" class="over">{safe(short[words])}</text>'
         for at, words in ticks
     ]
 

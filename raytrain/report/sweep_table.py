@@ -10,7 +10,7 @@ from rich.text import Text
 
 from raytrain.report import trials as read
 from raytrain.report.console import clock
-from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, cut, figure, number
+from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, apart, cut, figure, number
 from raytrain.sweep.constraint import figure_of
 from raytrain.sweep.objective import of_machine
 
@@ -84,9 +84,7 @@ def line(trial: Trial, results: Results) -> str:
     rate = "" if trial.samples_per_second is None else f"{trial.samples_per_second:,.0f} samples/s"
     goals = zip(results.objectives, trial.objective, strict=False)
     facts = (
-        " ".join(
-            f"{axis.name}={cut(_value(trial, axis.path), _WIDE)}" for axis in results.axes if axis.path in trial.values
-        ),
+        " ".join(f"{axis.name}={_short(trial, axis, _WIDE)}" for axis in results.axes if axis.path in trial.values),
         *(f"{title_of(o.name)} {figure(o.name, x)}" for o, x in goals if x is not None),
         *(done, *([] if "samples_per_second" in {o.name for o in results.objectives} else [rate]), seconds),
         figure("peak_memory_bytes", trial.peak_memory_bytes),
@@ -140,6 +138,7 @@ class Column:
     def cell(self, words: str, limit: int) -> str:
         """Return a text of the column, cut and padded to its width."""
         width = self.width(limit)
+        words = words if cell_len(words) <= width else apart(self.cells, width).get(words, words)
         if cell_len(words) > width:
             return set_cell_size(words, width - 1) + "…"
         gap = " " * (width - cell_len(words))
@@ -217,6 +216,12 @@ def _columns(results: Results, rows: Sequence[Trial]) -> list[Column]:
 
 def _value(trial: Trial, path: str) -> str:
     return read.text(trial.values[path], digits=3) if path in trial.values else ""
+
+
+def _short(trial: Trial, axis: read.Axis, limit: int) -> str:
+    """Return a trial's value of at most so many characters, which tells it from the axis' others."""
+    value = _value(trial, axis.path)
+    return apart({value, *(axis.levels or ())}, limit)[value]
 
 
 def title_of(name: str) -> str:

@@ -3,7 +3,9 @@ values of a wrong type become None, and texts are made safe for terminals and pi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +88,7 @@ class Trial:
             place: the number of a trial that has none.
         """
         given, values, objective, broken = (record.get(key) for key in ("number", "values", "objective", "violates"))
+        over = record.get("status") != "interrupted"  # it may still come to keep the constraints
         return cls(
             given if isinstance(given, int) and not isinstance(given, bool) else place,
             values if isinstance(values, dict) else {},
@@ -93,7 +96,7 @@ class Trial:
             tuple(map(number, objective)) if isinstance(objective, list | tuple) else (number(objective),),
             *(number(record.get(name)) for name in FIGURES),
             error=plain(str(record.get("error") or "")),
-            violates=tuple(plain(str(one)) for one in broken) if isinstance(broken, list) else (),
+            violates=tuple(plain(str(one)) for one in broken) if isinstance(broken, list) and over else (),
             configuration=number(record.get("configuration")),
             repeat=number(record.get("repeat")),
             host=plain(str(record.get("host") or "")),
@@ -281,6 +284,23 @@ def plain(text: str) -> str:
 def cut(words: str, limit: int) -> str:
     """Return the beginning of a text that is too long."""
     return words if len(words) <= limit else words[: limit - 1] + "…"
+
+
+def apart(words: Iterable[str], limit: int) -> dict[str, str]:
+    """Return the short form of each text, as `cut` has it; of those that would look alike, what follows their common
+    beginning: `…(1.0, 5.0))` of `Segmentation(class_weights=(1.0, 5.0))`."""
+    short = {word: cut(word, limit) for word in words}
+    alike: dict[str, list[str]] = {}
+    for word, form in short.items():
+        alike.setdefault(form, []).append(word)
+    for group in alike.values():
+        if len(group) > 1 and limit > 2:
+            common = os.path.commonprefix(group)  # noqa: RUF071
+            start = max([m.end() if m[0] in ", " else m.start() for m in re.finditer(r"[(\[,= ]", common)], default=0)
+            start = start or len(common)
+            rests = apart((word[start:] for word in group), limit - 1)
+            short |= {word: "…" + rests[word[start:]].lstrip("…") for word in group}
+    return short
 
 
 def text(value: Any, digits: int = 12) -> str:
