@@ -63,7 +63,7 @@ class Manifest(FileImages):
     folder: str = ""
     """What relative paths are relative to; by default the folder of the table."""
     val_fraction: float = 0.2
-    """Share of each class that is held out for validation if no row is in val."""
+    """Share of each class, or of all samples with `target`, `labels` or `mask`, that validates if no row is in val."""
     split_seed: int = 0
     """Seed that chooses the held-out images."""
 
@@ -343,14 +343,16 @@ class Manifest(FileImages):
         rest, held_out = order.stratified(labels, self.val_fraction, self.split_seed)
         if not len(held_out):
             how = "add rows of the split val, or more images"
-            raise errors.UserError("no class has two images", self._file(), how)
+            what = "there is only one image" if train.labels is None else "no class has two images"
+            raise errors.UserError(what, self._file(), how)
         notes = (f"{self.root} has no row of the split val: {self._share}",) if has_split else ()
         kept = replace(train.take(rest), notes=(*notes, *train.notes))
         return {"train": kept, "val": replace(train.take(held_out), split="val")}
 
     @property
     def _share(self) -> str:
-        return f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
+        of = "all samples" if self.target or self.labels or self.mask else "each class"
+        return f"{self.val_fraction:.0%} of {of} is used for validation (--data.val_fraction)"
 
     @property
     def _image(self) -> Field:
