@@ -35,6 +35,7 @@ from raytrain.data import (
     Images,
     Index,
     Manifest,
+    MaskFolder,
     Mixed,
     Operation,
     Packed,
@@ -201,6 +202,7 @@ __all__ = [
     "MultiStepLR",
     "IoU",
     "Manifest",
+    "MaskFolder",
     "Metric",
     "MultiLabel",
     "OneCycle",
@@ -289,8 +291,7 @@ def train(
         out: folder or URL in which the run's directory is made.
         name: the directory's name; by default a number.
         address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
-        loggers: follow the run besides the experiment's loggers. `raytrain resume` calls the experiment's loggers
-            again, but not these.
+        loggers: follow the run besides the experiment's loggers, which alone are called again by `raytrain resume`.
         quiet: print nothing.
         report: write report.html at the end.
         verbose: show Ray's own messages.
@@ -328,8 +329,7 @@ def resume(
     Args:
         run: the run or its directory.
         experiment: the corrected experiment file: use it and the modules that it imports in place of the run's copies.
-        loggers: follow the run besides the experiment's loggers. A logger with the same field values as in an earlier
-            command continues there.
+        loggers: follow the run too. A logger with the same field values as in an earlier command continues there.
         changes: fields to change, such as `epochs=5`; a dotted path is given as `**{"scaling.workers": 4}`.
 
     Raises:

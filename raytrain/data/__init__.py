@@ -7,6 +7,7 @@ from raytrain.data.folds import Folds
 from raytrain.data.imagefolder import ImageFolder
 from raytrain.data.images import Images
 from raytrain.data.manifest import Manifest
+from raytrain.data.maskfolder import MaskFolder
 from raytrain.data.mixed import Mixed
 from raytrain.data.mnist import MNIST
 from raytrain.data.operation import Operation
@@ -43,6 +44,7 @@ __all__ = [
     "Index",
     "MNIST",
     "Manifest",
+    "MaskFolder",
     "Mixed",
     "Packed",
     "Sampler",

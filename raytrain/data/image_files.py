@@ -15,7 +15,7 @@ from raytrain import errors
 from raytrain.data import byte_files, cache, decode, hugging_face, listing, table_labels, tables, tars  # noqa: F401  (for sources, `with_pillow`)
 from raytrain.data.packs import opened as opened_pack  # noqa: F401  (for `Packed`, by `with_pillow`)
 from raytrain.data.source import Index
-from raytrain.data.trees import EXTENSIONS, tree  # noqa: F401  (for `ImageFolder`, by `with_pillow`)
+from raytrain.data.trees import EXTENSIONS, tree  # noqa: F401  (for folders, by `with_pillow`)
 
 _AT_URL = 64
 """Images at a URL that a probe looks at."""
@@ -127,13 +127,17 @@ def pixel_size_of(raw: bytes) -> tuple[int, int] | None:
         return None
 
 
-def string_array(names: list[str]) -> pa.StringArray:
-    """Return names as one array.
+def string_array(names: list[str], root: str) -> pa.StringArray:
+    """Return the names of files below a folder as one array.
 
     Raises:
-        UnicodeEncodeError: a name is not UTF-8.
+        UserError: a name is not UTF-8.
     """
-    return pa.array(names)
+    try:
+        return pa.array(names)
+    except UnicodeEncodeError as error:
+        where = os.path.join(root, error.object)
+        raise errors.UserError("the file is broken: its name is not UTF-8", where, "rename it") from None
 
 
 def cache_entry(folder: Path, index: Index, root: str, size: int, channels: int, resampling: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ import numpy as np
 from raytrain import errors, order
 from raytrain.config import check
 from raytrain.data.checks import classes_differ
-from raytrain.data.images import SPLITS, FileImages
+from raytrain.data.images import SPLITS, FileImages, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
 
@@ -126,7 +125,7 @@ class ImageFolder(FileImages):
         below = tree.below([os.path.join(folder, name) for name in classes])
         for label, (name, found) in enumerate(zip(classes, below, strict=True)):
             before, strays = len(paths), len(ignored)
-            if train := _splits_of(os.path.basename(inside) for inside in found[0].folders).get("train"):
+            if train := split_folders(os.path.basename(inside) for inside in found[0].folders).get("train"):
                 how = f"did you mean {os.path.join(base, name)}?"
                 raise errors.UserError(f"a class folder has a folder {train}", os.path.join(base, name), how)
             for images in found:
@@ -141,18 +140,12 @@ class ImageFolder(FileImages):
             labels.append(np.full(len(paths) - before, label, np.int64))
         if not paths:
             raise errors.UserError("no class folders with images there", base, _LAYOUT)
-        try:
-            names = files.string_array(paths)
-        except UnicodeEncodeError as error:
-            raise errors.UserError(
-                "the file is broken: its name is not UTF-8", os.path.join(tree.root, error.object), "rename it"
-            ) from None
         return Index(
             np.concatenate(labels),
             tuple(classes),
             (self.channels, self.size, self.size),
             split,
-            paths=names,
+            paths=files.string_array(paths, str(tree.root)),
             sizes=np.array(sizes, np.int64),
             times=np.array(times, np.int64),
             ignored=tuple(os.fsencode(os.path.join(folder, name)).decode(errors="replace") for name in ignored),
@@ -161,13 +154,7 @@ class ImageFolder(FileImages):
 
 def _split_folders(tree: Any) -> dict[str, str]:
     """Return the names of the splits' folders that exist."""
-    return _splits_of(name for name, inside in tree.entries("").items() if inside)
-
-
-def _splits_of(names: Iterable[str]) -> dict[str, str]:
-    folders = {name.lower(): name for name in names}
-    found = {split: next((name for name in known if name in folders), None) for split, known in SPLITS.items()}
-    return {split: folders[name] for split, name in found.items() if name}
+    return split_folders(name for name, inside in tree.entries("").items() if inside)
 
 
 def _wrong_kinds(files: list[str]) -> list[str]:

@@ -70,6 +70,13 @@ def splits_of(files: list[str]) -> np.ndarray | None:
     return np.array([list(SPLITS).index(split) for split in found if split])
 
 
+def split_folders(names: Iterable[str]) -> dict[str, str]:
+    """Return the name of each split's folder among some names, in any case; none for a split without one."""
+    folders = {name.lower(): name for name in names}
+    found = {split: next((name for name in known if name in folders), None) for split, known in SPLITS.items()}
+    return {split: folders[name] for split, name in found.items() if name}
+
+
 @dataclass(frozen=True)
 class Images(Data):
     """Labelled images that are stored encoded. A subclass lists them in `index` and returns their bytes from

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import numpy as np
 from raytrain import errors, order
 from raytrain.config import check
 from raytrain.data import masks, patterns, targets
-from raytrain.data.images import SPLITS, FileImages, splits_of
+from raytrain.data.images import SPLITS, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
 
@@ -26,7 +25,7 @@ _TRAIN, _VAL, _TEST = map(list(SPLITS).index, ("train", "val", "test"))
 
 
 @dataclass(frozen=True)
-class Manifest(FileImages):
+class Manifest(masks.MaskedImages):
     """Images that a CSV, JSON-lines, Parquet or Arrow file lists, one a row: by their paths, or in Parquet and Arrow
     with their bytes, as Hugging Face writes them."""
 
@@ -51,9 +50,6 @@ class Manifest(FileImages):
     """Column of the paths of masks, for `Segmentation`, in place of classes; with `bytes`, of encoded masks. A mask has
     its image's shape and a number for each pixel (PNG, GIF or TIFF, grey or with a palette): the pixel's class, or 255
     if it has none."""
-    mask_values: tuple[int, ...] = field(default=(), kw_only=True)
-    """The numbers of the classes 0, 1, ... in the masks, such as 0 255; pixels of other numbers have no class. Empty:
-    the numbers are those of the classes."""
     split: str = "split"
     """Column of the names of splits: train, val and test, also training, valid, validation, testing, trainset, valset
     and testset, in any case. Without it, several files take theirs from their names, as train-00000-of-00002.parquet,
@@ -72,12 +68,8 @@ class Manifest(FileImages):
             self,
             val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"),
             separator=(bool, "that is not empty"),
-            mask_values=(
-                lambda values: len(set(values)) == len(values) < masks.IGNORED,
-                "of at most 254 different ones",
-            ),
         )
-        masks.check(self)
+        masks.check_columns(self)
         super().__post_init__()
 
     def absolute(self) -> Manifest:
@@ -157,22 +149,9 @@ class Manifest(FileImages):
         """Whether there is a column of masks."""
         return bool(self.mask)
 
-    def beside(self, index: Any, samples: np.ndarray, raws: list[Any]) -> dict[str, np.ndarray]:  # type: ignore[override]
-        """Return the targets of some samples, or the classes of their pixels, uint8 [k, size, size], as `mask`."""
-        if not self.mask:
-            return self.further(index, samples)
-        where = [self.where(index, int(sample)) for sample in samples]
-        if index.masks is not None:
-            files = with_pillow().byte_files
-            where = [files.shown(files.joined(self._base(), name)) for name in index.masks.take(samples).to_pylist()]
-        found = masks.squares(self._encoded_masks(index, samples), raws, where, self.size, self.mask_values)
-        return {"mask": found}
-
-    def _encoded_masks(self, index: Any, samples: np.ndarray) -> Iterator[Any]:
-        """Yield the encoded masks of some samples."""
-        if index.masks is None:
-            return self._cells(index, samples, self.mask)
-        return with_pillow().contents(self._base(), index.masks.take(samples).to_pylist())
+    def encoded_masks(self, index: Any, samples: np.ndarray) -> Iterator[Any]:
+        """Yield the encoded masks of some samples, from their files or from the table."""
+        return self._cells(index, samples, self.mask) if index.masks is None else super().encoded_masks(index, samples)
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[Any]:
         """Yield the bytes of some samples, from their files or from the table."""
@@ -197,7 +176,7 @@ class Manifest(FileImages):
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Look at both ends of each file, as ImageFolder does, and whether its mask is there; bytes in a table are not
         looked at."""
-        return [*super().probe(index), *masks.missing(index, self._base())] if index.in_files else []
+        return super().probe(index) if index.in_files else []
 
     def notes(self) -> list[str]:
         """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
@@ -215,12 +194,7 @@ class Manifest(FileImages):
             else "there are more than 200,000 files, or they are at a URL"
         )
         uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
-        notes = [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
-        if self.mask:
-            with contextlib.suppress(errors.BadSample):  # training says so, or skips it
-                raws = list(self._encoded_masks(index, masks.looked_at(len(index))))
-                notes.append(masks.note(raws, self.mask_values))
-        return notes
+        return [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
 
     def _file(self) -> str:
         if not self.root:

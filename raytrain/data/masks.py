@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from raytrain import errors
+from raytrain.config import check
+from raytrain.data.images import FileImages
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
 
@@ -49,7 +52,59 @@ class MaskIndex(Index):
         return f"{super().fingerprint()}-{hashlib.sha256(repr((self.values, masks)).encode()).hexdigest()[:16]}"
 
 
-def check(data: Any) -> None:
+@dataclass(frozen=True)
+class MaskedImages(FileImages):
+    """The base of sources whose images may have masks: files that `MaskIndex.masks` names, unless a subclass returns
+    others from `encoded_masks`."""
+
+    mask_values: tuple[int, ...] = field(default=(), kw_only=True)
+    """The numbers of the classes 0, 1, ... in the masks, such as 0 255; pixels of other numbers have no class. Empty:
+    the numbers are those of the classes."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            mask_values=(lambda values: len(set(values)) == len(values) < IGNORED, "of at most 254 different ones"),
+        )
+        if self.masked and self.whole:
+            what = "masks are cut with their images' central squares"
+            raise errors.UserError(what, "in data.whole", "leave whole out")
+        super().__post_init__()
+
+    @property
+    def masked(self) -> bool:
+        """Whether each image has a mask, by default."""
+        return True
+
+    def encoded_masks(self, index: Any, samples: np.ndarray) -> Iterator[bytes]:
+        """Yield the encoded masks of some samples (int64 [k])."""
+        return with_pillow().contents(self._base(), index.masks.take(samples).to_pylist())
+
+    def beside(self, index: Any, samples: np.ndarray, raws: list[Any]) -> dict[str, np.ndarray]:  # type: ignore[override]
+        """Return the classes of the pixels of some samples, uint8 [k, size, size], as `mask`; without masks what is
+        `further`."""
+        if not self.masked:
+            return self.further(index, samples)
+        where = [self.where(index, int(sample)) for sample in samples]
+        if index.masks is not None:
+            files = with_pillow().byte_files
+            where = [files.shown(files.joined(self._base(), name)) for name in index.masks.take(samples).to_pylist()]
+        return {"mask": squares(self.encoded_masks(index, samples), raws, where, self.size, self.mask_values)}
+
+    def probe(self, index: Index) -> list[errors.BadSample]:
+        """Look at both ends of each image's file, and whether its mask is there."""
+        return [*super().probe(index), *missing(index, self._base())]
+
+    def size_notes(self, index: Index) -> list[str]:
+        """Return what becomes of the images' pixels, and which numbers some masks have."""
+        notes = super().size_notes(index)
+        if self.masked:
+            with contextlib.suppress(errors.BadSample):  # training says so, or skips it
+                notes.append(note(list(self.encoded_masks(index, looked_at(len(index)))), self.mask_values))
+        return notes
+
+
+def check_columns(data: Any) -> None:
     """Check the settings of a source with a column of masks.
 
     Raises:
@@ -59,9 +114,6 @@ def check(data: Any) -> None:
     if len(given) > 1:
         how = f"leave {given[0]} or {given[1]} out"
         raise errors.UserError(f"{given[0]} and {given[1]} are both what is to be predicted", "in data", how)
-    if data.mask and data.whole:
-        what = "masks are cut with their images' central squares"
-        raise errors.UserError(what, "in data.whole", "leave whole or mask out")
     if data.mask and data.mask in (data.bytes, data.path, data.split):
         raise errors.UserError(f"column {data.mask!r} has something else", "in data.mask", "name the column of masks")
 
@@ -78,8 +130,7 @@ def of_rows(data: Any, image: Field, table: dict[str, pa.ChunkedArray], test: np
     Raises:
         UserError: another row has an empty cell.
     """
-    mask = Field("mask", image.shape[1:], "uint8", kind="mask", fill=IGNORED)
-    found = MaskIndex(fields=(image, mask), count=len(test), values=data.mask_values)
+    found = MaskIndex(fields=(image, beside(image)), count=len(test), values=data.mask_values)
     if data.bytes:  # which are read with the samples
         return found
     paths = with_pillow().tables.spelling.given(table[data.mask])
@@ -92,6 +143,11 @@ def of_rows(data: Any, image: Field, table: dict[str, pa.ChunkedArray], test: np
     table[data.mask] = paths.fill_null("-")
     notes = (f"{data.root}: no row of test has a mask, so test is left out",) if left_out else ()
     return replace(found, notes=notes)
+
+
+def beside(image: Field) -> Field:
+    """Return the field of square masks as large as their images."""
+    return Field("mask", image.shape[1:], "uint8", kind="mask", fill=IGNORED)
 
 
 def squares(
@@ -138,12 +194,7 @@ def missing(index: Index, base: str) -> list[errors.BadSample]:
 
 def note(raws: Iterable[bytes], values: tuple[int, ...]) -> str:
     """Return what numbers some masks have, and what to do where they are no classes' numbers."""
-    seen: set[int] = set()
-    for raw in raws:
-        try:
-            seen |= set(np.unique(with_pillow().decode.numbers(raw)).tolist())
-        except ValueError:  # training says so, or skips it
-            continue
+    seen = numbers(raws)
     found = f"masks have the numbers {errors.listed(sorted(seen), _SHOWN)}"
     if values:
         others = seen - set(values)
@@ -152,6 +203,15 @@ def note(raws: Iterable[bytes], values: tuple[int, ...]) -> str:
     if seen <= {0, IGNORED} and IGNORED in seen:
         return f"{found}, and {IGNORED} does not count: --data.mask_values 0 {IGNORED} makes them the classes 0 and 1"
     return f"{found}; {IGNORED} does not count (task.ignore_index)" if IGNORED in seen else found
+
+
+def numbers(raws: Iterable[bytes]) -> set[int]:
+    """Return the numbers in some masks; those that cannot be decoded have none."""
+    seen: set[int] = set()
+    for raw in raws:
+        with contextlib.suppress(ValueError):  # training says so, or skips it
+            seen |= set(np.unique(with_pillow().decode.numbers(raw)).tolist())
+    return seen
 
 
 def looked_at(count: int) -> np.ndarray:

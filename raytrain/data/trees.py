@@ -1,4 +1,4 @@
-"""The folders of an ImageFolder, on this machine or at a URL: the same classes and files in the same order."""
+"""The folders of an ImageFolder or a MaskFolder, on this machine or at a URL: the same files in the same order."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class LocalTree:
         seen: the stamps of those that were listed, from before.
     """
 
-    def __init__(self, root: Path):
-        self.root, self.began = root, time.time_ns()
+    def __init__(self, root: Path, suffixes: tuple[str, ...] = EXTENSIONS):
+        self.root, self.suffixes, self.began = root, suffixes, time.time_ns()
         self.seen: dict[str, list[int]] = {}
 
     def entries(self, folder: str) -> dict[str, bool]:
@@ -57,7 +57,7 @@ class LocalTree:
             found, inside = {}, [name]
             for folder in inside:  # grows in the loop
                 self.seen[folder] = stamp(self.root, folder)
-                found[folder] = _folder(self.root, folder)
+                found[folder] = _folder(self.root, folder, self.suffixes)
                 inside += found[folder].folders
             yield [found[folder] for folder in sorted(found)]
 
@@ -65,8 +65,8 @@ class LocalTree:
 class UrlTree:
     """Folders at a URL, several of which are listed at once."""
 
-    def __init__(self, url: str):
-        self.url, self.root = url, byte_files.shown(url)
+    def __init__(self, url: str, suffixes: tuple[str, ...] = EXTENSIONS):
+        self.url, self.root, self.suffixes = url, byte_files.shown(url), suffixes
 
     def entries(self, folder: str) -> dict[str, bool]:
         """Return the names in a folder, as `LocalTree.entries` does."""
@@ -85,7 +85,7 @@ class UrlTree:
                     if above not in found:
                         found[above] = Folder([], [], [], [], [])
                         found[above.rpartition("/")[0]].folders.append(above)
-                _sort_in(found[folder], f"{folder}/{own}", own, file)
+                _sort_in(found[folder], f"{folder}/{own}", own, file, self.suffixes)
             yield [found[folder] for folder in sorted(found)]
 
     def _listed(self, folder: str, recursive: bool) -> list[byte_files.File]:
@@ -96,14 +96,17 @@ class UrlTree:
             raise byte_files.refused(self.url, error) from None
 
 
-def tree(root: str) -> LocalTree | UrlTree:
+def tree(root: str, suffixes: tuple[str, ...] = EXTENSIONS) -> LocalTree | UrlTree:
     """Return the folders of a root.
+
+    Args:
+        suffixes: those of the files that count as images, in lower case.
 
     Raises:
         UserError: there is no such folder, it is a file, or out of reach; a URL is noticed when it is listed.
     """
     if byte_files.is_url(root):
-        return UrlTree(root)
+        return UrlTree(root, suffixes)
     path = Path(os.path.expanduser(root))
     if os.path.isfile(path):
         raise errors.UserError(
@@ -115,7 +118,7 @@ def tree(root: str) -> LocalTree | UrlTree:
         raise errors.no_such_file(path, "folder") from None
     except OSError as error:
         raise errors.UserError(f"the folder cannot be read: {error.strerror}", path, "make it readable") from None
-    return LocalTree(path)
+    return LocalTree(path, suffixes)
 
 
 def stamp(root: Path, folder: str) -> list[int]:
@@ -134,12 +137,12 @@ def _parents(name: str, inside: str) -> list[str]:
     return ["/".join([name, *parts[: number + 1]]) for number in range(len(parts))]
 
 
-def _is_image(path: str, name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and os.sep + "." not in path
+def _is_image(path: str, name: str, suffixes: tuple[str, ...]) -> bool:
+    return name.lower().endswith(suffixes) and os.sep + "." not in path
 
 
-def _sort_in(folder: Folder, path: str, name: str, file: byte_files.File) -> None:
-    if not _is_image(path, name):
+def _sort_in(folder: Folder, path: str, name: str, file: byte_files.File, suffixes: tuple[str, ...]) -> None:
+    if not _is_image(path, name, suffixes):
         folder.ignored.append(path)
         return
     folder.images.append(path)
@@ -154,13 +157,13 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _folder(root: Path, name: str) -> Folder:
+def _folder(root: Path, name: str, suffixes: tuple[str, ...]) -> Folder:
     images, ignored, folders, sizes, times = [], [], [], [], []
     for entry in os.scandir(root / name):
         file = entry.name
         if _is_folder(entry):
             (ignored if _leads_back(entry) else folders).append(file)
-        elif _is_image(f"{name}{os.sep}{file}", file):
+        elif _is_image(f"{name}{os.sep}{file}", file, suffixes):
             images.append(file)
         else:
             ignored.append(file)

@@ -15,8 +15,8 @@ from raytrain import errors
 from raytrain.user_code.places import place
 from raytrain.user_code.wrappers import Wrapper
 
-_BASES = ("Images", "Supervised", "Simulated", "ClassMetric")
-"""Public classes that are of use only as the base of others."""
+_BASES = ("Images", "FileImages", "MaskedImages", "Supervised", "Simulated", "ClassMetric")
+"""Classes that are of use only as the base of others."""
 _SAME = {
     "crossentropyloss": "Classification",
     "cross_entropy": "Classification",

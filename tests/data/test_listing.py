@@ -59,7 +59,7 @@ def shown(found: dict[str, Index]) -> dict[str, tuple[object, ...]]:
 def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders that are listed from now on."""
     names, real = [], trees._folder
-    monkeypatch.setattr(trees, "_folder", lambda root, name: names.append(name) or real(root, name))
+    monkeypatch.setattr(trees, "_folder", lambda root, name, *more: names.append(name) or real(root, name, *more))
     return names
 
 

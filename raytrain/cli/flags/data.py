@@ -13,7 +13,7 @@ from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.arguments import first_argument, show_usage
 from raytrain.cli.flags.parsing import FLAT, describe, parse
 from raytrain.config import above, at_least, check
-from raytrain.data import MNIST, Data, ImageFolder, Manifest, Packed, WebDataset
+from raytrain.data import MNIST, Data, ImageFolder, Manifest, Packed, WebDataset, maskfolder
 from raytrain.data.images import SPLITS
 from raytrain.data.late import with_pillow
 from raytrain.experiment import Experiment
@@ -24,8 +24,8 @@ _WITH_BYTES = (".parquet", ".pq", ".arrow")
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", *_WITH_BYTES)
 _ABOUT = (
     "Describes the data of an experiment or a run, MNIST's files, or, here or at a URL, a table of images or a folder "
-    "(images in a folder for each class, tar shards, Parquet or Arrow files, or a pack): counts, classes, sizes of "
-    "images, samples that cannot be read or are equal, and mean and standard deviation."
+    "(images in a folder for each class, images/ and masks/, tar shards, Parquet or Arrow files, or a pack): counts, "
+    "classes, sizes of images, samples that cannot be read or are equal, and mean and standard deviation."
 )
 
 
@@ -83,6 +83,8 @@ def _of_folder(place: str) -> Data:
         top = tree.entries("")
         if {"manifest.json", ".packing"} & top.keys():
             return Packed(place)
+        if (masked := maskfolder.recognised(place, tree)) is not None:
+            return masked
         files, folders = _parted(top)
         shards = any(name.endswith(".tar") for name in files)
         if folders:

@@ -16,10 +16,10 @@ from raytrain.tools.pack_settings import Settings
 
 _ABOUT = (
     "Writes the samples of an experiment's data, MNIST's files, or, here or at a URL, a table of images or a folder "
-    "(images in a folder for each class, also below train/ and val/; tar shards; Parquet or Arrow files; a pack) to a "
-    "few large files, from which data=Packed(DEST) trains: the same batches, without a file for each image. DEST is a "
-    "folder or a URL such as s3://bucket/pack. A command that was stopped goes on where it was. Batches of a pack with "
-    "--codec original or raw equal those of the source, bit for bit."
+    "(images in a folder for each class, also below train/ and val/; images/ and masks/; tar shards; Parquet or Arrow "
+    "files; a pack) to a few large files, from which data=Packed(DEST) trains: the same batches, without a file for "
+    "each image. DEST is a folder or a URL such as s3://bucket/pack. A command that was stopped goes on where it was. "
+    "Batches of a pack with --codec original or raw equal those of the source, bit for bit."
 )
 
 
