@@ -141,17 +141,19 @@ class MaskFolder(MaskedImages):
         found["train"] = replace(found["train"], notes=tuple(notes))
         return {split: found[split] for split in SPLITS if split in found}
 
-    def with_endings(self) -> MaskFolder:
-        """Return the source with the endings that give each image of train its mask, if its names need some and there
-        is one way."""
+    def fitted(self) -> MaskFolder | None:
+        """Return the source, with the endings that give each image of train its mask if no names are equal and there is
+        one way; None if no image has a mask."""
         try:
             tree = with_pillow().tree(self.root)
             images, own = self._sides(*self._folders(tree)["train"])
-            files = self._files(tree, images, own), self._files(tree, own, images)
+            files, of_masks = self._files(tree, images, own), self._files(tree, own, images)
         except (errors.UserError, OSError):  # reported when it is read
+            return None
+        if files.rows.keys() & of_masks.rows.keys():
             return self
-        found = _endings(*files) if files[0].rows and not files[0].rows.keys() <= files[1].rows.keys() else []
-        return self._ending(*found[0]) if len(found) == 1 else self
+        found = _endings(files, of_masks) if files.rows else []
+        return self._ending(*found[0]) if len(found) == 1 else None
 
     def _ending(self, image: str, mask: str) -> MaskFolder:
         """Return the source with further endings before its own."""
@@ -275,7 +277,8 @@ class MaskFolder(MaskedImages):
 
 
 def recognised(place: str, tree: Any) -> MaskFolder | None:
-    """Return the source that a folder with images/ and masks/ is, also below train/; None for another folder.
+    """Return the source that a folder with images/ and masks/ is, also below train/; None for another folder. Beside
+    images/ there may also be one folder alone, of any name, if its files have the images' names.
 
     Args:
         place: the folder or its URL.
@@ -288,8 +291,11 @@ def recognised(place: str, tree: Any) -> MaskFolder | None:
     train = split_folders(top).get("train")
     for names in (top, _inside(tree.entries, train) or [] if train else []):
         known = {name.lower(): name for name in names}
-        if "images" in known and "masks" in known:
-            return MaskFolder(place, images=known["images"], masks=known["masks"]).with_endings()
+        if "images" not in known or ("masks" not in known and len(known) != 2):
+            continue
+        images = known.pop("images")
+        found = MaskFolder(place, images=images, masks=known.get("masks") or next(iter(known.values())))
+        return found.fitted() or (found if "masks" in known else None)
     return None
 
 

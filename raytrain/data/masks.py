@@ -214,9 +214,9 @@ def numbers(raws: Iterable[bytes]) -> set[int]:
     return seen
 
 
-def looked_at(count: int) -> np.ndarray:
-    """Return the samples whose masks a plan looks at, of so many."""
-    return np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64))
+def looked_at(count: int, most: int = _LOOKED_AT) -> np.ndarray:
+    """Return the samples whose masks are looked at, of so many: by a plan, or as many as given."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 def _classes(numbers: np.ndarray, values: tuple[int, ...]) -> np.ndarray:

@@ -8,15 +8,18 @@ import numpy as np
 from PIL import Image
 
 from raytrain import errors
-from raytrain.data import MNIST, Data, ImageFolder, Index
+from raytrain.data import MNIST, Data, ImageFolder, Index, MaskFolder, masks
 from raytrain.data.checks import checked_indices
-from raytrain.data.image_files import pixel_size
+from raytrain.data.image_files import pixel_size, tree
+from raytrain.data.maskfolder import recognised
 from raytrain.files import expanded
 from raytrain.tools.output import check_output
 
 _SIZES = (32, 64, 96, 128, 160, 192, 224, 256)
 """Sides of stored images to choose from: the largest that enlarges no typical image."""
 _LOOKED_AT = 32
+_MASKS = 200
+"""Masks whose numbers are looked at."""
 _UNEVEN = 1.5
 """Ratio of the largest to the smallest class above which weights are suggested."""
 _TABLES = (".csv", ".jsonl", ".parquet")
@@ -40,7 +43,7 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
     cannot be read.
 
     Args:
-        folder: in a layout of ImageFolder, or with MNIST's files.
+        folder: in a layout of ImageFolder or MaskFolder, or with MNIST's files.
         out: the file's name, for the command in its docstring.
 
     Raises:
@@ -51,6 +54,8 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
     if root.is_file() and root.name.lower().endswith(_TABLES):
         what = "this is a table, and `raytrain new` looks at folders of images"
         raise errors.UserError(what, root, f"write {_manifest(root)} into an experiment file: it reads such tables")
+    if (masked := _masked(root)) is not None:
+        return _of_masks(root, masked, out)
     mnist = (root / "MNIST" / "raw").is_dir()
     data: Data = MNIST(str(root)) if mnist else ImageFolder(str(root))
     found = checked_indices(data)
@@ -70,8 +75,29 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
     tuned = model.startswith("Torchvision")
     names = {"Cosine", "Experiment", "SGD", *(each.split("(")[0] for each in (model, source))}
     names |= set() if mnist else {"Augment"}
+    values = {
+        "model": model,
+        "data": source,
+        "optimizer": f"SGD(lr={0.005 if tuned else 0.05}, momentum=0.9)",
+        "schedule": "Cosine(warmup_epochs=1)",
+        "batch_size": 64 if len(train) >= 640 else 16,
+        "epochs": 10,
+    }
+    about = f"{len(train):,} images to train on and {len(val):,} to validate on, in {len(counts)} classes."
+    comments = [*_comments(train.classes, counts), *(f"# {note}" for note in notes), *([_WEIGHTS] if tuned else ())]
+    return _text(about, out, names, comments, values), notes
+
+
+def _text(about: str, out: Path, names: set[str], comments: list[str], values: dict[str, object]) -> str:
+    """Return an experiment file.
+
+    Args:
+        about: the first line of its docstring.
+        names: what it imports.
+        values: the code of the experiment's fields.
+    """
     lines = [
-        f'"""{len(train):,} images to train on and {len(val):,} to validate on, in {len(counts)} classes.',
+        f'"""{about}',
         "",
         f"    raytrain train {out} --dry_run",
         f"    raytrain train {out}",
@@ -81,19 +107,85 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
         "",
         f"from raytrain import {', '.join(sorted(names, key=lambda name: (not name.isupper(), name)))}",
         "",
-        *_comments(train.classes, counts),
-        *(f"# {note}" for note in notes),
-        *([_WEIGHTS] if tuned else ()),
+        *comments,
         "experiment = Experiment(",
-        f"    model={model},",
-        f"    data={source},",
-        f"    optimizer=SGD(lr={0.005 if tuned else 0.05}, momentum=0.9),",
-        "    schedule=Cosine(warmup_epochs=1),",
-        f"    batch_size={64 if len(train) >= 640 else 16},",
-        "    epochs=10,",
+        *(f"    {name}={value}," for name, value in values.items()),
         ")",
     ]
-    return "\n".join(lines) + "\n", notes
+    return "\n".join(lines) + "\n"
+
+
+def _masked(root: Path) -> MaskFolder | None:
+    """Return the source of a folder with images and masks; None for another folder."""
+    try:
+        return recognised(str(root), tree(str(root)))
+    except OSError:  # reported when it is read
+        return None
+
+
+def _of_masks(root: Path, data: MaskFolder, out: Path) -> tuple[str, list[str]]:
+    """Return the text for a folder with images and masks, as `experiment_text`."""
+    found = checked_indices(data)
+    train, val = found["train"], found["val"]
+    notes = _unreadable(data, (train, val))
+    numbers = _numbers(data, train) | _numbers(data, val)
+    values, classes = _meaning(numbers)
+    given = {name: getattr(data, name) for name in ("images", "masks", "image_ending", "mask_ending")}
+    fields = [
+        _quoted(str(root)),
+        *(f"{name}={_quoted(value)}" for name, value in given.items() if value != getattr(MaskFolder, name)),
+        *([f"mask_values={values}"] if values else []),
+        f"size={_form(root, train)[0]}",
+        *(['on_bad_sample="skip"'] if notes else []),
+        "augment=Augment(flip=0.5)",
+    ]
+    code = {
+        "model": f'Torchvision("lraspp_mobilenet_v3_large", weights="hub", outputs={classes})',
+        "data": f"MaskFolder({', '.join(fields)})",
+        "task": "Segmentation()",
+        "optimizer": "Adam(lr=1e-3)",
+        "schedule": "Cosine(warmup_epochs=1)",
+        "batch_size": 16,
+        "epochs": 10,
+    }
+    about = f"{len(train):,} images to train on and {len(val):,} to validate on, with a mask each."
+    comments = [
+        f"# Numbers in masks: {errors.listed(sorted(numbers), 24)}",
+        *(f"# {note}" for note in notes),
+        f"{_WEIGHTS}; a larger model: deeplabv3_resnet50",
+    ]
+    names = {"Adam", "Augment", "Cosine", "Experiment", "MaskFolder", "Segmentation", "Torchvision"}
+    return _text(about, out, names, comments, code), notes
+
+
+def _numbers(data: MaskFolder, index: Index) -> set[int]:
+    """Return the numbers in some masks.
+
+    Raises:
+        UserError: none of these masks can be read.
+    """
+    found, bad = set[int](), None
+    for sample in masks.looked_at(len(index), _MASKS):
+        try:
+            raws = list(data.encoded_masks(index, np.array([sample])))
+            found |= masks.numbers(raws)
+            if not found:
+                data.read(index, np.array([sample]))
+        except errors.BadSample as error:
+            bad = bad or error
+    if not found and bad is not None:
+        raise errors.all_samples_bad(bad.path, bad.reason)
+    return found
+
+
+def _meaning(numbers: set[int]) -> tuple[tuple[int, ...], int]:
+    """Return the `mask_values` of masks with some numbers, which may be empty, and how many classes there are."""
+    counted = sorted(numbers - {masks.IGNORED})
+    if len(counted) > 1 and counted[-1] < 4 * len(counted):  # numbers of classes, and perhaps pixels without one
+        return ((), counted[-1] + 1) if counted[0] == 0 else (tuple(counted), len(counted))
+    if 1 < len(numbers) <= 24:  # grey values, such as 0 and 255
+        return tuple(sorted(numbers)), len(numbers)
+    return (), max([1, *counted]) + 1
 
 
 def _manifest(table: Path) -> str:

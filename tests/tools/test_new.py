@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from helpers.commands import fails, succeeds, without_ray
 from PIL import Image
 
-from raytrain import MNIST, ImageFolder, Torchvision
+from raytrain import MNIST, ImageFolder, MaskFolder, Segmentation, Torchvision
 from raytrain.run.experiment_file import load
 
 __all__ = ["without_ray"]
@@ -96,3 +97,71 @@ def test_mistakes_write_nothing(tmp_path: Path, capsys: Capture) -> None:
     assert "no class folders" in fails(capsys, "new", tmp_path / "empty", "--out", tmp_path / "x.py")
     assert "unknown file type" in fails(capsys, "new", tmp_path / "empty", "--out", tmp_path / "x.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def masked(root: Path, numbers: list[int], mask: str = "masks/{}.png", mode: str = "L") -> Path:
+    """A folder of 10 images of 40 x 49 pixels and masks with some numbers."""
+    for name in ("images/{}.jpg", mask):
+        (root / name).parent.mkdir(parents=True)
+    for number in range(10):
+        Image.new("RGB", (49, 40), number).save(root / f"images/{number}.jpg")
+        array = np.resize(np.array(numbers, np.uint8), (40, 49))
+        Image.fromarray(array).convert(mode).save(root / mask.format(number))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("numbers", "values", "outputs"),
+    [
+        ([0, 255], (0, 255), 2),
+        ([0, 1], (), 2),
+        ([0, 1, 5, 255], (), 6),
+        ([1, 2, 3], (1, 2, 3), 3),
+        ([1, 2, 255], (1, 2), 2),
+        ([0, 128, 255], (0, 128, 255), 3),
+        ([0], (), 2),
+        ([*range(34)], (), 34),
+    ],
+)
+def test_the_numbers_of_masks_decide_the_classes(
+    tmp_path: Path, capsys: Capture, numbers: list[int], values: tuple[int, ...], outputs: int
+) -> None:
+    root, out = masked(tmp_path / "data", numbers), tmp_path / "first.py"
+    succeeds(capsys, "new", root, "--out", out)
+    text, (value, _) = out.read_text(), load(out)
+    assert len(text.splitlines()) <= 25 and "8 images to train on and 2 to validate on, with a mask each." in text
+    assert isinstance(value.data, MaskFolder) and isinstance(value.model, Torchvision) and value.task == Segmentation()
+    assert (value.data.root, value.data.size, value.data.mask_values) == (str(root), 32, values)
+    assert value.model.outputs == outputs and f"# Numbers in masks: {numbers[0]}" in text
+    if outputs == 2 and len(numbers) == 2:
+        said = succeeds(capsys, "train", out, "--dry_run", "--scaling.workers", 0, "--model.weights", "none")
+        assert f"masks have the numbers 0, {numbers[1]}" in said and "val_macro_iou" in said
+
+
+@pytest.mark.parametrize("mask", ["masks/{}_m.gif", "labels/{}.png", "Masks/{}.png"])
+def test_masks_of_other_names_are_found(tmp_path: Path, capsys: Capture, mask: str) -> None:
+    root, out = masked(tmp_path / "data", [0, 1], mask), tmp_path / "first.py"
+    os.truncate(root / "images" / "3.jpg", 100)
+    said = succeeds(capsys, "new", root, "--out", out)
+    assert "1 image cannot be read and is left out, by on_bad_sample: " in said
+    data = load(out)[0].data
+    folder, name = mask.split("/")
+    ending = "_m" if "_m" in name else ""
+    assert data == MaskFolder(
+        str(root), masks=folder, mask_ending=ending, size=32, on_bad_sample="skip", augment=data.augment
+    )
+    assert "train 8, val 2" in succeeds(capsys, "data", root, "--data.size", 16)
+
+
+def test_masks_that_cannot_be_used_are_one_line(tmp_path: Path, capsys: Capture) -> None:
+    root, out = masked(tmp_path / "data", [0, 255], mode="RGB"), tmp_path / "first.py"
+    said = fails(capsys, "new", root, "--out", out)
+    assert "the first error: mask: it has a colour for each pixel (mode RGB), and not a number, " in said
+    os.remove(root / "masks" / "0.png")
+    assert "the image has no mask (1 of 10 have none), " in fails(capsys, "new", root, "--out", out)
+    other = masked(tmp_path / "other", [0, 1], "labels/{}.png")
+    (other / "labels" / "0.png").unlink()
+    assert "the image has no mask (1 of 10 have none), " in fails(capsys, "new", other, "--out", out)
+    for file in (other / "labels").iterdir():
+        file.rename(file.with_name(f"other-{file.name[0]}x.png"))
+    assert "in 2 classes" in succeeds(capsys, "new", other, "--out", out) + out.read_text(), "two folders of images"

@@ -19,7 +19,8 @@ def new(arguments: list[str]) -> tuple[Path, Path]:
         """Write a first experiment file for a folder of images, by their sizes, colours and classes.
 
         Args:
-            folder: Images in a folder for each class, also below train/ and val/; or MNIST's files.
+            folder: Images in a folder for each class, or in images/ with masks in masks/, also below train/ and val/;
+                or MNIST's files.
             out: The file to write; one that exists stays as it is.
         """
         return folder, out
