@@ -247,7 +247,7 @@ class MaskFolder(MaskedImages):
             times=np.maximum(files.times[rows], of_masks.times[of]),
             masks=string_array([of_masks.paths[row] for row in of], str(tree.root)),
             mask_sizes=of_masks.sizes[of],
-            ignored=tuple(os.fsencode(path).decode(errors="replace") for path in files.ignored),
+            ignored=tuple(map(_shown, files.ignored)),
             notes=(
                 *_left_out("masks without an image", alone),
                 *_left_out(f"images whose names do not end in {self.image_ending!r}", files.unnamed),
@@ -335,7 +335,7 @@ def _there(tree: Any, entries: Entries, path: str, field: str) -> list[str]:
     how = f"{errors.nearest(name, names)}the folders are {errors.listed(names)}: name one by {flag}"
     where = os.path.join(tree.root, above) if above else tree.root
     raise errors.UserError(
-        f"no folder {name!r} there", where, how if names else f"it has no folders: give the one that has, or {flag}"
+        f"no folder {name!r} there", where, how if names else f"it has none: give the folder above it, or {flag}"
     )
 
 
@@ -364,7 +364,12 @@ def _check_one(tree: Any, images: _Files, of_masks: _Files, name: str) -> None:
 
 def _left_out(what: str, paths: list[str]) -> list[str]:
     """Return a note about files that are left out, if there are any."""
-    return [f"{what} are left out: {errors.listed(paths, _SHOWN)}"] if paths else []
+    return [f"{what} are left out: {errors.listed(map(_shown, paths), _SHOWN)}"] if paths else []
+
+
+def _shown(path: str) -> str:
+    """Return a path as it may be printed, if its name is not UTF-8."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def _endings(images: _Files, of_masks: _Files) -> list[tuple[str, str]]:
@@ -373,7 +378,7 @@ def _endings(images: _Files, of_masks: _Files) -> list[tuple[str, str]]:
     first = next(name for name in images.rows if name not in of_masks.rows)
     folder = os.path.dirname(first)
     start = len(folder) + 1 if folder else 0
-    shared = {name: _shared(first, name) for name in of_masks.rows if os.path.dirname(name) == folder}
+    shared = {name: _alike(first, name) for name in of_masks.rows if os.path.dirname(name) == folder}
     most, found = max(shared.values(), default=0), []
     for mask in islice((name for name, length in shared.items() if length == most > start), _TRIED):
         word = re.search(r"(?<=.)[\W_]+[^\W_]*$", first[start:most])  # an ending begins with a whole word
@@ -384,6 +389,6 @@ def _endings(images: _Files, of_masks: _Files) -> list[tuple[str, str]]:
     return found
 
 
-def _shared(one: str, other: str) -> int:
+def _alike(one: str, other: str) -> int:
     """Return with how many equal letters two names begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -152,7 +152,7 @@ def _of_masks(root: Path, data: MaskFolder, out: Path) -> tuple[str, list[str]]:
     comments = [
         f"# Numbers in masks: {errors.listed(sorted(numbers), 24)}",
         *(f"# {note}" for note in notes),
-        f"{_WEIGHTS}; a larger model: deeplabv3_resnet50",
+        "# The weights are torchvision's, downloaded once. Larger models: fcn_resnet50, deeplabv3_resnet50",
     ]
     names = {"Adam", "Augment", "Cosine", "Experiment", "MaskFolder", "Segmentation", "Torchvision"}
     return _text(about, out, names, comments, code), notes
@@ -174,7 +174,10 @@ def _numbers(data: MaskFolder, index: Index) -> set[int]:
         except errors.BadSample as error:
             bad = bad or error
     if not found and bad is not None:
-        raise errors.all_samples_bad(bad.path, bad.reason)
+        how = "write the number of its class for each pixel, as a grey PNG"
+        raise errors.UserError(
+            f"no mask can be read; the first error: {bad.reason.removeprefix('mask: ')}", bad.path, how
+        )
     return found
 
 

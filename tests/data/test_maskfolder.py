@@ -152,6 +152,7 @@ def test_what_has_no_part_in_it_is_named_or_left_out(tmp_path: Path) -> None:
     folder(tmp_path, "leftImg8bit/train/{}_leftImg8bit.png", "gtFine/train/{}_gtFine_labelIds.png", 4)
     folder(tmp_path, "leftImg8bit/val/{}_leftImg8bit.png", "gtFine/val/{}_gtFine_labelIds.png", 2)
     folder(tmp_path, "leftImg8bit/train/{}_other.png", "gtFine/train/{}_gtFine_color.png", 4)
+    (tmp_path / "gtFine" / "train" / os.fsdecode(b"z\xff_gtFine_labelIds.png")).touch()
     pair(tmp_path, "gtFine/train/.hidden_gtFine_labelIds.png", "gtFine/train/more_gtFine_labelIds.png")
     (tmp_path / "gtFine" / "train" / "0_gtFine_polygons.json").write_text("{}")
     (tmp_path / "leftImg8bit" / "train" / "Thumbs.db").write_text("")
@@ -161,7 +162,8 @@ def test_what_has_no_part_in_it_is_named_or_left_out(tmp_path: Path) -> None:
     train = checked_indices(data)["train"]
     assert len(train) == 4 and train.ignored == ("leftImg8bit/train/Thumbs.db",)
     assert train.notes == (
-        "masks without an image are left out: gtFine/train/more_gtFine_labelIds.png",
+        "masks without an image are left out: gtFine/train/more_gtFine_labelIds.png, "
+        "gtFine/train/z\ufffd_gtFine_labelIds.png",
         "images whose names do not end in '_leftImg8bit' are left out: leftImg8bit/train/0_other.png, "
         "leftImg8bit/train/1_other.png, leftImg8bit/train/2_other.png and 1 more",
     )
@@ -227,7 +229,7 @@ def test_folders_that_are_not_there_or_empty(tmp_path: Path) -> None:
         "--data.masks"
     )
     assert message(source(tmp_path / "imgs")) == (
-        f"no folder 'images' there, {tmp_path}/imgs; it has no folders: give the one that has, or --data.images"
+        f"no folder 'images' there, {tmp_path}/imgs; it has none: give the folder above it, or --data.images"
     )
     for path in (tmp_path / "masks").iterdir():
         path.rename(path.with_suffix(""))

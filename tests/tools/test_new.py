@@ -156,7 +156,7 @@ def test_masks_of_other_names_are_found(tmp_path: Path, capsys: Capture, mask: s
 def test_masks_that_cannot_be_used_are_one_line(tmp_path: Path, capsys: Capture) -> None:
     root, out = masked(tmp_path / "data", [0, 255], mode="RGB"), tmp_path / "first.py"
     said = fails(capsys, "new", root, "--out", out)
-    assert "the first error: mask: it has a colour for each pixel (mode RGB), and not a number, " in said
+    assert "no mask can be read; the first error: it has a colour for each pixel (mode RGB), and not a number, " in said
     os.remove(root / "masks" / "0.png")
     assert "the image has no mask (1 of 10 have none), " in fails(capsys, "new", root, "--out", out)
     other = masked(tmp_path / "other", [0, 1], "labels/{}.png")
