@@ -101,7 +101,7 @@ class Segmentation(Supervised):
                 raise
             found = int(wanted.min()) if most < classes else most
             what = f"a mask has the number {found}, and the model's {classes} classes are 0 to {classes - 1}"
-            how = "tell which numbers are classes (data.mask_values) or do not count (task.ignore_index)"
+            how = "tell which numbers are classes (MaskFolder(mask_values=...)) or do not count (task.ignore_index)"
             raise errors.UserError(what, "in task", f"{how}, or give the model more outputs") from None
 
     def own_sums(self, outputs: torch.Tensor, wanted: torch.Tensor) -> dict[str, torch.Tensor]:
