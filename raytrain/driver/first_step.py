@@ -49,8 +49,6 @@ _WORKER = ("process group has not been initialized", "ray train training functio
 """Parts of the messages of what fails here and may work in a worker."""
 _VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that workers have."""
-
-
 _NO_WARNING = ("ignore", None, Warning, None, 0)
 
 
@@ -135,6 +133,7 @@ class _Step:
         loss, count = self.loss(batch)
         seconds = time.thread_time() - started
         if seconds > _SLOW_SECONDS:
+            check_last(e, self.index, self.module, batch, self.precision)
             return [
                 f"backward pass and evaluation were not tried: a pass of {len(batch)} samples takes {seconds:.1f} s"
             ]
@@ -344,10 +343,11 @@ def _works_without_values(e: Experiment, index: Index, module: nn.Module) -> boo
         UserError: what `task.loss` returns is wrong.
     """
     step, batch = _Step(e, index, module, fresh=False), read_batch(e, index, min(SAMPLES, e.micro_batch, len(index)))
-    shapes = {name: array.to("meta") for name, array in batch.arrays.items()}
+    shapes = Batch({name: array.to("meta") for name, array in batch.arrays.items()}, batch.ids)
     try:
-        loss, _ = step.loss(Batch(shapes, batch.ids))
+        loss, _ = step.loss(shapes)
         loss.backward()
+        check_last(e, index, module, shapes, step.precision)
     except UserError as error:
         if error.__cause__ is None:
             raise

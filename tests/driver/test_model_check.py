@@ -139,6 +139,18 @@ def test_a_last_batch_that_batchnorm_cannot_take_is_refused(
     make(**fields | {"model": SimpleModel()})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("driver.first_step._SLOW_SECONDS", 0.0), ("driver.model_check._TRIED_FOR_REAL", 100)]
+)
+def test_a_last_batch_is_tried_also_with_slow_and_large_models(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: float
+) -> None:
+    monkeypatch.setattr(f"raytrain.{name}", value)
+    make(model=Normalised(), data=Some(130))
+    with pytest.raises(UserError, match="the last batch of an epoch, of 1, leaves a pass of one sample"):
+        make(model=Normalised(), data=Some(129))
+
+
 @dataclass(frozen=True)
 class Pooled(Model):
     def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
