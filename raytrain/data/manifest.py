@@ -325,8 +325,8 @@ class Manifest(masks.MaskedImages):
 
     @property
     def _share(self) -> str:
-        of = "all samples" if self.target or self.labels or self.mask else "each class"
-        return f"{self.val_fraction:.0%} of {of} is used for validation (--data.val_fraction)"
+        of = "all samples are" if self.target or self.labels or self.mask else "each class is"
+        return f"{self.val_fraction:.0%} of {of} used for validation (--data.val_fraction)"
 
     @property
     def _image(self) -> Field:

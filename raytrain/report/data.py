@@ -40,6 +40,7 @@ def to_json(found: Description) -> str:
         "classes": {name: dict(zip(found.counts, counts, strict=True)) for name, counts in found.classes.items()},
         "ignored_files": found.ignored,
         "bytes": found.bytes,
+        "notes": found.notes,
         "samples_read": found.read,
         "pixels": _sides(found),
         "bad": [{"path": path, "reason": reason} for path, reason in found.bad],
@@ -69,6 +70,7 @@ def _lines(found: Description) -> list[tuple[str, str]]:
     if found.bytes is not None:
         ignored = f"; files that are not images: {found.ignored:,}" if found.ignored else ""
         lines.append(("files", f"{size(found.bytes)}{ignored}"))
+    lines += [("note", errors.one_line(note)) for note in found.notes]
     if found.classes:
         lines += _class_lines(found)
     part = "all" if found.read == found.count else f"{found.read:,} of {found.count:,}"

@@ -56,6 +56,7 @@ class Description:
         classes: for each class its samples in each split, in the order of the splits.
         ignored: how many files are no samples.
         bytes: of all files, where they are known.
+        notes: what the source says of its samples, as the plan shows it.
         wanted: how many samples were to be read.
         read: how many were read before the time was over; all figures below are about these.
         sides: width and height of encoded images, int64 [k, 2].
@@ -70,6 +71,7 @@ class Description:
     classes: dict[str, list[int]]
     ignored: int
     bytes: int | None
+    notes: list[str] = field(default_factory=list)
     wanted: int = 0
     read: int = 0
     sides: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
@@ -135,6 +137,7 @@ def describe(data: Data, samples: int, seconds: float) -> tuple[Description, Ima
     counts = {split: len(index) for split, index in indices.items()}
     ignored = sum(len(index.ignored) for index in indices.values())
     found = Description(_named(data), count, counts, _classes(indices), ignored, _bytes(indices))
+    found.notes = [*data.notes(), *train.notes]
     sums, digests, sides = [_Sums(one) for one in train.fields], {}, []
     share = min(1.0, samples / count)
     tiles = _tiles(train, _chosen(train, share))

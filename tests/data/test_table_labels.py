@@ -183,7 +183,7 @@ def test_a_part_of_all_samples_is_held_out_where_a_sample_has_no_class_of_its_ow
     table = tmp_path / "a.csv"
     table.write_text("path,label,age\n" + "".join(f"{number}.png,a,{number}.5\n" for number in range(10)))
     data = Manifest(str(table), cache="off", **fields)
-    note = f"{table} has no column of splits: 20% of all samples is used for validation (--data.val_fraction)"
+    note = f"{table} has no column of splits: 20% of all samples are used for validation (--data.val_fraction)"
     assert data.notes()[0] == note and len(data.index()["val"]) == 2
     table.write_text("path,label,age\n0.png,a,0.5\n")
     with pytest.raises(UserError, match="there is only one image"):

@@ -13,8 +13,8 @@ from helpers.commands import fails, succeeds
 from PIL import Image
 from rich.cells import cell_len
 
-from raytrain import Data, Field, ImageFolder, Index, errors
-from raytrain.report.data import to_json
+from raytrain import Data, Field, ImageFolder, Index, Manifest, errors
+from raytrain.report.data import show, to_json
 from raytrain.tools.describe import describe, png
 
 
@@ -50,6 +50,20 @@ def test_figures_are_those_of_the_images(folder: Path) -> None:
     assert sheet is not None
     with Image.open(io.BytesIO(png(sheet))) as image:
         assert image.getpixel((48, 48)) == (0, 100, 255)  # the first ant
+
+
+def test_notes_of_the_source_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(4):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
+        Image.new("L", (8, 8), number).save(tmp_path / f"mask{number}.png")
+    rows = "0.png,mask0.png,train\n1.png,mask1.png,train\n2.png,,test\n"
+    (tmp_path / "list.csv").write_text(f"path,mask,split\n{rows}")
+    found, _ = describe(Manifest(str(tmp_path / "list.csv"), size=8, mask="mask", val_fraction=0.5), 1000, 60.0)
+    show(found)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no row of test has a mask, so test is left out" in out
+    assert "has no row of the split val: 50% of all samples are used for validation" in out
+    assert json.loads(to_json(found))["notes"] == found.notes and len(found.notes) == 2
 
 
 def test_sheet_shows_letters_beyond_ascii(tmp_path: Path) -> None:
