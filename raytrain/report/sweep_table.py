@@ -80,14 +80,17 @@ def measured(results: Results, concurrent: object) -> str:
 def line(trial: Trial, results: Results) -> str:
     """Return a trial that has ended, in one line."""
     done = f"{trial.done[1]} {trial.done[0]}" if "/" in trial.done[0] else ""
-    seconds = "" if trial.seconds is None else f"{trial.seconds:.1f} s"
-    rate = "" if trial.samples_per_second is None else f"{trial.samples_per_second:,.0f} samples/s"
+    cost = {
+        "samples_per_second": "" if trial.samples_per_second is None else f"{trial.samples_per_second:,.0f} samples/s",
+        "seconds": "" if trial.seconds is None else f"{trial.seconds:.1f} s",
+        "peak_memory_bytes": figure("peak_memory_bytes", trial.peak_memory_bytes),
+    }
+    named = {objective.name for objective in results.objectives}
     goals = zip(results.objectives, trial.objective, strict=False)
     facts = (
         " ".join(f"{axis.name}={_short(trial, axis, _WIDE)}" for axis in results.axes if axis.path in trial.values),
         *(f"{title_of(o.name)} {figure(o.name, x)}" for o, x in goals if x is not None),
-        *(done, *([] if "samples_per_second" in {o.name for o in results.objectives} else [rate]), seconds),
-        figure("peak_memory_bytes", trial.peak_memory_bytes),
+        *(done, *(words for name, words in cost.items() if name not in named)),
         f"on {trial.host}" if trial.host else "",
         f"attempt {trial.attempts:g}" if (trial.attempts or 1) > 1 else "",
         cut("; ".join(trial.violates), _LONGEST),

@@ -46,6 +46,17 @@ def test_lines_and_table_show_where_objects_differ() -> None:
     assert "…(1.0, 20.0))" in out and "…(1.0, 5.0))" in out and "…())" in out
 
 
+def test_a_line_has_each_figure_once() -> None:
+    content = answer([{}], [0.1])
+    content["trials"][0] |= {"seconds": 2.5, "peak_memory_bytes": 2**30, "objective": [0.1, 2**30, 2.5]}
+    content["objectives"] += [{"name": name, "mode": "min"} for name in ("peak_memory_bytes", "seconds")]
+    results = Results.of(content)
+    said = line(results.trials[0], results)
+    assert said.count("1,024 MiB") == said.count("2.5") == 1
+    content["objectives"] = content["objectives"][:1]
+    assert line(results.trials[0], Results.of(content)).endswith("2.5 s  1,024 MiB")
+
+
 def test_an_interrupted_trial_is_not_over_a_limit() -> None:
     content = answer([{}], [0.1])
     content["trials"][0] |= {"status": "interrupted", "violates": ["val_macro_iou > 0.4"]}
