@@ -288,7 +288,7 @@ def cut(words: str, limit: int) -> str:
 
 def apart(words: Iterable[str], limit: int) -> dict[str, str]:
     """Return the short form of each text, as `cut` has it; of those that would look alike, what follows their common
-    beginning: `…(1.0, 5.0))` of `Segmentation(class_weights=(1.0, 5.0))`."""
+    beginning: `…=(1.0, 5.0))` of `Segmentation(class_weights=(1.0, 5.0))`."""
     short = {word: cut(word, limit) for word in words}
     alike: dict[str, list[str]] = {}
     for word, form in short.items():
@@ -296,8 +296,10 @@ def apart(words: Iterable[str], limit: int) -> dict[str, str]:
     for group in alike.values():
         if len(group) > 1 and limit > 2:
             common = os.path.commonprefix(group)  # noqa: RUF071
-            start = max([m.end() if m[0] in ", " else m.start() for m in re.finditer(r"[(\[,= ]", common)], default=0)
-            start = start or len(common)
+            found = re.finditer(r"[(\[= ]", common)
+            starts = [at for m in found if (at := m.end() if m[0] == " " else m.start())] or [len(common)]
+            room = max(map(len, group)) - limit + 1
+            start = next((at for at in starts if at >= room), starts[-1])
             rests = apart((word[start:] for word in group), limit - 1)
             short |= {word: "…" + rests[word[start:]].lstrip("…") for word in group}
     return short

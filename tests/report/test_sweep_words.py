@@ -28,8 +28,10 @@ def answer(rows: list[dict[str, Any]], values: list[float]) -> dict[str, Any]:
 
 def test_short_values_of_one_class_differ() -> None:
     names = [f"Segmentation(class_weights={weights})" for weights in ("()", "(1.0, 5.0)", "(1.0, 20.0)")]
-    assert list(apart([*names, "Own"], 14).values()) == ["…())", "…(1.0, 5.0))", "…(1.0, 20.0))", "Own"]
-    assert list(apart(names[1:], 14).values()) == ["…5.0))", "…20.0))"]
+    assert list(apart([*names, "Own"], 14).values()) == ["…=())", "…=(1.0, 5.0))", "…=(1.0, 20.0))", "Own"]
+    assert list(apart(names[1:], 14).values()) == ["…=(1.0, 5.0))", "…=(1.0, 20.0))"]
+    assert list(apart(names[1:], 8).values()) == ["…5.0))", "…20.0))"]
+    assert list(apart(names[1:], 28).values()) == ["…(class_weights=(1.0, 5.0))", "…(class_weights=(1.0, 20.0))"]
     assert list(apart(["a" * 30 + "x" * 30, "a" * 30 + "y"], 10).values()) == ["…xxxxxxxx…", "…y"]
     assert apart(["abcd", "abce"], 2) == {"abcd": "a…", "abce": "a…"}
 
@@ -39,11 +41,11 @@ def test_lines_and_table_show_where_objects_differ() -> None:
     content = answer([{"optimizer.lr": 0.1, "task": name} for name in names], [0.5, 0.6, 0.7])
     console = Console(file=io.StringIO(), highlight=False, soft_wrap=True, width=80)
     results = Results.of(content)
-    assert "task=…(1.0, 20.0))" in line(results.trials[2], results)
+    assert "task=…(class_weights=(1.0, 20.0))" in line(results.trials[2], results)
     sweep.Table(console).finish(RunInfo(Path("s"), "s"), content)
     assert isinstance(console.file, io.StringIO)
     out = console.file.getvalue()
-    assert "…(1.0, 20.0))" in out and "…(1.0, 5.0))" in out and "…())" in out
+    assert "=(1.0, 20.0))" in out and "=(1.0, 5.0))" in out and "=())" in out
 
 
 def test_a_line_has_each_figure_once() -> None:
