@@ -97,7 +97,8 @@ def _predict_in_parts(
 
 
 def _cell(name: str, value: Any, classes: tuple[str, ...]) -> str | None:
-    """Return a prediction's column for a table, of a mask the classes' shares; None for one that only a file has."""
+    """Return a prediction's column for a table: of a mask the classes' shares, "(none)" where a sample has no label;
+    None for one that only a file has."""
     if name == "probabilities":
         return None
     if name == "mask":
@@ -105,7 +106,7 @@ def _cell(name: str, value: Any, classes: tuple[str, ...]) -> str | None:
         names = [classes[each] if each < len(classes) else str(each) for each in found.tolist()]
         shares = zip(names, counts.tolist(), strict=True)
         return errors.one_line(" ".join(f"{each}:{count / value.size:.3f}" for each, count in shares))
-    return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value))
+    return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value)) or "(none)"
 
 
 def export(run: Run, file: Path, which: str) -> int:

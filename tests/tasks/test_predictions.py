@@ -90,6 +90,8 @@ def test_several_labels_are_a_probability_each(tmp_path: Path, capsys: Capture) 
     for row, share in zip(rows, shares, strict=True):
         assert [row[f"p_{name}"] for name in names] == pytest.approx(share.tolist(), abs=1e-6)
         assert row["labels"] == " ".join(name for name, one in zip(names, share, strict=True) if one > 0.5)
+    lines = succeeds(capsys, "predict", run.path, "--split", "val").splitlines()
+    assert [line.split("  ", 1)[1] for line in lines] == [row["labels"] or "(none)" for row in rows]
     table = succeeds(capsys, "evaluate", run.path).splitlines()
     assert [line.split()[0] for line in table[-6:]] == ["class", *names], "a row for each class"
 
