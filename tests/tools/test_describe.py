@@ -123,6 +123,10 @@ def test_the_command_prints_lines_or_json(
     assert json.loads(succeeds(capsys, "data", folder, "--json", "--samples", 6))["samples_read"] == 6
     assert "experiment file, folder or table of images" in fails(capsys, "data", tmp_path / "none")
     assert "end its name in .png" in fails(capsys, "data", folder, "--sheet", "a.jpg")
+    (tmp_path / "list.xlsx").touch()
+    for command in (("data", tmp_path / "list.xlsx"), ("pack", tmp_path / "list.xlsx", tmp_path / "pack")):
+        said = fails(capsys, *command)
+        assert "this file is no table of images, and no experiment" in said and "give a folder, a .csv, .tsv" in said
 
 
 def test_counts_stand_in_one_column_of_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

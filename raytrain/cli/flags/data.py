@@ -104,6 +104,21 @@ def _of_folder(place: str) -> Data:
     return Manifest(place).with_images() if any(name.endswith(_WITH_BYTES) for name in files) else ImageFolder(place)
 
 
+def check_place(path: str) -> None:
+    """Check that a place which is no data source may be an experiment.
+
+    Raises:
+        UserError: nothing is there, or a file of another kind.
+    """
+    if Path(path).suffix in (".py", ".json"):
+        return
+    if not os.path.exists(path):
+        raise errors.no_such_file(path, "experiment file, folder or table of images")
+    if os.path.isfile(path):
+        how = "give a folder, a .csv, .tsv, .jsonl, .parquet or .arrow file, or the .py file of an experiment"
+        raise errors.UserError("this file is no table of images, and no experiment", path, how)
+
+
 def _has_images(entries: dict[str, bool]) -> bool:
     return any(name.lower().endswith(with_pillow().EXTENSIONS) for name in entries)
 
@@ -135,8 +150,7 @@ def data(arguments: list[str]) -> tuple[Data, int, float, Path | None, bool] | N
     if known is not None:
         command, about = of_source(known, Settings()), _ABOUT
     else:
-        if not os.path.exists(path) and Path(path).suffix not in (".py", ".json"):
-            raise errors.no_such_file(path, "experiment file, folder or table of images")
+        check_place(path)
         value, file = load(path)
 
         def of_experiment(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from raytrain import errors
 from raytrain.cli.flags.arguments import first_argument, show_usage
-from raytrain.cli.flags.data import of_source, source_of
+from raytrain.cli.flags.data import check_place, of_source, source_of
 from raytrain.cli.flags.parsing import FLAT, describe, parse
 from raytrain.data import Data
 from raytrain.experiment import Experiment
@@ -36,8 +35,7 @@ def pack(arguments: list[str]) -> tuple[Data, str, Settings] | None:
     if (known := source_of(path)) is not None:
         data, settings = parse(of_source(known, Settings()), rest, usage, _ABOUT)
         return data, dest or "", settings
-    if not Path(path).exists() and Path(path).suffix not in (".py", ".json"):
-        raise errors.no_such_file(path, "experiment file or folder of images")
+    check_place(path)
     value, source = load(path)
 
     def of_experiment(
