@@ -244,12 +244,16 @@ class Manifest(masks.MaskedImages):
 
     def _no_column(self, name: str, schema: Any) -> errors.UserError:
         names = [one if one and one == one.strip() else repr(one) for one in schema.names]  # spaces would not be seen
+        marks = [mark for mark in (";", "\t", "|", ",") if len(schema.names) == 1 and mark in schema.names[0]]
+        if marks:
+            wanted = "tabs" if self._file().lower().endswith(".tsv") else "commas"
+            how = f"separate the columns with {wanted} in place of {marks[0]!r}; its first row is {names[0]}"
+            return errors.UserError("the manifest has one column", self._file(), how)
         how = f"{errors.nearest(name, names)}the columns are {errors.listed(names, 12)}"
-        how += (
-            "; give masks by --data.mask COLUMN, numbers by --data.target, several classes by --data.labels"
-            if name == self.label
-            else ""
-        )
+        if name == self.path:
+            how += "; name the one with the images' files by --data.path COLUMN"
+        elif name == self.label:
+            how += "; give masks by --data.mask COLUMN, numbers by --data.target, several classes by --data.labels"
         images = [field.name for field in schema if "binary" in str(field.type)]
         if name == self.path and not self.bytes and images:
             how = f"did you mean --data.bytes {images[0]}?"

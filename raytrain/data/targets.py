@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from raytrain import errors
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
+
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +47,23 @@ def of_numbers(table: dict[str, Any], columns: tuple[str, ...], image: Field, na
     targets = with_pillow().tables.numbers([table[column] for column in columns])
     named = f"column {', '.join(map(repr, columns))}"
     if targets is None:
-        what = f"{named} must hold numbers, or lists of them that are equally long"
-        raise errors.UserError(what, where, "name columns of numbers, or use label for classes")
+        what = f"{named} must hold numbers, or lists of them that are equally long{_first_text(table, columns)}"
+        raise errors.UserError(what, where, "write numbers such as 1.5, name other columns, or use label for classes")
     bad = ~np.isfinite(targets).reshape(len(targets), -1).all(1)
     if bad.any():
         what = f"row {int(bad.argmax())} has no number in {named}"
         raise errors.UserError(what, where, "fill it, or remove the row")
     fields = (image, Field(name, targets.shape[1:], "float32"))
     return TargetIndex(rows=np.arange(len(targets)), fields=fields, targets=targets)
+
+
+def _first_text(table: dict[str, Any], columns: tuple[str, ...]) -> str:
+    """Return ", got TEXT in row N" with the first text that is no number; nothing where the columns have none."""
+    for column in columns:
+        for row, value in enumerate(table[column].to_pylist()):
+            if isinstance(value, str) and not _NUMBER.fullmatch(value):
+                return f", got {errors.one_line(value, 60)!r} in row {row}"
+    return ""
 
 
 def of_names(column: Any, separator: str, image: Field, where: str) -> TargetIndex:

@@ -48,7 +48,7 @@ def images(tmp_path: Path) -> Path:
     ("fields", "message"),
     [
         ("label='labels'", "the manifest has no column 'labels', {}; did you mean label? the columns are path, label"),
-        ("path='file'", "the manifest has no column 'file', {}; the columns are path, label"),
+        ("path='file'", "the manifest has no column 'file', {}; the columns are path, label; name the one"),
         ("columns=('patient',)", "the manifest has no column 'patient', {}; did you mean path? the columns are"),
         ("target=('age',)", "the manifest has no column 'age', {}; did you mean label? the columns are"),
     ],
@@ -60,6 +60,22 @@ def test_a_missing_column(
     table.write_text("path,label\nimages/train/class 0/0.png,a\nimages/train/class 1/1.png,b\n")
     file = experiment(tmp_path, f"Manifest({str(table)!r}, {fields})")
     assert message.format(table) in fails(capsys, "train", file, "--out", no_runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "message"),
+    [("a.csv", ";", "commas in place of ';'; its first row is path;label"), ("a.tsv", ",", "tabs in place of ','")],
+)
+def test_another_mark_between_columns(capsys: Capture, tmp_path: Path, name: str, mark: str, message: str) -> None:
+    (tmp_path / name).write_text(f"path{mark}label\n0.png{mark}a\n")
+    said = fails(capsys, "data", tmp_path / name)
+    assert f"the manifest has one column, {tmp_path / name}; separate the columns with {message}" in said
+
+
+def test_text_among_numbers(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('path,price\n0.png,1e-3\n1.png,"51,7"\n')
+    said = fails(capsys, "data", tmp_path / "a.csv", "--data.target", "price")
+    assert "column 'price' must hold numbers" in said and "got '51,7' in row 1" in said
 
 
 def test_an_unknown_codec(capsys: Capture, tmp_path: Path, images: Path) -> None:
