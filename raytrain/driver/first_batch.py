@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,8 +25,7 @@ from raytrain.user_code.places import calling
 
 SAMPLES = 2
 """Samples of the step; BatchNorm needs more than one."""
-
-
+_LOOKED_AT = 20_000
 _MOST_VALUES = 4_000_000
 """Values of all images of a second attempt, which has a whole micro-batch or an even part of it."""
 
@@ -40,6 +41,21 @@ class NotTried(Exception):
     def __init__(self, why: str, error: UserError | None = None, needs: str = ""):
         super().__init__(why)
         self.error, self.needs = error, needs
+
+
+def readable(index: Index, bad: Sequence[BadSample]) -> Index:
+    """Return the index without samples that a first look has found unreadable, whose files bear the samples' names.
+
+    Beyond `_LOOKED_AT` samples a first look skips some, and so does not tell how many are left.
+    """
+    if not bad or len(index) > _LOOKED_AT or index.paths is None:
+        return index
+    lost = defaultdict[str, list[str]](list)  # by the last parts, so that few of all names are compared
+    for one in bad:
+        lost[os.path.basename(one.path)].append(f"/{one.path}")
+    names = index.names(np.arange(len(index)))
+    good = [not any(path.endswith(f"/{name}") for path in lost.get(os.path.basename(name), ())) for name in names]
+    return index.take(np.flatnonzero(good)) if any(good) else index
 
 
 def sizes(e: Experiment, index: Index) -> list[int]:

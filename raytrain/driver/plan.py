@@ -27,7 +27,7 @@ from raytrain.driver import (
     teacher_check,
 )
 from raytrain.driver.baseline import UNKNOWN, Baseline, baseline
-from raytrain.driver.first_batch import NotTried
+from raytrain.driver.first_batch import NotTried, readable
 from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
 from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import reading_threads, scaled
@@ -212,19 +212,19 @@ def make(
     experiment = model_input.sized(replace(experiment, data=given))
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
-    experiment = model_input.normalised(experiment, train.input)
-    experiment = experiment.bound(train)
+    experiment = model_input.normalised(experiment, train.input).bound(train)
     experiment.task.check_data(train)
     experiment = replace(experiment, task=experiment.task.absolute())
     teacher_check.check(experiment.task, train.classes)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
-    epochs = _check_epoch(experiment, train)
+    left = readable(train, bad.get("train", ()))
+    epochs = _check_epoch(experiment, left)
     module = check_model(experiment, sample, len(train.classes), dtype)
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module, epochs)]
     begin += recomputing.check(experiment.activation_checkpointing, module)
     begin += [] if resumed else initial_weights.check(experiment.model, module, train.classes)
     begin += check_sides(experiment, module, sample, dtype, epochs)
-    notes, doubt = _try_step(experiment, train, module, not resumed) if surveyed is None else ([], None)
+    notes, doubt = _try_step(experiment, left, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()
     asked, mode = experiment.scaling, data_room.mode(experiment.data, indices, resources)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from raytrain import (
@@ -19,6 +21,7 @@ from raytrain import (
     Digits,
     Experiment,
     Field,
+    ImageFolder,
     Index,
     Model,
     Optimizer,
@@ -149,6 +152,20 @@ def test_a_last_batch_is_tried_also_with_slow_and_large_models(
     make(model=Normalised(), data=Some(130))
     with pytest.raises(UserError, match="the last batch of an epoch, of 1, leaves a pass of one sample"):
         make(model=Normalised(), data=Some(129))
+
+
+def test_a_last_batch_is_without_samples_that_cannot_be_read(tmp_path: Path) -> None:
+    for number in range(12):
+        for split in ("train", "val"):
+            file = tmp_path / split / "ab"[number % 2] / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), number).save(file)
+    for number in (3, 8):
+        (tmp_path / "train" / "ab"[number % 2] / f"{number}.png").write_bytes(b"no image")
+    data = ImageFolder(str(tmp_path), size=8, channels=1, on_bad_sample="skip")
+    make(model=Normalised(), data=data, batch_size=11)
+    with pytest.raises(UserError, match=r"of 1, leaves a pass of one sample, .*--sampler.count 9"):
+        make(model=Normalised(), data=data, batch_size=9)
 
 
 @dataclass(frozen=True)
