@@ -209,13 +209,19 @@ def token_refused(url: str, where: str) -> UserError:
     return UserError(f"the cluster refuses the token of {where}", url, "use the token in its head's ~/.ray/auth_token")
 
 
-def diverged(what: str, committed: list[str]) -> FloatingPointError:
+def diverged(what: str, committed: list[str], at_once: bool = False) -> FloatingPointError:
     """Return the error that ends a run whose loss or weights are not finite.
 
     Args:
         committed: the names of the run's checkpoints, oldest first.
+        at_once: whether the newest one's own weights give the loss, so that smaller steps from there come too late.
     """
     last = f"the last checkpoint is {committed[-1]}" if committed else "there is no checkpoint yet"
+    if committed and at_once:
+        return FloatingPointError(
+            f"{what}, with the weights of the last checkpoint, {committed[-1]}: train a new run with a lower learning "
+            "rate or --clip_norm 1, or, if samples are to blame, go on with --on_nonfinite skip"
+        )
     return FloatingPointError(
         f"{what}: train a new run with a lower learning rate, or go on with --clip_norm 1, or with "
         f"--on_nonfinite skip to leave such steps out; {last}"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from raytrain import errors
+from raytrain.checkpoint import layout
 from raytrain.parallel.strategy import Strategy
 from raytrain.tasks.task import Task
 from raytrain.training import phases
@@ -141,7 +142,8 @@ class LossLog:
 
 def diverged(step: Reduced, committed: list[str]) -> FloatingPointError:
     """Return the error that ends a run whose loss is not finite; see `errors.diverged`."""
-    return errors.diverged(f"the loss became {step.total} at step {step.step}", committed)
+    at_once = bool(committed) and layout.step_of(committed[-1]) == step.step - 1
+    return errors.diverged(f"the loss became {step.total} at step {step.step}", committed, at_once)
 
 
 def _decisions(steps: list[Step]) -> list[bool]:

@@ -34,6 +34,7 @@ from raytrain import (
 )
 from raytrain.checkpoint import layout
 from raytrain.data.transforms import Normalise
+from raytrain.training.losses import Reduced, diverged
 
 BASE = Experiment(
     model=CNN(channels=(8, 16)),
@@ -187,6 +188,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_step(ranks: Ranks, tmp_
     e = replace(BASE, optimizer=SGD(lr=1e30), schedule=Cosine())
     with pytest.raises(AssertionError, match=r"the loss became (nan|inf) at step \d+: .*; there is no checkpoint yet"):
         ranks.run(1, train_rank, e, new_run(tmp_path / "run", e))
+
+
+def test_a_loss_that_the_last_checkpoint_gives_is_not_to_be_clipped() -> None:
+    step, names = Reduced(4, 0.1, 8, math.inf, math.inf, True, {}), ["step_00000002", "step_00000003"]
+    said = str(diverged(step, names))
+    assert "inf at step 4, with the weights of the last checkpoint, step_00000003: train a new run" in said
+    assert "go on with --clip_norm 1" not in said and "go on with --clip_norm 1" in str(diverged(step, names[:1]))
 
 
 @dataclass(frozen=True)
