@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice, takewhile
@@ -267,9 +267,7 @@ class MaskFolder(MaskedImages):
         how = errors.did_you_mean(flags)
         if not how and len(lacking) == len(files.rows):
             mask = os.path.basename(next(iter(of_masks.paths)))
-            how = (
-                f"masks are called such as {mask}: names must be equal but for their endings (--data.mask_ending); or "
-            )
+            how = f"masks are called such as {mask}: names must be equal but for endings (--data.mask_ending); or "
         wanted = os.path.join(own.folder, lacking[0] + own.ending)
         wanted += "" if os.path.splitext(wanted)[1].lower() in _suffixes() else ".png"
         where = os.path.join(tree.root, files.paths[files.rows[lacking[0]]])
@@ -373,20 +371,27 @@ def _shown(path: str) -> str:
 
 
 def _endings(images: _Files, of_masks: _Files) -> list[tuple[str, str]]:
-    """Return the endings of the names of images and of masks with which each image would have its mask: those of the
-    masks whose names begin most like that of the first image without one."""
-    first = next(name for name in images.rows if name not in of_masks.rows)
+    """Return the endings of the names of images and of masks with which the most images, and more than half of them,
+    would have their masks. One of the first images without a mask may have none at all."""
+    names = list(images.rows)
+    firsts = islice((name for name in names if name not in of_masks.rows), 3)
+    had = {
+        (image, own): sum(name.endswith(image) and name.removesuffix(image) + own in of_masks.rows for name in names)
+        for image, own in dict.fromkeys(ending for first in firsts for ending in _endings_of(first, of_masks))
+    }
+    return [one for one, count in had.items() if count == max(had.values()) and 2 * count > len(names)]
+
+
+def _endings_of(first: str, of_masks: _Files) -> Iterator[tuple[str, str]]:
+    """Yield the endings with which an image would have one of the masks whose names begin most like its own."""
     folder = os.path.dirname(first)
     start = len(folder) + 1 if folder else 0
     shared = {name: _alike(first, name) for name in of_masks.rows if os.path.dirname(name) == folder}
-    most, found = max(shared.values(), default=0), []
+    most = max(shared.values(), default=0)
     for mask in islice((name for name, length in shared.items() if length == most > start), _TRIED):
         word = re.search(r"(?<=.)[\W_]+[^\W_]*$", first[start:most])  # an ending begins with a whole word
         end = start + word.start() if word and first[most:] and mask[most:] else most
-        image, own = first[end:], mask[end:]
-        if all(name.endswith(image) and name[: len(name) - len(image)] + own in of_masks.rows for name in images.rows):
-            found.append((image, own))
-    return found
+        yield first[end:], mask[end:]
 
 
 def _alike(one: str, other: str) -> int:

@@ -162,6 +162,10 @@ def test_masks_that_cannot_be_used_are_one_line(tmp_path: Path, capsys: Capture)
     other = masked(tmp_path / "other", [0, 1], "labels/{}.png")
     (other / "labels" / "0.png").unlink()
     assert "the image has no mask (1 of 10 have none), " in fails(capsys, "new", other, "--out", out)
+    third = masked(tmp_path / "third", [0, 1], "masks/{}_m.png")
+    (third / "masks" / "0_m.png").unlink()
+    said = fails(capsys, "new", third, "--out", out)
+    assert "(1 of 10 have none), " in said and said.endswith("; add masks/0_m.png, or remove the image")
     for file in (other / "labels").iterdir():
         file.rename(file.with_name(f"other-{file.name[0]}x.png"))
     assert "in 2 classes" in succeeds(capsys, "new", other, "--out", out) + out.read_text(), "two folders of images"
