@@ -53,7 +53,9 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
     root = root.resolve() if ".." in root.parts else root.absolute()
     if root.is_file() and root.name.lower().endswith(_TABLES):
         what = "this is a table, and `raytrain new` looks at folders of images"
-        raise errors.UserError(what, root, f"write {_manifest(root)} into an experiment file: it reads such tables")
+        of_other = 'with target=("COLUMN",) for numbers to predict, or labels="COLUMN" for several classes of an image'
+        how = f"write {_manifest(root)} into an experiment file: it reads such tables, {of_other}"
+        raise errors.UserError(what, root, how)
     if (masked := _masked(root)) is not None:
         return _of_masks(root, masked, out)
     mnist = (root / "MNIST" / "raw").is_dir()

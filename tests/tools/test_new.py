@@ -80,6 +80,7 @@ def test_one_class_is_refused(tmp_path: Path, capsys: Capture) -> None:
     assert f'did you mean data=Manifest("{root}/labels.csv")?' in fails(capsys, "new", root, "--out", out)
     said = fails(capsys, "new", root / "labels.csv", "--out", out)
     assert "this is a table" in said and f'data=Manifest("{root}/labels.csv")' in said
+    assert 'with target=("COLUMN",) for numbers to predict, or labels="COLUMN"' in said
     assert not out.exists()
 
 
