@@ -12,7 +12,7 @@ from raytrain.tools.output import write_file
 
 
 def new(folder: Path, out: Path) -> None:
-    """Write a first experiment file for a folder of images, and print the commands that follow."""
+    """Write a first experiment file for a folder or a table of images, and print the commands that follow."""
     check_new(out)
     text, notes = experiment_text(folder, out)
     write_file(out, text.encode())

@@ -293,9 +293,11 @@ class FileImages(Images):
         return files.shown(files.joined(self._base(), index.name(sample)))
 
     def pixel_size(self, index: Index, sample: int) -> tuple[int, int] | None:
-        """Return a file's width and height in pixels, from its header."""
+        """Return an image's width and height in pixels, of a file from its header."""
         where = self.where(index, sample)
-        return super().pixel_size(index, sample) if "://" in where else with_pillow().pixel_size(where)
+        if "://" in where or not index.in_files:  # such as bytes in a table
+            return super().pixel_size(index, sample)
+        return with_pillow().pixel_size(where)
 
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Look at both ends of each file (at most 20,000, evenly chosen; 64 at a URL), and decode files that look

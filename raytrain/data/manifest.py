@@ -18,7 +18,7 @@ from raytrain.data.images import SPLITS, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
 
-_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow")
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow")
 _BYTES = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary")
 """What Arrow's types of bytes are called."""
 _TRAIN, _VAL, _TEST = map(list(SPLITS).index, ("train", "val", "test"))
@@ -226,7 +226,7 @@ class Manifest(masks.MaskedImages):
         fixed, pattern = patterns.parted(path)
         if "*" in pattern or len(patterns.expanded(pattern)) > 1:
             path = fixed or "."
-        elif path.lower().endswith(_TABLES):
+        elif path.lower().endswith(TABLES):
             path = os.path.dirname(path) or "."
         return path + mark + options
 

@@ -1,16 +1,20 @@
-"""Write a first experiment file for a folder of images."""
+"""Write a first experiment file for a folder or a table of images."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from raytrain import errors
-from raytrain.data import MNIST, Data, ImageFolder, Index, MaskFolder, masks
+from raytrain.data import MNIST, Data, ImageFolder, Index, Manifest, MaskFolder, masks
 from raytrain.data.checks import checked_indices
-from raytrain.data.image_files import pixel_size, tree
+from raytrain.data.image_files import tree
+from raytrain.data.images import FileImages
+from raytrain.data.late import with_pillow
+from raytrain.data.manifest import TABLES
 from raytrain.data.maskfolder import recognised
 from raytrain.files import expanded
 from raytrain.tools.output import check_output
@@ -22,7 +26,6 @@ _MASKS = 200
 """Masks whose numbers are looked at."""
 _UNEVEN = 1.5
 """Ratio of the largest to the smallest class above which weights are suggested."""
-_TABLES = (".csv", ".jsonl", ".parquet")
 _WEIGHTS = "# The weights are torchvision's, downloaded once. Without them: --model.weights none"
 """Pretrained weights: from nothing, a few hundred photographs teach a ResNet little."""
 
@@ -43,37 +46,36 @@ def experiment_text(folder: Path, out: Path) -> tuple[str, list[str]]:
     cannot be read.
 
     Args:
-        folder: in a layout of ImageFolder or MaskFolder, or with MNIST's files.
+        folder: in a layout of ImageFolder or MaskFolder, or with MNIST's files; or a table of images and their classes.
         out: the file's name, for the command in its docstring.
 
     Raises:
-        UserError: the folder has no such layout or one class alone, or none of a split's images can be read.
+        UserError: the folder has no such layout or one class alone, the table has no classes, or none of a split's
+            images can be read.
     """
     root = expanded(folder)
     root = root.resolve() if ".." in root.parts else root.absolute()
-    if root.is_file() and root.name.lower().endswith(_TABLES):
-        what = "this is a table, and `raytrain new` looks at folders of images"
-        of_other = 'with target=("COLUMN",) for numbers to predict, or labels="COLUMN" for several classes of an image'
-        how = f"write {_manifest(root)} into an experiment file: it reads such tables, {of_other}"
-        raise errors.UserError(what, root, how)
-    if (masked := _masked(root)) is not None:
+    table = root.is_file() and root.name.lower().endswith(TABLES)
+    if not table and (masked := _masked(root)) is not None:
         return _of_masks(root, masked, out)
     mnist = (root / "MNIST" / "raw").is_dir()
-    data: Data = MNIST(str(root)) if mnist else ImageFolder(str(root))
+    data: MNIST | FileImages = MNIST(str(root)) if mnist else _classes_of(root) if table else ImageFolder(str(root))
     found = checked_indices(data)
     train, val = found["train"], found["val"]
     _check_classes(root, train.classes)
     counts = np.bincount(train.labels, minlength=len(train.classes))
     notes = _unreadable(data, (train, val))
-    if mnist:
+    if isinstance(data, MNIST):
         model, source = "CNN(channels=(32, 64))", f"MNIST({_quoted(str(root))})"
     else:
-        side, channels = _form(root, train)
+        side, channels = _form(data, train)
         small = side <= 64
         model = "CNN(channels=(32, 64, 128))" if small else 'Torchvision("resnet18", weights="hub")'
         grey = ", channels=1" if channels == 1 else ""
         skip = ', on_bad_sample="skip"' if notes else ""
-        source = f"ImageFolder({_quoted(str(root))}, size={side}{grey}{skip}, augment=Augment(flip=0.5))"
+        column = f", bytes={_quoted(data.bytes)}" if isinstance(data, Manifest) and data.bytes else ""
+        given = f"{_quoted(str(root))}{column}, size={side}{grey}{skip}"
+        source = f"{type(data).__name__}({given}, augment=Augment(flip=0.5))"
     tuned = model.startswith("Torchvision")
     names = {"Cosine", "Experiment", "SGD", *(each.split("(")[0] for each in (model, source))}
     names |= set() if mnist else {"Augment"}
@@ -137,7 +139,7 @@ def _of_masks(root: Path, data: MaskFolder, out: Path) -> tuple[str, list[str]]:
         _quoted(str(root)),
         *(f"{name}={_quoted(value)}" for name, value in given.items() if value != getattr(MaskFolder, name)),
         *([f"mask_values={values}"] if values else []),
-        f"size={_form(root, train)[0]}",
+        f"size={_form(data, train)[0]}",
         *(['on_bad_sample="skip"'] if notes else []),
         "augment=Augment(flip=0.5)",
     ]
@@ -193,6 +195,23 @@ def _meaning(numbers: set[int]) -> tuple[tuple[int, ...], int]:
     return (), max([1, *counted]) + 1
 
 
+def _classes_of(table: Path) -> Manifest:
+    """Return the source of a table.
+
+    Raises:
+        UserError: it has no column `label`, or none of images.
+    """
+    found, tables = Manifest(str(table)).with_images(), with_pillow().tables
+    names = tables.schema(tables.files(str(table))[0]).names
+    lacking = [one for one in ([] if found.bytes else [found.path]) + [found.label] if one not in names]
+    if lacking:
+        fields = 'label="COLUMN" for classes, labels="COLUMN" for several of an image, target=("COLUMN",) for numbers, '
+        fields = fields + 'or mask="COLUMN" for masks' if lacking[0] == found.label else 'path="COLUMN"'
+        what = f"the table has no column {lacking[0]!r}: its columns are {errors.listed(map(str, names), 12)}"
+        raise errors.UserError(what, table, f"write {_manifest(table)} into an experiment file, with {fields}")
+    return found
+
+
 def _manifest(table: Path) -> str:
     """Return the code of a source that reads a table."""
     return f"data=Manifest({_quoted(str(table))})"
@@ -202,10 +221,10 @@ def _check_classes(root: Path, classes: tuple[str, ...]) -> None:
     """Check that there are classes to tell apart."""
     if len(classes) != 1:
         return
-    tables = sorted(one for kind in _TABLES for one in root.glob(f"*{kind}"))
-    how = "give a folder with a folder for each class"
+    tables = sorted(one for kind in TABLES for one in root.glob(f"*{kind}"))
+    how = "give a table with several" if root.is_file() else "give a folder with a folder for each class"
     if tables:
-        how = f"did you mean {_manifest(tables[0])}? It reads images and labels from a table"
+        how = f"did you mean {errors.command('new', str(tables[0]))}? It reads images and labels from a table"
     raise errors.UserError(f"there is one class of images, {classes[0]!r}", root, how)
 
 
@@ -246,19 +265,18 @@ def _comments(classes: tuple[str, ...], counts: np.ndarray) -> list[str]:
     return lines
 
 
-def _form(root: Path, index: Index) -> tuple[int, int]:
+def _form(data: FileImages, index: Index) -> tuple[int, int]:
     """Return the side that fits typical images, and 1 channel where all that are looked at are grey."""
     chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(np.int64))
-    paths = [str(root / name) for name in index.names(chosen)]
-    sides = sorted(min(size) for path in paths if (size := pixel_size(path)))
+    sides = sorted(min(size) for sample in chosen if (size := data.pixel_size(index, int(sample))))
     typical = sides[len(sides) // 2] if sides else _SIZES[-1]
     side = max((size for size in _SIZES if size <= typical), default=typical)
-    return side, 1 if all(map(_is_grey, paths)) else 3
+    return side, 1 if all(_is_grey(data, index, sample) for sample in chosen) else 3
 
 
-def _is_grey(path: str) -> bool:
+def _is_grey(data: FileImages, index: Index, sample: int) -> bool:
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(next(data.encoded(index, np.array([sample]))))) as image:
             return image.mode in ("1", "L", "LA", "I;16")
-    except (OSError, ValueError, Image.DecompressionBombError):
+    except (errors.BadSample, OSError, ValueError, Image.DecompressionBombError):
         return True  # a damaged file decides nothing

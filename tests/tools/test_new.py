@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from helpers.commands import fails, succeeds, without_ray
 from PIL import Image
+from pyarrow import parquet
 
-from raytrain import MNIST, ImageFolder, MaskFolder, Segmentation, Torchvision
+from raytrain import MNIST, Augment, ImageFolder, Manifest, MaskFolder, Segmentation, Torchvision
 from raytrain.run.experiment_file import load
 
 __all__ = ["without_ray"]
@@ -76,12 +78,44 @@ def test_one_class_is_refused(tmp_path: Path, capsys: Capture) -> None:
     root, out = images(tmp_path / "flat", {"images": 10}, 32, "RGB"), tmp_path / "x.py"
     said = fails(capsys, "new", root, "--out", out)
     assert f"there is one class of images, 'images', {root}; give a folder with a folder for each class" in said
-    (root / "labels.csv").write_text("path,label\n")
-    assert f'did you mean data=Manifest("{root}/labels.csv")?' in fails(capsys, "new", root, "--out", out)
+    (root / "labels.csv").write_text("path,label\n" + "".join(f"{path},a\n" for path in root.rglob("*.*")))
+    assert f"did you mean `raytrain new {root}/labels.csv`?" in fails(capsys, "new", root, "--out", out)
     said = fails(capsys, "new", root / "labels.csv", "--out", out)
-    assert "this is a table" in said and f'data=Manifest("{root}/labels.csv")' in said
-    assert 'with target=("COLUMN",) for numbers to predict, or labels="COLUMN"' in said
+    assert f"there is one class of images, 'a', {root}/labels.csv; give a table with several" in said
     assert not out.exists()
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_table_of_classes_is_read(tmp_path: Path, capsys: Capture, form: str) -> None:
+    root = images(tmp_path / "photos", {"a": 20, "b": 5}, 40, "L")
+    files, out = sorted(root.rglob("*.png")), tmp_path / "first.py"
+    labels, table = [file.parent.name for file in files], tmp_path / f"labels.{form}"
+    if form == "csv":
+        rows = [f"{file.relative_to(tmp_path)},{label}" for file, label in zip(files, labels, strict=True)]
+        table.write_text("\n".join(["path,label", *rows]))
+    else:
+        columns = {"image": [{"bytes": file.read_bytes(), "path": file.name} for file in files], "label": labels}
+        parquet.write_table(pa.table(columns), table)
+    succeeds(capsys, "new", table, "--out", out)
+    made = load(out)[0]
+    column = "" if form == "csv" else "image"
+    assert made.data == Manifest(str(table), bytes=column, size=32, channels=1, augment=Augment(flip=0.5))
+    assert "# The classes are uneven" in out.read_text() and "'a' 16, 'b' 4" in out.read_text()
+    assert "10 classes" not in succeeds(capsys, "train", out, "--dry_run", "--scaling.workers", 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "lacking"), [("path,price", "label"), ("file,label", "path"), ("path,tags,mask", "label")]
+)
+def test_a_table_without_classes_says_how_it_is_read(
+    tmp_path: Path, capsys: Capture, columns: str, lacking: str
+) -> None:
+    table = tmp_path / "list.csv"
+    table.write_text(f"{columns}\n" + ",".join("a" for _ in columns.split(",")))
+    said = fails(capsys, "new", table, "--out", tmp_path / "x.py")
+    assert f"the table has no column {lacking!r}: its columns are {columns.replace(',', ', ')}" in said
+    assert f'write data=Manifest("{table}") into an experiment file' in said and "\n" not in said.strip()
+    assert ('path="COLUMN"' if lacking == "path" else 'target=("COLUMN",) for numbers') in said
 
 
 def test_even_classes_get_no_weights_and_mnist_is_known(tmp_path: Path, capsys: Capture, data_root: Path) -> None:
