@@ -17,6 +17,7 @@ from typing import Any
 
 from raytrain import config, errors
 from raytrain.checkpoint.location import is_url
+from raytrain.data.manifest import TABLES
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
 from raytrain.parallel import DDP, Deterministic
@@ -83,6 +84,9 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         raise errors.no_such_file(path, "experiment file", meant[:4])
     if path.suffix == ".json":
         return _load_json(path)
+    if path.suffix.lower() in TABLES:
+        how = f"{errors.command('new', path)} writes an experiment file for a table of images"
+        raise errors.UserError("this is a table, and not an experiment file", path, how)
     if path.suffix != ".py":
         raise not_an_experiment(path, f"its name ends in {path.suffix or 'nothing'}")
     module = execute(path)
