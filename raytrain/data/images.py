@@ -33,7 +33,8 @@ SPLITS = {
     "test": ("test", "testing", "testset"),
 }
 """The names of splits, with their synonyms, in lower case."""
-_PROBES = 20_000
+PROBES = 20_000
+"""Files of a split that a first look reads at most."""
 _THREADS = 8
 _GREY = (0.449,), (0.226,)
 """The same for grey: the means of the three."""
@@ -306,7 +307,7 @@ class FileImages(Images):
         known = None if entry is None else files.known_bad(entry, index)
         if known is not None:
             return known
-        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _PROBES)).astype(np.int64))
+        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), PROBES)).astype(np.int64))
         root, names = self._base(), index.names(chosen)
         if "://" in root or any("://" in name for name in names):
             return files.probe_some(root, names, self.channels)

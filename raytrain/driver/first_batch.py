@@ -16,6 +16,7 @@ from raytrain import errors
 from raytrain.data import Index
 from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_read
+from raytrain.data.images import PROBES
 from raytrain.data.prepare import Prepare
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Experiment
@@ -25,7 +26,6 @@ from raytrain.user_code.places import calling
 
 SAMPLES = 2
 """Samples of the step; BatchNorm needs more than one."""
-_LOOKED_AT = 20_000
 _MOST_VALUES = 4_000_000
 """Values of all images of a second attempt, which has a whole micro-batch or an even part of it."""
 
@@ -46,9 +46,9 @@ class NotTried(Exception):
 def readable(index: Index, bad: Sequence[BadSample]) -> Index:
     """Return the index without samples that a first look has found unreadable, whose files bear the samples' names.
 
-    Beyond `_LOOKED_AT` samples a first look skips some, and so does not tell how many are left.
+    Of more than `PROBES` samples a first look skips some, and so does not tell how many are left.
     """
-    if not bad or len(index) > _LOOKED_AT or index.paths is None:
+    if not bad or len(index) > PROBES or index.paths is None:
         return index
     lost = defaultdict[str, list[str]](list)  # by the last parts, so that few of all names are compared
     for one in bad:

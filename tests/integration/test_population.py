@@ -77,9 +77,8 @@ def test_population_stopped_while_trials_wait_goes_on_alike(tmp_path: Path) -> N
     alone = whole(tmp_path, "alone", "PBT", 1)
     process, cut = began(tmp_path, "cut", "PBT", 2), tmp_path / "cut"
     deadline = time.monotonic() + 300
-    while not any(
-        len(record.validations(one.parent)) == 2 for one in cut.glob("trials/*/metrics.jsonl")
-    ):  # one waits for the others
+    # Until the first trial waits for the others.
+    while not any(len(record.validations(one.parent)) == 2 for one in cut.glob("trials/*/metrics.jsonl")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
