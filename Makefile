@@ -31,12 +31,12 @@ test: setup
 slow-test: setup
 	$(BIN)/python -m pytest -m slow
 
+SEED ?= 0
 # Kills N drivers of sweeps, and as many processes of trials, for each kind of search and scheduler; a kill takes one to two minutes on two cores.
 sweep-faults: setup
-	PYTHONPATH=tests $(BIN)/python -m harness.faults.sweeps_table $(or $(N),20) $(KINDS)
+	SEED=$(SEED) PYTHONPATH=tests $(BIN)/python -m harness.faults.sweeps_table $(or $(N),20) $(KINDS)
 
 # Injects N faults of each kind into real runs; with 3, one run of each kind, it takes 30 minutes on two cores.
-SEED ?= 0
 faults: setup
 	PYTHONPATH=tests $(BIN)/python -m harness.faults.runs_table $(or $(N),3) $(SEED)
 

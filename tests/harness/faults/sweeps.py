@@ -409,7 +409,7 @@ def killed(sweep: Path, seed: int, kills: int, pace: Pace, weights: tuple[int, .
             check_files(sweep)
             if len(before) == trials:  # what is left to do is not worth another kill
                 kills = len(story.kills)
-            if draw.random() < 0.5:  # else it goes on while what is left of it ends
+            if draw.random() < 0.25:  # else it goes on while what is left of it ends
                 command.check_gone()
         assert command.end() == 0, "".join(command.errors)
         check_whole(sweep, trials, keep)
