@@ -101,6 +101,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "POLL_SECONDS", 1000.0)
 
 
+@pytest.mark.slow
 def test_whatever_request_is_the_last_one(s3: str, tmp_path: Path, quick: None) -> None:
     url = f"{s3}/points/kill"
     bucket, plain, requests = Bucket(url), Storage(url), []
@@ -161,7 +162,7 @@ def goes_on_elsewhere(url: str, folder: Path, at: int) -> None:
     COUNTS["goes on elsewhere"] += 1
 
 
-@pytest.mark.parametrize("kind", ["refused", "refused, half there"])
+@pytest.mark.parametrize("kind", [pytest.param("refused", marks=pytest.mark.slow), "refused, half there"])
 def test_failed_request_is_made_up_by_the_next_checkpoint(s3: str, tmp_path: Path, quick: None, kind: str) -> None:
     """In each checkpoint another request is refused, until all have been."""
     url = f"{s3}/points/{len(kind)}"

@@ -6,8 +6,12 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 _CODE = """
 import sys
+
+import pytest
 from raytrain.driver import worker
 worker._CUT_OFF_SECONDS, worker._ASK_SECONDS = 0.5, 0.05
 print("asks", flush=True)
@@ -29,6 +33,7 @@ def test_worker_ends_once_the_head_stops_answering() -> None:
     assert worker.returncode == 1 and said == f"error: {address} did not answer for 0.5 s: this node is cut off\n"
 
 
+@pytest.mark.slow
 def test_worker_that_never_reached_the_head_is_left_alone() -> None:
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))

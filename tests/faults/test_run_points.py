@@ -158,7 +158,8 @@ def test_a_resumed_run_survives_a_fault_at_each_write(
     assert disturb(kind, every, tmp_path, resume, whole, capsys) > 50
 
 
-@pytest.mark.parametrize("kind", ["kill", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ENOSPC", "EIO"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kill", "ENOSPC", "EIO"])
 def test_code_replacement_survives_a_fault_at_each_write(
     kind: str, every: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

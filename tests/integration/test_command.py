@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from raytrain import Run
 
 COMMAND = [sys.executable, "-m", "raytrain.cli"]
@@ -16,6 +18,7 @@ def files(run: Path) -> set[str]:
     return {str(path.relative_to(run)) for path in run.rglob("*") if not path.is_dir()}
 
 
+@pytest.mark.slow
 def test_training_completes_after_a_broken_pipe(tmp_path: Path, experiments: Path) -> None:
     """As in `raytrain train ... | head`."""
     read, write = os.pipe()

@@ -39,9 +39,10 @@ def train(experiments: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cpus", "workers", "each"),
-    [((1,), "1", 0.5), pytest.param((2, 2), "4", 0.75, marks=pytest.mark.slow)],
+    [((1,), "1", 0.5), ((2, 2), "4", 0.75)],
 )
 def test_streaming_run_completes_without_a_whole_free_cpu(
     cpus: tuple[int, ...], workers: str, each: float, tmp_path: Path, experiments: Path

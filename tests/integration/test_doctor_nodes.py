@@ -37,6 +37,7 @@ def doctor(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.slow
 def test_every_node_is_asked_and_nothing_is_left_behind(address: str, tmp_path: Path) -> None:
     done = doctor(tmp_path, "--address", address, "--out", str(tmp_path / "runs"), "--json")
     assert done.stderr == ""

@@ -64,6 +64,7 @@ def rows(run: Path) -> list[dict]:
     return [without_times(row) for row in found]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_run_whose_rank_hangs_names_it_and_goes_on_bit_equal(tmp_path: Path) -> None:
     marker = tmp_path / "marker"

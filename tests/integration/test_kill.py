@@ -75,7 +75,8 @@ def test_signal_ends_the_run_after_a_checkpoint(
     assert_gone(processes)
 
 
-@pytest.mark.parametrize("seconds", [0.05, pytest.param(0.4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.05, 0.4])
 def test_second_signal_ends_the_run_at_once(tmp_path: Path, experiments: Path, seconds: float) -> None:
     """While the workers save, and while Ray shuts down."""
     process = subprocess.Popen(
@@ -92,6 +93,7 @@ def test_second_signal_ends_the_run_at_once(tmp_path: Path, experiments: Path, s
     assert_gone(processes)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_ends_the_run_after_a_checkpoint(tmp_path: Path, experiments: Path) -> None:
     """SIGHUP goes to all processes of the terminal, Ray's own among them, and nothing can be printed any more."""
     ours, theirs = pty.openpty()

@@ -98,6 +98,7 @@ def test_logger_of_a_run_gets_each_row_once_through_five_kills(tmp_path: Path) -
     assert Run(run).summary["status"] == "completed" and same(run, lines)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_logger_gets_each_row_once_after_a_lost_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, run, lines = tmp_path / "exp.py", tmp_path / "run", tmp_path / "lines"

@@ -188,6 +188,7 @@ def test_a_learning_rate_is_found(home: Path, here: Command) -> None:
     assert "raytrain train experiments/digits.py --optimizer.lr 0." in output and not (home / "lr.png").exists()
 
 
+@pytest.mark.slow
 def test_a_micro_batch_is_found(home: Path) -> None:
     output = sh(the("raytrain batch"), home)
     assert re.search(

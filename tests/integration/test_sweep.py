@@ -283,7 +283,8 @@ def test_pbt_copies_weights_and_goes_on_from_them(tmp_path: Path) -> None:
             assert own[:steps] == donor[:steps]
 
 
-@pytest.mark.parametrize("kind", [PBT, pytest.param(PB2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [PBT, PB2])
 def test_best_json_repeats_a_winner_that_took_the_weights_of_others(tmp_path: Path, kind: type[PBT]) -> None:
     """Both trials begin with a rate that learns nothing or little, so that the winner has changed it."""
     if kind is PB2:
@@ -385,6 +386,7 @@ def test_hyperband_compares_all_trials_of_a_bracket_one_at_a_time(tmp_path: Path
     ]
 
 
+@pytest.mark.slow
 def test_trials_of_1_and_2_workers_train_as_alone(tmp_path: Path) -> None:
     base = dataclasses.replace(BASE, model=CNN(channels=(8,)), epochs=1)  # which the plan trains with channels last
     found = run(Sweep(base, (Grid("scaling.workers", (2, 1)),)), tmp_path)

@@ -86,6 +86,7 @@ def test_budget_begins_with_the_first_trial(tmp_path: Path) -> None:
     assert found.trials[0]["status"] == "interrupted" and found.trials[0]["epochs"] > 0
 
 
+@pytest.mark.slow
 def test_process_that_ends_between_two_trials_costs_a_retry_and_no_trial(tmp_path: Path) -> None:
     """The model of the second trial ends the process that the first one has left, as soon as it is read there."""
     text = textwrap.dedent(DYING).replace("WORKERS", "1").replace("MODES", "('good', 'ends once', 'good too')")

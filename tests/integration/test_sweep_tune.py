@@ -153,6 +153,7 @@ def check_table(found: SweepRun) -> None:
     assert [run.path.name for run in found.front] == [f"{number:04d}" for number in found.answer["front"]]
 
 
+@pytest.mark.slow
 def test_conditional_space_with_limits_trains_and_resumes(tmp_path: Path) -> None:
     sweep = Sweep(
         Experiment(model=MLP(hidden=(16,)), data=Digits(), optimizer=SGD(lr=0.05), epochs=1),

@@ -41,6 +41,7 @@ def test_killed_run_at_a_url_resumes_bit_for_bit(s3: str, tmp_path: Path, experi
     assert run.summary["status"] == "completed" and not (run.path / "logs" / "rank_0.json").exists()
 
 
+@pytest.mark.slow
 def test_failed_rank_is_named_over_storage(s3: str, tmp_path: Path) -> None:
     file = tmp_path / "fails.py"
     file.write_text(

@@ -61,7 +61,13 @@ def train(ranks: Ranks, e: Experiment, run: Path, parallel: Parallel, world: int
     return ranks.run(world, train_rank, e, run)
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way == "ddp on 4")) for way in WAYS])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=[pytest.mark.slow] * (way in ("ddp on 4", "fsdp, gathered", "ddp times pipeline")))
+        for way in WAYS
+    ],
+)
 def test_losses_and_weights_equal_a_plain_pytorch_loop(ranks: Ranks, tmp_path: Path, way: str) -> None:
     run = new_run(tmp_path / "run", SHORT)
     parallel, world = WAYS[way]
@@ -320,7 +326,11 @@ def test_sharded_strategy_works_alone_in_its_process(tmp_path: Path) -> None:
     assert train_rank(0, 1, e, new_run(tmp_path / "run", e)) == "completed"
 
 
-@pytest.mark.parametrize("parallel", [BLOCKS, Pipeline(), TensorParallel()], ids=["fsdp", "pipeline", "tensor"])
+@pytest.mark.parametrize(
+    "parallel",
+    [BLOCKS, pytest.param(Pipeline(), marks=pytest.mark.slow), TensorParallel()],
+    ids=["fsdp", "pipeline", "tensor"],
+)
 def test_auto_precision_tries_the_model_that_is_spread_and_leaves_it_as_it_was(
     ranks: Ranks, tmp_path: Path, parallel: Parallel
 ) -> None:

@@ -101,7 +101,7 @@ def browser() -> Iterator[Browser]:
         yield player.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
 
 
-@pytest.mark.parametrize("name", ["run", "comparison", "sweep"])
+@pytest.mark.parametrize("name", ["run", pytest.param("comparison", marks=pytest.mark.slow), "sweep"])
 def test_a_page_fits_and_axe_core_finds_nothing_serious(browser: Browser, files: dict[str, Path], name: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     said: list[str] = []
@@ -182,6 +182,7 @@ def test_hostile_names_stay_texts(files: dict[str, Path]) -> None:
     assert "\\u202egnp.exe" in "".join(Page(files["run"].read_text()).texts)
 
 
+@pytest.mark.slow
 def test_the_largest_pages_are_below_5_mb_and_fit(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

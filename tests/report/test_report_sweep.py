@@ -771,7 +771,7 @@ def has(pixels: np.ndarray, colour: tuple[int, int, int]) -> bool:
 BLUE, RED, GREY = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x8C, 0x8C, 0x8C)
 
 
-@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.parametrize("count", [pytest.param(3, marks=pytest.mark.slow), 40])
 def test_plots_show_the_best_trial_in_its_colour(tmp_path: Path, count: int) -> None:
     path = saved(tmp_path / "s", searched(count))
     written = write_plots(path, searched(count))

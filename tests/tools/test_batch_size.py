@@ -203,6 +203,7 @@ def test_killed_process_means_that_its_size_does_not_fit(capsys: Capture, tmp_pa
     assert (result["batch_size"], result["replicas"]) == (48, 1)
 
 
+@pytest.mark.slow
 def test_the_death_of_one_rank_leaves_no_other_waiting(tmp_path: Path) -> None:
     kills = "if here() and len(images) > 4: os.kill(os.getpid(), signal.SIGSEGV)"
     value, file = own(tmp_path, act=kills, rank_one=True)
@@ -228,7 +229,8 @@ def processes(*marks: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGKILL, -9)],
+    [(signal.SIGINT, 130)]
+    + [pytest.param(*one, marks=pytest.mark.slow) for one in ((signal.SIGTERM, 143), (signal.SIGKILL, -9))],
 )
 def test_a_signal_leaves_no_process(tmp_path: Path, number: signal.Signals, status: int) -> None:
     """Not even one that waits for another for ever."""
@@ -298,6 +300,7 @@ def test_no_experiment_and_one_whose_steps_never_work(capsys: Capture, tmp_path:
 # Strategies
 
 
+@pytest.mark.slow
 def test_a_pipeline_has_as_many_micro_batches_as_keep_it_busy() -> None:
     """Larger ones fail, and not for their memory."""
     value = replace(VALUE, model=CNN(channels=(4, 8)), batch_size=16, scaling=Scaling(workers=2), parallel=Pipeline())

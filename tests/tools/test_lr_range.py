@@ -202,7 +202,9 @@ def test_no_experiment_and_no_run(capsys: Capture, tmp_path: Path) -> None:
         Rising(low=2, high=1)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, status: int) -> None:
     command = [sys.executable, "-m", "raytrain.cli", "lr", DIGITS, "--steps", "1000000", "--out", tmp_path / "lr.png"]
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}

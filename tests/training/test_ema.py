@@ -83,7 +83,9 @@ def test_validation_restores_weights_that_stay_gathered(ranks: Ranks, tmp_path: 
     np.testing.assert_array_equal(losses(runs[0]), losses(runs[1]))
 
 
-@pytest.mark.parametrize("way", ["shared", "fsdp", "pipeline", "tensor"])
+@pytest.mark.parametrize(
+    "way", ["shared", "fsdp", *(pytest.param(way, marks=pytest.mark.slow) for way in ("pipeline", "tensor"))]
+)
 def test_a_resumed_run_is_bit_identical(ranks: Ranks, tmp_path: Path, way: str) -> None:
     parallel, world = WAYS[way]
     e = replace(DROPOUT, optimizer=AdamW(lr=1e-2), ema_decay=DECAY, parallel=parallel, batch_size=128)

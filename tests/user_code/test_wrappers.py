@@ -218,6 +218,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_a_plain_model_is_trained_resumed_exported_and_repeated(tmp_path: Path) -> None:
     (tmp_path / "exp.py").write_text(FILE)
     (tmp_path / "more.py").write_text(MODULE)

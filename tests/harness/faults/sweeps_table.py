@@ -2,8 +2,9 @@
 
     PYTHONPATH=tests python -m harness.faults.sweeps_table N [KIND ...]
 
-N kills of the driver, and as many of processes of trials, for each kind of sweep, at moments drawn from the number in the
-variable SEED (by default 0). The outcome must be the undisturbed sweep's bit for bit. Each kill is a line on standard error.
+N kills of the driver, and as many of processes of trials, for each kind of sweep, at moments drawn from the number in
+the variable SEED (by default 0). The outcome must be the undisturbed sweep's bit for bit. Each kill is a line on
+standard error.
 """
 
 from __future__ import annotations
