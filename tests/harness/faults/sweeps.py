@@ -31,8 +31,8 @@ TRIALS = 8
 PHASES = ("before Ray", "Ray starting", "reading", "trials under way", "end")
 """What goes on, in its order: up to the line `starting Ray`, up to `reading the data`, up to the first trial that
 trains, up to the last trial's end, and behind it."""
-GONE_SECONDS = 30
-"""By then nothing of a killed driver's Ray is there, but for its two agents."""
+GONE_SECONDS = 60
+"""By then nothing of a killed driver's Ray is there, but for its two agents: twice as long as on quiet CPUs."""
 AGENTS_SECONDS = 120
 """These want to tell the node's head, which is gone, for a minute."""
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "dashboard/agent.py", "runtime_env/agent/main.py")
