@@ -1,4 +1,5 @@
-"""A sweep over hosts: it takes a third of the time that one host takes, and one that loses a host loses no trial."""
+"""A sweep over hosts: it takes little more than a third of the time that one host takes, also if it loses a host, and
+no trial with it."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ def over_hosts(used: Cluster) -> dict[str, float]:
         assert three <= _SHARE * one, seconds
         seconds["one lost"], found = _swept(used, "sweep-lost", during=lambda path, job: _lose_a_host(used, path, job))
         assert found == expected, "a sweep that lost a host has other results"
+        assert seconds["one lost"] <= _SHARE * one, seconds
     finally:
         slow.unlink(missing_ok=True)
     return seconds
@@ -49,7 +51,7 @@ def _swept(
         try:
             if during:
                 during(path, job)
-            said = job.communicate(timeout=900)[0]
+            said = job.communicate(timeout=1800)[0]
         except BaseException:
             job.kill()
             raise
@@ -78,7 +80,8 @@ def _ended(path: Path) -> int:
 
 
 def _trains(used: Cluster, host: str) -> bool:
-    return any(line.startswith("ray::Trial") for line in used.hosts.processes(host))
+    """Whether a trial's process computes: Ray then names it after the class that `tune.with_parameters` makes."""
+    return any(line.startswith("ray::_Inner.train") for line in used.hosts.processes(host))
 
 
 def _wait(job: subprocess.Popen[str], what: str, condition: Callable[[], bool], limit: float = 400) -> None:
