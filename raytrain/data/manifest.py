@@ -106,10 +106,13 @@ class Manifest(masks.MaskedImages):
         for name in [*kinds, *([self.bytes, *([self.mask] if self.mask else [])] if self.bytes else [])]:
             if name not in schema.names:
                 raise self._no_column(name, schema)
+            if schema.names.count(name) > 1:
+                what = f"the manifest has several columns called {name!r}"
+                raise errors.UserError(what, self._file(), "give each column a name of its own")
         for name in ("bytes", "mask") if self.bytes else ():
             self._check_bytes(schema, name)
         table, counts, schemas = tables.joined(files, kinds)
-        if not table.num_rows:
+        if not sum(counts):  # the table has none where all is in columns of bytes
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
         self._check_flat(table)
         table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used

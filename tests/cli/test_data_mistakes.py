@@ -78,6 +78,11 @@ def test_text_among_numbers(capsys: Capture, tmp_path: Path) -> None:
     assert "column 'price' must hold numbers" in said and "got '51,7' in row 1" in said
 
 
+def test_a_flag_that_is_not_there_suggests_one_that_is(capsys: Capture, images: Path) -> None:
+    said = fails(capsys, "data", images, "--data.samples", 9)
+    assert "unknown flag --data.samples; did you mean --samples?" in said
+
+
 def test_an_unknown_codec(capsys: Capture, tmp_path: Path, images: Path) -> None:
     said = fails(capsys, "pack", images, tmp_path / "pack", "--codec", "jpg")
     assert "invalid choice 'jpg' for argument '--codec'. Expected one of ('auto', 'original', 'jpeg', 'raw')" in said

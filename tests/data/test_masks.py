@@ -206,6 +206,8 @@ def test_bytes_of_a_table_are_the_same(table: Path, tmp_path: Path) -> None:
         samples = np.arange(len(index))
         found, expected = checked_read(inside, index, samples), checked_read(outside, outside.index()[split], samples)
         assert all(np.array_equal(array, expected[name]) for name, array in found.items())
+    whole = replace(inside, split="").index()
+    assert len(whole["train"]) + len(whole["val"]) == COUNT, "without any column that is not of bytes"
     with pytest.raises(UserError, match=r"column 'split' must have bytes.*name another: --data.mask COLUMN"):
         replace(inside, mask="split", split="").index()
 

@@ -55,6 +55,15 @@ def test_the_table_whose_column_is_wrong_is_named(
         checked_indices(Manifest(f"{tmp_path}/*{Path(name).suffix}"))
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("path,label,label\n0.png,a,b\n")
+    table = pa.Table.from_arrays([pa.array(["x"])] * 3, names=["path", "label", "label"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    for name in ("a.csv", "a.parquet"):
+        with pytest.raises(UserError, match=rf"several columns called 'label', .*{name}; give each column a name of"):
+            checked_indices(Manifest(str(tmp_path / name)))
+
+
 @pytest.mark.parametrize(
     ("cells", "kind"),
     [

@@ -34,6 +34,10 @@ STRATEGY_HELP = (
 )
 
 
+_FLAT_NAMES = ("experiment", "options", "settings", "spread", "columns")
+"""Arguments of commands whose own fields are the flags, as `FLAT` says to tyro."""
+
+
 _PROSE = re.compile(r"[^\x1b│╭╰|+ ]")
 
 
@@ -193,7 +197,7 @@ def _parts(command: Callable) -> dict[str, Any]:
                 visit(f"{path}.{number}", one)
 
     for name, parameter in inspect.signature(command).parameters.items():
-        visit("" if name in ("experiment", "options") else name, parameter.default)
+        visit("" if name in _FLAT_NAMES else name, parameter.default)
     return parts
 
 
