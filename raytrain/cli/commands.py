@@ -27,7 +27,7 @@ class Command:
 
 
 COMMANDS = {
-    "new": Command("new", "Write an experiment", "FOLDER [--out experiment.py]"),
+    "new": Command("new", "Write an experiment", "FOLDER|TABLE [--path COLUMN] [--label COLUMN] [--out FILE]"),
     "data": Command("data", "Describe data", "EXPERIMENT|PLACE [--sheet FILE] [--json]"),
     "pack": Command("pack", "Pack data into shards", "EXPERIMENT|FOLDER DEST [--codec jpeg] [--size N]"),
     "train": Command("train", "Train an experiment", "EXPERIMENT [--field value ...]"),

@@ -8,13 +8,14 @@ from rich.console import Console
 
 from raytrain.report.layout import show_next
 from raytrain.tools.new import check_new, experiment_text
+from raytrain.tools.new_table import Columns
 from raytrain.tools.output import write_file
 
 
-def new(folder: Path, out: Path) -> None:
+def new(folder: Path, out: Path, columns: Columns) -> None:
     """Write a first experiment file for a folder or a table of images, and print the commands that follow."""
     check_new(out)
-    text, notes = experiment_text(folder, out)
+    text, notes = experiment_text(folder, out, columns)
     write_file(out, text.encode())
     print("\n".join([f"wrote {out}", *notes]))
     train = ["raytrain", "train", str(out)]

@@ -55,7 +55,8 @@ def of_rows(
     present, count = np.unique(labels), int(labels.max()) + 1
     if len(present) < count:
         what = f"the labels in column {name!r} must be 0 to n - 1 without gaps, got {errors.listed(present.tolist())}"
-        raise errors.UserError(what, where, "number the classes from 0, or write their names")
+        how = f"number the classes from 0, write their names, or predict the numbers by --data.target {name}"
+        raise errors.UserError(what, where, how)
     return labels, tuple(str(number) for number in range(count)), unlabelled
 
 

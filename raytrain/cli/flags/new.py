@@ -7,23 +7,26 @@ from typing import Annotated
 
 import tyro
 
-from raytrain.cli.flags.parsing import parse
+from raytrain.cli.flags.parsing import FLAT, parse
+from raytrain.tools.new_table import Columns
 
 
-def new(arguments: list[str]) -> tuple[Path, Path]:
-    """Return the folder or the table of images, and the file to write."""
+def new(arguments: list[str]) -> tuple[Path, Path, Columns]:
+    """Return the folder or the table of images, the file to write, and the columns of a table."""
 
     def command(
-        folder: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FOLDER")]], out: str = "experiment.py"
-    ) -> tuple[str, str]:
+        folder: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FOLDER|TABLE")]],
+        out: str = "experiment.py",
+        columns: Annotated[Columns, FLAT] = Columns(),
+    ) -> tuple[str, str, Columns]:
         """Write a first experiment file for a folder or a table of images, by their sizes, colours and classes.
 
         Args:
             folder: Images in a folder for each class, or in images/ with masks in masks/, also below train/ and val/;
-                a table with columns path (or of bytes) and label; or MNIST's files.
+                a table with a row for each image; or MNIST's files.
             out: The file to write; one that exists stays as it is.
         """
-        return folder, out
+        return folder, out, columns
 
-    folder, out = parse(command, arguments, "raytrain new")
-    return Path(folder), Path(out)
+    folder, out, columns = parse(command, arguments, "raytrain new")
+    return Path(folder), Path(out), columns

@@ -1,0 +1,246 @@
+"""The source of a table for a first experiment: its columns, by flags; what is missing is guessed for the error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from raytrain import errors
+from raytrain.data import Index, Manifest
+from raytrain.data.images import split_folders
+from raytrain.data.late import with_pillow
+from raytrain.data.manifest import TABLES
+from raytrain.files import expanded
+
+_WITH_BYTES = (".parquet", ".pq", ".arrow")
+_PREDICTED = ("label", "labels", "target", "mask")
+_ROWS = 32
+"""Rows whose paths are looked for."""
+_FOLDERS = 100
+"""Folders beside a table in which they are looked for."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a table, as Manifest's fields of the same names: for a table alone, where other names than path and
+    label need them. They are written into the file."""
+
+    path: str = ""
+    """Column of the images' paths; by default path."""
+    bytes: str = ""
+    """Column of encoded images in Parquet and Arrow files, in place of paths."""
+    label: str = ""
+    """Column of the classes: names, or numbers from 0; by default label."""
+    labels: str = ""
+    """Column of several classes a row, in place of one."""
+    separator: str = ""
+    """What stands between the names of several classes; by default a space."""
+    target: tuple[str, ...] = ()
+    """Columns of numbers to predict, or one column of lists of them, in place of classes."""
+    mask: str = ""
+    """Column of masks, in place of classes: a class for each pixel."""
+    split: str = ""
+    """Column of the names of splits, train, val and test; by default split, if there is one."""
+    folder: str = ""
+    """What relative paths are relative to; by default the folder of the table."""
+
+    def given(self) -> dict[str, Any]:
+        """Return the columns that are given, by the names of Manifest's fields."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name))}
+
+
+def is_table(root: Path) -> bool:
+    """Return whether a place is a table: a file, a pattern, or a folder of Parquet or Arrow files, also below the
+    folders of splits."""
+    if not root.is_dir():
+        return root.name.lower().endswith(TABLES)
+    folder, (files, folders) = root, entries(root)
+    if "train" in (splits := split_folders(folders)):
+        folder = root / splits["train"]
+        files, folders = entries(folder)
+    return not folders and any(name.lower().endswith(_WITH_BYTES) for name in files)
+
+
+def entries(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the files in a folder, and of the folders that are not hidden; none if it cannot be read."""
+    try:
+        with os.scandir(folder) as found:
+            entries = [(one.name, one.is_dir()) for one in found]
+    except OSError:  # reported when it is read
+        return [], []
+    files = [name for name, inside in entries if not inside]
+    return files, [name for name, inside in entries if inside and not name.startswith(".")]
+
+
+def table_in(folder: Path) -> str:
+    """Return the command that reads a table in a folder of images, for an error; nothing without one."""
+    tables = sorted(folder / name for name in entries(folder)[0] if name.lower().endswith(TABLES))
+    command = errors.command("new", tables[0]) if tables else ""
+    return f"did you mean {command}? It reads the images of a table" if tables else ""
+
+
+def of_table(root: Path, typed: Path, columns: Columns) -> Manifest:
+    """Return the source of a table.
+
+    Args:
+        root: the table.
+        typed: its name in commands.
+
+    Raises:
+        UserError: the columns contradict each other, or there are none of their names.
+    """
+    given = columns.given()
+    _check(given, root)
+    if "folder" in given:
+        given["folder"] = given["folder"] if "://" in given["folder"] else os.path.abspath(expanded(given["folder"]))
+    data = Manifest(str(root), **given)
+    data = data if given.keys() & {"path", "bytes"} else data.with_images()
+    tables = with_pillow().tables
+    schema = tables.schema(tables.files(str(root))[0])
+    wanted = [] if data.bytes else ["path"]
+    wanted += [] if given.keys() & {"labels", "target", "mask"} else ["label"]
+    lacking = [name for name in wanted if name not in given and getattr(data, name) not in schema.names]
+    if not lacking or len(schema.names) == 1:  # which may be separated otherwise: the source says so
+        return data
+    found = {name: [value] for name, value in _Guess(data, schema, lacking).flags().items()}
+    flags = {name: list(value) if isinstance(value, tuple) else [value] for name, value in columns.given().items()}
+    flags |= found | {name: ["COLUMN"] for name in lacking if not _answered(name, found)}
+    command = errors.command("new", typed, *(word for name, words in flags.items() for word in (f"--{name}", *words)))
+    how = f"did you mean {command}?" if ["COLUMN"] not in flags.values() else f"name its columns: {command}"
+    if flags.get("label") == ["COLUMN"]:
+        how += ", or in place of --label --labels (several classes of an image), --target (numbers) or --mask (masks)"
+    what = f"the table has no column {getattr(data, lacking[0])!r}: its columns are {errors.listed(schema.names, 12)}"
+    raise errors.UserError(what, root, how)
+
+
+def _answered(name: str, found: dict[str, list[str]]) -> bool:
+    return any(one in found for one in (_PREDICTED if name == "label" else ("path", "bytes")))
+
+
+def _check(given: dict[str, Any], root: Path) -> None:
+    """Check that columns do not contradict each other."""
+    for names, what in ((("path", "bytes"), "hold the images"), (_PREDICTED, "are what is to be predicted")):
+        both = [f"--{name}" for name in names if name in given]
+        if len(both) > 1:
+            raise errors.UserError(f"{' and '.join(both)} both {what}", root, f"leave {' or '.join(both)} out")
+    if "separator" in given and "labels" not in given:
+        what = "--separator stands between the names of several classes"
+        raise errors.UserError(what, root, "name their column by --labels COLUMN")
+    seen: dict[str, str] = {}
+    for name in ("path", "bytes", *_PREDICTED, "split"):
+        for column in given.get(name, ()) if name == "target" else [given[name]] if name in given else ():
+            if column in seen:
+                twice = "twice in --target" if seen[column] == name else f"both --{seen[column]} and --{name}"
+                raise errors.UserError(f"column {column!r} is {twice}", root, "name each column once")
+            seen[column] = name
+
+
+def check_files(data: Manifest, train: Index) -> None:
+    """Check that one of the images is there, where files are looked at.
+
+    Raises:
+        UserError: none is.
+    """
+    if train.in_files and train.sizes is not None and not train.sizes.any():
+        how = "name the folder that holds them by --folder, and let paths end as the files' names do, such as in .jpg"
+        raise errors.UserError(f"no image of column {data.path!r} is there", data.where(train, 0), how)
+
+
+@contextlib.contextmanager
+def as_flags() -> Iterator[None]:
+    """Let errors of a source name the flags of `Columns`."""
+    names = "|".join(field.name for field in fields(Columns))
+    try:
+        yield
+    except errors.UserError as error:
+        error.how = re.sub(rf"--data\.({names})\b", r"--\1", error.how)
+        raise
+
+
+class _Guess:
+    """What the columns of a table may be, by its schema and some rows.
+
+    Args:
+        schema: of its first file.
+        lacking: the fields of Manifest, path and label, without a column.
+    """
+
+    def __init__(self, data: Manifest, schema: Any, lacking: list[str]):
+        self._data, self._lacking = data, lacking
+        self._types = {one.name: str(one.type) for one in schema}
+        tables = with_pillow().tables
+        read = [name for name in self._types if schema.names.count(name) == 1 and not self._is_bytes(name)]
+        self._table = tables.joined(tables.files(data.root)[:1], dict.fromkeys(read, "path"))[0] if read else {}
+        self._read = read
+
+    def flags(self) -> dict[str, str]:
+        """Return the columns that can be told, by their flags."""
+        data, found = self._data, dict[str, str]()
+        folder, files = self._files()
+        path = data.path if "path" not in self._lacking else files[0] if files else ""
+        blobs = [name for name in self._types if self._is_bytes(name) and name != data.bytes]
+        if "path" in self._lacking and path:
+            found["path"] = path
+        elif "path" in self._lacking and blobs:
+            found["bytes"] = blobs.pop(0)
+        if files and folder:
+            found["folder"] = folder
+        if "label" not in self._lacking:
+            return found
+        masks = blobs if data.bytes or "bytes" in found else [name for name in files if name != path]
+        rest = [name for name in self._read if name not in (path, data.bytes, data.split, *files)]
+        kinds = {name: kind for name in rest if (kind := self._kind(name))}
+        labels = [name for name, kind in kinds.items() if kind == "label"]
+        if len(masks) == 1:
+            found["mask"] = masks[0]
+        elif len(labels) == 1 or len(kinds) == 1:
+            name = labels[0] if len(labels) == 1 else next(iter(kinds))
+            found[kinds[name]] = name
+        return found
+
+    def _is_bytes(self, name: str) -> bool:
+        return "binary" in self._types[name]
+
+    def _files(self) -> tuple[str, list[str]]:
+        """Return the columns of paths of images that are there, and the folder in which they are: empty for the
+        table's, or the one given."""
+        data, suffixes = self._data, (*with_pillow().EXTENSIONS, ".gif")
+        columns = {name: [str(one) for one in self._table[name][:_ROWS].to_pylist()] for name in self._read}
+        columns = {
+            name: values
+            for name, values in columns.items()
+            if values and all(value.lower().endswith(suffixes) for value in values)
+        }
+        base = data.folder or (data.root if os.path.isdir(data.root) else os.path.dirname(data.root))
+        below = [] if data.folder or not columns else sorted(entries(Path(base))[1])[:_FOLDERS]
+        for folder in (base, *(os.path.join(base, name) for name in below)):
+            found = [
+                name
+                for name, values in columns.items()
+                if all(os.path.isfile(os.path.join(folder, value)) for value in values)
+            ]
+            if found:
+                return "" if folder == base else os.path.relpath(folder), found
+        return "", []
+
+    def _kind(self, name: str) -> str:
+        """Return the flag that fits the values of a column, or nothing."""
+        kind = self._types[name]
+        if kind.startswith("struct"):
+            return ""
+        numbers = re.search(r"double|float|decimal", kind) is not None
+        if "list<" in kind:
+            return "target" if numbers else "labels"
+        if numbers:
+            return "target"
+        column = self._table[name]
+        known = [str(one) for one in column.drop_null().unique().to_pylist()]
+        few = 2 <= len(known) <= len(column) // 2
+        if kind.startswith(("int", "uint")):
+            return "label" if few and {*known} == {*map(str, range(len(known)))} else "target"
+        return "label" if few and "string" in kind else ""

@@ -1,0 +1,272 @@
+"""`raytrain new TABLE`: flags name the columns, and the experiment fits what is to be predicted."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from helpers.commands import fails, succeeds, without_ray
+from PIL import Image
+from pyarrow import parquet
+
+from raytrain import CNN, Adam, Augment, Manifest, MultiLabel, Regression, Segmentation, Torchvision
+from raytrain.experiment import Experiment
+from raytrain.run.experiment_file import load
+
+__all__ = ["without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+Capture = pytest.CaptureFixture[str]
+COUNT = 20
+NAMES = ["red", "green", "blue"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of 20 images of 49 x 40 pixels, and masks of 0 and 255."""
+    for folder, mode in (("images", "RGB"), ("masks", "L")):
+        (tmp_path / folder).mkdir()
+        for number in range(COUNT):
+            array = np.resize(np.array([0, 255], np.uint8), (40, 49))
+            image = Image.new("RGB", (49, 40), 9 * number) if mode == "RGB" else Image.fromarray(array)
+            image.save(tmp_path / folder / f"{number}.png")
+    return tmp_path
+
+
+def write(path: Path, columns: dict[str, list[Any]]) -> Path:
+    """Write a table; every one has a column of paths, or of bytes in Parquet."""
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.table(columns), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, [*columns], delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def paths(folder: str = "images") -> list[Any]:
+    return [f"{folder}/{number}.png" for number in range(COUNT)]
+
+
+def written(out: Path) -> tuple[Experiment, Manifest]:
+    """The experiment of a file, and its data."""
+    value = load(out)[0]
+    assert isinstance(value.data, Manifest)
+    return value, value.data
+
+
+def blobs(photos: Path, folder: str = "images") -> list[Any]:
+    return [(photos / path).read_bytes() for path in paths(folder)]
+
+
+CLASSES: list[Any] = [NAMES[number % 3] for number in range(COUNT)]
+AGES: list[Any] = [1.5 * number for number in range(COUNT)]
+BITS: list[Any] = [number % 2 for number in range(COUNT)]
+TAGS: list[Any] = [NAMES[: number % 4] for number in range(COUNT)]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "flags", "data", "task"),
+    [
+        ("t.csv", {"image_id": "paths", "class": CLASSES}, "--path image_id --label class", {}, None),
+        ("t.tsv", {"f": "absolute", "age": AGES}, "--path f --target age", {}, Regression(monitor="val_mae")),
+        ("t.parquet", {"x": "bytes", "v": AGES}, "--bytes x --target v", {}, Regression(monitor="val_mae")),
+        ("t.jsonl", {"path": "paths", "tags": TAGS}, "--labels tags", {}, MultiLabel()),
+        ("t.csv", {"path": "paths", "m": "masks"}, "--mask m", {"mask_values": (0, 255)}, Segmentation()),
+        ("t.parquet", {"x": "bytes", "m": "masks"}, "--bytes x --mask m", {"mask_values": (0, 255)}, Segmentation()),
+    ],
+)
+def test_columns_are_named_by_flags(
+    photos: Path, capsys: Capture, name: str, columns: dict[str, Any], flags: str, data: dict[str, Any], task: Any
+) -> None:
+    of_bytes, out = "bytes" in columns.values(), photos / "first.py"
+    known = {
+        "paths": paths(),
+        "absolute": [str(photos / path) for path in paths()],
+        "bytes": blobs(photos),
+        "masks": blobs(photos, "masks") if of_bytes else paths("masks"),
+    }
+    columns = {key: known[value] if isinstance(value, str) else value for key, value in columns.items()}
+    table = write(photos / name, columns)
+    succeeds(capsys, "new", table, *flags.split(), "--out", out)
+    words = flags.replace("--", "").split()
+    given: dict[str, Any] = dict(zip(words[::2], words[1::2], strict=True))
+    given = {key: (value,) if key == "target" else value for key, value in given.items()} | data
+    made, source = written(out)
+    assert source == Manifest(str(table), **given, size=32, augment=Augment(flip=0.5))
+    assert task is None or made.task == task
+    outputs = {Regression: 1, Segmentation: 2}.get(type(task), 0)
+    if isinstance(task, Segmentation):
+        assert isinstance(made.model, Torchvision) and made.model.outputs == outputs
+    else:
+        assert made.model == CNN(channels=(32, 64, 128), outputs=outputs)
+    text = out.read_text()
+    assert len(text.splitlines()) <= 25 and " images to train on and " in text
+    weights = ["--model.weights", "none"] if isinstance(task, Segmentation) else []
+    said = succeeds(capsys, "train", out, "--dry_run", "--scaling.workers", 0, *weights)
+    assert {None: "3 classes", Regression: "val_mae", MultiLabel: "val_macro_f1", Segmentation: "val_macro_iou"}[
+        task and type(task)
+    ] in said
+
+
+def test_numbers_are_described_and_columns_of_0_and_1_are_classes(photos: Path, capsys: Capture) -> None:
+    table = write(photos / "t.csv", {"path": paths(), "haze": BITS, "sun": BITS[::-1], "age": AGES})
+    succeeds(capsys, "new", table, "--target", "haze", "sun", "--out", photos / "a.py")
+    made = load(photos / "a.py")[0]
+    assert made.task == MultiLabel(classes=("haze", "sun")) and made.model == CNN(channels=(32, 64, 128), outputs=2)
+    assert "# Training images of each class: 'haze' " in (photos / "a.py").read_text()
+    said = succeeds(capsys, "train", photos / "a.py", "--dry_run", "--scaling.workers", 0)
+    assert "always each class's share" in said
+    succeeds(capsys, "new", table, "--target", "haze", "age", "--out", photos / "b.py")
+    made, text = load(photos / "b.py")[0], (photos / "b.py").read_text()
+    assert made.task == Regression(monitor="val_mae") and made.model == CNN(channels=(32, 64, 128), outputs=2)
+    assert "with 2 numbers each to predict" in text and "# 'haze' 0 to 1, mean " in text
+
+
+def test_photographs_with_numbers_start_from_pretrained_weights(tmp_path: Path, capsys: Capture) -> None:
+    for number in range(10):
+        Image.new("RGB", (300, 250), number).save(tmp_path / f"{number}.jpg")
+    names: list[Any] = [f"{number}.jpg" for number in range(10)]
+    table = write(tmp_path / "t.csv", {"path": names, "age": AGES[:10]})
+    succeeds(capsys, "new", table, "--target", "age", "--out", tmp_path / "a.py")
+    made, source = written(tmp_path / "a.py")
+    assert made.model == Torchvision("resnet18", weights="hub", outputs=1) and source.size == 224
+    assert made.optimizer == Adam(lr=1e-3, backbone_lr_factor=0.1)
+    assert "--model.weights none" in (tmp_path / "a.py").read_text()
+
+
+@pytest.mark.parametrize(("factor", "rate"), [(0.01, 0.001), (10, 0.01), (1e4, 10)])
+def test_the_last_layer_learns_at_the_scale_of_the_numbers(
+    photos: Path, capsys: Capture, factor: float, rate: float
+) -> None:
+    numbers: list[Any] = [factor * number for number in range(COUNT)]
+    table = write(photos / "t.csv", {"path": paths(), "price": numbers})
+    succeeds(capsys, "new", table, "--target", "price", "--out", photos / "a.py")
+    optimizer = load(photos / "a.py")[0].optimizer
+    assert optimizer.lr == pytest.approx(rate, rel=0.2)
+    assert optimizer.backbone_lr_factor == pytest.approx(min(1, 1e-3 / optimizer.lr), rel=0.2)
+
+
+def test_other_separators_and_numbers_as_classes_are_noted(photos: Path, capsys: Capture) -> None:
+    table = write(photos / "t.csv", {"path": paths(), "tags": ["|".join(tags) for tags in TAGS], "label": BITS})
+    said = succeeds(capsys, "new", table, "--labels", "tags", "--out", photos / "a.py")
+    assert "has '|' in its name: --separator '|' takes it apart" in said
+    assert said.splitlines()[1] in (photos / "a.py").read_text()
+    said = succeeds(capsys, "new", table, "--labels", "tags", "--separator", "|", "--out", photos / "b.py")
+    assert "--separator" not in said and written(photos / "b.py")[1].separator == "|"
+    assert "with any of 3 classes each" in (photos / "b.py").read_text()
+    assert "# Training images of no class: " in (photos / "b.py").read_text()
+    halves = write(photos / "h.csv", {"path": paths(), "label": [0.5 + number % 2 for number in range(COUNT)]})
+    said = succeeds(capsys, "new", halves, "--out", photos / "c.py")
+    assert "Each number in column 'label' is a class: --target predicts numbers" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "guess"),
+    [
+        ("t.csv", {"image_id": "paths", "class": CLASSES, "id": AGES}, "--path image_id --label class"),
+        ("t.csv", {"path": "paths", "category": BITS}, "--label category"),
+        ("t.csv", {"file": "paths", "label": CLASSES, "age": AGES}, "--path file"),
+        ("t.csv", {"file": "paths", "age": AGES, "split": ["train"] * 15 + ["val"] * 5}, "--path file --target age"),
+        ("t.csv", {"file": "paths", "seg": "masks", "kind": CLASSES}, "--path file --mask seg"),
+        ("t.csv", {"my file": "names", "kind": CLASSES}, "--path 'my file' --folder {}/images --label kind"),
+        ("t.jsonl", {"file": "paths", "tags": TAGS}, "--path file --labels tags"),
+        ("t.parquet", {"photo": "bytes", "age": AGES}, "--bytes photo --target age"),
+    ],
+)
+def test_the_error_has_the_command_where_the_table_tells(
+    photos: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str, columns: dict[str, Any], guess: str
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    known = {"paths": paths(), "masks": paths("masks"), "bytes": blobs(photos)}
+    known["names"] = [path.removeprefix("images/") for path in paths()]
+    columns = {key: known[value] if isinstance(value, str) else value for key, value in columns.items()}
+    table = write(photos / name, columns)
+    said = fails(capsys, "new", table, "--out", photos / "x.py")
+    guess = guess.format(photos.name)
+    assert f"its columns are {', '.join(columns)}, {table}; did you mean `raytrain new {table} {guess}`?" in said
+    flags = guess.replace("'my file'", "my+file").split()
+    succeeds(capsys, "new", table, *(one.replace("+", " ") for one in flags), "--out", photos / "x.py")
+
+
+def test_a_table_that_does_not_tell_gets_the_flags(photos: Path, capsys: Capture) -> None:
+    table = write(photos / "t.csv", {"file": paths(), "one": CLASSES, "two": BITS})
+    said = fails(capsys, "new", table, "--out", photos / "x.py")
+    assert (
+        f"name its columns: `raytrain new {table} --path file --label COLUMN`, or in place of --label --labels" in said
+    )
+    (photos / "gone.csv").write_text("file,kind\nno.png,a\nnot.png,b\n")
+    said = fails(capsys, "new", photos / "gone.csv", "--out", photos / "x.py")
+    assert "--path COLUMN --label COLUMN`" in said
+    (photos / "semi.csv").write_text("path;label\na.png;a\n")
+    said = fails(capsys, "new", photos / "semi.csv", "--out", photos / "x.py")
+    assert "separate the columns with commas in place of ';'" in said and not (photos / "x.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--label clas", "no column 'clas', {}; did you mean class? the columns are path, class, age, n, odd"),
+        ("--target ag", "no column 'ag', {}; did you mean age? "),
+        (
+            "--label class --path no",
+            "the columns are path, class, age, n, odd; name the one with the images' files by --path",
+        ),
+        ("--label class --target age", "--label and --target both are what is to be predicted, {}; leave --label or"),
+        ("--path path --bytes path", "--path and --bytes both hold the images, {}; leave --path or --bytes out"),
+        ("--label path --path path", "column 'path' is both --path and --label, {}; name each column once"),
+        ("--target age age", "column 'age' is twice in --target, {}; name each column once"),
+        ("--label class --separator ,", "--separator stands between the names of several classes, {}; name their"),
+        (
+            "--target class",
+            "column 'class' must hold numbers, or lists of them that are equally long, got 'red' in row 0",
+        ),
+        ("--label odd", "write their names, or predict the numbers by --target odd"),
+        ("--target n", "row 3 has no number in column 'n', {}; fill it, or remove the row"),
+        ("--bytes class --label class", "column 'class' is both --bytes and --label"),
+        ("--bytes path --label class", "only Parquet and Arrow files hold bytes, {}; leave --bytes out"),
+        ("--label class --split age", "unknown split '0.0' in column 'age', {}; "),
+        ("--label class --folder images", "no image of column 'path' is there, "),
+        ("--label class --lable class", "unknown flag --lable; did you mean --label? "),
+    ],
+)
+def test_mistakes_in_flags_are_one_line(photos: Path, capsys: Capture, flags: str, message: str) -> None:
+    numbers = ["nan" if number == 3 else number for number in range(COUNT)]
+    odd = [2 * bit + 1 for bit in BITS]
+    table = write(photos / "t.csv", {"path": paths(), "class": CLASSES, "age": AGES, "n": numbers, "odd": odd})
+    said = fails(capsys, "new", table, *flags.split(), "--out", photos / "x.py")
+    assert message.format(table) in said and "--data." not in said and not (photos / "x.py").exists()
+
+
+def test_flags_of_tables_are_refused_for_folders(photos: Path, capsys: Capture) -> None:
+    said = fails(capsys, "new", photos, "--label", "kind", "--out", photos / "x.py")
+    assert f"--label is for a table, and this is a folder, {photos}; leave it out, or give a .csv, .tsv" in said
+    write(photos / "images" / "t.csv", {"path": paths(), "label": CLASSES})
+    said = fails(capsys, "new", photos / "images", "--out", photos / "x.py")
+    assert f"there are no folders of images, but a table, {photos}/images; did you mean `raytrain new " in said
+    said = fails(capsys, "new", photos / "no.csv", "--label", "kind", "--out", photos / "x.py")
+    assert "no such file" in said and "no.csv" in said
+
+
+def test_tables_in_folders_and_patterns_are_read(photos: Path, capsys: Capture) -> None:
+    folder = photos / "saved"
+    folder.mkdir()
+    for split, half in (("train", slice(0, 15)), ("validation", slice(15, 20))):
+        columns = {"photo": blobs(photos)[half], "kind": CLASSES[half]}
+        write(folder / f"{split}-00000-of-00001.parquet", columns)
+    for number, place in enumerate((folder, folder / "*.parquet")):
+        out = photos / f"{number}.py"
+        succeeds(capsys, "new", place, "--bytes", "photo", "--label", "kind", "--out", out)
+        assert "15 images to train on and 5 to validate on, in 3 classes." in out.read_text()
+        assert written(out)[1].root == str(place)
+    said = fails(capsys, "new", folder, "--out", photos / "x.py")
+    assert f"did you mean `raytrain new {folder} --bytes photo --label kind`?" in said
